@@ -1,0 +1,150 @@
+"""What can go wrong, by name, and what is done about it.
+
+One class, many kinds. A kind is a stable word that scripts and `status --json` may rely
+on; the message says what was attempted and what was found; the hint says what to do. No
+message, hint or context ever holds row contents or a secret: they name tables, positions
+and files.
+
+`POLICY` is the one table that decides which kinds are tried again. A kind that it does not
+name stops whatever raised it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+
+class Kind(enum.StrEnum):
+    """Stable names of failures, grouped by where they arise."""
+
+    # configuration and command line
+    CONFIG_INVALID = "config_invalid"
+    SECRET_MISSING = "secret_missing"
+    ENVIRONMENT_UNFIT = "environment_unfit"  # Java missing or too old, package missing
+    PREFLIGHT_FAILED = "preflight_failed"
+
+    # source
+    SOURCE_UNREACHABLE = "source_unreachable"
+    SOURCE_SHUTTING_DOWN = "source_shutting_down"
+    SOURCE_AUTH_FAILED = "source_auth_failed"
+    SOURCE_PRIVILEGE_MISSING = "source_privilege_missing"
+    SOURCE_MISCONFIGURED = "source_misconfigured"  # wal_level, senders, slots
+    SOURCE_CHANGED = "source_changed"  # another system identifier or database
+    SOURCE_BEHIND_LOG = "source_behind_log"  # restored backup, failover that lost commits
+    SOURCE_TIMELINE_CHANGED = "source_timeline_changed"
+    SOURCE_QUERY_FAILED = "source_query_failed"
+    SLOT_IN_USE = "slot_in_use"
+    SLOT_MISSING = "slot_missing"
+    SLOT_FOREIGN = "slot_foreign"  # exists, but this log did not make it
+    SLOT_INVALIDATED = "slot_invalidated"
+    SLOT_AHEAD_OF_LOG = "slot_ahead_of_log"
+    PUBLICATION_MISSING = "publication_missing"
+    PUBLICATION_MISMATCH = "publication_mismatch"
+    TABLE_MISSING = "table_missing"
+    SNAPSHOT_FAILED = "snapshot_failed"
+
+    # wire
+    PROTOCOL_VIOLATION = "protocol_violation"
+    FRAME_TOO_LARGE = "frame_too_large"
+
+    # change log
+    LOG_LOCKED = "log_locked"
+    LOG_FENCED = "log_fenced"  # a later writer took over
+    LOG_FOREIGN = "log_foreign"  # identity is another source's
+    LOG_MISSING = "log_missing"
+    LOG_CORRUPT = "log_corrupt"
+    LOG_FORMAT_UNKNOWN = "log_format_unknown"
+    LOG_FULL = "log_full"  # no space left
+    LOG_WRITE_FAILED = "log_write_failed"  # includes a failed fsync: final
+    LOG_RANGE_GONE = "log_range_gone"  # retention removed it
+    LOG_RANGE_INVALID = "log_range_invalid"
+
+    # decoding
+    DECODE_FAILED = "decode_failed"
+    SCHEMA_MISSING = "schema_missing"
+    SCHEMA_CHANGED = "schema_changed"
+    TABLE_UNKNOWN = "table_unknown"
+
+    # sinks
+    SINK_FOREIGN = "sink_foreign"  # target holds another pipeline's or log's data
+    SINK_AHEAD_OF_LOG = "sink_ahead_of_log"
+    SINK_SCHEMA_REFUSED = "sink_schema_refused"
+    SINK_KEY_MISSING = "sink_key_missing"
+    SINK_WRITE_FAILED = "sink_write_failed"
+    SPARK_FAILED = "spark_failed"
+
+    # anything else, always a bug of ours
+    INTERNAL = "internal"
+
+
+class Policy(enum.Enum):
+    """What the engine does with a failure."""
+
+    STOP = "stop"  # a person must act
+    RETRY = "retry"  # again, with back-off, up to the configured bound
+
+
+POLICY: dict[Kind, Policy] = {
+    Kind.SOURCE_UNREACHABLE: Policy.RETRY,
+    Kind.SOURCE_SHUTTING_DOWN: Policy.RETRY,
+    Kind.SLOT_IN_USE: Policy.RETRY,
+    Kind.LOG_FULL: Policy.RETRY,
+    Kind.SINK_WRITE_FAILED: Policy.RETRY,
+    Kind.SPARK_FAILED: Policy.RETRY,
+}
+
+
+class TailraceError(Exception):
+    """A failure with a name, its circumstances and the way out.
+
+    :param kind: the stable name.
+    :param message: what was attempted and what was found.
+    :param hint: what a person can do about it; empty when nothing more can be said.
+    :param context: names of what was touched (table, position, file), never contents.
+
+    Everything is in `args`, so that the error survives pickling between Spark's processes.
+    """
+
+    def __init__(
+        self, kind: Kind, message: str, hint: str = "", context: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(kind, message, hint, context or {})
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.args[0])
+
+    @property
+    def message(self) -> str:
+        return str(self.args[1])
+
+    @property
+    def hint(self) -> str:
+        return str(self.args[2])
+
+    @property
+    def context(self) -> dict[str, Any]:
+        return dict(self.args[3])
+
+    @property
+    def policy(self) -> Policy:
+        return POLICY.get(self.kind, Policy.STOP)
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{name}={value}" for name, value in self.context.items())
+        text = f"{self.kind}: {self.message}"
+        if where:
+            text += f" ({where})"
+        if self.hint:
+            text += f"\n  hint: {self.hint}"
+        return text
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the error as `status --json` shows it."""
+        return {
+            "kind": str(self.kind),
+            "message": self.message,
+            "hint": self.hint,
+            "context": self.context,
+        }

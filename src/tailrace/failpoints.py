@@ -1,0 +1,114 @@
+"""Named places where a test may make the process die, fail or wait.
+
+A failpoint costs one dictionary look-up while none is armed. It is armed by the environment
+variable `TAILRACE_FAILPOINTS`, a comma-separated list of `name=action[@count]`: the action is
+taken when the point is reached for the `count`-th time (from 1, the default).
+
+Actions: `kill` (SIGKILL to this process: no clean-up of any kind runs), `error` (raises
+`FailpointError`), `enospc` and `eio` (raise the `OSError`), `sleep:<milliseconds>`.
+
+`TAILRACE_FAILPOINTS_LOG` names a file to which every armed or unarmed hit appends its name,
+which is how a test asserts that each point of `NAMES` was reached.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+
+#: Every failpoint there is. `hit` refuses others, so that this list can't fall behind.
+NAMES: frozenset[str] = frozenset(
+    {
+        "capture.before_append",
+        "capture.after_append",
+        "log.before_fsync",
+        "log.after_fsync",
+        "log.before_roll",
+        "log.after_seal",
+        "log.after_roll",
+        "log.recovery",
+        "capture.before_acknowledge",
+        "capture.after_acknowledge",
+        "snapshot.after_slot",
+        "snapshot.in_copy",
+        "snapshot.before_handover",
+        "snapshot.after_handover",
+        "sink.before_write",
+        "sink.in_task",
+        "sink.after_write",
+        "sink.before_commit",
+        "sink.after_commit",
+        "sink.after_publish",
+        "sink.before_position",
+        "sink.after_position",
+        "log.before_retention",
+        "log.in_retention",
+        "log.after_retention",
+    }
+)
+
+
+class FailpointError(RuntimeError):
+    """Raised by the action `error`."""
+
+
+_lock = threading.Lock()
+_counts: dict[str, int] = {}
+_log_path = os.environ.get("TAILRACE_FAILPOINTS_LOG", "")
+
+
+def _parse(text: str) -> dict[str, tuple[str, int]]:
+    armed: dict[str, tuple[str, int]] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, _, rest = item.partition("=")
+        action, _, count = rest.partition("@")
+        if name not in NAMES:
+            raise ValueError(f"TAILRACE_FAILPOINTS names {name!r}, which is no failpoint")
+        armed[name] = (action, int(count or "1"))
+    return armed
+
+
+_armed = _parse(os.environ.get("TAILRACE_FAILPOINTS", ""))
+
+
+def arm(text: str) -> None:
+    """Arm failpoints in this process, replacing those armed before; `""` disarms all."""
+    with _lock:
+        _armed.clear()
+        _armed.update(_parse(text))
+        _counts.clear()
+
+
+def hit(name: str) -> None:
+    """Mark that the code reached `name`; act if it is armed."""
+    if not _armed and not _log_path:
+        return
+    if name not in NAMES:
+        raise ValueError(f"{name!r} is not in failpoints.NAMES")
+    if _log_path:
+        with open(_log_path, "a", encoding="ascii") as log:
+            log.write(name + "\n")
+    with _lock:
+        if name not in _armed:
+            return
+        action, wanted = _armed[name]
+        _counts[name] = count = _counts.get(name, 0) + 1
+    if count == wanted:
+        _act(name, action)
+
+
+def _act(name: str, action: str) -> None:
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "error":
+        raise FailpointError(f"failpoint {name}")
+    elif action in ("enospc", "eio"):
+        number = errno.ENOSPC if action == "enospc" else errno.EIO
+        raise OSError(number, os.strerror(number), f"failpoint {name}")
+    elif action.startswith("sleep:"):
+        time.sleep(int(action.removeprefix("sleep:")) / 1000)
+    else:
+        raise ValueError(f"failpoint {name}: unknown action {action!r}")

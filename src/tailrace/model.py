@@ -1,0 +1,115 @@
+"""The values that every layer speaks of. Frozen, without behaviour that needs a process.
+
+Positions. An LSN is a 64-bit byte address in PostgreSQL's write-ahead log, held here as an
+`int` and shown as PostgreSQL shows it, `16/B374D848`. A *log offset* is a byte address in one
+task's change log: it counts uncompressed frame bytes from 0, only grows, and is what readers
+and sinks keep. Ranges are half open: `[start, end)`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+#: PostgreSQL counts microseconds from 2000-01-01; everything here counts from 1970-01-01.
+POSTGRES_EPOCH_US = 946_684_800_000_000
+
+
+def format_lsn(lsn: int) -> str:
+    """Return `lsn` as PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """Return the LSN that PostgreSQL's notation `X/X` stands for.
+
+    :raises ValueError: if `text` is not two hexadecimal numbers of 32 bits.
+    """
+    high, slash, low = text.partition("/")
+    if not slash or not high or not low or len(high) > 8 or len(low) > 8:
+        raise ValueError(f"not an LSN: {text!r}")
+    return (int(high, 16) << 32) | int(low, 16)
+
+
+class Op(enum.StrEnum):
+    """What a change did to its row or table; Debezium's letters."""
+
+    READ = "r"
+    CREATE = "c"
+    UPDATE = "u"
+    DELETE = "d"
+    TRUNCATE = "t"
+    MESSAGE = "m"
+
+
+class ReplicaIdentity(enum.StrEnum):
+    """What an update or delete sends of the old row: `pg_class.relreplident`."""
+
+    DEFAULT = "d"
+    NOTHING = "n"
+    FULL = "f"
+    INDEX = "i"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as a Relation message describes it.
+
+    `in_identity` is the message's flag: part of the replica identity, hence true for every
+    column under `ReplicaIdentity.FULL`.
+    """
+
+    name: str
+    type_oid: int
+    type_modifier: int  # -1: none
+    in_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One version of a table's shape, in force from the Relation message on.
+
+    `primary_key` comes from the catalogue at capture's start, not from the stream, and is
+    empty where it is not known; it is used only where the replica identity can't tell the key.
+    """
+
+    oid: int
+    schema: str
+    table: str
+    identity: ReplicaIdentity
+    columns: tuple[Column, ...]
+    primary_key: tuple[str, ...] = ()
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names of the columns that identify a row, in table order; empty if nothing does."""
+        if self.identity is ReplicaIdentity.FULL:
+            return self.primary_key
+        return tuple(column.name for column in self.columns if column.in_identity)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFingerprint:
+    """Which stream of which database a log belongs to. Compared whole at every start."""
+
+    type: str  # "postgresql"
+    system_identifier: str
+    database: str
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """A stretch of one task's log, `[start, end)`; both ends have no transaction open."""
+
+    task: str
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start

@@ -1,0 +1,469 @@
+"""Frames: what the change log holds, and the one scan that finds their meaning for the log.
+
+A frame is one PostgreSQL CopyData message, byte for byte as the server sent it, or a message
+of our own in the same envelope. All integers on the wire are big-endian.
+
+    'd' | length:i32 (counts itself, not the 'd') | kind | …
+
+    kind 'w'  XLogData of the source: start:u64 end:u64 sent_us:i64 (since 2000) payload
+              The payload is a pgoutput message, protocol 1.
+    kind 's'  rows of the initial snapshot: relation:u32 first_ordinal:u64 rows:u32 text
+              The text is COPY's text format, `rows` lines, each ended by a newline.
+    kind 'x'  control, ours: subtype lsn:u64 time_us:i64 (since 1970) json
+              'B' a snapshot begins, consistent with `lsn`; rows follow until
+              'E' the snapshot ends; the log's position becomes `lsn`.
+              'P' progress: the source has nothing for us before `lsn`.
+              'F' facts about one table from the catalogue, keyed by `relation` in the json.
+
+A *unit* is what is captured and read whole: a transaction (Begin to Commit), a snapshot
+('B' to 'E'), a non-transactional logical message, or a progress frame. An offset after which
+no unit is open is a *boundary*; readers only ever see boundaries.
+
+The scan is sans-IO: bytes in, numbers out, no clock, no socket. It trusts no length.
+
+Source: PostgreSQL manual, "Streaming Replication Protocol" and "Logical Replication Message
+Formats".
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import POSTGRES_EPOCH_US
+
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
+
+#: A kernel argument that accepts read-only and writable buffers alike.
+FROZEN_BYTES = nb.types.Array(nb.uint8, 1, "C", readonly=True)
+
+KIND_AT = 5
+XLOG_PAYLOAD_AT = 30  # 'd' length 'w' start end sent_us
+SNAPSHOT_TEXT_AT = 22  # 'd' length 's' relation first_ordinal rows
+CONTROL_JSON_AT = 23  # 'd' length 'x' subtype lsn time_us
+
+SNAPSHOT_BEGIN = b"B"
+SNAPSHOT_END = b"E"
+PROGRESS = b"P"
+FACTS = b"F"
+
+#: More tables than this in one chunk are not listed: the chunk counts as touching any table.
+TABLES_LISTED_MAX = 64
+
+# Fields of the scan's state, carried from chunk to chunk.
+OPEN, XID, COMMIT_LSN, COMMIT_TIME_US, ORDINAL, POSITION, POSITION_TIME_US = range(7)
+STATE_FIELDS = 7
+NOTHING_OPEN, TRANSACTION_OPEN, SNAPSHOT_OPEN = range(3)
+
+# Fields of the scan's result.
+_ROWS, _BOUNDARY, _SCHEMA, _UNITS, _TABLES, _ERROR, _ERROR_AT = range(7)
+_RESULT_FIELDS = 7
+
+_ERRORS = {
+    1: "a frame is cut short or has an impossible length",
+    2: "a frame is of a kind that this version does not know",
+    3: "a pgoutput message is of a type that protocol 1 does not have",
+    4: "a change stands outside a transaction",
+    5: "a transaction begins inside another",
+    6: "a transaction commits before one that came earlier",
+    7: "a commit does not belong to the transaction that is open",
+    8: "a message is shorter than its type demands",
+    9: "a snapshot's rows are not numbered in sequence",
+}
+
+
+@nb.njit(inline="always")
+def _i32(b, i):  # type: ignore[no-untyped-def]
+    return (
+        (np.int64(b[i]) << 24)
+        | (np.int64(b[i + 1]) << 16)
+        | (np.int64(b[i + 2]) << 8)
+        | np.int64(b[i + 3])
+    )
+
+
+@nb.njit(inline="always")
+def _i64(b, i):  # type: ignore[no-untyped-def]
+    return (_i32(b, i) << 32) | _i32(b, i + 4)
+
+
+@nb.njit(inline="always")
+def _note(tables, count, relation):  # type: ignore[no-untyped-def]
+    # A set in an array. The newest entry is looked at first: runs of one table are the rule.
+    # A count past the array's length says that there were too many to list.
+    if count > len(tables):
+        return count
+    for k in range(count - 1, -1, -1):
+        if tables[k] == relation:
+            return count
+    if count == len(tables):
+        return count + 1
+    tables[count] = relation
+    return count + 1
+
+
+@nb.njit(
+    nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]),
+    nogil=True,
+    cache=True,
+)
+def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
+    # units: one row (offset after it, rows so far, position, time_us) a closed unit, up to
+    # the array's length; result[_UNITS] counts them all.
+    n = len(b)
+    result[:] = 0
+    result[_BOUNDARY] = -1
+    i = 0
+    while i < n:
+        error = 0
+        if i + KIND_AT + 1 > n or b[i] != 100:  # 'd'
+            error = 1
+        length = np.int64(0)
+        if error == 0:
+            length = _i32(b, i + 1)
+            if length < 5 or length > n - i - 1:
+                error = 1
+        closed = False
+        relation = np.int64(-1)
+        rows = np.int64(0)
+        if error == 0:
+            end = i + 1 + length
+            kind = b[i + KIND_AT]
+            if kind == 119:  # 'w'
+                if end - i < XLOG_PAYLOAD_AT + 1:
+                    error = 8
+                else:
+                    p = i + XLOG_PAYLOAD_AT
+                    room = end - p
+                    message = b[p]
+                    if message == 73 or message == 85 or message == 68:  # 'I' 'U' 'D'
+                        if room < 8:
+                            error = 8
+                        elif state[OPEN] != TRANSACTION_OPEN:
+                            error = 4
+                        else:
+                            relation = _i32(b, p + 1)
+                            rows = np.int64(1)
+                    elif message == 66:  # 'B' Begin: final lsn, commit time, xid
+                        if room < 21:
+                            error = 8
+                        elif state[OPEN] != NOTHING_OPEN:
+                            error = 5
+                        else:
+                            state[OPEN] = TRANSACTION_OPEN
+                            state[COMMIT_LSN] = _i64(b, p + 1)
+                            state[COMMIT_TIME_US] = _i64(b, p + 9) + POSTGRES_EPOCH_US
+                            state[XID] = _i32(b, p + 17)
+                            state[ORDINAL] = 0
+                            if state[COMMIT_LSN] < state[POSITION]:
+                                error = 6
+                    elif message == 67:  # 'C' Commit: flags, commit lsn, end lsn, time
+                        if room < 26:
+                            error = 8
+                        elif state[OPEN] != TRANSACTION_OPEN or _i64(b, p + 2) != state[COMMIT_LSN]:
+                            error = 7
+                        elif _i64(b, p + 10) < state[COMMIT_LSN]:
+                            error = 6
+                        else:
+                            state[POSITION] = _i64(b, p + 10)
+                            state[POSITION_TIME_US] = state[COMMIT_TIME_US]
+                            closed = True
+                    elif message == 84:  # 'T' Truncate: count, flags, relations
+                        if room < 6:
+                            error = 8
+                        elif state[OPEN] != TRANSACTION_OPEN:
+                            error = 4
+                        else:
+                            rows = _i32(b, p + 1)
+                            if room < 6 + 4 * rows:
+                                error = 8
+                            else:
+                                for k in range(rows - 1):
+                                    result[_TABLES] = _note(tables, result[_TABLES], _i32(b, p + 6 + 4 * k))
+                                if rows > 0:
+                                    relation = _i32(b, p + 6 + 4 * (rows - 1))
+                    elif message == 82 or message == 89:  # 'R' Relation, 'Y' Type
+                        result[_SCHEMA] = 1
+                    elif message == 77:  # 'M' Message: flags, lsn, prefix, content
+                        if room < 11:
+                            error = 8
+                        elif state[OPEN] == TRANSACTION_OPEN:
+                            rows = np.int64(1)
+                        elif state[OPEN] != NOTHING_OPEN or b[p + 1] & 1 != 0:
+                            error = 4
+                        else:
+                            rows = np.int64(1)
+                            state[ORDINAL] = 0
+                            state[POSITION] = max(state[POSITION], _i64(b, p + 2))
+                            closed = True
+                    elif message != 79:  # 'O' Origin says nothing that the log needs
+                        error = 3
+            elif kind == 115:  # 's'
+                if end - i < SNAPSHOT_TEXT_AT:
+                    error = 8
+                elif state[OPEN] != SNAPSHOT_OPEN:
+                    error = 4
+                else:
+                    relation = _i32(b, i + 6)
+                    rows = _i32(b, i + 18)
+                    if _i64(b, i + 10) != state[ORDINAL]:
+                        error = 9
+            elif kind == 120:  # 'x'
+                if end - i < CONTROL_JSON_AT:
+                    error = 8
+                else:
+                    subtype = b[i + 6]
+                    lsn = _i64(b, i + 7)
+                    time_us = _i64(b, i + 15)
+                    if subtype == 70:  # 'F'
+                        result[_SCHEMA] = 1
+                    elif subtype == 80:  # 'P'
+                        if state[OPEN] != NOTHING_OPEN:
+                            error = 5
+                        elif lsn < state[POSITION]:
+                            error = 6
+                        else:
+                            state[POSITION] = lsn
+                            state[POSITION_TIME_US] = time_us
+                            closed = True
+                    elif subtype == 66:  # 'B'
+                        if state[OPEN] != NOTHING_OPEN:
+                            error = 5
+                        elif lsn < state[POSITION]:
+                            error = 6
+                        else:
+                            state[OPEN] = SNAPSHOT_OPEN
+                            state[XID] = 0
+                            state[COMMIT_LSN] = lsn
+                            state[COMMIT_TIME_US] = time_us
+                            state[ORDINAL] = 0
+                    elif subtype == 69:  # 'E'
+                        if state[OPEN] != SNAPSHOT_OPEN or lsn != state[COMMIT_LSN]:
+                            error = 7
+                        else:
+                            state[POSITION] = lsn
+                            state[POSITION_TIME_US] = state[COMMIT_TIME_US]
+                            closed = True
+                    else:
+                        error = 2
+            else:
+                error = 2
+        if error != 0:
+            result[_ERROR] = error
+            result[_ERROR_AT] = i
+            return
+        if relation >= 0:
+            result[_TABLES] = _note(tables, result[_TABLES], relation)
+        state[ORDINAL] += rows
+        result[_ROWS] += rows
+        i += 1 + length
+        if closed:
+            state[OPEN] = NOTHING_OPEN
+            result[_BOUNDARY] = i
+            if result[_UNITS] < len(units):
+                units[result[_UNITS], 0] = i
+                units[result[_UNITS], 1] = result[_ROWS]
+                units[result[_UNITS], 2] = state[POSITION]
+                units[result[_UNITS], 3] = state[POSITION_TIME_US]
+            result[_UNITS] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenUnit:
+    """The unit that is open at some offset, and the number of its next change.
+
+    `commit_lsn` is the LSN of the commit record (for a snapshot: its consistent point), which
+    Begin already tells; `xid` is 0 for a snapshot.
+    """
+
+    kind: int  # TRANSACTION_OPEN or SNAPSHOT_OPEN
+    xid: int
+    commit_lsn: int
+    commit_time_us: int  # since 1970
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the log must know of a run of whole frames; the content of a block's header.
+
+    `position` is the source position up to which everything is in the log at the last
+    boundary: the end LSN of the last unit closed in or before these frames.
+    """
+
+    size: int  # bytes
+    rows: int
+    boundary: int | None  # bytes from the first frame to the last boundary; None: no unit ends here
+    units: int  # units that end here
+    has_schema: bool  # Relation, Type or facts frames are among them
+    tables: tuple[int, ...] | None  # relation oids touched; None: too many to list
+    open_at_start: OpenUnit | None
+    open_at_end: OpenUnit | None
+    position_at_start: int
+    position: int
+    position_time_us: int
+
+
+def new_state(position: int = 0, time_us: int = 0) -> Numbers:
+    """Return a scan state with nothing open, after `position`."""
+    state = np.zeros(STATE_FIELDS, np.int64)
+    state[POSITION] = position
+    state[POSITION_TIME_US] = time_us
+    return state
+
+
+def state_within(unit: OpenUnit | None, position: int, time_us: int) -> Numbers:
+    """Return the scan state at a place where `unit` is open, such as a block's start."""
+    state = new_state(position, time_us)
+    if unit is not None:
+        state[OPEN] = unit.kind
+        state[XID] = unit.xid
+        state[COMMIT_LSN] = unit.commit_lsn
+        state[COMMIT_TIME_US] = unit.commit_time_us
+        state[ORDINAL] = unit.ordinal
+    return state
+
+
+def open_unit(state: Numbers) -> OpenUnit | None:
+    """Return the unit that `state` has open."""
+    if state[OPEN] == NOTHING_OPEN:
+        return None
+    return OpenUnit(
+        int(state[OPEN]),
+        int(state[XID]),
+        int(state[COMMIT_LSN]),
+        int(state[COMMIT_TIME_US]),
+        int(state[ORDINAL]),
+    )
+
+
+def summarise(frames: Bytes, state: Numbers) -> Summary:
+    """Scan whole frames once and carry `state` to their end (it is changed in place).
+
+    :raises TailraceError: `PROTOCOL_VIOLATION`, with the byte at which the frames stop making
+        sense; `state` is then of no further use, and none of the frames may be kept.
+    """
+    summary, _ = _summarise(frames, state, 0)
+    return summary
+
+
+def units_of(frames: Bytes, state: Numbers) -> Numbers:
+    """Return the units that end in `frames`: rows of (offset after it, rows up to there,
+    position, time_us), offsets and row counts from the first of `frames`.
+
+    :raises TailraceError: `PROTOCOL_VIOLATION`, as `summarise`.
+    """
+    before = state.copy()
+    summary, _ = _summarise(frames, before, 0)
+    _, units = _summarise(frames, state, summary.units)
+    return units
+
+
+def _summarise(frames: Bytes, state: Numbers, unit_count: int) -> tuple[Summary, Numbers]:
+    result = np.empty(_RESULT_FIELDS, np.int64)
+    tables = np.empty(TABLES_LISTED_MAX, np.int64)
+    units = np.empty((unit_count, 4), np.int64)
+    opened, position_at_start = open_unit(state), int(state[POSITION])
+    _scan(frames, state, result, tables, units)
+    if result[_ERROR]:
+        raise TailraceError(
+            Kind.PROTOCOL_VIOLATION,
+            f"read frames of the source: {_ERRORS[int(result[_ERROR])]}",
+            "nothing of it was stored or acknowledged; if it happens again, please report it "
+            "with the server's version",
+            {"byte": int(result[_ERROR_AT]), "position": position_at_start},
+        )
+    count = int(result[_TABLES])
+    return (
+        Summary(
+            size=len(frames),
+            rows=int(result[_ROWS]),
+            boundary=None if result[_BOUNDARY] < 0 else int(result[_BOUNDARY]),
+            units=int(result[_UNITS]),
+            has_schema=bool(result[_SCHEMA]),
+            tables=None if count > TABLES_LISTED_MAX else tuple(tables[:count].tolist()),
+            open_at_start=opened,
+            open_at_end=open_unit(state),
+            position_at_start=position_at_start,
+            position=int(state[POSITION]),
+            position_time_us=int(state[POSITION_TIME_US]),
+        ),
+        units,
+    )
+
+
+def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:
+    """Yield (offset, whole frame) of each frame. For rare frames and tests: a Python loop.
+
+    :raises TailraceError: `PROTOCOL_VIOLATION` if a length does not fit.
+    """
+    view = memoryview(frames)
+    at = 0
+    while at < len(view):
+        length = struct.unpack_from("!i", view, at + 1)[0] if at + 5 <= len(view) else -1
+        if view[at] != 0x64 or length < 5 or at + 1 + length > len(view):
+            raise TailraceError(
+                Kind.PROTOCOL_VIOLATION, f"split frames: {_ERRORS[1]}", "", {"byte": at}
+            )
+        yield at, view[at : at + 1 + length]
+        at += 1 + length
+
+
+def schema_frames(frames: Bytes) -> list[tuple[str, bytes]]:
+    """Return the schema messages among whole frames, in order, each with the key under which
+    a later one replaces it: `R<oid>`, `Y<oid>` or `F<oid>`.
+
+    Only called where `Summary.has_schema` is set, so the Python loop is off the main path.
+    """
+    found: list[tuple[str, bytes]] = []
+    for _, frame in each_frame(frames):
+        kind = frame[KIND_AT]
+        if kind == 0x77 and len(frame) >= XLOG_PAYLOAD_AT + 5:
+            message = frame[XLOG_PAYLOAD_AT]
+            if message in b"RY":
+                oid = struct.unpack_from("!I", frame, XLOG_PAYLOAD_AT + 1)[0]
+                found.append((f"{chr(message)}{oid}", bytes(frame)))
+        elif kind == 0x78 and bytes(frame[6:7]) == FACTS:
+            found.append((f"F{int(control_json(frame)['relation'])}", bytes(frame)))
+    return found
+
+
+def xlog_frame(start: int, end: int, sent_us: int, payload: bytes) -> bytes:
+    """Return an XLogData frame; `sent_us` counts from 2000, as on the wire."""
+    return struct.pack("!cicQQq", b"d", 29 + len(payload), b"w", start, end, sent_us) + payload
+
+
+def snapshot_frame(relation: int, first_ordinal: int, rows: int, text: bytes) -> bytes:
+    """Return a frame of `rows` snapshot rows in COPY's text format."""
+    return (
+        struct.pack("!cicIQI", b"d", 21 + len(text), b"s", relation, first_ordinal, rows) + text
+    )
+
+
+def control_frame(subtype: bytes, lsn: int, time_us: int, content: dict[str, Any]) -> bytes:
+    """Return a control frame; `time_us` counts from 1970."""
+    text = json.dumps(content, separators=(",", ":")).encode()
+    return struct.pack("!ciccQq", b"d", 22 + len(text), b"x", subtype, lsn, time_us) + text
+
+
+def control_json(frame: memoryview | bytes) -> dict[str, Any]:
+    """Return a control frame's content.
+
+    :raises TailraceError: `PROTOCOL_VIOLATION` if it is not a JSON object.
+    """
+    try:
+        content = json.loads(bytes(frame[CONTROL_JSON_AT:]))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise TailraceError(Kind.PROTOCOL_VIOLATION, "read a control frame: not a JSON object")
+    return content

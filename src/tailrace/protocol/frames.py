@@ -84,10 +84,7 @@ _ERRORS = {
 @nb.njit(inline="always")
 def _i32(b, i):  # type: ignore[no-untyped-def]
     return (
-        (np.int64(b[i]) << 24)
-        | (np.int64(b[i + 1]) << 16)
-        | (np.int64(b[i + 2]) << 8)
-        | np.int64(b[i + 3])
+        (np.int64(b[i]) << 24) | (np.int64(b[i + 1]) << 16) | (np.int64(b[i + 2]) << 8) | np.int64(b[i + 3])
     )
 
 
@@ -411,9 +408,7 @@ def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:
     while at < len(view):
         length = struct.unpack_from("!i", view, at + 1)[0] if at + 5 <= len(view) else -1
         if view[at] != 0x64 or length < 5 or at + 1 + length > len(view):
-            raise TailraceError(
-                Kind.PROTOCOL_VIOLATION, f"split frames: {_ERRORS[1]}", "", {"byte": at}
-            )
+            raise TailraceError(Kind.PROTOCOL_VIOLATION, f"split frames: {_ERRORS[1]}", "", {"byte": at})
         yield at, view[at : at + 1 + length]
         at += 1 + length
 
@@ -444,9 +439,7 @@ def xlog_frame(start: int, end: int, sent_us: int, payload: bytes) -> bytes:
 
 def snapshot_frame(relation: int, first_ordinal: int, rows: int, text: bytes) -> bytes:
     """Return a frame of `rows` snapshot rows in COPY's text format."""
-    return (
-        struct.pack("!cicIQI", b"d", 21 + len(text), b"s", relation, first_ordinal, rows) + text
-    )
+    return struct.pack("!cicIQI", b"d", 21 + len(text), b"s", relation, first_ordinal, rows) + text
 
 
 def control_frame(subtype: bytes, lsn: int, time_us: int, content: dict[str, Any]) -> bytes:

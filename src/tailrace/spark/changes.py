@@ -1,0 +1,113 @@
+"""What an executor does with a piece of the log: read its blocks, decode them, yield changes.
+
+The data source and every sink read the log through `changes_of`, so a piece gives the same
+changes to all of them. Nothing is kept between calls: a piece carries what is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tailrace.changelog.reader import BlockRef, LogReader
+from tailrace.decode.catalog import Catalog
+from tailrace.decode.changes import TableChanges, decode_block
+from tailrace.protocol.frames import Bytes, schema_frames
+from tailrace.spark.plan import MIB, Piece
+
+#: Blocks are decoded together up to this size: capture writes small ones when little happens,
+#: and a decoding call has a fixed cost. It bounds an executor's memory, too.
+STRETCH_BYTES_MAX = 8 * MIB
+
+
+def changes_of(
+    log: Path | str, piece: Piece, tables: Collection[str] | None = None
+) -> Iterator[list[TableChanges]]:
+    """Yield the changes of `piece`, stretch by stretch, in log order.
+
+    Each list holds the changes of one stretch, table by table; every change lies in
+    `[piece.start, piece.end)`. From one list to the next the log offsets only rise.
+
+    :param tables: qualified names (`schema.table`) to decode; None: all, and logical messages.
+    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`.
+    """
+    if not piece.blocks:
+        return
+    reader = LogReader.open(log, piece.task)
+    schema = _Schema(reader.schema_before(piece.blocks[0]))
+    waiting = list(piece.blocks)
+    while waiting:
+        wanted = None if tables is None else schema.oids(tables)
+        stretch, waiting = _next_stretch(waiting, wanted)
+        if not stretch:
+            continue
+        raw = _joined([reader.read(block) for block in stretch])
+        first = stretch[0].header
+        decoded = decode_block(raw, first.log_offset, first.open_at_start, schema.frames())
+        if any(block.header.has_schema for block in stretch):
+            schema.apply(raw)
+        found = [
+            changes.slice(piece.start, piece.end)
+            for changes in decoded
+            if tables is None or (changes.relation and changes.relation.qualified_name in tables)
+        ]
+        yield [changes for changes in found if changes.count]
+
+
+class _Schema:
+    """The schema frames in force at one place of the log, carried on from block to block."""
+
+    def __init__(self, frames: list[bytes]) -> None:
+        self._by_key: dict[str, bytes] = {}
+        self._catalog = Catalog()
+        for frame in frames:
+            self.apply(np.frombuffer(frame, np.uint8))
+
+    def apply(self, raw: Bytes) -> None:
+        for key, frame in schema_frames(raw):
+            self._by_key.pop(key, None)  # the last to come is the last in order
+            self._by_key[key] = frame
+            self._catalog.apply(frame)
+
+    def frames(self) -> list[bytes]:
+        return list(self._by_key.values())
+
+    def oids(self, tables: Collection[str]) -> frozenset[int]:
+        """Return the relations that bear one of these names here."""
+        known = (int(key[1:]) for key in self._by_key if key.startswith("R"))
+        return frozenset(oid for oid in known if self._catalog.relation(oid).qualified_name in tables)
+
+
+def _next_stretch(
+    blocks: list[BlockRef], wanted: frozenset[int] | None
+) -> tuple[list[BlockRef], list[BlockRef]]:
+    """Return the next blocks to decode together, which follow each other, and what remains.
+
+    With `wanted`, blocks that touch none of these relations are left out, and a block with
+    schema frames ends its stretch: it may say that another relation bears a wanted name.
+    """
+    begin = 0
+    while wanted is not None and begin < len(blocks) and not _concerns(blocks[begin], wanted):
+        begin += 1
+    end, size = begin, 0
+    while end < len(blocks):
+        header = blocks[end].header
+        if end > begin and size + header.raw_size > STRETCH_BYTES_MAX:
+            break
+        if wanted is not None and not _concerns(blocks[end], wanted):
+            break
+        end, size = end + 1, size + header.raw_size
+        if wanted is not None and header.has_schema:
+            break
+    return blocks[begin:end], blocks[end:]
+
+
+def _concerns(block: BlockRef, wanted: frozenset[int]) -> bool:
+    header = block.header
+    return header.has_schema or header.tables is None or not wanted.isdisjoint(header.tables)
+
+
+def _joined(parts: list[Bytes]) -> Bytes:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,0 +1,114 @@
+"""How a range of the log is cut into pieces that executors decode side by side.
+
+Pure: a plan is a function of the range and of the blocks that hold it. It never asks how many
+cores there are, what time it is or what the log has gained or lost since, so that a range that
+is read again, on another machine or after a failure, is cut into the same pieces. Sinks rest
+on it: they name files after pieces.
+
+Cuts lie on block edges, at any place in a transaction: a block's header tells which unit is
+open at its start and the number of its next change, so a piece is decoded without the one
+before it. Only a range's own ends may lie inside a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tailrace.errors import Kind, TailraceError
+
+if TYPE_CHECKING:
+    from tailrace.changelog.reader import BlockRef
+
+MIB = 1 << 20
+
+#: Smaller pieces cost more in start-up than they gain in spread.
+PIECE_BYTES_MIN = 4 * MIB
+#: A failed or slow task is repeated as a whole: larger pieces make that dear.
+PIECE_BYTES_MAX = 64 * MIB
+#: A range that is large enough gives at least so many pieces, so that a machine with more
+#: cores than the writer's has work for them.
+PIECES_MIN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a range, `[start, end)` in log offsets, and the blocks that hold it.
+
+    `index` counts a range's pieces from 0 in log order. `rows` is an upper bound: a block at
+    an end of the range may hold changes outside of it.
+    """
+
+    task: str
+    index: int
+    start: int
+    end: int
+    blocks: tuple[BlockRef, ...]
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.start
+
+    @property
+    def rows(self) -> int:
+        return sum(block.header.rows for block in self.blocks)
+
+
+def pieces(task: str, blocks: Sequence[BlockRef], start: int, end: int) -> list[Piece]:
+    """Return the pieces of `[start, end)` in log order; none if the range is empty.
+
+    :param blocks: the blocks that hold the range, in log order, as `LogReader.blocks` gives
+        them; a block without a byte in the range is ignored.
+    :raises TailraceError: `LOG_RANGE_INVALID` if the blocks leave a part of the range out.
+    """
+    if start >= end:
+        return []
+    inside = [block for block in blocks if _start(block) < end and _end(block) > start]
+    _require_contiguous(inside, start, end)
+    count = piece_count(end - start)
+    found: list[Piece] = []
+    taken = 0
+    for index in range(count):
+        goal = start + (end - start) * (index + 1) // count
+        upto = taken
+        while upto < len(inside) and _start(inside[upto]) < goal:
+            upto += 1
+        if upto == taken:  # one block spans several goals
+            continue
+        mine = tuple(inside[taken:upto])
+        found.append(
+            Piece(task, len(found), max(start, _start(mine[0])), min(end, _end(mine[-1])), mine)
+        )
+        taken = upto
+    return found
+
+
+def piece_count(size: int) -> int:
+    """Return into how many pieces a range of `size` bytes is cut, blocks permitting."""
+    enough = min(PIECES_MIN, size // PIECE_BYTES_MIN)
+    needed = -(-size // PIECE_BYTES_MAX)
+    return max(1, enough, needed)
+
+
+def _start(block: BlockRef) -> int:
+    return block.header.log_offset
+
+
+def _end(block: BlockRef) -> int:
+    return block.header.log_offset + block.header.raw_size
+
+
+def _require_contiguous(blocks: Sequence[BlockRef], start: int, end: int) -> None:
+    reached = start
+    for number, block in enumerate(blocks):
+        if _start(block) > reached or (number and _start(block) != reached):
+            break
+        reached = _end(block)
+    if not blocks or reached < end:
+        raise TailraceError(
+            Kind.LOG_RANGE_INVALID,
+            f"plan the log range {start} to {end}: its blocks end at {reached}",
+            "choose a range inside the log; `tailrace log ls` shows what it holds",
+            {"start": start, "end": end},
+        )

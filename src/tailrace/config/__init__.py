@@ -1,0 +1,41 @@
+"""One pipeline, one YAML file, one frozen value.
+
+Start with `load`. The models state every setting with its default, unit and meaning;
+`docs/configuration.md` is generated from them.
+"""
+
+from __future__ import annotations
+
+from tailrace.config.load import load, read
+from tailrace.config.patterns import matches, matches_any
+from tailrace.config.postgres import PostgresSource
+from tailrace.config.problems import Problem
+from tailrace.config.sections import (
+    DeltaSink,
+    JsonlSink,
+    LogConfig,
+    ParquetSink,
+    PipelineConfig,
+    RetentionConfig,
+    SinkConfig,
+    SparkConfig,
+)
+from tailrace.secrets import Secret
+
+__all__ = [
+    "DeltaSink",
+    "JsonlSink",
+    "LogConfig",
+    "ParquetSink",
+    "PipelineConfig",
+    "PostgresSource",
+    "Problem",
+    "RetentionConfig",
+    "Secret",
+    "SinkConfig",
+    "SparkConfig",
+    "load",
+    "matches",
+    "matches_any",
+    "read",
+]

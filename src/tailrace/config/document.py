@@ -1,0 +1,116 @@
+"""YAML to plain values, with the line of each, and nothing that YAML may do beside that.
+
+The safe loader, one document, a bound on size, depth and number of values (aliases can make a
+short file long), no key twice. A complaint never quotes the file: what stands in the wrong
+place may be a password.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from tailrace.config.problems import Path, Problem
+
+DOCUMENT_BYTES_MAX = 1024 * 1024
+NODES_MAX = 20_000
+DEPTH_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What the file says, and where: `lines` maps a path in it to a line, from 1."""
+
+    content: Any
+    lines: dict[Path, int]
+    problems: tuple[Problem, ...] = ()
+
+    def line_of(self, path: Path) -> int | None:
+        """Return the line of the value at `path`, or of the nearest one around it."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path)
+
+
+def parse(text: bytes) -> Document:
+    """Return the document in `text`; one that can't be read has problems and no content."""
+    if len(text) > DOCUMENT_BYTES_MAX:
+        return _unreadable(f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
+    try:
+        loader = yaml.SafeLoader(text.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return _unreadable("the file is not UTF-8 text")
+    except yaml.YAMLError as error:
+        return _unreadable(_reason(error), _line(error))
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return _unreadable("the file is empty")
+        walk = _Walk()
+        walk.visit(root, ())
+        return Document(loader.construct_document(root), walk.lines, tuple(walk.problems))
+    except yaml.YAMLError as error:
+        return _unreadable(_reason(error), _line(error))
+    except _TooMuchError:
+        return _unreadable("the file holds too many values, or nests them too deeply")
+    except (RecursionError, ValueError, OverflowError, TypeError):
+        return _unreadable("a value in the file can't be read")
+    finally:
+        loader.dispose()
+
+
+class _TooMuchError(Exception):
+    pass
+
+
+class _Walk:
+    """Notes the line of every value, and keys that come twice or are no text."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Path, int] = {}
+        self.problems: list[Problem] = []
+        self._visited = 0
+
+    def visit(self, node: yaml.Node, path: Path) -> None:
+        self._visited += 1
+        if self._visited > NODES_MAX or len(path) > DEPTH_MAX:
+            raise _TooMuchError
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self.visit(item, (*path, index))
+        elif isinstance(node, yaml.MappingNode):
+            self._visit_mapping(node, path)
+
+    def _visit_mapping(self, node: yaml.MappingNode, path: Path) -> None:
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                self.problems.append(Problem(path, "has a key that is not a plain word", line))
+                continue
+            name = str(key.value)
+            if name in seen and name != "<<":
+                self.problems.append(
+                    Problem((*path, name), f"is given twice, first in line {seen[name]}", line)
+                )
+            seen[name] = line
+            self.visit(value, (*path, name))
+            self.lines[(*path, name)] = line
+
+
+def _unreadable(message: str, line: int | None = None) -> Document:
+    return Document(None, {}, (Problem((), message, line),))
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
+    return "the file is not valid YAML: " + re.sub(r"(['\"]).*\1", "…", str(problem))
+
+
+def _line(error: yaml.YAMLError) -> int | None:
+    mark = getattr(error, "problem_mark", None)
+    return None if mark is None else mark.line + 1

@@ -1,0 +1,80 @@
+"""The base of every section of the file, and the field types that sections share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo
+
+from tailrace.secrets import Secret, check_references, has_reference
+
+MIB = 1024 * 1024
+
+_SIZE = re.compile(r"(\d{1,15}) ?(B|KiB|MiB|GiB|TiB)")
+_FACTORS = {"B": 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB, "TiB": 1024 * 1024 * MIB}
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, without unknown keys, and silent about its input."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+def _bytes(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a number of bytes, such as 1048576 or 1 MiB")
+    if isinstance(value, str):
+        found = _SIZE.fullmatch(value.strip())
+        if not found:
+            raise ValueError("must be a number of bytes, such as 1048576 or 1 MiB")
+        return int(found[1]) * _FACTORS[found[2]]
+    return value
+
+
+def _path(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("must be a path")
+    if "\0" in str(value):
+        raise ValueError("must be a path without a NUL byte")
+    if "://" in str(value):
+        raise ValueError("must be a path on a local or mounted file system, not a URL")
+    base: Path = (info.context or {}).get("base", Path())
+    return base / Path(value).expanduser()
+
+
+def _text(value: object) -> object:
+    if isinstance(value, str):
+        if "\0" in value:
+            raise ValueError("must be text without a NUL byte")
+        check_references(value)
+        return Secret(value) if has_reference(value) else value
+    if isinstance(value, Secret):
+        return value
+    raise ValueError("must be text: put it in quotes")
+
+
+def _file_name(value: object, info: ValidationInfo) -> object:
+    found = _text(value)
+    if isinstance(found, Secret) or found == "system":  # libpq's word for the system's trusted roots
+        return found
+    return str(_path(found, info))
+
+
+#: A number of bytes; the file may also say `256 MiB`.
+ByteCount = Annotated[int, BeforeValidator(_bytes)]
+
+#: A path; one from a file is relative to that file.
+LocalPath = Annotated[Path, BeforeValidator(_path)]
+
+#: Text that may hold references.
+Text = Annotated[str | Secret, BeforeValidator(_text), PlainSerializer(str, return_type=str)]
+
+#: As `Text`, for the name of a file; a relative one is relative to the configuration.
+FileName = Annotated[str | Secret, BeforeValidator(_file_name), PlainSerializer(str, return_type=str)]
+
+
+def context_for(base: Path) -> dict[str, Any]:
+    """Return the validation context that makes relative paths relative to `base`."""
+    return {"base": base}

@@ -1,0 +1,301 @@
+"""The section `source` for PostgreSQL: libpq's options under their own names, and ours.
+
+Nothing is resolved when the file is read. `conninfo` puts the connection string together at
+the moment of connecting; it is the only place where a password exists in memory, and its
+result must not be logged, stored or put into an error.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+
+from tailrace.config.fields import MIB, ByteCount, FileName, Section, Text
+from tailrace.config.patterns import Patterns
+from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import Secret, check_references, is_reference, remember, resolved
+
+#: libpq options whose value is a secret.
+SECRET_OPTIONS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+
+#: libpq options that are not the user's to set: the capture decides them.
+OWN_OPTIONS = ("replication", "client_encoding", "fallback_application_name", "sslkeylogfile")
+
+SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+
+
+def _dsn(value: object) -> object:
+    if isinstance(value, Secret):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("must be a connection string in quotes")
+    check_references(value)
+    if is_reference(value):
+        return Secret(value)
+    options = _parse_dsn(value)
+    if options is None:
+        raise ValueError(
+            "is no connection string that libpq understands: write "
+            "postgresql://user@host:port/dbname, and give the password in the field password"
+        )
+    for name in SECRET_OPTIONS:
+        if name in options and not is_reference(options[name]):
+            raise ValueError(
+                f"holds a {name}: take it out and write, beside dsn, "
+                f"{name}: ${{env:NAME}} or {name}: ${{file:/path}}"
+            )
+    for name in OWN_OPTIONS:
+        if name in options:
+            raise ValueError(f"sets {name}, which Tailrace sets itself: take it out")
+    return value
+
+
+def _parse_dsn(text: str) -> dict[str, str] | None:
+    # psycopg's own message quotes the string, so it goes no further.
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(text).items()}
+    except psycopg.Error:
+        return None
+
+
+def _slot_name(value: str) -> str:
+    if value and not SLOT_NAME.fullmatch(value):
+        raise ValueError("must be 1 to 63 of the characters a-z, 0-9 and _")
+    return value
+
+
+def _publication_name(value: str) -> str:
+    if len(value.encode()) > 63 or "\0" in value:
+        raise ValueError("must be at most 63 bytes")
+    return value
+
+
+Dsn = Annotated[str | Secret, BeforeValidator(_dsn), PlainSerializer(str, return_type=str)]
+Flag = Literal[0, 1]
+
+
+class LibpqOptions(Section):
+    """Connection options of libpq. What is not given here is libpq's to decide."""
+
+    host: Text | None = Field(
+        default=None, description="Name or address of the server, or the directory of its socket."
+    )
+    hostaddr: Text | None = Field(
+        default=None, description="Address of the server, to save the look-up of `host`."
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="Port; libpq's default is 5432."
+    )
+    dbname: Text | None = Field(default=None, description="Name of the database.")
+    user: Text | None = Field(default=None, description="Role to connect as; it needs `REPLICATION`.")
+    password: Secret | None = Field(default=None, description="Password, by reference only.")
+    passfile: FileName | None = Field(default=None, description="File with passwords in libpq's format.")
+    service: Text | None = Field(default=None, description="Name of a service in libpq's service file.")
+    require_auth: Text | None = Field(
+        default=None, description="Methods of authentication that are accepted."
+    )
+    channel_binding: Literal["disable", "prefer", "require"] | None = Field(
+        default=None, description="Channel binding under SCRAM."
+    )
+    connect_timeout: int = Field(default=10, ge=1, le=3600, description="Seconds to wait for a connection.")
+    application_name: Text = Field(default="tailrace", description="Name shown in `pg_stat_activity`.")
+    options: Text | None = Field(
+        default=None, description="Options for the server session, such as `-c search_path=x`."
+    )
+    keepalives: Flag | None = Field(default=None, description="TCP keepalives: 1 on, 0 off.")
+    keepalives_idle: int | None = Field(
+        default=None, ge=0, description="Seconds without traffic before a keepalive."
+    )
+    keepalives_interval: int | None = Field(
+        default=None, ge=0, description="Seconds between unanswered keepalives."
+    )
+    keepalives_count: int | None = Field(
+        default=None, ge=0, description="Unanswered keepalives that end the connection."
+    )
+    tcp_user_timeout: int | None = Field(
+        default=None, ge=0, description="Milliseconds that sent data may stay unanswered."
+    )
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
+        default=None,
+        description="How TLS is used. Default: `verify-full`; for sockets and loopback addresses `prefer`.",
+    )
+    sslnegotiation: Literal["postgres", "direct"] | None = Field(
+        default=None, description="How TLS is begun."
+    )
+    sslcompression: Flag | None = Field(default=None, description="Compression in TLS: 1 on, 0 off.")
+    sslcert: FileName | None = Field(default=None, description="File of the client certificate.")
+    sslkey: FileName | None = Field(default=None, description="File of the client certificate's key.")
+    sslcertmode: Literal["disable", "allow", "require"] | None = Field(
+        default=None, description="Whether a client certificate is sent."
+    )
+    sslpassword: Secret | None = Field(default=None, description="Password of `sslkey`, by reference only.")
+    sslrootcert: FileName | None = Field(default=None, description="File of trusted roots, or `system`.")
+    sslcrl: FileName | None = Field(default=None, description="File of revoked certificates.")
+    sslcrldir: FileName | None = Field(default=None, description="Directory of revoked certificates.")
+    sslsni: Flag | None = Field(default=None, description="Server name indication: 1 on, 0 off.")
+    ssl_min_protocol_version: Text | None = Field(default=None, description="Lowest version of TLS.")
+    ssl_max_protocol_version: Text | None = Field(default=None, description="Highest version of TLS.")
+    min_protocol_version: Text | None = Field(
+        default=None, description="Lowest version of PostgreSQL's protocol."
+    )
+    max_protocol_version: Text | None = Field(
+        default=None, description="Highest version of PostgreSQL's protocol."
+    )
+    requirepeer: Text | None = Field(
+        default=None, description="Operating system user that the server must run as."
+    )
+    gssencmode: Literal["disable", "prefer", "require"] | None = Field(
+        default=None, description="GSSAPI encryption."
+    )
+    krbsrvname: Text | None = Field(default=None, description="Kerberos service name.")
+    gsslib: Text | None = Field(default=None, description="GSS library to use.")
+    gssdelegation: Flag | None = Field(default=None, description="Delegate GSS credentials: 1 on, 0 off.")
+    target_session_attrs: (
+        Literal["any", "read-write", "read-only", "primary", "standby", "prefer-standby"] | None
+    ) = Field(default=None, description="Which of several servers is accepted.")
+    load_balance_hosts: Literal["disable", "random"] | None = Field(
+        default=None, description="Order in which several hosts are tried."
+    )
+    scram_client_key: Secret | None = Field(default=None, description="SCRAM client key, by reference only.")
+    scram_server_key: Secret | None = Field(default=None, description="SCRAM server key, by reference only.")
+    oauth_issuer: Text | None = Field(default=None, description="OAuth issuer.")
+    oauth_client_id: Text | None = Field(default=None, description="OAuth client id.")
+    oauth_client_secret: Secret | None = Field(
+        default=None, description="OAuth client secret, by reference only."
+    )
+    oauth_scope: Text | None = Field(default=None, description="OAuth scope.")
+
+
+class PostgresSource(LibpqOptions):
+    """A PostgreSQL database whose changes are captured."""
+
+    type: Literal["postgresql"] = Field(default="postgresql", description="Kind of the source.")
+    dsn: Dsn | None = Field(
+        default=None,
+        description="Connection string without a password; fields given beside it come before what it says.",
+    )
+    tables: Patterns = Field(
+        default=("public.*",), description="Tables to capture: `schema.table`, `*` for any run of characters."
+    )
+    slot: Annotated[str, AfterValidator(_slot_name)] = Field(
+        default="", description="Replication slot. Default: `tailrace_<name>`."
+    )
+    publication: Annotated[str, AfterValidator(_publication_name)] = Field(
+        default="", description="Publication. Default: `tailrace_<name>`."
+    )
+    snapshot: Literal["initial", "never", "only"] = Field(
+        default="initial",
+        description="`initial`: existing rows first, then changes; `never`: changes from now on; "
+        "`only`: existing rows, then the end.",
+    )
+    status_interval_s: float = Field(
+        default=10.0, gt=0, le=60, description="Seconds between status messages to the server."
+    )
+    receive_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=3600,
+        description="Seconds without any message before the connection counts as dead.",
+    )
+    reconnect_delay_s: float = Field(
+        default=0.5, gt=0, le=60, description="First wait before connecting again, in seconds."
+    )
+    reconnect_delay_s_max: float = Field(
+        default=30.0, gt=0, le=3600, description="Longest wait before connecting again, in seconds."
+    )
+    reconnect_s_max: float = Field(
+        default=600.0,
+        ge=0,
+        description="Seconds without a connection before the run fails; 0: it never does.",
+    )
+    frame_bytes_max: ByteCount = Field(
+        default=1024 * MIB,
+        ge=MIB,
+        le=2047 * MIB,
+        description="Largest message that is accepted from the server.",
+    )
+
+    @model_validator(mode="after")
+    def _says_where(self) -> Self:
+        if self.reconnect_delay_s > self.reconnect_delay_s_max:
+            raise ValueError("reconnect_delay_s must not be larger than reconnect_delay_s_max")
+        return self
+
+    def for_pipeline(self, name: str) -> PostgresSource:
+        """Return the source with its slot and publication named after pipeline `name` if unnamed."""
+        default = "tailrace_" + re.sub(r"[^a-z0-9_]", "_", name.lower())
+        return self.model_copy(
+            update={"slot": self.slot or default, "publication": self.publication or default}
+        )
+
+    def conninfo(self, **overrides: Any) -> str:
+        """Return the connection string, secrets resolved now; `overrides` come before the file.
+
+        An override of `options` is put after the file's own, so that it prevails in the session.
+
+        :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` if a reference leads to
+            something that is no connection string.
+        """
+        from psycopg.conninfo import make_conninfo
+
+        options = self._connection_options()
+        if options.get("options") and overrides.get("options"):
+            overrides["options"] = f"{options['options']} {overrides['options']}"
+        options.update({name: str(value) for name, value in overrides.items() if value is not None})
+        if "sslmode" not in options:
+            options["sslmode"] = "prefer" if _is_local(options) else "verify-full"
+        for name in SECRET_OPTIONS:
+            remember(options.get(name, ""))
+        return make_conninfo("", **options)
+
+    @property
+    def address(self) -> str:
+        """Where the database is, for people: without user or secrets, references unresolved."""
+        known = _parse_dsn(self.dsn) or {} if isinstance(self.dsn, str) else {}
+        host = self.host or self.hostaddr or known.get("host") or known.get("hostaddr")
+        if host is None:
+            host = self.dsn if isinstance(self.dsn, Secret) else "local socket"
+        port = self.port or known.get("port")
+        dbname = self.dbname or known.get("dbname")
+        return f"{host}{f':{port}' if port else ''}{f'/{dbname}' if dbname else ''}"
+
+    def _connection_options(self) -> dict[str, str]:
+        options: dict[str, str] = {}
+        given = self.model_fields_set
+        if self.dsn is not None:
+            found = _parse_dsn(resolved(self.dsn) if isinstance(self.dsn, Secret) else self.dsn)
+            if found is None:
+                raise TailraceError(
+                    Kind.CONFIG_INVALID,
+                    f"resolve source.dsn: what {self.dsn} refers to is no connection string",
+                    "write postgresql://user@host:port/dbname",
+                )
+            options = {name: resolved(value) for name, value in found.items() if name not in OWN_OPTIONS}
+        for name in LibpqOptions.model_fields:
+            value = getattr(self, name)
+            if value is not None and (name in given or name not in options):
+                options[name] = resolved(value) if isinstance(value, Secret) else str(value)
+        return options
+
+
+def _is_local(options: dict[str, str]) -> bool:
+    if "service" in options and not (options.get("host") or options.get("hostaddr")):
+        return False  # the service file may name any host
+    hosts = options.get("hostaddr") or options.get("host") or os.environ.get("PGHOST", "")
+    return all(_is_local_host(host.strip()) for host in hosts.split(","))
+
+
+def _is_local_host(host: str) -> bool:
+    if not host or host == "localhost" or host[0] in "/@":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

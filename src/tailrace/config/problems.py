@@ -1,0 +1,158 @@
+"""What is wrong with a configuration, in words, and each with its place in the file.
+
+Pydantic's own messages may quote the value that was refused, which may be a password in the
+wrong place. So none of them is shown: every message is made here from the kind of the error
+and the bounds that the field states.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from tailrace.secrets import REFUSAL
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, at `path` in the file (empty: the file as a whole)."""
+
+    path: Path
+    message: str
+    line: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The path as people write it: `sinks[1].mode`."""
+        text = ""
+        for part in self.path:
+            text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        return text
+
+    def __str__(self) -> str:
+        where = self.place
+        if self.line is not None:
+            where += f" (line {self.line})" if where else f"line {self.line}"
+        return f"{where}: {self.message}" if where else self.message
+
+
+def from_pydantic(
+    error: ValidationError, model: type[BaseModel], tags: Iterable[str], later: Iterable[str]
+) -> list[Problem]:
+    """Return the problems in `error`, which validating `model` raised.
+
+    :param tags: values of `type` that select a model; pydantic puts them into the path.
+    :param later: values of `type` that a later version will know.
+    """
+    problems: dict[tuple[Path, str], Problem] = {}
+    tags, later = tuple(tags), tuple(later)
+    for detail in error.errors(include_url=False, include_context=True):
+        path = _path(detail["loc"], tags)
+        if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
+            path = (*path, "type")
+        message = _message(detail, model, tags, later)
+        problems.setdefault((path, message), Problem(path, message))
+    return list(problems.values())
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean …?)` if a known name is near, else the empty text."""
+    found = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _path(loc: Path, tags: tuple[str, ...]) -> Path:
+    # `sinks, 0, delta, mode` is `sinks[0].mode` in the file.
+    return tuple(
+        part for at, part in enumerate(loc) if not (part in tags and at and isinstance(loc[at - 1], int))
+    )
+
+
+def _message(
+    detail: ErrorDetails, model: type[BaseModel], tags: tuple[str, ...], later: tuple[str, ...]
+) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        name = str(detail["loc"][-1])
+        known = _names_at(model, detail["loc"][:-1])
+        if name == "password" and "password" not in known:
+            return f"unknown key, and {REFUSAL}"
+        return "unknown key" + nearest(name, known)
+    if kind == "union_tag_invalid":
+        tag = str(context.get("tag", ""))
+        if tag in later:
+            return "not available in this version; there are " + ", ".join(tags)
+        return "must be one of " + ", ".join(tags) + nearest(tag, tags)
+    if kind == "union_tag_not_found":
+        return "is required: one of " + ", ".join(tags)
+    if kind == "value_error":
+        return str(context.get("error", "is not valid"))
+    return _plain_message(kind, context)
+
+
+def _plain_message(kind: str, context: Mapping[str, Any]) -> str:
+    bounds = {
+        "greater_than": "must be greater than {gt}",
+        "greater_than_equal": "must be at least {ge}",
+        "less_than": "must be less than {lt}",
+        "less_than_equal": "must be at most {le}",
+        "too_short": "must have at least {min_length} entries",
+        "string_too_short": "must have at least {min_length} characters",
+        "literal_error": "must be one of {expected}",
+    }
+    if kind in bounds:
+        return bounds[kind].format(**context)
+    words = {
+        "missing": "is required",
+        "string_type": "must be text: put it in quotes",
+        "model_type": "must be a section with keys of its own",
+        "model_attributes_type": "must be a section with keys of its own",
+        "dict_type": "must be a section with keys of its own",
+        "tuple_type": "must be a list",
+        "bool_type": "must be true or false",
+        "bool_parsing": "must be true or false",
+        "finite_number": "must be a finite number",
+    }
+    if kind.startswith("int_"):
+        return "must be a whole number"
+    if kind.startswith("float_"):
+        return "must be a number"
+    return words.get(kind, f"is not valid ({kind})")
+
+
+def _names_at(model: type[BaseModel], loc: Path) -> list[str]:
+    # Follows the path through the models, a tag choosing among the models of a union.
+    candidates: list[type[BaseModel]] = [model]
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        deeper = [
+            found
+            for candidate in candidates
+            if part in candidate.model_fields
+            for found in _models_in(candidate.model_fields[str(part)].annotation)
+        ]
+        chosen = [c for c in candidates if _tag(c) == part]
+        candidates = deeper or chosen or candidates
+    return sorted({name for candidate in candidates for name in candidate.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for inner in typing.get_args(annotation) for found in _models_in(inner)]
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    field = model.model_fields.get("type")
+    values = typing.get_args(field.annotation) if field else ()
+    return str(values[0]) if values else None

@@ -1,0 +1,196 @@
+"""The sections `log`, `sinks` and `spark`, and the whole file."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+
+from tailrace.config.fields import MIB, ByteCount, LocalPath, Section
+from tailrace.config.patterns import Patterns, matches_any
+from tailrace.config.postgres import PostgresSource
+from tailrace.secrets import Secret, check_references, has_reference, resolved
+
+#: Names that later versions have, so that a file written for one is understood.
+LATER_SINKS = ("kafka", "python")
+
+
+def _name(value: str) -> str:
+    # 54 characters, so that `tailrace_<name>` is a possible name of a slot.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,53}", value):
+        raise ValueError("must be 1 to 54 letters, digits or any of _ . -, with a letter or digit first")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+
+
+class RetentionConfig(Section):
+    """What may be removed from the log's old end. Nothing, unless a limit is set."""
+
+    size_bytes: Annotated[ByteCount, Field(ge=MIB)] | None = Field(
+        default=None, description="Remove the oldest segments while the log is larger than this."
+    )
+    age_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Remove segments whose last commit is older than this many seconds."
+    )
+    on_slow_reader: Literal["hold", "drop"] = Field(
+        default="hold",
+        description="When a limit asks for what a sink has not read yet: `hold` keeps it until the sink "
+        "has read it, `drop` removes it, and the sink stops with an error.",
+    )
+
+
+class LogConfig(Section):
+    """The change log."""
+
+    path: LocalPath = Field(description="Directory of the log.")
+    segment_bytes: ByteCount = Field(
+        default=256 * MIB, ge=64 * 1024, le=16 * 1024 * MIB, description="Size at which a segment is sealed."
+    )
+    compression: Literal["none", "lz4", "zstd"] = Field(
+        default="lz4", description="Compression of the log's blocks."
+    )
+    retention: RetentionConfig = Field(
+        default=RetentionConfig(), description="What may be removed, and when."
+    )
+
+
+class SinkConfig(Section):
+    """What all sinks have in common."""
+
+    name: Name = Field(
+        default="",
+        validate_default=False,
+        description="Name of the sink. Default: its type and the end of its path.",
+    )
+    path: LocalPath = Field(description="Directory of the target; each table gets a folder in it.")
+    tables: Patterns | None = Field(
+        default=None, description="Tables that this sink gets. Default: all that are captured."
+    )
+    batch_rows_max: int = Field(
+        default=1_000_000, ge=1, le=100_000_000, description="Most rows in one batch."
+    )
+    batch_bytes_max: ByteCount = Field(
+        default=512 * MIB, ge=64 * 1024, le=64 * 1024 * MIB, description="Most bytes of the log in one batch."
+    )
+    interval_ms: int = Field(
+        default=500,
+        ge=0,
+        le=3_600_000,
+        description="Least milliseconds from batch to batch when there is no backlog.",
+    )
+    retry_attempts_max: int = Field(
+        default=8,
+        ge=0,
+        le=1000,
+        description="Times that a failed batch is tried again before this sink stops.",
+    )
+
+    def wants(self, schema: str, table: str) -> bool:
+        """Tell whether this sink gets the changes of the table."""
+        return self.tables is None or matches_any(self.tables, schema, table)
+
+
+class DeltaSink(SinkConfig):
+    """Delta tables."""
+
+    type: Literal["delta"] = Field(description="Kind of the sink.")
+    mode: Literal["append", "mirror"] = Field(
+        default="append",
+        description="`append`: every change a row; `mirror`: the table as it is in the source.",
+    )
+    keyless: Literal["refuse", "full_row"] = Field(
+        default="refuse",
+        description="Tables without a key under `mirror`: `refuse` stops the sink; `full_row` takes the "
+        "whole row for the key (needs `REPLICA IDENTITY FULL`; equal rows become one).",
+    )
+
+
+class ParquetSink(SinkConfig):
+    """Parquet files."""
+
+    type: Literal["parquet"] = Field(description="Kind of the sink.")
+    mode: Literal["append"] = Field(default="append", description="`append`: every change a row.")
+    compression: Literal["none", "snappy", "zstd"] = Field(
+        default="snappy", description="Compression of the files."
+    )
+
+
+class JsonlSink(SinkConfig):
+    """JSON Lines files, one change a line."""
+
+    type: Literal["jsonl"] = Field(description="Kind of the sink.")
+    mode: Literal["append"] = Field(default="append", description="`append`: every change a line.")
+
+
+Sink = Annotated[DeltaSink | ParquetSink | JsonlSink, Field(discriminator="type")]
+SINK_TYPES: dict[str, type[SinkConfig]] = {"delta": DeltaSink, "parquet": ParquetSink, "jsonl": JsonlSink}
+
+
+def _setting(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, str) and "\0" not in value:
+        check_references(value)
+        return Secret(value) if has_reference(value) else value
+    if isinstance(value, Secret):
+        return value
+    raise ValueError("must be one value: text, a number, true or false")
+
+
+Setting = Annotated[str | Secret, BeforeValidator(_setting), PlainSerializer(str, return_type=str)]
+
+
+class SparkConfig(Section):
+    """Settings of the Spark session."""
+
+    master: str = Field(default="local[*]", min_length=1, description="Spark master.")
+    conf: dict[str, Setting] = Field(
+        default={}, description="Settings of Spark under their own names; values may be references."
+    )
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """`conf` as Spark takes it, references resolved now.
+
+        :raises TailraceError: `SECRET_MISSING`.
+        """
+        return {name: resolved(value) for name, value in self.conf.items()}
+
+
+class PipelineConfig(Section):
+    """One pipeline: a source, its log, and the sinks that are fed from the log."""
+
+    name: Name = Field(description="Name of the pipeline; part of what sinks record, so keep it.")
+    source: PostgresSource = Field(description="Where changes come from.")
+    log: LogConfig = Field(description="Where changes are kept.")
+    sinks: tuple[Sink, ...] = Field(
+        default=(), description="Where changes go; none: they are only kept in the log."
+    )
+    spark: SparkConfig = Field(default=SparkConfig(), description="Settings of Spark.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        # Frozen for everybody else: these are the defaults that need more than one section.
+        object.__setattr__(self, "source", self.source.for_pipeline(self.name))
+        object.__setattr__(self, "sinks", _named(self.sinks))
+        return self
+
+
+def _named(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
+    taken = {sink.name for sink in sinks if sink.name}
+    named: list[Sink] = []
+    for sink in sinks:
+        if not sink.name:
+            stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{sink.type}-{sink.path.name}")[:50]
+            name = next(
+                n for n in (stem, *(f"{stem}-{k}" for k in range(2, len(sinks) + 2))) if n not in taken
+            )
+            taken.add(name)
+            sink = sink.model_copy(update={"name": name})  # noqa: PLW2901
+        named.append(sink)
+    return tuple(named)

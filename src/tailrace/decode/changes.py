@@ -1,0 +1,226 @@
+"""A block of the log to changes, table by table: the way into decoding.
+
+Everything here is a function of the block, the unit open at its start and the schema frames in
+force there. The same arguments give the same changes, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.decode import kernel
+from tailrace.decode.catalog import Catalog
+from tailrace.decode.envelope import envelope
+from tailrace.decode.rows import old_keys, typed_rows
+from tailrace.decode.tuples import Tuples, find_tuples
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Relation
+from tailrace.protocol import frames
+from tailrace.protocol.frames import Bytes, Numbers, OpenUnit
+
+#: Cells are counted in 32 bits; capture refuses frames that come near this.
+BLOCK_BYTES_MAX = 2**31 - 1
+
+#: The shortest schema frame: a facts frame with an empty object.
+_SCHEMA_FRAME_BYTES_MIN = 25
+
+
+class TableChanges:
+    """Changes of one version of a table in log order, or logical messages (no relation).
+
+    Nothing is decoded before it is asked for. The arrays have one entry a change; `op` holds the
+    codes of `model.Op`'s letters, `xid` and `commit_time_us` are `kernel.NONE` where there is none.
+    """
+
+    def __init__(self, relation: Relation | None, raw: Bytes, log_offset: int, fields: Numbers) -> None:
+        self._relation = relation
+        self._raw = raw
+        self._block_offset = log_offset
+        self._fields = fields
+        self._found: Tuples | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __repr__(self) -> str:
+        name = self._relation.qualified_name if self._relation else "messages"
+        return f"<TableChanges of {name}: {self.count}>"
+
+    @property
+    def relation(self) -> Relation | None:
+        return self._relation
+
+    @property
+    def count(self) -> int:
+        return self._fields.shape[1]
+
+    @property
+    def op(self) -> Bytes:
+        return self._fields[kernel.OP].astype(np.uint8)
+
+    @property
+    def commit_lsn(self) -> Numbers:
+        return self._fields[kernel.AT_COMMIT_LSN]
+
+    @property
+    def commit_time_us(self) -> Numbers:
+        return self._fields[kernel.AT_COMMIT_TIME]
+
+    @property
+    def xid(self) -> Numbers:
+        return self._fields[kernel.AT_XID]
+
+    @property
+    def ordinal(self) -> Numbers:
+        return self._fields[kernel.AT_ORDINAL]
+
+    @property
+    def log_offset(self) -> Numbers:
+        return self._fields[kernel.LOG_OFFSET]
+
+    def slice(self, from_offset: int, to_offset: int) -> TableChanges:
+        """Return the changes with log offsets in `[from_offset, to_offset)`."""
+        first, last = np.searchsorted(self.log_offset, [from_offset, to_offset])
+        if first == 0 and last == self.count:
+            return self
+        part = self._fields[:, first:last]
+        return TableChanges(self._relation, self._raw, self._block_offset, part)
+
+    def rows(self, as_text: Collection[str] = ()) -> pa.RecordBatch:
+        """Return typed rows in `types.row_schema`; columns named in `as_text` as PostgreSQL's
+        text, in type string.
+
+        A delete carries its old key or old row, a truncate nothing.
+        :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table, a text is not UTF-8,
+            a column's name is reserved, or these are messages.
+        """
+        return typed_rows(self._table(), self._tuples(), as_text)
+
+    def old_keys(self) -> pa.RecordBatch | None:
+        """Return the former keys of updates that changed the key: typed key columns,
+        `_log_offset` of the update and `_special`. None if there are none.
+
+        :raises TailraceError: as `rows`.
+        """
+        return old_keys(self._table(), self._tuples())
+
+    def envelope(self, task: str) -> pa.RecordBatch:
+        """Return the changes in `envelope.SCHEMA`.
+
+        :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
+        """
+        return envelope(self._tuples(), task)
+
+    def _table(self) -> Relation:
+        if self._relation is None:
+            raise TailraceError(
+                Kind.DECODE_FAILED,
+                "decoded rows: logical messages belong to no table",
+                "read them as envelopes or JSON",
+            )
+        return self._relation
+
+    def _tuples(self) -> Tuples:
+        if self._found is None:
+            self._found = find_tuples(self._relation, self._raw, self._block_offset, self._fields)
+        return self._found
+
+
+def decode_block(
+    raw: Bytes,
+    log_offset: int,
+    open_at_start: OpenUnit | None,
+    schema: Iterable[bytes],
+    *,
+    tables: frozenset[int] | None = None,
+) -> list[TableChanges]:
+    """Return the changes in whole frames, by table and version of the table.
+
+    :param raw: whole frames; kept, not copied, while the result lives.
+    :param log_offset: of the first frame.
+    :param open_at_start: the unit that is open there.
+    :param schema: schema frames in force there, in log order.
+    :param tables: relation oids that are wanted, and no messages; None: everything.
+    :raises TailraceError: `PROTOCOL_VIOLATION` if the frames make no sense, `SCHEMA_MISSING` if
+        no Relation message describes a table.
+    """
+    if len(raw) > BLOCK_BYTES_MAX:
+        raise TailraceError(Kind.DECODE_FAILED, "decoded a block: it is longer than 2 GiB")
+    summary = frames.summarise(raw, frames.state_within(open_at_start, 0, 0))
+    listed = summary.tables
+    if summary.rows == 0 or (tables is not None and listed is not None and tables.isdisjoint(listed)):
+        return []
+    if summary.rows > len(raw):
+        raise _violation(2, 0)
+    tables_max = summary.rows if listed is None else min(summary.rows, frames.TABLES_LISTED_MAX)
+    slots = np.zeros((1 << (2 * tables_max + 2).bit_length(), 3), np.int64)
+    changes = np.empty((kernel.CHANGE_FIELDS, summary.rows), np.int64)
+    groups = np.empty((summary.rows + 1, 3), np.int64)
+    schema_at = np.empty(len(raw) // _SCHEMA_FRAME_BYTES_MIN + 1 if summary.has_schema else 0, np.int64)
+    result = np.empty(kernel.RESULT_FIELDS, np.int64)
+    state = frames.state_within(open_at_start, 0, 0)
+    if state[frames.OPEN] == frames.SNAPSHOT_OPEN:
+        state[frames.XID] = kernel.NONE
+    kernel.index_changes(
+        raw, log_offset, state, np.array(sorted(tables or ()), np.int64), tables is None,
+        changes, groups, slots, schema_at, result,
+    )  # fmt: skip
+    if result[kernel.ERROR]:
+        raise _violation(int(result[kernel.ERROR]), int(result[kernel.ERROR_AT]))
+    in_block = [_frame(raw, int(at)) for at in schema_at[: result[kernel.SCHEMAS]]]
+    relations, group_of = _relations(groups[: result[kernel.GROUPS]], Catalog(schema), in_block)
+    parts = _by_group(changes, int(result[kernel.CHANGES]), group_of, len(relations))
+    return [
+        TableChanges(relation, raw, log_offset, part)
+        for relation, part in zip(relations, parts, strict=True)
+    ]
+
+
+def _relations(
+    groups: Numbers, catalog: Catalog, in_block: Sequence[bytes]
+) -> tuple[list[Relation | None], Numbers]:
+    # The kernel opens a group whenever a table's Relation message comes again. Where that said
+    # nothing new, which is so after each reconnection, the groups are one.
+    relations: list[Relation | None] = []
+    newest: dict[int, int] = {}
+    group_of = np.full(len(groups), -1, np.int64)
+    applied = 0
+    for group, (key, schemas, wanted) in enumerate(groups.tolist()):
+        if not wanted:
+            continue
+        for frame in in_block[applied:schemas]:
+            catalog.apply(frame)
+        applied = max(applied, schemas)
+        relation = None if key == kernel.MESSAGE_KEY else catalog.relation(key & 0xFFFFFFFF)
+        if key not in newest or relations[newest[key]] != relation:
+            newest[key] = len(relations)
+            relations.append(relation)
+        group_of[group] = newest[key]
+    return relations, group_of
+
+
+def _by_group(changes: Numbers, count: int, group_of: Numbers, parts: int) -> list[Numbers]:
+    if parts <= 1:
+        return [changes[:, :count]] * parts
+    sizes = np.bincount(group_of[changes[kernel.GROUP, :count]], minlength=parts)
+    ends = np.cumsum(sizes)
+    ordered = np.empty((kernel.CHANGE_FIELDS, count), np.int64)
+    kernel.sort_by_group(changes, count, group_of, ends - sizes, ordered)
+    return [ordered[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _frame(raw: Bytes, at: int) -> bytes:
+    length = int.from_bytes(raw[at + 1 : at + 5].tobytes(), "big")
+    return raw[at : at + 1 + length].tobytes()
+
+
+def _violation(error: int, byte: int) -> TailraceError:
+    return TailraceError(
+        Kind.PROTOCOL_VIOLATION,
+        f"decoded a block: {kernel.ERRORS[error]}",
+        "run `tailrace log verify`; if the log is whole, please report it with the server's version",
+        {"byte": byte},
+    )

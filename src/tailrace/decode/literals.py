@@ -1,0 +1,336 @@
+"""Compiled readers of PostgreSQL's text forms for which Arrow has no cast, or not a whole one:
+booleans, dates and timestamps (BC, infinities, years of six digits), bytea, arrays.
+
+Each takes a column's cells and marks the rows that it can't read exactly; none of them fails.
+The scalar readers are shared with the JSON writer.
+
+Source: PostgreSQL manual, "Date/Time Output" (ISO style), "bytea Hex Format", "Array Input and
+Output Syntax".
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from tailrace.decode.gather import copy_bytes
+from tailrace.decode.kernel import TEXT
+from tailrace.protocol.frames import FROZEN_BYTES
+
+# What became of a cell.
+PLAIN, SPECIAL_KEPT, SPECIAL_NULL = range(3)
+
+DATE, TIMESTAMP, TIMESTAMPTZ = range(3)
+
+US_A_DAY = 86_400_000_000
+
+_INT64_MAX = 2**63 - 1
+_INT64_MIN = -(2**63)
+_INT32_MAX = 2**31 - 1
+_INT32_MIN = -(2**31)
+
+_CELLS = (FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
+
+
+@nb.njit(inline="always")
+def days_from_civil(year, month, day):  # type: ignore[no-untyped-def]
+    """Return days since 1970-01-01 in the proleptic Gregorian calendar; year 0 is 1 BC.
+
+    Source: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms".
+    """
+    year -= month <= 2
+    era = year // 400
+    of_era = year - era * 400
+    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
+
+
+@nb.njit(nb.types.UniTuple(nb.int64, 2)(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+def read_number(b, p, end):  # type: ignore[no-untyped-def]
+    """Return the run of digits at `p` (at most nine) as a number, and the place after it."""
+    value = np.int64(0)
+    stop = min(end, p + 9)
+    while p < stop and 48 <= b[p] <= 57:
+        value = value * 10 + (b[p] - 48)
+        p += 1
+    return value, p
+
+
+@nb.njit(
+    nb.types.UniTuple(nb.int64, 2)(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), nogil=True, cache=True
+)
+def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
+    """Read a date (days since 1970) or timestamp (microseconds since 1970, UTC if it has a zone).
+
+    Returns the value and `PLAIN`, `SPECIAL_KEPT` (an infinity: the type's outermost value) or
+    `SPECIAL_NULL` (no such value, or outside the type's range).
+    """
+    end = p + length
+    if (length == 8 and b[p] == 105) or (length == 9 and b[p] == 45 and b[p + 1] == 105):
+        if flavour == DATE:
+            return (_INT32_MAX if length == 8 else _INT32_MIN), SPECIAL_KEPT
+        return (_INT64_MAX if length == 8 else _INT64_MIN), SPECIAL_KEPT
+    first = p
+    year, p = read_number(b, p, end)
+    if p - first < 4 or end - p < 6 or b[p] != 45 or b[p + 3] != 45:
+        return 0, SPECIAL_NULL
+    month, q = read_number(b, p + 1, p + 3)
+    day, r = read_number(b, p + 4, p + 6)
+    if q != p + 3 or r != p + 6 or month < 1 or month > 12 or day < 1 or day > 31:
+        return 0, SPECIAL_NULL
+    p = r
+    if end - p >= 3 and b[end - 1] == 67 and b[end - 2] == 66 and b[end - 3] == 32:  # ' BC'
+        year = 1 - year
+        end -= 3
+    days = days_from_civil(year, month, day)
+    if flavour == DATE:
+        if p != end or days >= _INT32_MAX or days <= _INT32_MIN:
+            return 0, SPECIAL_NULL
+        return days, PLAIN
+    if end - p < 9 or b[p] != 32 or b[p + 3] != 58 or b[p + 6] != 58:
+        return 0, SPECIAL_NULL
+    hour, q = read_number(b, p + 1, p + 3)
+    minute, r = read_number(b, p + 4, p + 6)
+    second, s = read_number(b, p + 7, p + 9)
+    if q != p + 3 or r != p + 6 or s != p + 9:
+        return 0, SPECIAL_NULL
+    p = s
+    fraction = np.int64(0)
+    if p < end and b[p] == 46:
+        first = p + 1
+        fraction, p = read_number(b, first, min(end, first + 6))
+        if p == first:
+            return 0, SPECIAL_NULL
+        for _ in range(6 - (p - first)):
+            fraction *= 10
+    offset = np.int64(0)
+    if flavour == TIMESTAMPTZ:
+        if end - p < 3 or (b[p] != 43 and b[p] != 45):
+            return 0, SPECIAL_NULL
+        sign = 1 if b[p] == 43 else -1
+        unit = np.int64(3600)
+        p += 1
+        while unit > 0:
+            part, q = read_number(b, p, min(end, p + 2))
+            if q != p + 2:
+                return 0, SPECIAL_NULL
+            offset += sign * unit * part
+            p = q
+            if p >= end or b[p] != 58:
+                break
+            p += 1
+            unit //= 60
+    # Four days inside what 64 bits hold (294247-01-10), which an offset could use up.
+    if p != end or days < -106751986 or days > 106751986:
+        return 0, SPECIAL_NULL
+    return days * US_A_DAY + (hour * 3600 + minute * 60 + second - offset) * 1_000_000 + fraction, PLAIN
+
+
+@nb.njit(
+    nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True
+)
+def read_temporals(b, start, length, kind, flavour, values, valid, outcome):  # type: ignore[no-untyped-def]
+    """Read a column of dates or timestamps; returns how many cells are not `PLAIN`.
+
+    `valid` is a bit map, zeroed before.
+    """
+    specials = 0
+    for r in range(len(start)):
+        values[r] = 0
+        outcome[r] = PLAIN
+        if kind[r] == TEXT:
+            values[r], became = read_temporal(b, start[r], length[r], flavour)
+            outcome[r] = became
+            specials += became != PLAIN
+            if became != SPECIAL_NULL:
+                valid[r >> 3] |= np.uint8(1 << (r & 7))
+    return specials
+
+
+@nb.njit(nb.int64(*_CELLS, nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True)
+def read_booleans(b, start, length, kind, values, valid, outcome):  # type: ignore[no-untyped-def]
+    """Read a column of booleans into two bit maps, zeroed before."""
+    specials = 0
+    for r in range(len(start)):
+        outcome[r] = PLAIN
+        if kind[r] == TEXT:
+            letter = b[start[r]] if length[r] == 1 else np.uint8(0)
+            if letter == 116 or letter == 102:  # 't' 'f'
+                valid[r >> 3] |= np.uint8(1 << (r & 7))
+                if letter == 116:
+                    values[r >> 3] |= np.uint8(1 << (r & 7))
+            else:
+                outcome[r] = SPECIAL_NULL
+                specials += 1
+    return specials
+
+
+@nb.njit(inline="always")
+def hex_digit(letter):  # type: ignore[no-untyped-def]
+    """Return the value of a hexadecimal digit, or -1."""
+    if 48 <= letter <= 57:
+        return np.int64(letter) - 48
+    if 97 <= letter <= 102:
+        return np.int64(letter) - 87
+    if 65 <= letter <= 70:
+        return np.int64(letter) - 55
+    return np.int64(-1)
+
+
+@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+def is_hex(b, p, length):  # type: ignore[no-untyped-def]
+    """Tell whether a text is bytea in hex form."""
+    if length < 2 or length % 2 or b[p] != 92 or b[p + 1] != 120:
+        return False
+    for k in range(p + 2, p + length):
+        if hex_digit(b[k]) < 0:
+            return False
+    return True
+
+
+@nb.njit(
+    nb.int64(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True
+)
+def read_byteas(b, start, length, kind, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
+    """Read a column of bytea in hex form; `out` has room for half of the cells' lengths."""
+    specials = 0
+    to = np.int64(0)
+    offsets[0] = 0
+    for r in range(len(start)):
+        outcome[r] = PLAIN
+        if kind[r] == TEXT:
+            if is_hex(b, start[r], length[r]):
+                for k in range(start[r] + 2, start[r] + length[r], 2):
+                    out[to] = hex_digit(b[k]) * 16 + hex_digit(b[k + 1])
+                    to += 1
+                valid[r >> 3] |= np.uint8(1 << (r & 7))
+            else:
+                outcome[r] = SPECIAL_NULL
+                specials += 1
+        offsets[r + 1] = to
+    return specials
+
+
+@nb.njit(
+    nb.types.UniTuple(nb.int64, 3)(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True
+)
+def item_end(b, p, end):  # type: ignore[no-untyped-def]
+    """Find the end of the array item that begins at `p`.
+
+    Returns the place after it, the length of its text without quotes and backslashes, and
+    whether it was quoted; the place is -1 if the item is malformed or an array itself.
+    """
+    if p < end and b[p] == 34:
+        p += 1
+        size = 0
+        while p < end and b[p] != 34:
+            if b[p] == 92:
+                p += 1
+            p += 1
+            size += 1
+        if p >= end:
+            return np.int64(-1), np.int64(0), np.int64(1)
+        return p + 1, size, np.int64(1)
+    first = p
+    while p < end and b[p] != 44:
+        if b[p] == 34 or b[p] == 92 or b[p] == 123 or b[p] == 125:
+            return np.int64(-1), np.int64(0), np.int64(0)
+        p += 1
+    return (p if p > first else np.int64(-1)), p - first, np.int64(0)
+
+
+@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), nogil=True, cache=True)
+def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
+    """Tell whether an array item is NULL, which PostgreSQL writes bare and reads in any case."""
+    return (
+        quoted == 0
+        and length == 4
+        and (b[p] | 32) == 110
+        and (b[p + 1] | 32) == 117
+        and (b[p + 2] | 32) == 108
+        and (b[p + 3] | 32) == 108
+    )
+
+
+@nb.njit(nb.types.UniTuple(nb.int64, 2)(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+def measure_array(b, p, length):  # type: ignore[no-untyped-def]
+    """Return the number of items and of their bytes; -1 if it is no plain one-dimensional array."""
+    end = p + length - 1
+    if length < 2 or b[p] != 123 or b[end] != 125:
+        return np.int64(-1), np.int64(0)
+    p += 1
+    items = np.int64(0)
+    size = np.int64(0)
+    while p < end:
+        p, length, _ = item_end(b, p, end)
+        if p < 0 or (p < end and (b[p] != 44 or p + 1 == end)):
+            return np.int64(-1), np.int64(0)
+        items += 1
+        size += length
+        p += 1
+    return items, size
+
+
+@nb.njit(
+    nb.types.UniTuple(nb.int64, 3)(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]),
+    nogil=True,
+    cache=True,
+)
+def measure_arrays(b, start, length, kind, offsets, valid, outcome):  # type: ignore[no-untyped-def]
+    """Measure a column of arrays: specials, items, bytes of items; `offsets` counts items."""
+    specials = np.int64(0)
+    items = np.int64(0)
+    size = np.int64(0)
+    offsets[0] = 0
+    for r in range(len(start)):
+        outcome[r] = PLAIN
+        if kind[r] == TEXT:
+            count, more = measure_array(b, start[r], length[r])
+            if count < 0:
+                outcome[r] = SPECIAL_NULL
+                specials += 1
+            else:
+                items += count
+                size += more
+                valid[r >> 3] |= np.uint8(1 << (r & 7))
+        offsets[r + 1] = items
+    return specials, items, size
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
+    """Write a quoted item's text, which begins at the quote `p`; returns the place after it."""
+    p += 1
+    while p < end - 1:
+        if b[p] == 92:
+            p += 1
+        out[to] = b[p]
+        to += 1
+        p += 1
+    return to
+
+
+@nb.njit(
+    nb.void(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.int32[::1], nb.uint8[::1]),
+    nogil=True,
+    cache=True,
+)
+def read_arrays(b, start, length, kind, offsets, out, item_start, item_length, item_kind):  # type: ignore[no-untyped-def]
+    """Write the items of arrays that `measure_arrays` accepted as cells over `out`."""
+    to = np.int64(0)
+    for r in range(len(start)):
+        p = np.int64(start[r]) + 1
+        end = np.int64(start[r]) + length[r] - 1
+        for item in range(offsets[r], offsets[r + 1]):
+            after, size, quoted = item_end(b, p, end)
+            item_start[item] = to
+            item_length[item] = size
+            item_kind[item] = TEXT
+            if quoted != 0:
+                to = unquote_item(b, p, after, out, to)
+            elif is_null_item(b, p, size, quoted):
+                item_kind[item] = 110
+            else:
+                copy_bytes(out, to, b, p, size)
+                to += size
+            p = after + 1

@@ -1,0 +1,105 @@
+"""Parsers of the pgoutput messages that describe tables, over a cursor that can't overrun.
+
+Changes themselves are never parsed here: `kernel` finds them by the million.
+
+Source: PostgreSQL manual, "Logical Replication Message Formats", protocol version 1.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NoReturn
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Column, Relation, ReplicaIdentity
+
+#: PostgreSQL's MaxTupleAttributeNumber: no row has more columns.
+COLUMNS_MAX = 1664
+
+#: What pgoutput sends for the schema pg_catalog.
+_PG_CATALOG = "pg_catalog"
+
+_KEY_FLAG = 1
+
+
+class Cursor:
+    """Reads one message from its first byte on, and never past its end."""
+
+    def __init__(self, message: bytes, what: str) -> None:
+        self._message = message
+        self._at = 0
+        self._what = what
+
+    def u8(self) -> int:
+        return self._take(1)[0]
+
+    def i16(self) -> int:
+        return int(struct.unpack("!h", self._take(2))[0])
+
+    def i32(self) -> int:
+        return int(struct.unpack("!i", self._take(4))[0])
+
+    def u32(self) -> int:
+        return int(struct.unpack("!I", self._take(4))[0])
+
+    def text(self) -> str:
+        """Return the text up to the next zero byte, which is passed over."""
+        end = self._message.find(b"\0", self._at)
+        if end < 0:
+            self.refuse("a name has no end")
+        raw = self._message[self._at : end]
+        self._at = end + 1
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            self.refuse("a name is not UTF-8")
+
+    def end(self) -> None:
+        """Check that nothing is left."""
+        if self._at != len(self._message):
+            self.refuse("bytes are left over")
+
+    def refuse(self, found: str) -> NoReturn:
+        """Raise that the message can't be what it says."""
+        raise TailraceError(
+            Kind.PROTOCOL_VIOLATION,
+            f"parsed a {self._what} message: {found}",
+            "please report it with the server's version",
+            {"byte": self._at},
+        )
+
+    def _take(self, size: int) -> bytes:
+        if size > len(self._message) - self._at:
+            self.refuse("it is cut short")
+        taken = self._message[self._at : self._at + size]
+        self._at += size
+        return taken
+
+
+def parse_relation(message: bytes) -> Relation:
+    """Return what a Relation message ('R' and after) says; its primary key is not known.
+
+    :raises TailraceError: `PROTOCOL_VIOLATION` if the message is not one.
+    """
+    cursor = Cursor(message, "Relation")
+    if cursor.u8() != ord("R"):
+        cursor.refuse("it is of another type")
+    oid = cursor.u32()
+    schema = cursor.text() or _PG_CATALOG
+    table = cursor.text()
+    letter = chr(cursor.u8())
+    if letter not in list(ReplicaIdentity):
+        cursor.refuse("its replica identity is unknown")
+    count = cursor.i16()
+    if not 0 <= count <= COLUMNS_MAX:
+        cursor.refuse("its number of columns is impossible")
+    columns = []
+    for _ in range(count):
+        flags = cursor.u8()
+        name = cursor.text()
+        type_oid = cursor.u32()
+        columns.append(Column(name, type_oid, cursor.i32(), bool(flags & _KEY_FLAG)))
+    cursor.end()
+    if len({column.name for column in columns}) != count:
+        cursor.refuse("two columns have one name")
+    return Relation(oid, schema, table, ReplicaIdentity(letter), tuple(columns))

@@ -1,0 +1,135 @@
+"""Typed rows: a table's own columns as Arrow types, then what every change carries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.decode import kernel
+from tailrace.decode.gather import Cells, gather, string_array
+from tailrace.decode.tuples import Tuples
+from tailrace.decode.types import METADATA, Typed, column_type, row_schema
+from tailrace.errors import TailraceError
+from tailrace.model import Op, Relation
+from tailrace.protocol.frames import Numbers
+
+_SPECIAL = METADATA[-1]
+_LOG_OFFSET = METADATA[5]
+
+# Rows, column name and texts of values that their typed column does not hold exactly.
+_Specials = list[tuple[npt.NDArray[np.int64], str, pa.StringArray]]
+
+
+def typed_rows(relation: Relation, tuples: Tuples, as_text: Collection[str]) -> pa.RecordBatch:
+    """Return the changes in the schema `row_schema(relation)`; columns of `as_text` as strings.
+
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8 or a column's name is reserved.
+    """
+    schema = row_schema(relation)
+    specials: _Specials = []
+    columns: list[pa.Array] = []
+    for c, column in enumerate(relation.columns):
+        cells = tuples.column(c)
+        if column.name in as_text:
+            columns.append(_named(relation, column.name, gather, cells))
+            schema = schema.set(c, pa.field(column.name, pa.string()))
+        else:
+            columns.append(_typed(relation, c, cells, specials))
+    columns += metadata(tuples)
+    columns.append(_unchanged(relation, tuples))
+    columns.append(_special_map(specials, len(tuples)))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def old_keys(relation: Relation, tuples: Tuples) -> pa.RecordBatch | None:
+    """Return the former keys of updates that changed the key: key columns, `_log_offset` of the
+    update and `_special`; None if there are none.
+
+    :raises TailraceError: as `typed_rows`.
+    """
+    key = set(relation.key)
+    places = [c for c, column in enumerate(relation.columns) if column.name in key]
+    if not places or not tuples.old_mark.any():
+        return None
+    changed = np.zeros(len(tuples), np.bool_)
+    current, old = tuples.current, tuples.old
+    kernel.mark_changed_keys(
+        tuples.buffer, tuples.op, tuples.old_mark, np.array(places, np.int64),
+        current.start, current.length, current.kind, old.start, old.length, old.kind, changed,
+    )  # fmt: skip
+    rows = np.flatnonzero(changed)
+    if len(rows) == 0:
+        return None
+    specials: _Specials = []
+    columns = [_typed(relation, c, tuples.old_column(c, rows), specials) for c in places]
+    fields = [pa.field(relation.columns[c].name, column_type(relation.columns[c]).arrow) for c in places]
+    columns.append(pa.array(tuples.fields[kernel.LOG_OFFSET][rows]))
+    columns.append(_special_map(specials, len(rows)))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, _LOG_OFFSET, _SPECIAL]))
+
+
+def metadata(tuples: Tuples) -> list[pa.Array]:
+    """Return the columns `_op` to `_log_offset`."""
+    fields = tuples.fields
+    return [
+        string_array(np.arange(len(tuples) + 1, dtype=np.int32), tuples.op),
+        pa.array(fields[kernel.AT_COMMIT_LSN]),
+        pa.array(fields[kernel.AT_ORDINAL]),
+        or_null(fields[kernel.AT_XID]),
+        or_null(fields[kernel.AT_COMMIT_TIME]).cast(pa.timestamp("us", tz="UTC")),
+        pa.array(fields[kernel.LOG_OFFSET]),
+    ]
+
+
+def or_null(numbers: Numbers) -> pa.Int64Array:
+    """Return `numbers` as an array, `kernel.NONE` as null."""
+    missing = numbers == kernel.NONE
+    return pa.array(numbers, mask=missing if missing.any() else None)
+
+
+def _typed(relation: Relation, column: int, cells: Cells, specials: _Specials) -> pa.Array:
+    name = relation.columns[column].name
+    typed: Typed = _named(relation, name, column_type(relation.columns[column]).read, cells)
+    rows = typed.special_rows
+    if len(rows):
+        odd = Cells(cells.buffer, cells.start[rows], cells.length[rows], cells.kind[rows])
+        specials.append((rows, name, _named(relation, name, gather, odd)))
+    return typed.values
+
+
+def _named(relation, name, read, cells):  # type: ignore[no-untyped-def]
+    # A failure in a column says which one it was.
+    try:
+        return read(cells)
+    except TailraceError as error:
+        where = {"table": relation.qualified_name, "column": name}
+        raise TailraceError(error.kind, error.message, error.hint, where) from error
+
+
+def _unchanged(relation: Relation, tuples: Tuples) -> pa.ListArray:
+    missing = tuples.current.kind == kernel.UNCHANGED
+    offsets = np.zeros(len(tuples) + 1, np.int32)
+    names = pa.array([column.name for column in relation.columns], pa.string())
+    if not missing.any():
+        return pa.ListArray.from_arrays(pa.array(offsets), names[:0])
+    np.cumsum(missing.sum(axis=0), out=offsets[1:])
+    columns = np.nonzero(missing.T)[1]
+    return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(columns)))
+
+
+def _special_map(specials: _Specials, count: int) -> pa.MapArray:
+    if not specials:
+        return pa.nulls(count, _SPECIAL.type)
+    rows = np.concatenate([part[0] for part in specials])
+    order = pa.array(np.argsort(rows, kind="stable"))
+    names = pa.concat_arrays([pa.repeat(pa.scalar(name), len(part)) for part, name, _ in specials])
+    texts = pa.concat_arrays([part[2] for part in specials])
+    entries = np.bincount(rows, minlength=count)
+    offsets = np.concatenate(([0], np.cumsum(entries))).astype(np.int32)
+    null = np.append(entries == 0, False)
+    return pa.MapArray.from_arrays(
+        pa.array(offsets, mask=null), names.take(order), texts.take(order)
+    )

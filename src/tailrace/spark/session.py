@@ -1,0 +1,164 @@
+"""The Spark session of a pipeline: local by default, quick to start, ready for Delta."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.spark import jvm
+from tailrace.spark.java import require_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tailrace.config import SparkConfig
+
+#: Spark's default is local; `*` takes every core.
+DEFAULT_MASTER = "local[*]"
+
+#: Where `make setup` and an installer may put Delta's jars, below the environment's prefix.
+JARS_BELOW_PREFIX = Path("share", "tailrace", "jars")
+
+_DEFAULTS: dict[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.shuffle.partitions": "4",
+    # A merge's shuffles are small; adaptive planning costs more jobs than it saves work.
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "4",
+    # The tables' own logs are small: fifty tasks for each snapshot of one make commits slow.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+def session(config: SparkConfig | None = None, app_name: str = "tailrace") -> SparkSession:
+    """Return the process's Spark session; start it if there is none.
+
+    :param config: master and settings of the pipeline; its settings win over the defaults here.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if there is no fit Java, before anything is
+        started or downloaded; `SPARK_FAILED` if Spark does not start.
+
+    A session that runs already is returned as it is: two can't live in one process.
+    """
+    require_java()
+    # Workers are started by name; without these they would be whatever `python3` is on PATH.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    if (running := SparkSession.getActiveSession()) is not None:
+        return running
+    settings = settings_of(config, app_name)
+    with _interrupt_handler_kept():
+        if SparkContext._active_spark_context is None:  # noqa: SLF001 — PySpark has no public way to ask
+            gateway = SparkContext._gateway or jvm.launch(settings)  # noqa: SLF001
+            conf = SparkConf(loadDefaults=False, _jvm=gateway.jvm)
+            conf.setAll(list(settings.items()))
+            SparkContext(conf=conf, gateway=gateway)
+        return SparkSession.builder.getOrCreate()
+
+
+def settings_of(config: SparkConfig | None, app_name: str) -> dict[str, str]:
+    """Return every Spark setting of the session, the user's over ours."""
+    user = {} if config is None else config.settings()
+    master = DEFAULT_MASTER if config is None or config.master is None else config.master
+    settings = _DEFAULTS | {"spark.app.name": app_name, "spark.master": master}
+    for name, value in delta_jars(master).items():
+        # What the user adds to the class path comes beside Delta's jars, not in their place.
+        joint = ":" if name.endswith("ClassPath") else ","
+        settings[name] = joint.join(filter(None, (value, user.get(name, ""))))
+        user.pop(name, None)
+    return settings | user
+
+
+def delta_jars(master: str) -> dict[str, str]:
+    """Return the settings that bring Delta's classes along.
+
+    From the directory that the environment variable TAILRACE_JARS names, else from
+    `share/tailrace/jars` of the Python environment; where there is neither, Spark fetches them
+    (to the Ivy directory in the user's home).
+    """
+    named = os.environ.get("TAILRACE_JARS", "")
+    directory = Path(named) if named else Path(sys.prefix) / JARS_BELOW_PREFIX
+    jars = sorted(str(jar) for jar in directory.glob("*.jar") if not _is_sparks_own(jar.name))
+    if not any(Path(jar).name.startswith("delta-spark") for jar in jars):
+        return {"spark.jars.packages": delta_coordinates()}
+    if master.startswith("local"):
+        # `spark.jars` would copy each jar twice before it is used.
+        return {"spark.driver.extraClassPath": ":".join(jars)}
+    return {"spark.jars": ",".join(jars)}
+
+
+def delta_coordinates() -> str:
+    """Return the Maven coordinates of the Delta that fits the installed PySpark."""
+    from importlib.metadata import version
+
+    spark_line = ".".join(version("pyspark").split(".")[:2])
+    return f"io.delta:delta-spark_{spark_line}_2.13:{version('delta-spark')}"
+
+
+def _is_sparks_own(jar: str) -> bool:
+    """Tell whether Spark ships this artifact itself, whatever its version: Delta's dependencies
+    include Spark's, and two versions of one class must not meet."""
+    import pyspark
+
+    own = Path(pyspark.__file__).parent / "jars"
+    return any(own.glob(f"{_artifact(jar)}-[0-9]*.jar"))
+
+
+def _artifact(jar: str) -> str:
+    parts = jar.removesuffix(".jar").split("-")
+    while len(parts) > 1 and parts[-1][:1].isdigit():
+        parts.pop()
+    return "-".join(parts)
+
+
+@contextlib.contextmanager
+def _interrupt_handler_kept() -> Iterator[None]:
+    """PySpark takes SIGINT over when a context starts; the pipeline keeps its own handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def warm(spark: SparkSession) -> None:
+    """Start the Python workers and load the decoding kernels in each of them; run a tiny job.
+
+    Meant to run on a thread of its own while capture connects. The kernels are compiled here
+    first, if no cache has them, so that workers only load them.
+    """
+    import tailrace.decode.changes  # noqa: F401 — importing it compiles, or loads from the cache
+
+    context = spark.sparkContext
+    count = context.defaultParallelism
+    context.parallelize(range(count), count).foreachPartition(_load_kernels)
+    spark.range(1).write.format("noop").mode("overwrite").save()
+
+
+def _load_kernels(_: Iterator[int]) -> None:
+    import time
+
+    import tailrace.spark.changes  # noqa: F401
+
+    # Long enough that no worker is free for a second task: each gets one.
+    time.sleep(0.3)

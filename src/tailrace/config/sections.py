@@ -153,9 +153,8 @@ class SparkConfig(Section):
         default={}, description="Settings of Spark under their own names; values may be references."
     )
 
-    @property
     def settings(self) -> dict[str, str]:
-        """`conf` as Spark takes it, references resolved now.
+        """Return `conf` as Spark takes it, references resolved now.
 
         :raises TailraceError: `SECRET_MISSING`.
         """

@@ -1,0 +1,14 @@
+"""Fixtures live in the modules `fix_*.py`; this file only names them."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["fix_postgres", "fix_proxy", "fix_spark"]
+
+# Every failure prints what reproduces it. No deadline: the first call of a kernel may load it
+# from its cache, and two cores are shared.
+settings.register_profile(
+    "default", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("default")

@@ -1,0 +1,100 @@
+"""An embedded server starts, dies and comes back, with what was committed."""
+
+from __future__ import annotations
+
+import stat
+
+import psycopg
+import pytest
+
+from fix_postgres import DEFAULT_VERSION
+from fix_wait import wait_until
+from tailrace.embedded.install import Account, Install, find_install, is_reachable, within_reach
+from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.errors import Kind, TailraceError
+
+
+def test_each_version_is_what_it_says_and_ready_for_logical_decoding(each_pg):
+    assert int(each_pg.query("show server_version_num")[0][0]) // 10_000 == each_pg.server.version
+    assert each_pg.query("show wal_level") == [("logical",)]
+    assert each_pg.query("show server_encoding") == [("UTF8",)]
+    each_pg.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+
+
+def test_a_killed_server_comes_back_on_its_port_with_what_was_committed(own_pg):
+    port = own_pg.port
+    own_pg.execute("create table t (n int); insert into t select generate_series(1, 1000)")
+    with own_pg.connect(autocommit=False) as open_transaction:
+        open_transaction.execute("insert into t values (0)")
+        own_pg.kill()
+        assert own_pg.pid is None
+        with pytest.raises(psycopg.OperationalError):
+            open_transaction.execute("select 1")
+        open_transaction.close()
+    own_pg.start()
+    assert own_pg.port == port
+    assert own_pg.query("select count(*), min(n) from t") == [(1000, 1)]
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_stopped_server_is_gone_and_restarts(own_pg, mode):
+    own_pg.execute("create table t (n int)")
+    own_pg.stop(mode)
+    with pytest.raises(psycopg.OperationalError):
+        own_pg.connect()
+    own_pg.restart()
+    assert own_pg.query("table t") == []
+
+
+def test_settings_change_at_a_reload_and_alter_system_wins(own_pg):
+    own_pg.settings["work_mem"] = "5MB"
+    own_pg.reload()
+    wait_until(lambda: own_pg.query("show work_mem") == [("5MB",)], 5, "the new work_mem")
+    own_pg.execute("alter system set work_mem = '6MB'")
+    own_pg.restart()
+    assert own_pg.query("show work_mem") == [("6MB",)]
+
+
+def test_a_password_is_asked_for_and_stays_out_of_the_dsn():
+    with EmbeddedPostgres(find_install(DEFAULT_VERSION), password="it's", durable=False) as server:
+        assert server.query("select 1") == [(1,)]
+        assert "it's" not in server.dsn()
+        with pytest.raises(psycopg.OperationalError, match="no password supplied"):
+            psycopg.connect(server.dsn(), connect_timeout=5)
+
+
+def test_a_temporary_directory_is_private_and_goes_at_close():
+    server = EmbeddedPostgres(find_install(DEFAULT_VERSION), durable=False)
+    with server:
+        assert stat.S_IMODE(server.data.stat().st_mode) == 0o700
+    assert not server.directory.exists()
+    server.close()
+
+
+def test_a_server_that_cannot_start_says_why(own_pg):
+    own_pg.stop()
+    own_pg.settings["wal_level"] = "imaginary"
+    with pytest.raises(TailraceError, match="postgres ended with status 1") as caught:
+        own_pg.start()
+    assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
+
+
+def test_an_unknown_version_is_named():
+    with pytest.raises(TailraceError, match="PostgreSQL 9: its binaries are not here"):
+        find_install(9)
+
+
+def test_binaries_out_of_the_accounts_reach_are_copied_not_opened_up(tmp_path):
+    # GIVEN an installation below a directory that only its owner may enter
+    private = tmp_path / "private"
+    (private / "bin").mkdir(parents=True)
+    (private / "bin" / "postgres").write_text("#!/bin/sh\n")
+    private.chmod(0o700)
+    stranger = Account("stranger", 64_000, 64_000)
+    # WHEN the server's account can't get there
+    assert not is_reachable(private / "bin", stranger)
+    copied = within_reach(Install(18, private / "bin"), stranger, tmp_path)
+    # THEN there is a copy, and the original is as private as before
+    assert copied.bin == tmp_path / "postgresql-18" / "bin"
+    assert (copied.bin / "postgres").exists()
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700

@@ -1,0 +1,26 @@
+"""Waiting for something to become true, with a deadline: what tests do instead of sleeping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.02
+
+
+def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
+    """Return the first true value of `condition`, asked every 20 ms.
+
+    :param what: what is waited for, for the message; default: the condition's name.
+    :raises AssertionError: if it has not come true in time; with the last value seen.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() >= deadline:
+            name = what or getattr(condition, "__name__", repr(condition))
+            raise AssertionError(f"waited {timeout_s:g} s for {name}: last seen {value!r}")
+        time.sleep(POLL_S)
+    return value

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tailrace.changelog.reader import BlockRef, LogReader
+from tailrace.changelog.format import BlockRef
+from tailrace.changelog.reader import LogReader
 from tailrace.decode.catalog import Catalog
 from tailrace.decode.changes import TableChanges, decode_block
 from tailrace.protocol.frames import Bytes, schema_frames
@@ -45,8 +46,16 @@ def changes_of(
             continue
         raw = _joined([reader.read(block) for block in stretch])
         first = stretch[0].header
-        decoded = decode_block(raw, first.log_offset, first.open_at_start, schema.frames())
-        if any(block.header.has_schema for block in stretch):
+        changes_shape = any(block.header.has_schema for block in stretch)
+        decoded = decode_block(
+            raw,
+            first.log_offset,
+            first.open_at_start,
+            schema.frames(),
+            # A table that gets a wanted name within the stretch is not among `wanted`.
+            tables=None if changes_shape else wanted,
+        )
+        if changes_shape:
             schema.apply(raw)
         found = [
             changes.slice(piece.start, piece.end)

@@ -48,7 +48,9 @@ def launch(settings: Mapping[str, str]) -> Any:
     conf.set("spark.driver.extraJavaOptions", java_options(settings))
     relay = _Relay()
     try:
-        gateway = launch_gateway(conf, {"stderr": relay.write_end, "start_new_session": True})
+        gateway = launch_gateway(  # type: ignore[no-untyped-call]
+            conf, {"stderr": relay.write_end, "start_new_session": True}
+        )
     except PySparkRuntimeError as error:
         raise TailraceError(
             Kind.SPARK_FAILED,

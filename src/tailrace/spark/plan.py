@@ -14,12 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tailrace.changelog.format import BlockRef
 from tailrace.errors import Kind, TailraceError
-
-if TYPE_CHECKING:
-    from tailrace.changelog.reader import BlockRef
 
 MIB = 1 << 20
 
@@ -64,7 +61,7 @@ def pieces(task: str, blocks: Sequence[BlockRef], start: int, end: int) -> list[
     """
     if start >= end:
         return []
-    inside = [block for block in blocks if _start(block) < end and _end(block) > start]
+    inside = [block for block in blocks if block.header.log_offset < end and block.header.end > start]
     _require_contiguous(inside, start, end)
     count = piece_count(end - start)
     found: list[Piece] = []
@@ -72,14 +69,13 @@ def pieces(task: str, blocks: Sequence[BlockRef], start: int, end: int) -> list[
     for index in range(count):
         goal = start + (end - start) * (index + 1) // count
         upto = taken
-        while upto < len(inside) and _start(inside[upto]) < goal:
+        while upto < len(inside) and inside[upto].header.log_offset < goal:
             upto += 1
         if upto == taken:  # one block spans several goals
             continue
         mine = tuple(inside[taken:upto])
-        found.append(
-            Piece(task, len(found), max(start, _start(mine[0])), min(end, _end(mine[-1])), mine)
-        )
+        first, last = mine[0].header.log_offset, mine[-1].header.end
+        found.append(Piece(task, len(found), max(start, first), min(end, last), mine))
         taken = upto
     return found
 
@@ -91,20 +87,12 @@ def piece_count(size: int) -> int:
     return max(1, enough, needed)
 
 
-def _start(block: BlockRef) -> int:
-    return block.header.log_offset
-
-
-def _end(block: BlockRef) -> int:
-    return block.header.log_offset + block.header.raw_size
-
-
 def _require_contiguous(blocks: Sequence[BlockRef], start: int, end: int) -> None:
     reached = start
     for number, block in enumerate(blocks):
-        if _start(block) > reached or (number and _start(block) != reached):
+        if block.header.log_offset > reached or (number and block.header.log_offset != reached):
             break
-        reached = _end(block)
+        reached = block.header.end
     if not blocks or reached < end:
         raise TailraceError(
             Kind.LOG_RANGE_INVALID,

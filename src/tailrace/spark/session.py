@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,7 +114,8 @@ def delta_coordinates() -> str:
 
 def _is_sparks_own(jar: str) -> bool:
     """Tell whether Spark ships this artifact itself, whatever its version: Delta's dependencies
-    include Spark's, and two versions of one class must not meet."""
+    include Spark's, and two versions of one class must not meet.
+    """
     import pyspark
 
     own = Path(pyspark.__file__).parent / "jars"
@@ -155,7 +156,7 @@ def warm(spark: SparkSession) -> None:
     spark.range(1).write.format("noop").mode("overwrite").save()
 
 
-def _load_kernels(_: Iterator[int]) -> None:
+def _load_kernels(_: Iterable[int]) -> None:
     import time
 
     import tailrace.spark.changes  # noqa: F401

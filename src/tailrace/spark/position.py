@@ -1,0 +1,148 @@
+"""Places in a log, as people and Spark's checkpoints name them.
+
+A person writes `earliest`, `latest`, a log offset, an LSN or a time. Spark keeps a dictionary
+that also names the log and the task: offsets of one log mean nothing in another.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from typing import Any
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import parse_lsn
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+@functools.lru_cache(maxsize=8)
+def opened(path: str, task: str) -> LogReader:
+    """Return this process's reader of a task; it is opened once and caches block headers."""
+    return LogReader.open(path, task)
+
+
+def task_named(path: str, task: str) -> str:
+    """Return `task`, or the log's only task if it is "".
+
+    :raises TailraceError: `LOG_MISSING` if there is no log, or the task is not in it;
+        `CONFIG_INVALID` if there are several and none is named.
+    """
+    tasks = LogDirectory.open(path).tasks()
+    if task in tasks:
+        return task
+    if not task and len(tasks) == 1:
+        return tasks[0]
+    known = ", ".join(repr(name) for name in tasks) or "none yet"
+    if not task and tasks:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"read a change log: it has several tasks: {known}",
+            'choose one with .option("task", "…"); there is no order between tasks',
+            {"log": path},
+        )
+    raise TailraceError(
+        Kind.LOG_MISSING,
+        f"read a change log: there is no task {task!r} in it; its tasks: {known}",
+        "start the pipeline that writes this log once" if not tasks else "name one of these",
+        {"log": path},
+    )
+
+
+def resolve(reader: LogReader, place: str) -> int:
+    """Return the boundary that `place` means: everything before it comes before the place.
+
+    An LSN means the place after the unit that ends there, so that reading starts with what
+    was committed later. A time means the place before the first unit committed at it or later;
+    without a zone it is UTC.
+
+    :raises TailraceError: `CONFIG_INVALID` if it is no place; `LOG_RANGE_GONE` if retention has
+        removed it; `LOG_RANGE_INVALID` if the log ends before it or it lies inside a unit.
+    """
+    text = place.strip()
+    if text.lower() == "earliest":
+        return reader.start
+    if text.lower() == "latest":
+        return reader.end().offset
+    if text.isdecimal():
+        return checked(reader, int(text))
+    if "/" in text:
+        try:
+            lsn = parse_lsn(text)
+        except ValueError as error:
+            raise _no_place(place) from error
+        return reader.boundary_at_position(lsn)
+    return reader.boundary_at_time(_time_us(place))
+
+
+def checked(reader: LogReader, offset: int) -> int:
+    """Return `offset` if the log holds it as a boundary.
+
+    :raises TailraceError: `LOG_RANGE_GONE` or `LOG_RANGE_INVALID`.
+    """
+    end = reader.end().offset
+    if offset > end:
+        raise TailraceError(
+            Kind.LOG_RANGE_INVALID,
+            f"read the change log from offset {offset}: it ends at {end}",
+            "the offset comes from another log, or the log was replaced by an older copy of itself: "
+            "find out which before you read on",
+            {"log_end": end},
+        )
+    if offset < reader.start:
+        raise TailraceError(
+            Kind.LOG_RANGE_GONE,
+            f"read the change log from offset {offset}: retention has removed all before {reader.start}",
+            "start again from `earliest` into a fresh target; to keep what a reader still needs, give it "
+            "a readerName",
+            {"log_start": reader.start},
+        )
+    return offset
+
+
+class LogPosition:
+    """Spark's offset dictionaries for one task of one log."""
+
+    def __init__(self, path: str, task: str) -> None:
+        self._log_id = LogDirectory.open(path).identity.log_id
+        self._task = task
+
+    def encode(self, offset: int) -> dict[str, Any]:
+        return {"log_id": self._log_id, "task": self._task, "offset": offset}
+
+    def decode(self, kept: dict[str, Any]) -> int:
+        """Return the log offset of a dictionary that `encode` made.
+
+        :raises TailraceError: `LOG_FOREIGN` if it belongs to another log or task.
+        """
+        if kept.get("log_id") != self._log_id or kept.get("task") != self._task:
+            raise TailraceError(
+                Kind.LOG_FOREIGN,
+                f"go on from a checkpoint: it belongs to task {kept.get('task')!r} of log "
+                f"{kept.get('log_id')}, this is task {self._task!r} of log {self._log_id}",
+                "point the option path at the log that the checkpoint was made with, or start with a "
+                "new checkpoint and a new target",
+            )
+        return int(kept["offset"])
+
+
+def _time_us(place: str) -> int:
+    try:
+        time = dt.datetime.fromisoformat(place)
+    except ValueError as error:
+        raise _no_place(place) from error
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=dt.UTC)
+    return (time - _EPOCH) // _MICROSECOND
+
+
+def _no_place(place: str) -> TailraceError:
+    return TailraceError(
+        Kind.CONFIG_INVALID,
+        f"find the place {place!r} in a change log: it is none",
+        "write earliest, latest, a log offset, an LSN such as 16/B374D848, or a time such as "
+        "2026-01-31T12:00:00Z",
+    )

@@ -1,0 +1,169 @@
+"""One schema for all versions of a table, and rows of any version in it.
+
+A table's shape changes while its log is read: columns come and go, types widen. Rows read with
+the option `table` have one schema: every column that any version has, in order of appearance. A
+column that a version lacks is null there. A column whose type changed has a type that holds
+all its values without loss; where there is none, it is PostgreSQL's text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.decode.catalog import Catalog
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.types import METADATA, row_schema
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Relation
+from tailrace.protocol.frames import schema_frames
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_DECIMAL_DIGITS_MAX = 38
+_INTEGERS = (pa.int16(), pa.int32(), pa.int64())
+_INTEGER_DIGITS = {pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
+
+
+def to_spark(schema: pa.Schema) -> StructType:
+    """Return the Spark schema; timestamps without zone become TimestampNTZ."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def to_arrow(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark demands of batches with this schema."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def relations(frames: Iterable[bytes]) -> list[Relation]:
+    """Return every version of every table that schema frames describe, in log order."""
+    catalog = Catalog()
+    found: dict[Relation, None] = {}
+    for frame in frames:
+        catalog.apply(frame)
+        for key, _ in schema_frames(np.frombuffer(frame, np.uint8)):
+            if key.startswith("R"):
+                found[catalog.relation(int(key[1:]))] = None
+    return list(found)
+
+
+def table_schema(known: Sequence[Relation], table: str) -> pa.Schema:
+    """Return the schema that holds every version of `table`, metadata columns last.
+
+    :raises TailraceError: `TABLE_UNKNOWN`, naming tables of similar names.
+    """
+    versions = [relation for relation in known if relation.qualified_name == table]
+    if not versions:
+        names = sorted({relation.qualified_name for relation in known})
+        near = difflib.get_close_matches(table, names, n=3) or names[:5]
+        raise TailraceError(
+            Kind.TABLE_UNKNOWN,
+            f"read table {table!r} from the change log: this range of it has no such table",
+            f"similar or known here: {', '.join(near)}" if near else "the log knows no table yet",
+        )
+    columns: dict[str, pa.DataType] = {}
+    own = len(METADATA)
+    for relation in versions:
+        for field in list(row_schema(relation))[:-own]:
+            before = columns.get(field.name, field.type)
+            columns[field.name] = widened(before, field.type)
+    return pa.schema([*(pa.field(name, type_) for name, type_ in columns.items()), *METADATA])
+
+
+def widened(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return the narrowest type that holds the values of both exactly; string if none does."""
+    if one == other:
+        return one
+    if one in _INTEGERS and other in _INTEGERS:
+        return max(one, other, key=_INTEGERS.index)
+    if pa.types.is_floating(one) and pa.types.is_floating(other):
+        return pa.float64()
+    shapes = (_decimal_shape(one), _decimal_shape(other))
+    if None not in shapes:
+        (whole, scale), (other_whole, other_scale) = shapes  # type: ignore[misc]
+        whole, scale = max(whole, other_whole), max(scale, other_scale)
+        return pa.decimal128(whole + scale, scale) if whole + scale <= _DECIMAL_DIGITS_MAX else pa.string()
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        item = widened(one.value_type, other.value_type)
+        if not pa.types.is_string(item):
+            return pa.list_(item)
+    return pa.string()
+
+
+def _decimal_shape(type_: pa.DataType) -> tuple[int, int] | None:
+    """Return (digits before, digits after the point) of a decimal or integer."""
+    if pa.types.is_decimal(type_):
+        return type_.precision - type_.scale, type_.scale
+    return (_INTEGER_DIGITS[type_], 0) if type_ in _INTEGER_DIGITS else None
+
+
+class Conformer:
+    """Brings rows of any version of a table into one schema.
+
+    :param target: as `table_schema` made it, in the form that Spark demands (`to_arrow`).
+    """
+
+    def __init__(self, target: pa.Schema) -> None:
+        self._target = target
+        self._as_text: dict[Relation, frozenset[str]] = {}
+
+    def rows(self, changes: TableChanges) -> pa.RecordBatch:
+        """Return the typed rows in the target schema.
+
+        :raises TailraceError: `SCHEMA_CHANGED` if this version has a column that the target
+            lacks or can't hold; as `TableChanges.rows`.
+        """
+        relation = changes.relation
+        assert relation is not None, "logical messages have no rows"
+        if relation not in self._as_text:
+            self._as_text[relation] = self._check(relation)
+        batch = changes.rows(self._as_text[relation])
+        if batch.schema.equals(self._target):
+            return batch
+        return pa.RecordBatch.from_arrays(
+            [self._column(batch, field) for field in self._target], schema=self._target
+        )
+
+    def envelopes(self, changes: TableChanges, task: str) -> pa.RecordBatch:
+        """Return the changes as envelopes; there is but one schema of these.
+
+        :raises TailraceError: as `TableChanges.envelope`.
+        """
+        batch = changes.envelope(task)
+        return batch if batch.schema.equals(self._target) else batch.cast(self._target)
+
+    def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+        at = batch.schema.get_field_index(field.name)
+        if at < 0:
+            return pa.nulls(batch.num_rows, field.type)
+        column = batch.column(at)
+        return column if column.type == field.type else pc.cast(column, field.type)
+
+    def _check(self, relation: Relation) -> frozenset[str]:
+        # Returns the columns to be read as text.
+        texts = set()
+        for field in list(row_schema(relation))[: -len(METADATA)]:
+            at = self._target.get_field_index(field.name)
+            wanted = None if at < 0 else self._target.field(at).type
+            if wanted is None or widened(wanted, field.type) != wanted:
+                now = "new" if wanted is None else f"of type {field.type}, it was {wanted}"
+                raise TailraceError(
+                    Kind.SCHEMA_CHANGED,
+                    f"read rows in the schema of the query: column {field.name!r} is {now}",
+                    "start the query again, with the same checkpoint: it then takes the new schema and goes "
+                    "on where it stopped",
+                    {"table": relation.qualified_name},
+                )
+            if pa.types.is_string(wanted):
+                texts.add(field.name)
+        return frozenset(texts)

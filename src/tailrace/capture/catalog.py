@@ -1,0 +1,220 @@
+"""Published tables as the catalogue has them, put into the frames that the log holds.
+
+Before a table's snapshot rows stand a Type frame for each type that is not built in and a
+Relation frame, both in pgoutput's own bytes: the same columns, in the same order, with the
+same flags that the server will send when the table changes. What pgoutput does not tell is in
+a facts frame: the primary key, and the names of the columns' types.
+
+All names are data: quoted where SQL is made of them, never taken apart.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol import frames
+
+#: Types from here on are not built in, and pgoutput sends a Type message for them.
+FIRST_OID_NOT_BUILT_IN = 10_000
+
+_TABLES = """
+SELECT c.oid AS oid, t.schemaname AS schema, t.tablename AS table, c.relkind AS kind,
+       c.relreplident AS identity, c.reltuples::bigint AS estimate{columns}
+  FROM pg_publication_tables t
+  JOIN pg_namespace n ON n.nspname = t.schemaname
+  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+ WHERE t.pubname = {publication}
+ ORDER BY 2, 3
+"""
+_COLUMNS_SINCE_15 = ", array_to_json(t.attnames)::text AS names, t.rowfilter AS filter"
+
+_COLUMNS = """
+WITH RECURSIVE base(type, oid, modifier) AS (
+    SELECT DISTINCT a.atttypid, a.atttypid, a.atttypmod FROM pg_attribute a
+     WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped
+  UNION ALL
+    SELECT b.type, t.typbasetype, t.typtypmod FROM base b JOIN pg_type t ON t.oid = b.oid
+     WHERE t.typtype = 'd'
+)
+SELECT a.attname AS name, a.atttypid AS type, a.atttypmod AS modifier, a.attgenerated AS generated,
+       a.attnotnull AS required, format_type(a.atttypid, a.atttypmod) AS declared,
+       t.oid AS base, b.modifier AS base_modifier, t.typname AS base_name, tn.nspname AS base_schema,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisvalid
+                AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts
+                AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                                        WHEN 'i' THEN i.indisreplident ELSE false END) AS identity,
+       (SELECT array_position(i.indkey::int2[], a.attnum) FROM pg_index i
+         WHERE i.indrelid = a.attrelid AND i.indisprimary
+           AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS key_place,
+       {named} AS published
+  FROM pg_attribute a
+  JOIN pg_class c ON c.oid = a.attrelid
+  JOIN base b ON b.type = a.atttypid AND (b.type <> b.oid OR b.modifier = a.atttypmod)
+  JOIN pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
+  JOIN pg_namespace tn ON tn.oid = t.typnamespace
+ WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedColumn:
+    """A column that the publication sends."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    declared: str  # the type as SQL writes it, for people
+    base_oid: int  # of a domain, the type under it; else the type itself
+    base_modifier: int
+    base_name: str
+    base_schema: str
+    in_identity: bool
+    key_place: int | None  # in the primary key, from 0
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table that the publication sends, with what the server sends of it."""
+
+    oid: int
+    schema: str
+    name: str
+    partitioned: bool
+    identity: str  # pg_class.relreplident
+    rows_estimated: int
+    row_filter: str | None
+    columns: tuple[PublishedColumn, ...]
+    primary_key: tuple[str, ...]
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    def copy_command(self) -> str:
+        """Return COPY of what the publication sends of the table's rows.
+
+        Children of an inheritance tree are published by themselves, partitions with their root.
+        """
+        columns = ", ".join(quote_identifier(column.name) for column in self.columns)
+        only = "" if self.partitioned else "ONLY "
+        source = f"{only}{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+        where = f" WHERE ({self.row_filter})" if self.row_filter else ""
+        return f"COPY (SELECT {columns} FROM {source}{where}) TO STDOUT"  # noqa: S608 - quoted
+
+    def schema_frames(self, lsn: int, server_time_us: int) -> bytes:
+        """Return the Type frames and the Relation frame as of `lsn`; time since 2000."""
+        messages = [
+            b"Y" + struct.pack("!I", column.type_oid) + _text(column.base_schema) + _text(column.base_name)
+            for column in {c.type_oid: c for c in self.columns}.values()
+            if column.type_oid >= FIRST_OID_NOT_BUILT_IN
+        ]
+        full = self.identity == "f"
+        messages.append(
+            b"R"
+            + struct.pack("!I", self.oid)
+            + _text("" if self.schema == "pg_catalog" else self.schema)
+            + _text(self.name)
+            + self.identity.encode()
+            + struct.pack("!H", len(self.columns))
+            + b"".join(
+                struct.pack("!B", full or column.in_identity)
+                + _text(column.name)
+                + struct.pack("!Ii", column.type_oid, column.type_modifier)
+                for column in self.columns
+            )
+        )
+        return b"".join(frames.xlog_frame(lsn, lsn, server_time_us, message) for message in messages)
+
+    def facts_frame(self, lsn: int) -> bytes:
+        """Return the facts frame as of `lsn`; equal facts have equal json."""
+        return frames.control_frame(
+            frames.FACTS,
+            lsn,
+            0,
+            {
+                "relation": self.oid,
+                "schema": self.schema,
+                "table": self.name,
+                "primary_key": list(self.primary_key),
+                "columns": [
+                    {
+                        "name": column.name,
+                        "type": column.declared,
+                        "type_oid": column.type_oid,
+                        "base_oid": column.base_oid,
+                        "base_modifier": column.base_modifier,
+                        "not_null": column.required,
+                    }
+                    for column in self.columns
+                ],
+            },
+        )
+
+
+def published_tables(session: Session, publication: str) -> list[PublishedTable]:
+    """Return the publication's tables, by name, as the session's snapshot sees them."""
+    modern = session.server_version >= 150000
+    rows = session.run(
+        _TABLES.format(columns=_COLUMNS_SINCE_15 if modern else "", publication=quote_literal(publication)),
+        "read the publication",
+    )
+    return [_table(session, row) for row in rows]
+
+
+def _table(session: Session, row: Row) -> PublishedTable:
+    oid = int(row["oid"] or 0)
+    name = f"{row['schema']}.{row['table']}"
+    # The publication's list is compared by the server, where names are what they are.
+    listed = row.get("names")
+    named = "true"
+    if listed is not None:
+        named = f"{quote_literal(listed)}::jsonb ? a.attname::text"
+    rows = session.run(_COLUMNS.format(oid=oid, named=named), f"read the columns of {name}")
+    generated_too = session.server_version >= 180000
+    sent = [r for r in rows if r["published"] == "t" and (generated_too or not r["generated"])]
+    key = sorted((int(r["key_place"]), r["name"] or "") for r in rows if r["key_place"] is not None)
+    columns = tuple(_column(r) for r in sent)
+    lost = {r["name"] for r in rows if r["identity"] == "t"} - {column.name for column in columns}
+    if lost:
+        raise TailraceError(
+            Kind.PUBLICATION_MISMATCH,
+            f"read the publication: its column list for {name} leaves out key columns",
+            "publish the columns of the replica identity too: without them no row can be told from another",
+            {"table": name, "columns": ", ".join(sorted(str(column) for column in lost))},
+        )
+    return PublishedTable(
+        oid=oid,
+        schema=row["schema"] or "",
+        name=row["table"] or "",
+        partitioned=row["kind"] == "p",
+        identity=row["identity"] or "d",
+        rows_estimated=max(0, int(row["estimate"] or 0)),
+        row_filter=row.get("filter"),
+        columns=columns,
+        primary_key=tuple(column for _, column in key),
+    )
+
+
+def _column(row: Row) -> PublishedColumn:
+    return PublishedColumn(
+        name=row["name"] or "",
+        type_oid=int(row["type"] or 0),
+        type_modifier=int(row["modifier"] or -1),
+        declared=row["declared"] or "",
+        base_oid=int(row["base"] or 0),
+        base_modifier=int(row["base_modifier"] or -1),
+        base_name=row["base_name"] or "",
+        base_schema=row["base_schema"] or "",
+        in_identity=row["identity"] == "t",
+        key_place=None if row["key_place"] is None else int(row["key_place"]),
+        required=row["required"] == "t",
+    )
+
+
+def _text(value: str) -> bytes:
+    return value.encode() + b"\0"

@@ -1,0 +1,141 @@
+"""Facts of the server, and the replication commands that capture uses.
+
+Columns of system views differ from version 13 to 18; they are read by name, and a column that
+is not there means what its absence meant then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tailrace.capture.reconcile import SlotFacts, SourceFacts
+from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import format_lsn, parse_lsn
+
+#: Creating a slot waits for every transaction that is older; somebody may have left one open.
+SLOT_CREATION_DEADLINE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedSlot:
+    """What CREATE_REPLICATION_SLOT answered."""
+
+    consistent_point: int
+    snapshot: str
+
+
+def system(session: Session) -> tuple[str, int, int, str]:
+    """Return system identifier, timeline, WAL end and database. A replication session.
+
+    On a standby the WAL end is what it has replayed or received, whichever the server tells.
+    """
+    row = session.run("IDENTIFY_SYSTEM", "identify the server")[0]
+    return (
+        _text(row, "systemid"),
+        int(_text(row, "timeline")),
+        parse_lsn(_text(row, "xlogpos")),
+        _text(row, "dbname"),
+    )
+
+
+def facts(session: Session, slot: str, stored_timeline: int | None) -> SourceFacts:
+    """Return what `reconcile.decide` asks of the server. A replication session."""
+    system_identifier, timeline, flush_lsn, database = system(session)
+    left_at = None
+    if stored_timeline is not None and stored_timeline < timeline:
+        left_at = _left_at(session, timeline, stored_timeline)
+    return SourceFacts(system_identifier, database, timeline, flush_lsn, slot_facts(session, slot), left_at)
+
+
+def slot_facts(session: Session, slot: str) -> SlotFacts | None:
+    """Return the slot as it is, None if there is none."""
+    rows = session.run(
+        f"SELECT * FROM pg_replication_slots WHERE slot_name = {quote_literal(slot)}",  # noqa: S608 - quoted
+        "look at the replication slot",
+    )
+    if not rows:
+        return None
+    row = rows[0]
+    return SlotFacts(
+        plugin=row["plugin"] or "",
+        database=row["database"] or "",
+        temporary=row["temporary"] == "t",
+        active_pid=int(row["active_pid"]) if row["active_pid"] else None,
+        restart_lsn=_lsn(row, "restart_lsn"),
+        confirmed_flush_lsn=_lsn(row, "confirmed_flush_lsn"),
+        invalidation=_invalidation(row),
+    )
+
+
+def create_slot(session: Session, slot: str, *, temporary: bool) -> CreatedSlot:
+    """Create the slot and export its snapshot, which lives until the session's next command.
+
+    :raises TailraceError: `SLOT_FOREIGN` if there is one, `SOURCE_MISCONFIGURED`,
+        `SOURCE_PRIVILEGE_MISSING`.
+    """
+    option = "(SNAPSHOT 'export')" if session.server_version >= 150000 else "EXPORT_SNAPSHOT"
+    kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
+    try:
+        row = session.run(
+            f"CREATE_REPLICATION_SLOT {quote_identifier(slot)} {kind} pgoutput {option}",
+            "create the replication slot",
+            deadline_s=SLOT_CREATION_DEADLINE_S,
+        )[0]
+    except TailraceError as error:
+        if error.context.get("sqlstate") != "55000":
+            raise
+        # Only a server that can't decode at all answers so here.
+        raise TailraceError(
+            Kind.SOURCE_MISCONFIGURED,
+            error.message,
+            "ALTER SYSTEM SET wal_level = logical, then restart the server",
+            error.context,
+        ) from None
+    return CreatedSlot(parse_lsn(_text(row, "consistent_point")), _text(row, "snapshot_name"))
+
+
+def drop_slot(session: Session, slot: str) -> None:
+    """Drop the slot; it must be one that this log made."""
+    session.run(f"DROP_REPLICATION_SLOT {quote_identifier(slot)}", "drop the slot of an unfinished start")
+
+
+def start_command(slot: str, position: int, publication: str, server_version: int) -> str:
+    """Return START_REPLICATION at `position`."""
+    options = f"proto_version '1', publication_names {quote_literal(quote_identifier(publication))}"
+    if server_version >= 140000:
+        options += ", messages 'true'"
+    return f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {format_lsn(position)} ({options})"
+
+
+def _left_at(session: Session, timeline: int, stored: int) -> int | None:
+    """Return where the history of `timeline` left `stored`, None if it was never on it."""
+    row = session.run(f"TIMELINE_HISTORY {timeline}", "read the server's timeline history")[0]
+    for line in (row.get("content") or "").splitlines():
+        parts = line.split()
+        if len(parts) >= 2 and parts[0] == str(stored):
+            return parse_lsn(parts[1])
+    return None
+
+
+def _invalidation(row: Row) -> str:
+    """Return why the slot can't be used; `invalidation_reason` came with 17, `conflicting` with 16."""
+    if reason := row.get("invalidation_reason"):
+        return reason
+    if row.get("conflicting") == "t":
+        return "conflicting with recovery"
+    if row.get("wal_status") == "lost":
+        return "WAL that it needs was removed"
+    return ""
+
+
+def _lsn(row: Row, name: str) -> int | None:
+    value = row.get(name)
+    return parse_lsn(value) if value else None
+
+
+def _text(row: Row, name: str) -> str:
+    value = row.get(name)
+    if not value:
+        raise TailraceError(Kind.PROTOCOL_VIOLATION, f"read the server's answer: it has no {name}")
+    return value

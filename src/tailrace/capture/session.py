@@ -1,0 +1,193 @@
+"""Sessions with the server: connecting, and commands with a deadline.
+
+libpq connects and authenticates. Whatever waits for the server after that can be interrupted
+and has a deadline, so nothing here uses libpq's blocking calls. Neither conninfo nor password
+is logged or put into an error.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from typing import Self
+
+import psycopg
+import structlog
+from psycopg import pq
+
+from tailrace.capture.failures import connection_lost, from_connecting
+from tailrace.capture.transport import LibpqTransport, SocketTransport, Transport, result_failure
+from tailrace.capture.wire import split_wire, unwrap_copy
+from tailrace.config.postgres import PostgresSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import redact
+
+log = structlog.get_logger(__name__)
+
+#: What the text of values depends on, and what could end a session of ours from the server's
+#: side. Given at connecting, so that settings of the role or the database don't come first.
+SESSION_SETTINGS = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "search_path": "pg_catalog",
+    "standard_conforming_strings": "on",
+    "row_security": "off",  # a policy must be an error, not missing rows
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+
+#: Settings that older servers don't know, with the first version that does.
+LATER_SETTINGS = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
+
+#: Small questions to the catalogue.
+QUERY_DEADLINE_S = 60.0
+
+#: A peer that vanished without a word is noticed after about a minute.
+_LIVENESS = {
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+
+Row = dict[str, str | None]
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: somebody asked to stop
+    """Raised out of a wait when stopping was asked for."""
+
+
+def quote_identifier(name: str) -> str:
+    """Return `name` as an SQL or replication command holds it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(text: str) -> str:
+    """Return `text` as a literal, in SQL under `standard_conforming_strings` or a command."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+class Session:
+    """One connection to the source, for SQL and, if `replication`, its commands.
+
+    Used by one thread at a time.
+    """
+
+    def __init__(self, connection: psycopg.Connection[object], stopping: threading.Event) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._stopping = stopping
+        self.server_version = self._pgconn.server_version
+
+    @classmethod
+    def connect(cls, source: PostgresSource, stopping: threading.Event, *, replication: bool = False) -> Self:
+        """Connect within `source.connect_timeout`.
+
+        :raises TailraceError: `SOURCE_UNREACHABLE`, `SOURCE_AUTH_FAILED`, `SOURCE_MISCONFIGURED`,
+            `SOURCE_SHUTTING_DOWN`, `SECRET_MISSING`.
+        """
+        given = {name for name in _LIVENESS if getattr(source, name) is not None}
+        conninfo = source.conninfo(
+            replication="database" if replication else None,
+            client_encoding="UTF8",
+            options=" ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items()),
+            **{name: value for name, value in _LIVENESS.items() if name not in given},
+        )
+        try:
+            connection: psycopg.Connection[object] = psycopg.connect(conninfo, autocommit=True)
+        except psycopg.Error as error:
+            raise from_connecting(str(error), source.address) from None
+        session = cls(connection, stopping)
+        for version, setting in LATER_SETTINGS:
+            if session.server_version >= version:
+                session.run(f"SET {setting} = 0", f"set {setting}")
+        return session
+
+    def run(self, command: str, attempted: str, *, deadline_s: float = QUERY_DEADLINE_S) -> list[Row]:
+        """Run one SQL or replication command; return its rows by column name, values as text.
+
+        :param attempted: what is being done, for the error.
+        :raises TailraceError: what the server refused with, or `SOURCE_UNREACHABLE`.
+        :raises Stopped: if stopping was asked for meanwhile; the session is then of no use.
+        """
+        result = self._result(command, attempted, deadline_s)
+        names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+        return [
+            {
+                name: None
+                if (value := result.get_value(row, column)) is None
+                else value.decode("utf-8", "replace")
+                for column, name in enumerate(names)
+            }
+            for row in range(result.ntuples)
+        ]
+
+    def _result(self, command: str, attempted: str, deadline_s: float) -> pq.abc.PGresult:
+        until = time.monotonic() + deadline_s
+        readable = select.poll()
+        readable.register(self._pgconn.socket, select.POLLIN)
+        try:
+            self._pgconn.send_query(command.encode())
+            last: pq.abc.PGresult | None = None
+            while True:
+                while self._pgconn.is_busy():
+                    if self._stopping.is_set():
+                        raise Stopped
+                    if time.monotonic() > until:
+                        raise connection_lost(attempted, f"no answer within {deadline_s:g} s")
+                    self._pgconn.flush()
+                    if readable.poll(100):
+                        self._pgconn.consume_input()
+                result = self._pgconn.get_result()
+                if result is None:
+                    break
+                last = result
+                if result.status == pq.ExecStatus.FATAL_ERROR:
+                    raise result_failure(result, attempted)
+        except psycopg.Error as error:
+            raise connection_lost(attempted, f"the connection broke: {_short(error)}") from None
+        if last is None or last.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
+            raise TailraceError(Kind.SOURCE_QUERY_FAILED, f"{attempted}: an answer of an unexpected kind")
+        return last
+
+    def streaming(self, frame_bytes_max: int) -> Transport:
+        """Return the transport for START_REPLICATION; the session itself is not used again."""
+        if self.encrypted:
+            return LibpqTransport(self._pgconn, frame_bytes_max)
+        return SocketTransport(self._pgconn, split_wire, frame_bytes_max)
+
+    def copying(self, row_bytes_max: int) -> Transport:
+        """Return the transport for one COPY … TO STDOUT; `release` it before the next command."""
+        if self.encrypted:
+            return LibpqTransport(self._pgconn, row_bytes_max, unwrap=True)
+        return SocketTransport(self._pgconn, unwrap_copy, row_bytes_max)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether only libpq can read what comes: TLS or GSSAPI encryption is in use."""
+        if self._pgconn.ssl_in_use:
+            return True
+        gss = {option.keyword: option.val for option in self._pgconn.info}.get(b"gssencmode")
+        if gss == b"disable" or self._pgconn.host.startswith(b"/"):
+            return False
+        rows = self.run(
+            "SELECT gss_encrypted AS encrypted FROM pg_stat_get_activity(pg_backend_pid()) LIMIT 1"
+            if self.server_version < 120000
+            else "SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()",
+            "ask whether the connection is encrypted",
+        )
+        return bool(rows) and rows[0]["encrypted"] == "t"
+
+    def close(self) -> None:
+        """Close the connection; what runs on it ends."""
+        self._connection.close()
+
+
+def _short(error: Exception) -> str:
+    return " ".join(redact(str(error)).split())

@@ -1,0 +1,159 @@
+"""One connection's stream of changes: receive, drop what is known, append; watch the silence.
+
+Everything here runs on the receiving thread. The status timer and the fsync have threads of
+their own; what ended them is raised here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from tailrace.capture.appender import Appender
+from tailrace.capture.failures import connection_lost
+from tailrace.capture.resumption import ResumptionFilter
+from tailrace.capture.status import StatusTimer
+from tailrace.capture.transport import Keepalive, Transport
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import POSTGRES_EPOCH_US, format_lsn
+from tailrace.protocol import frames
+
+log = structlog.get_logger(__name__)
+
+#: How long one receive waits at most; stopping is noticed within this.
+RECEIVE_WAIT_S = 0.2
+
+#: While nothing comes for us, the log's position follows the server's WAL end when either is
+#: exceeded: the server can then remove WAL that only others wrote.
+IDLE_PROGRESS_S = 10.0
+IDLE_PROGRESS_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A position that somebody waits for; the receiver makes the log reach it when idle."""
+
+    position: int = 0
+
+
+class Stream:
+    """Receives from one started transport until the connection ends or stopping is asked for.
+
+    :param silence_s: without any message for so long, the connection counts as dead.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        appender: Appender,
+        status: StatusTimer,
+        stopping: threading.Event,
+        *,
+        silence_s: float,
+        wanted: Wanted,
+    ) -> None:
+        self._transport = transport
+        self._appender = appender
+        self._status = status
+        self._stopping = stopping
+        self._silence_s = silence_s
+        self._wanted = wanted
+        self._filter = ResumptionFilter(appender.tail.position)
+        self._progress_at = time.monotonic()
+        self.server_end = appender.tail.position
+        self.heard = False  # anything at all came
+
+    def run(self) -> None:
+        """Receive until stopping is asked for.
+
+        :raises TailraceError: whatever ended the connection, the log, or the status timer.
+        :raises Stopped: if stopping was asked for while the disk was full.
+        """
+        heard_at = time.monotonic()
+        asked = False
+        while not self._stopping.is_set():
+            received = self._transport.receive(RECEIVE_WAIT_S)
+            self._raise_failures()
+            if received.nothing:
+                silent_s = time.monotonic() - heard_at
+                if silent_s > self._silence_s:
+                    raise connection_lost("read the stream", f"nothing came for {silent_s:.0f} s")
+                if silent_s > self._silence_s / 2 and not asked:
+                    asked = True
+                    self._status.ask()
+                continue
+            if received.message is not None:
+                raise _ended(received.message[0])
+            self._take(received.data, received.keepalive)
+            # Only waiting for the source counts as silence, not the time that our disk took.
+            heard_at, asked, self.heard = time.monotonic(), False, True
+
+    def _take(self, data: frames.Bytes, keepalive: Keepalive | None) -> None:
+        if len(data) and not self._filter.done:
+            data = self._filtered(data)
+        if len(data):
+            summary = self._appender.append(data)
+            self.server_end = max(self.server_end, summary.position)
+            if summary.units:
+                self._progress_at = time.monotonic()
+        if keepalive is not None:
+            if keepalive.reply_wanted:
+                self._status.reply()
+            self.server_end = max(self.server_end, keepalive.wal_end)
+            self._follow(keepalive)
+
+    def _follow(self, keepalive: Keepalive) -> None:
+        """Let the log's position follow an idle server's WAL end.
+
+        The server has sent everything before that end: it is the end of what it has decoded.
+        """
+        position = self._appender.tail.position
+        ahead = keepalive.wal_end - position
+        if ahead <= 0 or self._appender.unit_open:
+            return
+        now = time.monotonic()
+        due = (
+            keepalive.reply_wanted  # a server that shuts down waits until we have reached its end
+            or position < self._wanted.position
+            or ahead > IDLE_PROGRESS_BYTES
+            or now - self._progress_at >= IDLE_PROGRESS_S
+        )
+        if due:
+            frame = frames.control_frame(
+                frames.PROGRESS, keepalive.wal_end, keepalive.clock_us + POSTGRES_EPOCH_US, {}
+            )
+            self._appender.append(np.frombuffer(frame, np.uint8))
+            self._progress_at = now
+
+    def _filtered(self, data: frames.Bytes) -> frames.Bytes:
+        before = self._filter.dropped
+        left = self._filter.apply(data)
+        if self._filter.done and self._filter.dropped:
+            log.info(
+                "dropped transactions that the log already has",
+                transactions=self._filter.dropped,
+                position=format_lsn(self._appender.tail.position),
+            )
+        elif self._filter.dropped and not before:
+            log.info("the server begins with transactions that the log already has")
+        return left
+
+    def _raise_failures(self) -> None:
+        self._appender.raise_failure()
+        if self._status.error is not None:
+            raise self._status.error
+
+
+def _ended(kind: bytes) -> TailraceError:
+    """Return the error for a message that is neither data nor dealt with by the transport."""
+    if kind in {b"c", b"C"}:
+        return TailraceError(
+            Kind.SOURCE_SHUTTING_DOWN, "read the stream: the server ended it, as it does when it shuts down"
+        )
+    return TailraceError(
+        Kind.PROTOCOL_VIOLATION, f"read the stream: a message of type {kind!r}, which has no place here"
+    )

@@ -1,0 +1,410 @@
+"""A capture task: one slot of one PostgreSQL database into one task of the change log.
+
+`CaptureTask.run` is the loop to read first: connect, reconcile, begin or resume, stream; and
+again after anything that may pass. The thread that calls it receives and appends. Two more
+threads make durable what was appended (appender) and tell the server so (status).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import structlog
+
+from tailrace import failpoints
+from tailrace.capture import server
+from tailrace.capture.appender import Appender
+from tailrace.capture.catalog import published_tables
+from tailrace.capture.publication import (
+    check_publication,
+    create_publication,
+    publication_exists,
+    require_publication,
+    warn_of_new_tables,
+)
+from tailrace.capture.reconcile import Action, CaptureState, LogFacts, Phase, SourceFacts, Start, decide
+from tailrace.capture.session import Session, Stopped
+from tailrace.capture.snapshot import Snapshot, TableProgress
+from tailrace.capture.status import StatusTimer
+from tailrace.capture.stream import Stream, Wanted
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.writer import LogOptions, LogWriter, Tail
+from tailrace.config.postgres import PostgresSource
+from tailrace.config.sections import LogConfig
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.model import SourceFingerprint, format_lsn
+from tailrace.protocol import frames
+
+log = structlog.get_logger(__name__)
+
+TASK = "0"
+STATE_NAME = f"tasks/{TASK}/capture.state"
+
+START_DEADLINE_S = 60.0
+
+#: The silence that is borne doubles while connections end in silence, up to this: servers
+#: before 16 say nothing while they decode a large transaction that is not for us.
+SILENCE_S_MAX = 3600.0
+
+#: A connection that lasted so long was a good one: what ends it counts as the first failure.
+STEADY_S = 60.0
+
+PhaseName = Literal["connecting", "snapshot", "streaming", "waiting_for_disk", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureProgress:
+    """What a task does and how far it is. Counts are since the task was started."""
+
+    phase: PhaseName
+    rows: int
+    bytes: int
+    appended: Tail
+    durable: Tail
+    server_end_lsn: int  # as far as the server told
+    acknowledged_lsn: int
+    snapshot: dict[str, TableProgress]
+    reconnects: int
+    error: TailraceError | None  # why it is connecting again
+
+
+class CaptureTask:
+    """Captures one database into one log. `run` once; the rest from any thread.
+
+    :param directory: the log, or where it is or is to be.
+    :param name: of the pipeline, for messages.
+    """
+
+    def __init__(
+        self, source: PostgresSource, directory: LogDirectory | Path, log_config: LogConfig, *, name: str
+    ) -> None:
+        self._source = source.for_pipeline(name)
+        self._directory = directory
+        self._options = LogOptions(segment_bytes=log_config.segment_bytes, compression=log_config.compression)
+        self._name = name
+        self._stopping = threading.Event()
+        self._appender: Appender | None = None
+        self._log: LogDirectory | None = None
+        self._status: StatusTimer | None = None
+        self._stream: Stream | None = None
+        self._wanted = Wanted()
+        self._phase: PhaseName = "connecting"
+        self._snapshot: dict[str, TableProgress] = {}
+        self._reconnects = 0
+        self._silence_s = source.receive_timeout_s
+        self._error: TailraceError | None = None
+
+    def run(self) -> None:
+        """Capture until `stop`, or until the snapshot is done if that is all that is wanted.
+
+        :raises TailraceError: what a person must deal with, or what did not pass within
+            `source.reconnect_s_max`.
+        """
+        try:
+            self._run_connections()
+        except Stopped:
+            pass
+        finally:
+            self._phase = "stopped"
+            if self._appender is not None:
+                self._appender.close()
+
+    def stop(self) -> None:
+        """Ask `run` to return: it makes durable and acknowledges what was received."""
+        self._stopping.set()
+
+    def caught_up(self, lsn: int) -> bool:
+        """Return whether everything that was committed before `lsn` is durable in the log.
+
+        If it is not yet, the server is asked how far it is; call again.
+        """
+        self._wanted.position = max(self._wanted.position, lsn)
+        if self._appender is None:
+            return False
+        if self._appender.durable.position >= lsn:
+            return True
+        if (status := self._status) is not None and self._appender.tail.position < lsn:
+            status.ask()
+        return False
+
+    def progress(self) -> CaptureProgress:
+        """Return how far the task is."""
+        appender, stream, status = self._appender, self._stream, self._status
+        nowhere = Tail(0, 0, 0)
+        waiting = appender is not None and appender.waiting_for_disk and self._phase != "stopped"
+        return CaptureProgress(
+            phase="waiting_for_disk" if waiting else self._phase,
+            rows=appender.rows if appender else 0,
+            bytes=appender.bytes if appender else 0,
+            appended=appender.tail if appender else nowhere,
+            durable=appender.durable if appender else nowhere,
+            server_end_lsn=stream.server_end if stream else 0,
+            acknowledged_lsn=status.acknowledged if status else 0,
+            snapshot={name: replace(table) for name, table in dict(self._snapshot).items()},
+            reconnects=self._reconnects,
+            error=self._error,
+        )
+
+    # Connections
+
+    def _run_connections(self) -> None:
+        failing_since: float | None = None
+        attempt = 0
+        while not self._stopping.is_set():
+            before, began = self._position(), time.monotonic()
+            self._phase, self._stream = "connecting", None
+            try:
+                self._run_connection()
+            except TailraceError as error:
+                if error.policy is not Policy.RETRY:
+                    raise
+                if self._stopping.is_set():
+                    return
+                now = time.monotonic()
+                steady = self._heard() and now - began > STEADY_S
+                if failing_since is None or steady or self._position() > before:
+                    failing_since, attempt = now, 0
+                self._give_up_or_note(error, now - failing_since)
+                attempt += 1
+                self._wait(attempt)
+            else:
+                return
+
+    def _give_up_or_note(self, error: TailraceError, failing_s: float) -> None:
+        bound_s = self._source.reconnect_s_max
+        if bound_s and failing_s > bound_s:
+            raise TailraceError(
+                error.kind, f"{error.message} (tried for {failing_s:.0f} s)", error.hint, error.context
+            ) from error
+        self._error = error
+        self._reconnects += 1
+        log.warning(
+            "the connection ended; connecting again",
+            pipeline=self._name,
+            kind=str(error.kind),
+            message=error.message,
+            reconnects=self._reconnects,
+        )
+
+    def _wait(self, attempt: int) -> None:
+        longest = min(
+            self._source.reconnect_delay_s * 2 ** min(attempt - 1, 20), self._source.reconnect_delay_s_max
+        )
+        self._stopping.wait(longest * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
+
+    def _run_connection(self) -> None:
+        if self._appender is not None:
+            self._appender.discard_open_unit()
+        with closing(Session.connect(self._source, self._stopping, replication=True)) as session:
+            appender = self._open_log(session)
+            state = self._state()
+            facts = server.facts(session, self._source.slot, state.timeline if state else None)
+            start = self._decide(facts, appender.tail.position, state)
+            if start.action in {Action.FRESH, Action.RESTART}:
+                self._begin(session, facts, drop_slot=start.action is Action.RESTART)
+                if self._source.snapshot == "only":
+                    return
+            elif start.action is Action.FINISHED:
+                return
+            else:
+                self._resume(facts, state)
+        self._error = None
+        with closing(Session.connect(self._source, self._stopping, replication=True)) as session:
+            self._receive(session)
+
+    def _open_log(self, session: Session) -> Appender:
+        """Take the log's lock before anything is done to slot or publication."""
+        if self._appender is not None:
+            return self._appender
+        if isinstance(self._directory, LogDirectory):
+            self._log = self._directory
+        else:
+            self._log = self._open_directory(session, self._directory)
+        self._appender = Appender(LogWriter.open(self._log, TASK, options=self._options), self._stopping)
+        self._appender.start()
+        return self._appender
+
+    def _open_directory(self, session: Session, path: Path) -> LogDirectory:
+        try:
+            return LogDirectory.open(path)
+        except TailraceError as error:
+            if error.kind is not Kind.LOG_MISSING:
+                raise
+        system_identifier, _, _, database = server.system(session)
+        fingerprint = SourceFingerprint("postgresql", system_identifier, database, self._source.slot)
+        return LogDirectory.create_or_open(path, fingerprint)
+
+    def _decide(self, facts: SourceFacts, position: int, state: CaptureState | None) -> Start:
+        assert self._log is not None
+        kept = self._log.identity.source
+        if kept.slot != self._source.slot:
+            raise TailraceError(
+                Kind.LOG_FOREIGN,
+                f"open the change log: it belongs to the slot {kept.slot!r}, the configuration names "
+                f"{self._source.slot!r}",
+                "correct source.slot, or give this pipeline a log of its own",
+                {"path": str(self._log.path)},
+            )
+        start = decide(facts, LogFacts(kept, position, state), self._source.snapshot)
+        log.info(
+            "begin" if start.action in {Action.FRESH, Action.RESTART} else "resume",
+            pipeline=self._name,
+            action=start.action.value,
+            position=format_lsn(start.position),
+        )
+        return start
+
+    # Beginning
+
+    def _begin(self, session: Session, facts: SourceFacts, *, drop_slot: bool) -> None:
+        """Create publication and slot, and take the snapshot; the intent is on disk before."""
+        assert self._appender is not None
+        self._phase = "snapshot"
+        self._snapshot.clear()
+        source, before = self._source, self._state()
+        exists = publication_exists(session, source.publication)
+        state = CaptureState(
+            phase=Phase.BEGINNING,
+            system_identifier=facts.system_identifier,
+            timeline=facts.timeline,
+            publication_created=not exists or (before is not None and before.publication_created),
+            announced_lsn=facts.flush_lsn,
+            consistent_point=0,
+        )
+        if drop_slot:
+            server.drop_slot(session, source.slot)
+        self._keep(state)
+        if exists:
+            check_publication(session, source.publication, source.tables)
+        else:
+            create_publication(session, source.publication, source.tables)
+        slot = server.create_slot(session, source.slot, temporary=source.snapshot == "only")
+        failpoints.hit("snapshot.after_slot")
+        state = replace(state, consistent_point=slot.consistent_point)
+        self._keep(state)
+        snapshot = Snapshot(
+            self._appender,
+            self._stopping,
+            slot=None if source.snapshot == "only" else source.slot,
+            publication=source.publication,
+            frame_bytes_max=source.frame_bytes_max,
+            progress=self._snapshot,
+        )
+        # The session that created the slot holds the exported snapshot: it stays idle meanwhile.
+        with closing(Session.connect(source, self._stopping)) as reading:
+            if source.snapshot == "never":
+                snapshot.facts_only(reading, slot)
+            else:
+                snapshot.take(reading, slot)
+        failpoints.hit("snapshot.before_handover")
+        phase = Phase.FINISHED if source.snapshot == "only" else Phase.STREAMING
+        self._keep(replace(state, phase=phase))
+        failpoints.hit("snapshot.after_handover")
+
+    def _resume(self, facts: SourceFacts, state: CaptureState | None) -> None:
+        """Check what may have changed while nothing ran, and write down what did."""
+        assert self._appender is not None
+        source = self._source
+        with closing(Session.connect(source, self._stopping)) as session:
+            require_publication(session, source.publication)
+            if state is not None and state.publication_created:
+                warn_of_new_tables(session, source.publication, source.tables)
+            else:
+                check_publication(session, source.publication, source.tables)
+            self._refresh_facts(session)
+        resumed = CaptureState(
+            phase=Phase.STREAMING,
+            system_identifier=facts.system_identifier,
+            timeline=facts.timeline,
+            publication_created=state is not None and state.publication_created,
+            announced_lsn=state.announced_lsn if state else 0,
+            consistent_point=state.consistent_point if state else 0,
+        )
+        if resumed != state:
+            self._keep(resumed)
+
+    def _refresh_facts(self, session: Session) -> None:
+        """Append the facts of tables that are not what the log has in force."""
+        assert self._appender is not None
+        in_force = self._appender.schema_in_force
+        tail = self._appender.tail
+        changed = b""
+        for table in published_tables(session, self._source.publication):
+            frame = table.facts_frame(tail.position)
+            known = in_force.get(f"F{table.oid}", b"")
+            if known[frames.CONTROL_JSON_AT :] != frame[frames.CONTROL_JSON_AT :]:
+                changed += frame
+        if changed:
+            end = frames.control_frame(frames.PROGRESS, tail.position, tail.position_time_us, {})
+            self._appender.append(np.frombuffer(changed + end, np.uint8))
+
+    # Streaming
+
+    def _receive(self, session: Session) -> None:
+        """Stream until stopping is asked for; then make durable and acknowledge what came."""
+        assert self._appender is not None
+        appender, source = self._appender, self._source
+        transport = session.streaming(source.frame_bytes_max)
+        try:
+            transport.start(
+                server.start_command(
+                    source.slot, appender.tail.position, source.publication, session.server_version
+                ),
+                START_DEADLINE_S,
+            )
+            status = StatusTimer(
+                transport,
+                lambda: appender.durable.position,
+                appender.check_fence,
+                source.status_interval_s,
+            )
+            self._status = status
+            self._stream = Stream(
+                transport,
+                appender,
+                status,
+                self._stopping,
+                silence_s=self._silence_s,
+                wanted=self._wanted,
+            )
+            self._phase = "streaming"
+            appender.on_durable = status.progressed
+            status.start()
+            try:
+                self._stream.run()
+            finally:
+                self._bear_silence()
+                try:
+                    appender.sync()
+                finally:
+                    status.close()
+        finally:
+            transport.close()
+
+    def _bear_silence(self) -> None:
+        given = self._source.receive_timeout_s
+        self._silence_s = given if self._heard() else min(2 * self._silence_s, SILENCE_S_MAX)
+
+    def _heard(self) -> bool:
+        return self._stream is not None and self._stream.heard
+
+    def _position(self) -> int:
+        return self._appender.tail.position if self._appender is not None else 0
+
+    # State
+
+    def _state(self) -> CaptureState | None:
+        assert self._log is not None
+        content = self._log.state_read(STATE_NAME)
+        return None if content is None else CaptureState.from_json(content)
+
+    def _keep(self, state: CaptureState) -> None:
+        assert self._log is not None
+        self._log.state_write(STATE_NAME, state.as_json())

@@ -1,0 +1,69 @@
+# Everything is made under the checkout and stamped: running a target again is safe and fast.
+# Needed beforehand: Python 3.11 or later (with venv), Java 17 or later. PYTHON and JAVA_HOME choose.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+KERNELS := $(shell grep -rl njit src --include='*.py')
+BENCHMARKS := capture decode replay e2e latency
+CYCLES := 100
+
+.PHONY: help demo test check bench torture setup lock clean java
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+
+demo: setup ## A small shop, its pipeline killed in the middle, and the proof that nothing got lost.
+	$(BIN)/tailrace demo --dir .demo
+
+test: setup ## The test suite.
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup ## Lint, types, layers, documents.
+	$(BIN)/ruff check src tests scripts
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_docs.py
+
+bench: setup ## Every benchmark, each with its ratio and its limit.
+	@for name in $(BENCHMARKS); do $(BIN)/tailrace bench $$name || exit 1; done
+
+torture: setup ## Kill cycles at every failpoint, for each sink (CYCLES=100).
+	PYTHONPATH=tests $(BIN)/python -m torture.run --cycles $(CYCLES)
+
+setup: $(STAMPS)/jars $(STAMPS)/kernels ## Make .venv, fetch Delta's jars, compile the kernels.
+
+clean: ## Remove all that was made.
+	rm -rf $(VENV) .cache .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist spark-warehouse
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+lock: setup ## Choose the versions of all dependencies anew and write them down with their hashes.
+	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --universal --python-version 3.11 \
+	    --extra demo --group dev --no-emit-index-url --no-emit-find-links \
+	    --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
+	$(BIN)/python scripts/fetch_jars.py --lock
+
+# Java comes first: a machine without it is told so before anything is downloaded.
+java:
+	@sh scripts/check_java.sh
+
+$(STAMPS)/venv: requirements.lock pyproject.toml | java
+	@python=$$(sh scripts/find_python.sh) && $$python -m venv $(VENV)
+	@echo "installing the locked packages into $(VENV) (the first time: some 700 MB, minutes)"
+	$(PIP) install --require-hashes -r requirements.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/jars: jars.lock scripts/ivy.xml $(STAMPS)/venv
+	$(BIN)/python scripts/fetch_jars.py
+	@touch $@
+
+$(STAMPS)/kernels: $(KERNELS) src/tailrace/warm.py $(STAMPS)/venv
+	$(BIN)/python -m tailrace.warm
+	@touch $@

@@ -1,0 +1,90 @@
+"""Hold the documents against the tree: links lead somewhere, commands and configurations are real.
+
+Every relative link in a tracked Markdown file must name a file of the tree; every fenced line
+that begins with `tailrace` must name a command and options that it has; every fenced YAML
+document with a `source` must be a valid pipeline. Prints each problem, ends with status 1.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from tailrace.cli.main import app
+from typer.main import get_command
+
+from tailrace import config
+from tailrace.errors import TailraceError
+
+ROOT = Path(__file__).resolve().parent.parent
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """Return the Markdown files that are tracked or about to be."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split("\n") if name and (ROOT / name).exists()]
+
+
+def broken_links(document: Path, text: str) -> Iterator[str]:
+    """Yield the relative links that lead nowhere."""
+    for target in LINK.findall(FENCE.sub("", text)):
+        if "://" not in target and not (document.parent / target).exists():
+            yield f"link to {target}: no such file"
+
+
+def unknown_commands(text: str) -> Iterator[str]:
+    """Yield the command lines that the command line would refuse."""
+    for _, block in FENCE.findall(text):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["tailrace"] and (problem := _problem_of(words[1:])):
+                yield f"`{line.strip()}`: {problem}"
+
+
+def _problem_of(words: list[str]) -> str | None:
+    command: click.Command = get_command(app)
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        inner = command.commands.get(words[0])
+        if inner is None:
+            return f"there is no command {words[0]!r}"
+        command, words = inner, words[1:]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in known]
+    return f"{command.name} has no option {unknown[0]}" if unknown else None
+
+
+def invalid_pipelines(text: str) -> Iterator[str]:
+    """Yield the problems of the pipelines shown."""
+    for language, block in FENCE.findall(text):
+        if language == "yaml" and re.search(r"^source:", block, re.MULTILINE):
+            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+                file.write(block)
+                file.flush()
+                try:
+                    config.load(Path(file.name))
+                except TailraceError as error:
+                    yield f"pipeline: {error}"
+
+
+def main() -> int:
+    """Print every problem of every document; return the exit status."""
+    problems = 0
+    for document in documents():
+        text = document.read_text("utf-8")
+        for problem in (*broken_links(document, text), *unknown_commands(text), *invalid_pipelines(text)):
+            print(f"{document.relative_to(ROOT)}: {problem}")
+            problems += 1
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

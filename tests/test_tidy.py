@@ -1,0 +1,159 @@
+"""What the house rules ask for and a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tailrace import failpoints
+from tailrace.warm import KERNEL_MODULES
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src"
+
+MODULE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+
+#: Names that say nothing: a module or class is named by what it is about.
+EMPTY_NAMES = re.compile(r"[Uu]til|[Hh]elper|[Mm]anager|[Mm]isc|[Cc]ommon|^Abstract|^Base[A-Z]|Impl$")
+
+#: Written in parts, so that this file does not contain what it looks for.
+FOREIGN = {
+    "a path of somebody's machine": [rf"/{name}/" for name in ("work", "root", "farm")],
+    "a package registry's host": [
+        r"\.".join(parts)
+        for parts in (
+            ("repo1", "maven"),
+            ("repo", "maven", "apache"),
+            ("files", "pythonhosted"),
+            ("pypi", "org"),
+            ("registry", "npmjs"),
+            ("proxy", "golang"),
+            ("deb", "debian"),
+        )
+    ],
+}
+
+
+def tracked(*patterns: str) -> list[Path]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in listed.splitlines() if (ROOT / name).is_file()]
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any("njit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines without the docstring, which may be as long as it takes."""
+    first = function.body[0]
+    has_docstring = ast.get_docstring(function) is not None
+    prose = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - prose
+
+
+def test_every_module_says_its_idea_first():
+    silent = [
+        named(path)
+        for path in modules()
+        if path.read_text("utf-8").strip() and ast.get_docstring(ast.parse(path.read_text("utf-8"))) is None
+    ]
+    assert not silent
+
+
+def test_no_module_is_too_long_to_be_one_idea():
+    long = {
+        named(path): lines
+        for path in modules()
+        if (lines := path.read_text("utf-8").count("\n")) > MODULE_LINES_MAX
+    }
+    assert not long
+
+
+def test_functions_fit_a_screen():
+    long = {
+        f"{named(path)}:{function.lineno} {function.name}": body_lines(function)
+        for path in modules()
+        for function in functions(ast.parse(path.read_text("utf-8")))
+        if body_lines(function) > FUNCTION_LINES_MAX and not is_kernel(function)
+    }
+    assert not long
+
+
+def test_names_say_something():
+    empty = [named(path) for path in modules() if EMPTY_NAMES.search(path.stem)]
+    for path in modules():
+        tree = ast.parse(path.read_text("utf-8"))
+        classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        empty += [f"{named(path)} {name}" for name in classes if EMPTY_NAMES.search(name)]
+    assert not empty
+
+
+def test_nothing_is_left_for_later():
+    marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+    left = [
+        f"{named(path)}:{number}"
+        for path in [*modules(), *tracked("tests/**/*.py", "scripts/*")]
+        if path != Path(__file__).resolve()
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if marks.search(line)
+    ]
+    assert not left
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_no_tracked_file_names(what):
+    pattern = re.compile("|".join(FOREIGN[what]))
+    found = [
+        f"{named(path)}:{number}"
+        for path in tracked()
+        for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not found
+
+
+def test_every_failpoint_is_somewhere_in_the_code():
+    code = "\n".join(path.read_text("utf-8") for path in modules())
+    missing = [name for name in sorted(failpoints.NAMES) if f'hit("{name}")' not in code]
+    assert not missing
+
+
+def test_every_module_with_a_kernel_is_warmed():
+    with_kernels = {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        for path in modules()
+        if re.search(r"^@nb\.njit|^@njit", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert set(KERNEL_MODULES) == with_kernels
+
+
+def test_pickle_is_not_used_on_disk():
+    users = [
+        named(path)
+        for path in modules()
+        if re.search(
+            r"^\s*(import|from) (pickle|shelve|marshal|dill|cloudpickle)\b", path.read_text("utf-8"), re.M
+        )
+    ]
+    assert not users

@@ -153,7 +153,9 @@ def test_pickle_is_not_used_on_disk():
         named(path)
         for path in modules()
         if re.search(
-            r"^\s*(import|from) (pickle|shelve|marshal|dill|cloudpickle)\b", path.read_text("utf-8"), re.M
+            r"^\s*(import|from) (pickle|shelve|marshal|dill|cloudpickle)\b",
+            path.read_text("utf-8"),
+            re.MULTILINE,
         )
     ]
     assert not users

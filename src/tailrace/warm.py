@@ -17,6 +17,7 @@ KERNEL_MODULES = (
     "tailrace.capture.wire",
     "tailrace.decode.envelope",
     "tailrace.decode.gather",
+    "tailrace.decode.jsontext",
     "tailrace.decode.kernel",
     "tailrace.decode.literals",
 )

@@ -200,7 +200,9 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                         else:
                             rows = np.int64(1)
                             state[ORDINAL] = 0
-                            state[POSITION] = max(state[POSITION], _i64(b, p + 2))
+                            # Past the record's start, so that the server does not send it
+                            # again; no other record can start before this one has ended.
+                            state[POSITION] = max(state[POSITION], _i64(b, p + 2) + 1)
                             closed = True
                     elif message != 79:  # 'O' Origin says nothing that the log needs
                         error = 3

@@ -1,0 +1,40 @@
+"""Measurements that anyone can repeat: `tailrace bench NAME`.
+
+Each starts its own PostgreSQL, loads the ten-column table of `table.py`, measures Tailrace and
+its reference in turn in one run, and reports a ratio. Absolute figures drift with the machine's
+load; the ratio is what counts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tailrace.bench.report import Result
+
+#: Every benchmark and what it measures. The module of the same name has `measure(rows)`.
+NAMES: dict[str, str] = {
+    "capture": "PostgreSQL to the fsynced change log, against pg_recvlogical",
+    "decode": "wire bytes to typed Arrow columns, on one core",
+    "replay": "change log through Spark to nothing, in typed columns",
+    "e2e": "a backlog to Parquet and to Delta, exactly once, against pg_recvlogical",
+    "latency": "commit to visible row in a Parquet sink, at a given rate",
+}
+
+
+def run(name: str, *, rows: int | None = None, as_json: bool = False) -> int:
+    """Run the benchmark `name` and print its result; return the exit status.
+
+    :param rows: size of the table or backlog (for `latency`: rows a second); `None` for the
+        benchmark's own default.
+    :raises KeyError: if there is no such benchmark.
+    """
+    if name not in NAMES:
+        raise KeyError(name)
+    measure: Callable[[int | None], Result] = importlib.import_module(f"tailrace.bench.{name}").measure
+    result = measure(rows)
+    result.print(as_json=as_json)
+    return 0

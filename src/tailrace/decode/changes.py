@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tailrace.decode import kernel
 from tailrace.decode.catalog import Catalog
+from tailrace.decode.debezium import SourceFacts, json_lines
 from tailrace.decode.envelope import envelope
 from tailrace.decode.rows import old_keys, typed_rows
 from tailrace.decode.tuples import Tuples, find_tuples
@@ -113,6 +114,14 @@ class TableChanges:
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
         """
         return envelope(self._tuples(), task)
+
+    def json_lines(self, task: str, source: SourceFacts) -> pa.LargeStringArray:
+        """Return one JSON document a change in Debezium's payload form, each ended by a newline:
+        the array's data buffer is a file's content as it stands.
+
+        :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
+        """
+        return json_lines(self._tuples(), task, source)
 
     def _table(self) -> Relation:
         if self._relation is None:

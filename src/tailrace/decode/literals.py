@@ -240,8 +240,8 @@ def item_end(b, p, end):  # type: ignore[no-untyped-def]
             return np.int64(-1), np.int64(0), np.int64(1)
         return p + 1, size, np.int64(1)
     first = p
-    while p < end and b[p] != 44:
-        if b[p] == 34 or b[p] == 92 or b[p] == 123 or b[p] == 125:
+    while p < end and b[p] != 44 and b[p] != 125:
+        if b[p] == 34 or b[p] == 92 or b[p] == 123:
             return np.int64(-1), np.int64(0), np.int64(0)
         p += 1
     return (p if p > first else np.int64(-1)), p - first, np.int64(0)

@@ -111,6 +111,11 @@ def column_type(column: Column) -> ColumnType:
     return _type_of(column.type_oid, column.type_modifier)
 
 
+def item_type(oid: int) -> int | None:
+    """Return the type of the items of array type `oid`; None if it is no array that is known."""
+    return _ITEM_TYPES.get(oid)
+
+
 @functools.lru_cache(maxsize=4096)
 def _type_of(oid: int, modifier: int) -> ColumnType:
     if oid == _NUMERIC:

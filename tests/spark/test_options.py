@@ -1,0 +1,125 @@
+"""Options of the data source, places in a log, errors on their way out of Spark, and Java."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.spark.failures import translated
+from tailrace.spark.java import major_version, require_java
+from tailrace.spark.options import ReadOptions
+from tailrace.spark.session import delta_coordinates, settings_of
+
+
+def test_options_are_found_in_any_case() -> None:
+    options = ReadOptions.parse({"PATH": "/log", "maxrowspertrigger": "10", "startingoffset": "latest"})
+    assert (options.path, options.rows_max, options.starting) == ("/log", 10, "latest")
+
+
+def test_a_path_may_be_a_file_url_or_relative() -> None:
+    assert ReadOptions.parse({"path": "file:///a%20b"}).path == "/a b"
+    assert ReadOptions.parse({"path": "x"}).path == os.path.abspath("x")
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "hint"),
+    [
+        ({"path": "/log", "tabel": "a.b"}, "'tabel' is not an option", "did you mean table?"),
+        ({"path": "/log", "zzz": "1"}, "'zzz' is not an option", "the options are path"),
+        ({}, "no path", "name the log's directory"),
+        ({"path": "/log", "table": "orders"}, "table is 'orders'", "schema.table"),
+        ({"path": "/log", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'", "whole number"),
+        ({"path": "/log", "maxBytesPerTrigger": "1g"}, "maxBytesPerTrigger is '1g'", "whole number"),
+    ],
+)
+def test_a_wrong_option_is_named_with_a_way_out(given: dict[str, str], message: str, hint: str) -> None:
+    with pytest.raises(TailraceError) as caught:
+        ReadOptions.parse(given)
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_an_executors_error_keeps_kind_message_context_and_hint() -> None:
+    raised = TailraceError(
+        Kind.LOG_CORRUPT, "read block: (its) checksum differs", "restore it", {"file": "a.seg", "byte": 7}
+    )
+    text = (
+        "An error occurred while calling o57.collectToPython.\n: org.apache.spark.SparkException: Job aborted\n"
+        f'  File "changes.py", line 3\ntailrace.errors.TailraceError: {raised}\n\n\tat org.apache.spark.api\n'
+    )
+    found = translated(RuntimeError(text))
+    assert (found.kind, found.message, found.hint) == (raised.kind, raised.message, raised.hint)
+    assert found.context == {"file": "a.seg", "byte": "7"}
+
+
+def test_any_other_failure_of_spark_is_told_in_one_line() -> None:
+    found = translated(RuntimeError("\n  Job aborted due to stage failure\nmore\n" + "x" * 10_000))
+    assert found.kind is Kind.SPARK_FAILED
+    assert found.message == "run a Spark job: RuntimeError: Job aborted due to stage failure"
+
+
+@pytest.mark.parametrize(
+    ("answer", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "26-ea"', 26),
+        ("no such thing", None),
+    ],
+)
+def test_the_version_of_java_is_read(answer: str, version: int | None) -> None:
+    assert major_version(answer) == version
+
+
+def fake_java(home: Path, version: str) -> None:
+    (home / "bin").mkdir(parents=True)
+    java = home / "bin" / "java"
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+
+
+def test_a_java_that_is_too_old_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(TailraceError, match="is version 11, Spark needs 17") as caught:
+        require_java()
+    assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
+    assert "\n" not in caught.value.message + caught.value.hint
+
+
+def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, "21.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert require_java() == 21
+
+
+@pytest.mark.parametrize("home", ["", "/nowhere/at/all"])
+def test_no_java_at_all_is_one_clear_line(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", home)
+    with pytest.raises(TailraceError) as caught:
+        require_java()
+    assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
+    assert "install Java 17" in caught.value.hint
+
+
+def test_deltas_jars_come_from_the_named_directory_without_what_spark_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for jar in ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar", "scala-library-2.13.1.jar"):
+        (tmp_path / jar).touch()
+    monkeypatch.setenv("TAILRACE_JARS", str(tmp_path))
+    jars = settings_of(None, "x")["spark.driver.extraClassPath"].split(":")
+    assert [Path(jar).name for jar in jars] == ["delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar"]
+
+
+def test_without_jars_spark_fetches_the_delta_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAILRACE_JARS", str(tmp_path))
+    assert settings_of(None, "x")["spark.jars.packages"] == delta_coordinates()
+    assert delta_coordinates().startswith("io.delta:delta-spark_4.")

@@ -1,0 +1,73 @@
+"""One schema over all versions of a table."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from spark.wire import BOOL, DATE, FLOAT8, INT4, INT8, TEXT, TIMESTAMP, TIMESTAMPTZ, numeric, relation
+
+from tailrace.decode.types import METADATA
+from tailrace.errors import Kind, TailraceError
+from tailrace.spark.schema import relations, table_schema, to_arrow, to_spark, widened
+
+METADATA_DDL = (
+    "_op string, _commit_lsn bigint, _ordinal bigint, _xid bigint, _commit_ts timestamp, _log_offset bigint, "
+    "_unchanged array<string>, _special map<string,string>"
+)
+
+
+def own(*versions: bytes) -> dict[str, pa.DataType]:
+    schema = table_schema(relations(versions), "public.t")
+    return {field.name: field.type for field in list(schema)[: -len(METADATA)]}
+
+
+def test_a_column_of_any_version_is_there_in_order_of_appearance() -> None:
+    first = relation(1, "public.t", {"id": INT8, "gone": TEXT})
+    second = relation(1, "public.t", {"id": INT8, "new": BOOL})
+    assert own(first, second) == {"id": pa.int64(), "gone": pa.string(), "new": pa.bool_()}
+
+
+def test_a_table_that_was_made_again_is_the_same_table() -> None:
+    assert list(own(relation(1, "public.t", {"id": INT8}), relation(2, "public.t", {"a": INT8}))) == ["id", "a"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wide"),
+    [
+        (pa.int16(), pa.int64(), pa.int64()),
+        (pa.int32(), pa.int16(), pa.int32()),
+        (pa.float32(), pa.float64(), pa.float64()),
+        (pa.decimal128(10, 2), pa.decimal128(12, 4), pa.decimal128(12, 4)),
+        (pa.decimal128(10, 0), pa.decimal128(4, 4), pa.decimal128(14, 4)),
+        (pa.decimal128(38, 0), pa.decimal128(38, 38), pa.string()),
+        (pa.int32(), pa.decimal128(12, 2), pa.decimal128(12, 2)),
+        (pa.int64(), pa.decimal128(12, 2), pa.decimal128(21, 2)),
+        (pa.int64(), pa.float64(), pa.string()),  # 2**53 + 1 has no float
+        (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.string()),
+        (pa.date32(), pa.timestamp("us"), pa.string()),
+        (pa.list_(pa.int16()), pa.list_(pa.int64()), pa.list_(pa.int64())),
+        (pa.list_(pa.int16()), pa.list_(pa.bool_()), pa.string()),
+        (pa.bool_(), pa.int32(), pa.string()),
+    ],
+)
+def test_types_widen_only_where_nothing_is_lost(one: pa.DataType, other: pa.DataType, wide: pa.DataType) -> None:
+    assert widened(one, other) == wide
+    assert widened(other, one) == wide
+    assert widened(wide, one) == wide
+
+
+def test_spark_sees_the_types_that_the_database_meant() -> None:
+    columns = {"id": INT4, "n": numeric(12, 2), "at": TIMESTAMPTZ, "local": TIMESTAMP, "d": DATE, "f": FLOAT8}
+    schema = to_spark(table_schema(relations([relation(1, "public.t", columns)]), "public.t"))
+    ddl = "id int, n decimal(12,2), at timestamp, local timestamp_ntz, d date, f double, " + METADATA_DDL
+    found = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
+    assert found == ddl
+    assert to_spark(to_arrow(schema)) == schema
+
+
+def test_an_unknown_table_is_told_with_its_neighbours() -> None:
+    known = relations([relation(1, "public.orders", {"id": INT8}), relation(2, "public.zoo", {"id": INT8})])
+    with pytest.raises(TailraceError) as caught:
+        table_schema(known, "public.order")
+    assert caught.value.kind is Kind.TABLE_UNKNOWN
+    assert caught.value.hint.startswith("similar or known here: public.orders")

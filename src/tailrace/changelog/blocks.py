@@ -1,0 +1,175 @@
+"""From chunks of frames to the bytes of blocks and segment heads. Pure.
+
+A `Place` is all that the next block must follow on from. Encoding takes one and returns the
+one after; whoever writes the bytes moves on to it only when they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tailrace.changelog import format as codec
+from tailrace.changelog.endmark import Tail
+from tailrace.changelog.format import BlockHeader, BlockRef, SegmentHeader
+from tailrace.changelog.runs import encode_footer
+from tailrace.protocol import frames
+from tailrace.protocol.frames import Bytes, Numbers, OpenUnit, Summary
+
+#: Smaller payloads are stored as they are: the codec's call costs more than it saves.
+COMPRESS_BYTES_MIN = 512
+
+
+class Place(NamedTuple):
+    """Where the log stands after a block."""
+
+    offset: int
+    chain: int  # header CRC of the block
+    position: int
+    position_time_us: int
+    time_max_us: int
+    unit: OpenUnit | None  # that is open here
+
+    def scan_state(self) -> Numbers:
+        return frames.state_within(self.unit, self.position, self.position_time_us)
+
+
+class Encoded(NamedTuple):
+    """Blocks, ready to be written one after another."""
+
+    parts: list[codec.Payload]  # header, payload, header, payload …
+    headers: list[BlockHeader]
+    after: Place
+    tail: Tail | None  # the last boundary among them
+    size_to_tail: int  # bytes on disk up to it
+
+
+class Encoder:
+    """Encodes for one task, one epoch and one choice of compression."""
+
+    def __init__(self, log_id: str, task: str, epoch: int, compression: str) -> None:
+        self._log_id = bytes.fromhex(log_id)
+        self._seed = codec.seed_of(log_id, task)
+        self._epoch = epoch
+        self._codec = codec.CODECS.index(compression)
+
+    def chunk(self, chunk: Bytes, summary: Summary, place: Place) -> Encoded:
+        """Return a chunk as one block, or as two, so that none has a boundary inside it."""
+        cut = summary.boundary
+        if cut is None or cut == summary.size:
+            return self._blocks([(chunk, summary)], place)
+        state = place.scan_state()
+        head = frames.summarise(chunk[:cut], state)
+        rest = frames.summarise(chunk[cut:], state)
+        return self._blocks([(chunk[:cut], head), (chunk[cut:], rest)], place)
+
+    def _blocks(self, chunks: list[tuple[Bytes, Summary]], place: Place) -> Encoded:
+        parts: list[codec.Payload] = []
+        headers: list[BlockHeader] = []
+        size = size_to_tail = 0
+        tail = None
+        for raw, summary in chunks:
+            header, stored = self._block(raw, summary, place)
+            packed, crc = codec.encode_block_header(header, self._seed)
+            parts += (packed, stored)
+            headers.append(header._replace(crc=crc))
+            size += len(packed) + len(stored)
+            place = Place(
+                place.offset + summary.size,
+                crc,
+                summary.position,
+                summary.position_time_us,
+                header.time_max_us,
+                summary.open_at_end,
+            )
+            if summary.units:
+                tail = Tail(place.offset, place.position, place.position_time_us)
+                size_to_tail = size
+        return Encoded(parts, headers, place, tail, size_to_tail)
+
+    def _block(self, raw: Bytes, summary: Summary, place: Place) -> tuple[BlockHeader, codec.Payload]:
+        chosen = self._codec if len(raw) >= COMPRESS_BYTES_MIN else 0
+        stored = codec.compress(raw, chosen)
+        if len(stored) >= len(raw):
+            chosen, stored = 0, raw
+        header = BlockHeader(
+            preamble=False,
+            has_schema=summary.has_schema,
+            codec=chosen,
+            epoch=self._epoch,
+            log_offset=place.offset,
+            raw_size=len(raw),
+            stored_size=len(stored),
+            rows=summary.rows,
+            units=summary.units,
+            chain=place.chain,
+            position_at_start=place.position,
+            position=summary.position,
+            position_time_at_start_us=place.position_time_us,
+            position_time_us=summary.position_time_us,
+            time_max_us=_time_max(raw, summary, place),
+            open_at_start=summary.open_at_start,
+            open_at_end=summary.open_at_end,
+            tables=summary.tables,
+            payload_crc=codec.checksum(stored, self._seed),
+            crc=0,
+        )
+        return header, stored
+
+    def head(self, schema: Mapping[str, bytes], place: Place, created_us: int) -> tuple[list[bytes], Place]:
+        """Return a segment's header and preamble; the place after differs in its chain only."""
+        header, crc = codec.encode_segment_header(
+            SegmentHeader(
+                log_id=self._log_id,
+                epoch=self._epoch,
+                first_offset=place.offset,
+                position=place.position,
+                position_time_us=place.position_time_us,
+                time_max_us=place.time_max_us,
+                created_us=created_us,
+                chain=place.chain,
+                crc=0,
+            ),
+            self._seed,
+        )
+        payload = b"".join(schema.values())
+        packed, chain = codec.encode_block_header(
+            BlockHeader(
+                preamble=True,
+                has_schema=bool(payload),
+                codec=0,
+                epoch=self._epoch,
+                log_offset=place.offset,
+                raw_size=len(payload),
+                stored_size=len(payload),
+                rows=0,
+                units=0,
+                chain=crc,
+                position_at_start=place.position,
+                position=place.position,
+                position_time_at_start_us=place.position_time_us,
+                position_time_us=place.position_time_us,
+                time_max_us=place.time_max_us,
+                open_at_start=place.unit,
+                open_at_end=place.unit,
+                tables=(),
+                payload_crc=codec.checksum(payload, self._seed),
+                crc=0,
+            ),
+            self._seed,
+        )
+        return [header, packed, payload], place._replace(chain=chain)
+
+    def footer(self, refs: list[BlockRef], place: Place) -> bytes:
+        """Return the footer of a segment with these runs, which ends at `place`."""
+        return encode_footer(refs, place.offset, place.chain, self._seed)
+
+
+def _time_max(raw: Bytes, summary: Summary, place: Place) -> int:
+    if summary.units == 0:
+        return place.time_max_us
+    if summary.units == 1:
+        return max(place.time_max_us, summary.position_time_us)
+    # Commit times do not always rise with commit order, so the last is not always the largest.
+    units = frames.units_of(raw, place.scan_state())
+    return max(place.time_max_us, int(units[:, 3].max()))

@@ -1,0 +1,198 @@
+"""The log's directory: whose log it is, and where its parts lie.
+
+identity.json                 log id, format, source; written once
+readers/<name>.json           registered readers
+tasks/<task>/lock             held by the writer
+tasks/<task>/end              how far the log is durable, and the writer's epoch
+tasks/<task>/<offset>.seg     segments
+tasks/<task>/<name>.state     whatever else a task keeps, in two generations
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import urllib.parse
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.changelog import durable
+from tailrace.changelog.durable import write_atomically
+from tailrace.changelog.format import FORMAT_VERSION, segment_offset
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import SourceFingerprint
+
+__all__ = ["LogDirectory", "LogIdentity", "decode_name", "encode_name", "write_atomically"]
+
+_IDENTITY = "identity.json"
+_TASKS = "tasks"
+#: What a new log's directory may already hold: the root of a file system has it.
+_IGNORED = frozenset({"lost+found"})
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Whose log it is. `log_id` is 32 hexadecimal digits, drawn at random for each new log."""
+
+    log_id: str
+    format_version: int
+    source: SourceFingerprint
+    created_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirectory:
+    """An existing log. A plain value: holds no file open, may be pickled."""
+
+    path: Path
+    identity: LogIdentity
+
+    @classmethod
+    def create_or_open(cls, path: Path | str, source: SourceFingerprint) -> LogDirectory:
+        """Open the log of `source` at `path`, or create it where nothing is.
+
+        Safe against other processes that do the same: one of them creates it.
+
+        :raises TailraceError: `LOG_FOREIGN`, if another source's log or other files are there;
+            `LOG_CORRUPT` or `LOG_FORMAT_UNKNOWN`, as `open`; `LOG_FULL`, `LOG_WRITE_FAILED`.
+        """
+        path = Path(path).absolute()
+        if not (path / _IDENTITY).exists():
+            _create(path, source)
+        log = cls.open(path)
+        if log.identity.source != source:
+            raise TailraceError(
+                Kind.LOG_FOREIGN,
+                f"open the change log: it was made from {_describe(log.identity.source)}, "
+                f"the configuration names {_describe(source)}",
+                "give this pipeline a directory of its own in log.path, or correct the source",
+                {"path": str(path)},
+            )
+        return log
+
+    @classmethod
+    def open(cls, path: Path | str) -> LogDirectory:
+        """Open an existing log, to read it; nothing is written.
+
+        :raises TailraceError: `LOG_MISSING`; `LOG_CORRUPT`, if its identity is damaged;
+            `LOG_FORMAT_UNKNOWN`, if a later version made it.
+        """
+        path = Path(path).absolute()
+        try:
+            content = durable.decode_state((path / _IDENTITY).read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            raise TailraceError(
+                Kind.LOG_MISSING,
+                "open a change log: there is none",
+                "check the path; a log is created when its pipeline first runs",
+                {"path": str(path)},
+            ) from None
+        if content is None:
+            raise TailraceError(
+                Kind.LOG_CORRUPT,
+                f"read {_IDENTITY}: it does not match its checksum",
+                "restore this one small file from a backup; the rest of the log is not in doubt",
+                {"file": str(path / _IDENTITY)},
+            )
+        if content["format_version"] != FORMAT_VERSION:
+            raise TailraceError(
+                Kind.LOG_FORMAT_UNKNOWN,
+                f"open a change log: its format is {content['format_version']}, "
+                f"this version knows {FORMAT_VERSION}",
+                "read the log with the version of tailrace that wrote it",
+                {"path": str(path)},
+            )
+        return cls(path, LogIdentity(**{**content, "source": SourceFingerprint(**content["source"])}))
+
+    def tasks(self) -> list[str]:
+        """Return the names of the tasks that have a folder, sorted."""
+        try:
+            names = os.listdir(self.path / _TASKS)
+        except FileNotFoundError:
+            return []
+        return sorted(decode_name(name) for name in names if not name.startswith("."))
+
+    def task_path(self, task: str) -> Path:
+        """Return the folder of a task; it need not exist."""
+        return self.path / _TASKS / encode_name(task)
+
+    def segments(self, task: str) -> list[int]:
+        """Return the first log offsets of a task's segments, rising.
+
+        :raises TailraceError: `LOG_MISSING`, if the task has no folder.
+        """
+        try:
+            names = os.listdir(self.task_path(task))
+        except FileNotFoundError:
+            raise TailraceError(
+                Kind.LOG_MISSING,
+                f"read task {task!r} of a change log: it has no such task",
+                f"it has: {', '.join(self.tasks()) or 'none yet; run the pipeline first'}",
+                {"path": str(self.path)},
+            ) from None
+        return sorted(offset for name in names if (offset := segment_offset(name)) is not None)
+
+    def state_read(self, name: str) -> dict[str, Any] | None:
+        """Return what `state_write` last wrote under `name`, a path inside the log.
+
+        A damaged newest generation gives way to the one before it.
+
+        :raises TailraceError: `LOG_CORRUPT`, if something was written and none of it is sound.
+        """
+        return durable.read_state(self.path / name)
+
+    def state_write(self, name: str, content: dict[str, Any]) -> None:
+        """Keep a JSON object under `name`, durably. One writer a name at a time.
+
+        :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; what was there before stands.
+        """
+        path = self.path / name
+        durable.make_directory(path.parent)
+        durable.write_state(path, content)
+
+
+def encode_name(name: str) -> str:
+    """Return a file name for any text: other characters than A-Z a-z 0-9 _ - . as %XX."""
+    encoded = urllib.parse.quote(name, safe="").replace("~", "%7E")
+    return f"%2E{encoded[1:]}" if encoded.startswith(".") else encoded
+
+
+def decode_name(name: str) -> str:
+    """Return the text that `encode_name` was given."""
+    return urllib.parse.unquote(name)
+
+
+def _create(path: Path, source: SourceFingerprint) -> None:
+    durable.make_directory(path)
+    strange = [
+        name for name in os.listdir(path) if not name.startswith(".") and name not in _IGNORED | {_IDENTITY}
+    ]
+    if strange:
+        raise TailraceError(
+            Kind.LOG_FOREIGN,
+            f"create a change log: the directory holds something else ({strange[0]!r} …) and no {_IDENTITY}",
+            f"name an empty directory in log.path; if this was a change log, restore its {_IDENTITY}",
+            {"path": str(path)},
+        )
+    path.chmod(durable.DIRECTORY_MODE)
+    identity = LogIdentity(secrets.token_hex(16), FORMAT_VERSION, source, time.time_ns() // 1000)
+    target = path / _IDENTITY
+    temporary = durable.write_temporary(target, [durable.encode_state(asdict(identity))])
+    try:
+        # Unlike a rename, a link never replaces what another process has put there meanwhile.
+        target.hardlink_to(temporary)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise durable.write_failure(error, f"write {_IDENTITY}", target) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    durable.sync_directory(path)
+
+
+def _describe(source: SourceFingerprint) -> str:
+    return (
+        f"{source.type} system {source.system_identifier}, database {source.database!r}, slot {source.slot!r}"
+    )

@@ -1,0 +1,207 @@
+"""Files that survive a crash: whole or not at all, and checked when read.
+
+A *state file* is a small JSON document with a checksum, kept in two generations: `<name>` and
+`<name>.previous`. A file that was cut or changed is not believed; the generation before it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import crc32c
+
+from tailrace.errors import Kind, TailraceError
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+PREVIOUS_SUFFIX = ".previous"
+TEMPORARY_SUFFIX = ".tmp"
+
+#: Errors of the operating system that say: no room. EFBIG is a limit on the file's size.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def write_failure(error: OSError, attempted: str, path: Path) -> TailraceError:
+    """Return what to raise for a failed write: `LOG_FULL` or `LOG_WRITE_FAILED`."""
+    if error.errno in _NO_ROOM:
+        return TailraceError(
+            Kind.LOG_FULL,
+            f"{attempted}: {error.strerror}",
+            "make room on the log's file system; nothing that was stored is lost, and capture "
+            "goes on by itself",
+            {"file": str(path)},
+        )
+    return final(error, attempted, path)
+
+
+def final(error: OSError, attempted: str, path: Path) -> TailraceError:
+    """Return `LOG_WRITE_FAILED` whatever the reason: for what can't be undone and tried again."""
+    return TailraceError(
+        Kind.LOG_WRITE_FAILED,
+        f"{attempted}: {error.strerror or error}",
+        "look at the disk and the kernel's messages, then start again: what was acknowledged is "
+        "in the log, the rest comes from the source again",
+        {"file": str(path)},
+    )
+
+
+def write_fully(fd: int, parts: Sequence[Any], at: int) -> int:
+    """Write all of `parts` at a file offset and return the offset after them.
+
+    Short writes are continued, without copying what is written.
+
+    :raises OSError: whatever the operating system says; part may have been written.
+    """
+    views = [memoryview(part).cast("B") for part in parts]
+    while views:
+        written = os.pwritev(fd, views, at)
+        if written == 0:
+            raise OSError(errno.EIO, "a write of nothing")
+        at += written
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if written:
+            views[0] = views[0][written:]
+    return at
+
+
+def read_fully(fd: int, size: int, at: int) -> bytes:
+    """Return `size` bytes at a file offset, or fewer where the file ends before."""
+    data = os.pread(fd, size, at)
+    if len(data) == size or not data:
+        return data
+    parts = [data]
+    missing = size - len(data)
+    while missing and (part := os.pread(fd, missing, at + size - missing)):
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory, and those above it that are missing, each durably and for us alone."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=DIRECTORY_MODE)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the creations, renames and removals in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_temporary(path: Path, parts: Sequence[Any]) -> Path:
+    """Write a new durable file beside `path` and return its name; hidden, to be renamed.
+
+    :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the file is gone then.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    try:
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        try:
+            write_fully(fd, parts, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise write_failure(error, f"write {path.name}", path) from error
+    return temporary
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file: after a crash at any point it has its old content or the new one.
+
+    :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the old content is then in place.
+    """
+    temporary = write_temporary(path, [data])
+    try:
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise write_failure(error, f"write {path.name}", path) from error
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Remove what a crash left behind in a directory that only the caller writes to."""
+    for path in directory.glob(f".*{TEMPORARY_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def encode_state(content: dict[str, Any]) -> bytes:
+    """Return a checked JSON document, always the same for the same content."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return f'{{"content":{text},"crc32c":"{crc32c.crc32c(text.encode()):08x}"}}\n'.encode()
+
+
+def decode_state(data: bytes) -> dict[str, Any] | None:
+    """Return the content of a checked document; `None` if a single byte is not as written."""
+    try:
+        content = json.loads(data)["content"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(content, dict) or encode_state(content) != data:
+        return None
+    return content
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """Return the newest generation of a state file that is sound; `None`: never written.
+
+    :raises TailraceError: `LOG_CORRUPT`, if there are generations and none of them is sound.
+    """
+    found = False
+    for candidate in (path, previous_of(path)):
+        try:
+            data = candidate.read_bytes()
+        except FileNotFoundError:
+            continue
+        found = True
+        if (content := decode_state(data)) is not None:
+            return content
+    if found:
+        raise TailraceError(
+            Kind.LOG_CORRUPT,
+            f"read {path.name}: neither it nor the generation before it matches its checksum",
+            "restore one of them from a backup of the log",
+            {"file": str(path)},
+        )
+    return None
+
+
+def write_state(path: Path, content: dict[str, Any]) -> None:
+    """Write a new generation of a state file, durably. One writer a file at a time.
+
+    :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`; the generation before it stands.
+    """
+    temporary = write_temporary(path, [encode_state(content)])
+    try:
+        # A damaged current generation must not push out the sound one before it. Between the
+        # two renames only `.previous` is there, and is what `read_state` returns.
+        if path.exists() and decode_state(path.read_bytes()) is not None:
+            path.replace(previous_of(path))
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise write_failure(error, f"write {path.name}", path) from error
+
+
+def previous_of(path: Path) -> Path:
+    """Return where the generation before a state file's current one lies."""
+    return path.with_name(path.name + PREVIOUS_SUFFIX)

@@ -1,0 +1,126 @@
+"""The end mark: how far a task's log is durable, told to every process; and the writer's fence.
+
+A writer that takes over puts a *new* file in place of the old one, with a higher epoch. The
+writer before it, should it still live, sees that the file behind its path is no longer the
+one it holds open, and what it may still write into the old one nobody reads.
+
+The mark is written after each fsync of the log and is itself not fsynced: after a loss of
+power it may lag behind, never run ahead.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailrace.changelog import durable
+from tailrace.changelog.format import (
+    MARK_FILE_SIZE,
+    MARK_SLOT_SIZE,
+    DamageError,
+    EndMark,
+    decode_mark,
+    encode_mark,
+)
+from tailrace.errors import Kind, TailraceError
+
+MARK_NAME = "end"
+#: As a mark's offset: the mark was lost, and how far the log is durable is not known.
+UNKNOWN = -1
+#: A reader may catch the writer between two bytes of a slot; it looks again this many times.
+_READ_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """An end of the log at a boundary: everything up to `position` lies before `offset`."""
+
+    offset: int
+    position: int
+    position_time_us: int
+
+
+class EndMarkFile:
+    """The writer's hold on the end mark: it publishes, and notices when it was replaced."""
+
+    def __init__(self, path: Path, seed: int, mark: EndMark) -> None:
+        """Replace the mark at `path`: both slots say `mark`, and the writer before is fenced.
+
+        :raises TailraceError: `LOG_FULL` or `LOG_WRITE_FAILED`.
+        """
+        self._path, self._seed, self._mark = path, seed, mark
+        slots = [encode_mark(mark._replace(sequence=number), seed) for number in (0, 1)]
+        durable.write_atomically(path, b"".join(slots))
+        self._mark = mark._replace(sequence=1)
+        self._fd = os.open(path, os.O_RDWR)
+        self._held = os.fstat(self._fd)
+
+    @property
+    def mark(self) -> EndMark:
+        """What was published last."""
+        return self._mark
+
+    def check(self) -> None:
+        """Make sure that no other writer has taken over.
+
+        :raises TailraceError: `LOG_FENCED`.
+        """
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            found = None
+        if found is None or found.st_ino != self._held.st_ino or found.st_dev != self._held.st_dev:
+            raise TailraceError(
+                Kind.LOG_FENCED,
+                "write the change log: another writer has taken it over",
+                "stop this process; nothing of what it did after the takeover was kept",
+                {"file": str(self._path), "epoch": self._mark.epoch},
+            )
+
+    def publish(self, tail: Tail) -> None:
+        """Tell every process that the log is durable up to `tail`.
+
+        :raises OSError: if the write fails; the slot before it is then untouched.
+        """
+        mark = EndMark(
+            self._mark.sequence + 1,
+            self._mark.epoch,
+            tail.offset,
+            tail.position,
+            tail.position_time_us,
+        )
+        slot_at = mark.sequence % 2 * MARK_SLOT_SIZE
+        durable.write_fully(self._fd, [encode_mark(mark, self._seed)], slot_at)
+        self._mark = mark
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read_slots(data: bytes, seed: int) -> tuple[list[EndMark], list[tuple[int, str]]]:
+    """Return the sound marks in the file's bytes, and (file offset, what) for the damaged."""
+    marks: list[EndMark] = []
+    damage: list[tuple[int, str]] = []
+    for at in range(0, MARK_FILE_SIZE, MARK_SLOT_SIZE):
+        try:
+            marks.append(decode_mark(data[at : at + MARK_SLOT_SIZE], seed))
+        except DamageError as error:
+            damage.append((at, str(error)))
+    if len(data) > MARK_FILE_SIZE:
+        damage.append((MARK_FILE_SIZE, "the end mark is longer than its two slots"))
+    return marks, damage
+
+
+def read_mark(path: Path, seed: int) -> EndMark | None:
+    """Return the newest sound mark; `None` if there is none. Its offset may be `UNKNOWN`."""
+    marks: list[EndMark] = []
+    for _ in range(_READ_ATTEMPTS):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        marks, damage = read_slots(data, seed)
+        if not damage:
+            break
+    return max(marks, default=None)

@@ -1,0 +1,319 @@
+"""Where a segment's blocks lie: from its footer, or by walking over its block headers.
+
+The footer is a cache. Where it is missing, cut or changed, the walk gives the same answer. A
+segment that is not the last ends where the next one begins, whatever lies in the file after
+that: a writer that was taken over may have left bytes there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tailrace.changelog import format as codec
+from tailrace.changelog import runs
+from tailrace.changelog.durable import read_fully
+from tailrace.changelog.format import BlockHeader, BlockRef, DamageError, SegmentHeader
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.frames import Bytes, schema_frames
+
+_WALK_READ = 1 << 16
+_SEARCH_READ = 1 << 20
+
+
+class DamageAtError(DamageError):
+    """Damage, and the byte of the file at which what is damaged starts."""
+
+    def __init__(self, what: str, file_at: int) -> None:
+        super().__init__(what)
+        self.file_at = file_at
+
+
+class Block(NamedTuple):
+    """A block and where in its segment's file it starts."""
+
+    file_at: int
+    header: BlockHeader
+
+
+@dataclass(slots=True)
+class Walk:
+    """Where a walk over blocks stands: what the next block must follow on from."""
+
+    file_at: int
+    offset: int
+    chain: int
+    position: int
+    expects_preamble: bool = False
+
+
+@dataclass(slots=True)
+class SegmentFile:
+    """A segment opened for reading. Close it; reads are at offsets, so threads may share it."""
+
+    path: Path
+    fd: int
+    header: SegmentHeader
+    seed: int
+
+    @classmethod
+    def open(cls, path: Path, seed: int, log_id: bytes) -> SegmentFile:
+        """Open a segment and read its header.
+
+        :raises DamageError: if the header is not sound or is not the file name's.
+        :raises FileNotFoundError: if retention or a cut has removed it.
+        """
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            data = read_fully(fd, codec.SEGMENT_HEADER_SIZE, 0)
+            header = codec.decode_segment_header(data, seed, log_id)
+            if codec.segment_name(header.first_offset) != path.name:
+                raise DamageError("the segment's name is not the offset in its header")
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(path, fd, header, seed)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def start(self) -> Walk:
+        """Return the walk that begins with the preamble."""
+        h = self.header
+        return Walk(codec.SEGMENT_HEADER_SIZE, h.first_offset, h.crc, h.position, expects_preamble=True)
+
+    def payload(self, block: Block) -> Bytes:
+        """Return a block's raw frames, read-only, its checksum checked.
+
+        :raises DamageError: if they are not what the header says.
+        """
+        header = block.header
+        stored = read_fully(self.fd, header.stored_size, block.file_at + header.header_size)
+        return payload_of(stored, header, self.seed)
+
+
+def payload_of(stored: codec.Payload, header: BlockHeader, seed: int) -> Bytes:
+    """Return the raw frames of a block from what is stored after its header.
+
+    :raises DamageError: if they are not what the header says.
+    """
+    if len(stored) < header.stored_size:
+        raise DamageError("a block's frames are cut short")
+    if codec.checksum(stored, seed) != header.payload_crc:
+        raise DamageError("a block's frames do not match their checksum")
+    return codec.decompress(stored, header)
+
+
+def corrupt(path: Path, file_at: int, what: str, hint: str = "") -> TailraceError:
+    """Return the error for damage found at a byte of a file of the log."""
+    return TailraceError(
+        Kind.LOG_CORRUPT,
+        f"read the change log: {what}",
+        hint
+        or "restore this file from a backup of the log, or set the log aside and take a new "
+        "snapshot; nothing was skipped or changed. `tailrace log verify` lists all damage",
+        {"file": str(path), "byte": file_at},
+    )
+
+
+def walk_blocks(
+    file: SegmentFile, walk: Walk, until: int | None, *, payloads: bool = False
+) -> Iterator[Block]:
+    """Yield the blocks that follow on from `walk`, which is carried along; the preamble too.
+
+    Ends at log offset `until`; with `None` at the end of the file or at a sound footer.
+
+    :param payloads: also read each block's frames and check them.
+    :raises DamageError: at the first bytes that are not the next block; `walk.file_at` says where.
+    """
+    window, window_at = b"", 0
+    size = file.size()
+    while walk.expects_preamble or until is None or walk.offset < until:
+        if not walk.expects_preamble and (walk.file_at >= size or footer_starts(file, walk.file_at)):
+            if until is None:
+                return
+            raise DamageError(f"it ends at log offset {walk.offset}, but {until} was expected")
+        if walk.file_at + codec.BLOCK_HEADER_SIZE_MAX > window_at + len(window):
+            window, window_at = read_fully(file.fd, _WALK_READ, walk.file_at), walk.file_at
+        header = codec.decode_block_header(window, walk.file_at - window_at, file.seed)
+        _check_follows(header, walk, file.header.epoch)
+        block = Block(walk.file_at, header)
+        if block.file_at + header.size_on_disk > size:
+            raise DamageError("a block's frames are cut short")
+        if payloads:
+            file.payload(block)
+        walk.file_at += header.size_on_disk
+        walk.offset, walk.chain, walk.position = header.end, header.crc, header.position
+        walk.expects_preamble = False
+        yield block
+
+
+def _check_follows(header: BlockHeader, walk: Walk, epoch: int) -> None:
+    if header.preamble != walk.expects_preamble:
+        raise DamageError("the preamble is not where it belongs")
+    if header.epoch != epoch:
+        raise DamageError(f"a block is of epoch {header.epoch} in a segment of epoch {epoch}")
+    if header.log_offset != walk.offset:
+        raise DamageError(f"a block is of log offset {header.log_offset}, expected {walk.offset}")
+    if header.chain != walk.chain:
+        raise DamageError("a block does not follow on from the block before it")
+    if header.position_at_start != walk.position or header.position < walk.position:
+        raise DamageError("a block's source position does not follow on from the one before it")
+
+
+def footer_starts(file: SegmentFile, at: int) -> bool:
+    """Return whether a sound footer begins at a byte of the file and ends with the file."""
+    if os.pread(file.fd, len(runs.FOOTER_MAGIC), at) != runs.FOOTER_MAGIC:
+        return False
+    try:
+        return read_footer(file)[2] == at
+    except DamageError:
+        return False
+
+
+def read_footer(file: SegmentFile) -> tuple[list[BlockRef], int, int]:
+    """Return the runs that a sealed segment's footer lists, the log offset at which the segment
+    ends, and where in the file the footer starts.
+
+    :raises DamageError: if the segment has no sound footer.
+    """
+    size = file.size()
+    trailer = read_fully(file.fd, runs.TRAILER_SIZE, max(size - runs.TRAILER_SIZE, 0))
+    footer_at = size - runs.footer_size(trailer) if len(trailer) == runs.TRAILER_SIZE else -1
+    if footer_at < codec.SEGMENT_HEADER_SIZE:
+        raise DamageError("the segment has no footer")
+    data = read_fully(file.fd, size - footer_at, footer_at)
+    refs, end = runs.decode_footer(data, file.path.name, footer_at, file.seed)
+    return refs, end, footer_at
+
+
+class SegmentIndex:
+    """The runs of one segment up to some log offset, which may move on while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.refs: list[BlockRef] = []
+        self.preamble: dict[str, bytes] = {}  # schema frames in force at the start, by key
+        #: Schema frames of runs that have some, by (place in the file, blocks).
+        self.schemas: dict[tuple[int, int], list[tuple[str, bytes]]] = {}
+        self._builder = runs.RunBuilder(path.name)
+        self._walk: Walk | None = None  # None: not looked at yet
+
+    def extend(self, until: int, seed: int, log_id: bytes) -> None:
+        """Index what lies before log offset `until`, from the footer or by walking on.
+
+        :raises DamageAtError: if it is not all there, or damaged.
+        :raises FileNotFoundError: if the segment was removed.
+        """
+        if self._walk is not None and self._walk.offset >= until:
+            return
+        try:
+            file = SegmentFile.open(self.path, seed, log_id)
+        except DamageError as error:
+            raise DamageAtError(str(error), 0) from None
+        walk = self._walk or file.start()
+        try:
+            if self._walk is None:
+                self._read_preamble(file, walk)
+                if self._take_footer(file, walk, until):
+                    return
+            for block in walk_blocks(file, walk, until):
+                self._builder.add(*block)
+            self.refs = self._builder.refs()
+        except DamageError as error:
+            raise DamageAtError(str(error), walk.file_at) from None
+        finally:
+            file.close()
+        self._walk = walk
+
+    def _read_preamble(self, file: SegmentFile, walk: Walk) -> None:
+        block = next(walk_blocks(file, walk, None))
+        self.preamble = dict(schema_frames(file.payload(block)))
+
+    def _take_footer(self, file: SegmentFile, walk: Walk, until: int) -> bool:
+        try:
+            refs, end, _ = read_footer(file)
+        except DamageError:
+            return False
+        if end != until:
+            return False
+        self.refs = refs
+        walk.offset = end
+        self._walk = walk
+        return True
+
+
+def read_run(fd: int, ref: BlockRef, seed: int) -> Bytes:
+    """Return the raw frames of a run, read-only.
+
+    :raises DamageAtError: if a single byte of it is not as written.
+    """
+    payloads = [raw for _, raw in _each_block(fd, ref, seed)]
+    if len(payloads) == 1:
+        return payloads[0]
+    joined = np.concatenate(payloads)
+    joined.flags.writeable = False
+    return joined
+
+
+def run_blocks(fd: int, ref: BlockRef, seed: int) -> list[Block]:
+    """Return the blocks of a run.
+
+    :raises DamageAtError: as `read_run`.
+    """
+    return [block for block, _ in _each_block(fd, ref, seed)]
+
+
+def _each_block(fd: int, ref: BlockRef, seed: int) -> Iterator[tuple[Block, Bytes]]:
+    data = memoryview(read_fully(fd, ref.size_on_disk, ref.file_at))
+    at, offset, chain = 0, ref.header.log_offset, None
+    try:
+        for _ in range(ref.blocks):
+            header = codec.decode_block_header(data, at, seed)
+            if header.log_offset != offset or chain not in {None, header.chain}:
+                raise DamageError("a block does not follow on from the block before it")
+            stored = data[at + header.header_size : at + header.size_on_disk]
+            yield Block(ref.file_at + at, header), payload_of(stored, header, seed)
+            at += header.size_on_disk
+            offset, chain = header.end, header.crc
+        if chain != ref.header.crc:
+            raise DamageError("other blocks lie where these were indexed")
+    except DamageError as error:
+        raise DamageAtError(str(error), ref.file_at + at) from None
+
+
+def find_block(file: SegmentFile, start: int) -> int | None:
+    """Return where, at or after a byte of the file, a sound block header or footer starts.
+
+    This tells a torn tail, after which nothing comes, from damage in the middle.
+    """
+    at, size = start, file.size()
+    while at < size:
+        window = read_fully(file.fd, _SEARCH_READ + codec.BLOCK_HEADER_SIZE_MAX, at)
+        found = window.find(codec.BLOCK_MAGIC)
+        while 0 <= found < _SEARCH_READ:
+            if _is_block(file, window, found):
+                return at + found
+            found = window.find(codec.BLOCK_MAGIC, found + 1)
+        at += _SEARCH_READ
+    try:
+        footer_at = read_footer(file)[2]
+    except DamageError:
+        return None
+    return footer_at if footer_at >= start else None
+
+
+def _is_block(file: SegmentFile, window: bytes, at: int) -> bool:
+    try:
+        header = codec.decode_block_header(window, at, file.seed)
+    except DamageError:
+        return False
+    return header.epoch == file.header.epoch

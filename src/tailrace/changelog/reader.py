@@ -1,0 +1,409 @@
+"""Reading a task's log, in any process, while its writer appends, rolls and is replaced.
+
+A reader never sees beyond the durable end. What it plans with is runs of blocks (`BlockRef`):
+where they lie and what is in them, without reading them. Blocks below the durable end never
+change and never move, so a run that was planned can be read later, elsewhere, until retention
+removes its segment.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from tailrace.changelog import format as codec
+from tailrace.changelog import index
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.endmark import MARK_NAME, UNKNOWN, Tail, read_mark
+from tailrace.changelog.format import BlockRef, DamageError, SegmentHeader
+from tailrace.changelog.index import DamageAtError, SegmentFile, SegmentIndex, corrupt
+from tailrace.changelog.recovery import durable_end
+from tailrace.changelog.runs import RunBuilder
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.frames import Bytes, Numbers, schema_frames, units_of
+
+#: Segments whose indexes (an entry a MiB) are kept at a time.
+_INDEXES_KEPT = 32
+#: Runs whose units are kept at a time: the ends of ranges are looked at more than once.
+_UNITS_KEPT = 8
+
+# Columns of `units_of`, and the fields of the headers that bound them.
+_POSITION, _TIME = 2, 3
+_HEADER_FIELD = {_POSITION: "position", _TIME: "time_max_us"}
+
+
+class LogReader:
+    """Reads one task's log. May be shared between threads. Holds no file open."""
+
+    def __init__(self, directory: LogDirectory, task: str) -> None:
+        """Not for callers: `open` makes readers."""
+        self._directory, self._task = directory, task
+        self._path = directory.task_path(task)
+        self._log_id = bytes.fromhex(directory.identity.log_id)
+        self._seed = codec.seed_of(directory.identity.log_id, task)
+        self._lock = threading.RLock()
+        self._segments: list[int] = []
+        self._heads: dict[int, SegmentHeader] = {}
+        self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
+        self._units: OrderedDict[tuple[int, int], Numbers] = OrderedDict()
+        self._start: tuple[int, int] | None = None  # first segment, first boundary in it
+        self._end = Tail(0, 0, 0)
+
+    @classmethod
+    def open(cls, directory: LogDirectory | Path | str, task: str) -> LogReader:
+        """Open a task of a log for reading; nothing is written.
+
+        :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`, `LOG_FORMAT_UNKNOWN`.
+        """
+        if not isinstance(directory, LogDirectory):
+            directory = LogDirectory.open(directory)
+        reader = cls(directory, task)
+        reader.refresh()
+        return reader
+
+    def close(self) -> None:
+        """Let go of what is kept in memory."""
+        with self._lock:
+            self._indexes.clear()
+            self._units.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def refresh(self) -> None:
+        """Look again which segments there are. Every method does so where it must.
+
+        :raises TailraceError: `LOG_MISSING`, if the log is gone.
+        """
+        with self._lock:
+            self._segments = self._directory.segments(self._task)
+            present = set(self._segments)
+            for kept in (self._heads, self._indexes):
+                for offset in [offset for offset in kept if offset not in present]:
+                    del kept[offset]
+
+    @property
+    def start(self) -> int:
+        """The first boundary that is still in the log."""
+        with self._lock:
+            self._see_end()
+            if not self._segments or self._segments[0] >= self._end.offset:
+                return self._end.offset
+            first = self._segments[0]
+            if self._start is None or self._start[0] != first:
+                self._start = (first, self._first_boundary())
+            return self._start[1]
+
+    def end(self) -> Tail:
+        """Return the durable end of the log, as it is now; it never goes back.
+
+        :raises TailraceError: `LOG_CORRUPT`, if the end mark is lost and the tail damaged.
+        """
+        with self._lock:
+            self._see_end()
+            return self._end
+
+    def blocks(self, start: int, end: int) -> list[BlockRef]:
+        """Return the runs of blocks that hold the range, in order; a function of the range alone.
+
+        The first and the last may hold frames outside the range, which the caller cuts off.
+
+        :raises TailraceError: `LOG_RANGE_GONE`, `LOG_RANGE_INVALID`, `LOG_CORRUPT`.
+        """
+        with self._lock:
+            self._check_range(start, end)
+            return [self._clip(ref, start, end) for ref in self._runs(start, end)]
+
+    def read(self, ref: BlockRef) -> Bytes:
+        """Return the raw frames of a run, read-only, from `ref.header.log_offset` on.
+
+        :raises TailraceError: `LOG_RANGE_GONE`, if retention has removed it; `LOG_CORRUPT`.
+        """
+        with self._opened(ref) as fd:
+            return index.read_run(fd, ref, self._seed)
+
+    def schema_before(self, ref: BlockRef) -> list[bytes]:
+        """Return the schema frames in force where a run starts, each key once, oldest first."""
+        first_offset = codec.segment_offset(ref.segment)
+        if first_offset is None:
+            raise self._gone(ref.header.log_offset)
+        with self._lock:
+            return list(self._schema_at(first_offset, ref.header.log_offset).values())
+
+    def all_schema_frames(self, start: int, end: int) -> list[bytes]:
+        """Return the schema frames in force at `start`, then those in the range, in order.
+
+        :raises TailraceError: as `blocks`.
+        """
+        with self._lock:
+            refs = self.blocks(start, end)
+            if not refs:
+                at = bisect.bisect_right(self._segments, start) - 1
+                return list(self._schema_at(self._segments[at], start).values()) if at >= 0 else []
+            found = self.schema_before(refs[0])
+            for ref in refs:
+                if ref.header.has_schema:
+                    found += [frame for _, frame in schema_frames(self.read(ref))]
+            return found
+
+    def boundary_within(self, start: int, rows_max: int, bytes_max: int, end: int) -> int:
+        """Return the largest boundary up to `end` so that rows and raw bytes from `start` stay
+        within the limits; but at least one unit, however large; `end` if it is `start`.
+
+        :raises TailraceError: as `blocks`.
+        """
+        with self._lock:
+            self._check_range(start, end)
+            best, rows = start, 0
+            for ref in self._runs(start, end):
+                run = ref.header
+                if (
+                    run.log_offset >= start
+                    and run.end <= min(end, start + bytes_max)
+                    and rows + run.rows <= rows_max
+                ):
+                    rows += run.rows
+                    best = max(best, run.boundary)
+                    continue
+                units = self._units_in(ref)
+                before, upto = np.searchsorted(units[:, 0], (start, end), side="right")
+                rows_before = int(units[before - 1, 1]) if before else 0
+                units = units[before:upto]
+                fits = (units[:, 0] <= start + bytes_max) & (rows + units[:, 1] - rows_before <= rows_max)
+                fitting = int(fits.sum())  # offsets and rows rise, so these are the first ones
+                if fitting:
+                    best = int(units[fitting - 1, 0])
+                if fitting < len(units):
+                    return best if best > start else int(units[0, 0])
+                rows += run.rows - rows_before
+            return best
+
+    def boundary_at_position(self, lsn: int) -> int:
+        """Return the boundary at which the first unit whose position is past `lsn` starts.
+
+        :raises TailraceError: `LOG_RANGE_GONE`, if such units were removed by retention.
+        """
+        with self._lock:
+            return self._start_of_first(lsn + 1, _POSITION)
+
+    def boundary_at_time(self, time_us: int) -> int:
+        """Return the boundary at which the first unit committed at or after a time starts.
+
+        :param time_us: since 1970. Commit times may fall from one unit to the next; that a unit
+            is the first in the log is what counts.
+        :raises TailraceError: `LOG_RANGE_GONE`, if such units were removed by retention.
+        """
+        with self._lock:
+            return self._start_of_first(time_us, _TIME)
+
+    # What follows expects the lock to be held.
+
+    def _see_end(self) -> None:
+        mark = read_mark(self._path / MARK_NAME, self._seed)
+        if mark is not None and mark.offset != UNKNOWN:
+            end = Tail(mark.offset, mark.position, mark.position_time_us)
+        else:
+            end = durable_end(self._path, self._directory.identity.log_id, self._task)
+        # A damaged slot of the mark shows an older end; what was seen to be durable still is.
+        if end.offset > self._end.offset or not self._segments:
+            self._end = max(end, self._end, key=lambda tail: tail.offset)
+            self.refresh()
+
+    def _check_range(self, start: int, end: int) -> None:
+        first = self.start
+        if not 0 <= start <= end <= self._end.offset:
+            raise TailraceError(
+                Kind.LOG_RANGE_INVALID,
+                f"read the change log from {start} to {end}: it is durable from {first} "
+                f"to {self._end.offset}",
+                "if these offsets come from a sink or a checkpoint, it belongs to another log, or "
+                "this log lost its end",
+                {"task": self._task},
+            )
+        if start < first:
+            raise self._gone(start)
+        for offset in (start, end):
+            if not self._is_boundary(offset):
+                raise TailraceError(
+                    Kind.LOG_RANGE_INVALID,
+                    f"read the change log: offset {offset} is not where a transaction ends",
+                    "use offsets that tailrace gave out: of a committed range, or of `log show`",
+                    {"task": self._task},
+                )
+
+    def _gone(self, offset: int) -> TailraceError:
+        self.refresh()
+        if self._segments and offset >= self._segments[0]:
+            path = self._path / codec.segment_name(offset)
+            return corrupt(path, 0, f"the segment that holds log offset {offset} is missing")
+        return TailraceError(
+            Kind.LOG_RANGE_GONE,
+            f"read the change log from {offset}: retention has removed it",
+            "take the sink's tables anew from the source, and give log.retention more room; "
+            "nothing was skipped",
+            {"task": self._task, "first_offset": self._segments[0] if self._segments else 0},
+        )
+
+    def _is_boundary(self, offset: int) -> bool:
+        if offset in {self.start, self._end.offset}:
+            return True
+        for ref in self._runs(offset - 1, offset):
+            if ref.header.boundary == offset:
+                return True
+            units = self._units_in(ref)
+            at = int(np.searchsorted(units[:, 0], offset))
+            return at < len(units) and int(units[at, 0]) == offset
+        return False
+
+    def _runs(self, start: int, end: int) -> Iterator[BlockRef]:
+        """Yield the runs that hold bytes of `[start, end)`, whole as they are indexed."""
+        at = max(bisect.bisect_right(self._segments, start) - 1, 0)
+        while at < len(self._segments) and self._segments[at] < end:
+            refs = self._index(at).refs
+            first = bisect.bisect_right(refs, start, key=lambda ref: ref.header.end)
+            for ref in refs[first:]:
+                if ref.header.log_offset >= end:
+                    return
+                yield ref
+            at += 1
+
+    def _index(self, at: int) -> SegmentIndex:
+        """Return the index of the segment at a place in the list, up to the durable end."""
+        offset = self._segments[at]
+        following = self._segments[at + 1] if at + 1 < len(self._segments) else self._end.offset
+        found = self._indexes.setdefault(offset, SegmentIndex(self._path / codec.segment_name(offset)))
+        self._indexes.move_to_end(offset)
+        if len(self._indexes) > _INDEXES_KEPT:
+            self._indexes.popitem(last=False)
+        try:
+            found.extend(min(following, self._end.offset), self._seed, self._log_id)
+        except FileNotFoundError:
+            raise self._gone(offset) from None
+        except DamageAtError as damage:
+            raise corrupt(found.path, damage.file_at, str(damage)) from None
+        return found
+
+    def _head(self, offset: int) -> SegmentHeader:
+        if offset not in self._heads:
+            path = self._path / codec.segment_name(offset)
+            try:
+                file = SegmentFile.open(path, self._seed, self._log_id)
+            except FileNotFoundError:
+                raise self._gone(offset) from None
+            except DamageError as error:
+                raise corrupt(path, 0, str(error)) from None
+            file.close()
+            self._heads[offset] = file.header
+        return self._heads[offset]
+
+    def _units_in(self, ref: BlockRef) -> Numbers:
+        """Return the units that end in a run: (log offset after it, rows from the run's start up
+        to there, position, time).
+        """
+        key = (ref.header.log_offset, ref.header.raw_size)
+        if key not in self._units:
+            units = units_of(self.read(ref), ref.header.state_at_start())
+            units[:, 0] += ref.header.log_offset
+            self._units[key] = units
+            if len(self._units) > _UNITS_KEPT:
+                self._units.popitem(last=False)
+        return self._units[key]
+
+    def _first_boundary(self) -> int:
+        for ref in self._runs(self._segments[0], self._end.offset):
+            if ref.header.open_at_start is None:
+                return ref.header.log_offset
+            if ref.header.units:
+                return int(self._units_in(ref)[0, 0])
+        return self._end.offset
+
+    def _start_of_first(self, value: int, column: int) -> int:
+        """Return where the first unit whose position or time is at least `value` starts."""
+        start = self.start
+        if not self._segments:
+            return start
+        first = self._head(self._segments[0])
+        field = attrgetter(_HEADER_FIELD[column])
+        if first.first_offset > 0 and field(first) >= value:
+            raise self._gone(first.first_offset - 1)
+        at = bisect.bisect_left(self._segments, value, key=lambda offset: field(self._head(offset)))
+        for ref in self._runs(self._segments[max(at - 1, 0)], self._end.offset):
+            if field(ref.header) < value:
+                continue
+            units = self._units_in(ref)
+            reached = np.flatnonzero(units[:, column] >= value)
+            if len(reached):
+                found = int(reached[0])
+                before = int(units[found - 1, 0]) if found else self._boundary_up_to(ref.header.log_offset)
+                return max(before, start)
+        return self._end.offset
+
+    def _boundary_up_to(self, offset: int) -> int:
+        at = bisect.bisect_left(self._segments, offset)
+        for place in range(min(at, len(self._segments) - 1), -1, -1):
+            for ref in reversed(self._index(place).refs):
+                if 0 <= ref.header.boundary <= offset:
+                    return ref.header.boundary
+        return self.start
+
+    def _schema_at(self, first_offset: int, log_offset: int) -> dict[str, bytes]:
+        """Return the schema frames in force at a log offset of a segment, by key."""
+        self._see_end()
+        at = bisect.bisect_left(self._segments, first_offset)
+        if at == len(self._segments) or self._segments[at] != first_offset:
+            raise self._gone(log_offset)
+        found = self._index(at)
+        schema = dict(found.preamble)
+        for ref in found.refs:
+            if ref.header.log_offset >= log_offset:
+                break
+            if ref.header.has_schema:
+                schema.update(self._schema_in(found, ref, log_offset))
+        return schema
+
+    def _schema_in(self, found: SegmentIndex, ref: BlockRef, before: int) -> list[tuple[str, bytes]]:
+        """Return the schema frames of a run's blocks that start before a log offset."""
+        if ref.header.end > before:
+            ref = self._clip(ref, ref.header.log_offset, before)
+        key = ref.file_at, ref.blocks
+        if key not in found.schemas:
+            found.schemas[key] = schema_frames(self.read(ref))
+        return found.schemas[key]
+
+    def _clip(self, ref: BlockRef, start: int, end: int) -> BlockRef:
+        """Return the part of a run whose blocks hold bytes of `[start, end)`."""
+        if ref.blocks == 1 or (ref.header.log_offset >= start and ref.header.end <= end):
+            return ref
+        builder = RunBuilder(ref.segment)
+        with self._opened(ref) as fd:
+            for block in index.run_blocks(fd, ref, self._seed):
+                if block.header.end > start and block.header.log_offset < end:
+                    builder.add(*block)
+        return builder.refs()[0]
+
+    @contextlib.contextmanager
+    def _opened(self, ref: BlockRef) -> Iterator[int]:
+        """Open a run's segment; name the file in what goes wrong."""
+        path = self._path / ref.segment
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise self._gone(ref.header.log_offset) from None
+        try:
+            yield fd
+        except DamageAtError as damage:
+            raise corrupt(path, damage.file_at, str(damage)) from None
+        finally:
+            os.close(fd)

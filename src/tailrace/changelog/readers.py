@@ -1,0 +1,152 @@
+"""Registered readers: who has read how far, so that retention knows what is still needed.
+
+One small file a reader, which only that reader writes: `<log>/readers/<name>.json`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tailrace.changelog import durable
+from tailrace.changelog.directory import LogDirectory, decode_name, encode_name
+from tailrace.errors import Kind, TailraceError
+
+READERS = "readers"
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredReader:
+    """A reader and, by task, the log offset before which it needs nothing any more.
+
+    `dropped`: retention took away what it had not read; its offsets hold nothing back.
+    """
+
+    name: str
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    updated_us: int = 0
+    dropped: bool = False
+
+
+class Readers:
+    """The registered readers of one log."""
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        *,
+        wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._path = directory.path / READERS
+        self._wall_clock_us = wall_clock_us
+
+    @classmethod
+    def open(cls, path: Path | str) -> Readers:
+        """Open the readers of the log at `path`.
+
+        :raises TailraceError: as `LogDirectory.open`.
+        """
+        return cls(LogDirectory.open(path))
+
+    def register(self, name: str, offsets: Mapping[str, int]) -> RegisteredReader:
+        """Make a reader known, from these offsets on; one that is known stays where it is.
+
+        Tasks that it did not know are added. A dropped reader begins anew at `offsets`.
+
+        :raises TailraceError: `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
+        """
+        known = self._read(name)
+        if known is None or known.dropped:
+            return self._write(RegisteredReader(name, dict(offsets)))
+        if set(offsets) <= set(known.offsets):
+            return known
+        return self._write(replace(known, offsets={**offsets, **known.offsets}))
+
+    def commit(self, name: str, task: str, offset: int) -> None:
+        """Say that a reader needs nothing of a task before `offset`. Going back is ignored:
+        an offset says what may be removed, and that can't be taken back.
+
+        :raises TailraceError: `LOG_RANGE_GONE`, if the reader was dropped; `LOG_RANGE_INVALID`,
+            if it is not registered; `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
+        """
+        reader = self.require(name)
+        if offset > reader.offsets.get(task, -1):
+            self._write(replace(reader, offsets={**reader.offsets, task: offset}))
+
+    def require(self, name: str) -> RegisteredReader:
+        """Return a reader that may go on.
+
+        :raises TailraceError: as `commit`.
+        """
+        reader = self._read(name)
+        if reader is None:
+            raise TailraceError(
+                Kind.LOG_RANGE_INVALID,
+                f"commit for reader {name!r}: it is not registered",
+                "register it before it reads",
+                {"path": str(self._path)},
+            )
+        if reader.dropped:
+            raise TailraceError(
+                Kind.LOG_RANGE_GONE,
+                f"go on as reader {name!r}: it was dropped, because it held back more of the log "
+                "than log.retention allows",
+                "take its tables anew from the source, then register it again; or set "
+                "log.retention.on_slow_reader to hold",
+                {"path": str(self._path)},
+            )
+        return reader
+
+    def all(self) -> list[RegisteredReader]:
+        """Return every registered reader, by name.
+
+        :raises TailraceError: `LOG_CORRUPT`: what a reader still needs is not guessed.
+        """
+        if not self._path.is_dir():
+            return []
+        names = {
+            decode_name(path.name.removesuffix(durable.PREVIOUS_SUFFIX).removesuffix(_SUFFIX))
+            for path in self._path.iterdir()
+            if not path.name.startswith(".")
+        }
+        found = (self._read(name) for name in sorted(names))
+        return [reader for reader in found if reader is not None]
+
+    def drop(self, name: str) -> None:
+        """Mark a reader as dropped, durably: it gets an error when it next commits."""
+        reader = self._read(name)
+        if reader is not None and not reader.dropped:
+            self._write(replace(reader, dropped=True))
+
+    def remove(self, name: str) -> None:
+        """Forget a reader; it holds nothing back any more. Unknown names are ignored."""
+        path = self._file(name)
+        # The newest generation goes last: what is left must not look like an older commit.
+        durable.previous_of(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        if self._path.is_dir():
+            durable.sync_directory(self._path)
+
+    def _file(self, name: str) -> Path:
+        return self._path / f"{encode_name(name)}{_SUFFIX}"
+
+    def _read(self, name: str) -> RegisteredReader | None:
+        content = durable.read_state(self._file(name))
+        return None if content is None else RegisteredReader(**content)
+
+    def _write(self, reader: RegisteredReader) -> RegisteredReader:
+        written = replace(reader, updated_us=self._wall_clock_us())
+        durable.make_directory(self._path)
+        durable.write_state(
+            self._file(reader.name),
+            {
+                "name": written.name,
+                "offsets": dict(written.offsets),
+                "updated_us": written.updated_us,
+                "dropped": written.dropped,
+            },
+        )
+        return written

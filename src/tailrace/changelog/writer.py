@@ -1,0 +1,382 @@
+"""The one writer of a task's log: append, make durable, roll, cut back.
+
+Two threads use it. One appends, and cuts back; another calls `sync`. Appending goes on while
+an fsync runs, so that one fsync covers all that came in during the one before.
+
+Two locks: `_fsync_lock` (outer) is held for as long as an fsync runs, and whenever a segment
+is sealed or cut; `_lock` (inner) only guards the few values that both threads look at.
+
+A write that finds no room is undone and may be tried again. After any other failed write, or
+any failed fsync, nothing is known about the file any more: the writer refuses everything from
+then on (the kernel reports a lost page once, and a second fsync would succeed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from tailrace import failpoints
+from tailrace.changelog import durable
+from tailrace.changelog import format as codec
+from tailrace.changelog.blocks import Encoder, Place
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.endmark import MARK_NAME, UNKNOWN, EndMarkFile, Tail, read_mark
+from tailrace.changelog.format import EndMark
+from tailrace.changelog.lock import take_lock
+from tailrace.changelog.recovery import Recovered, highest_epoch, recover
+from tailrace.changelog.runs import RunBuilder
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol import frames
+from tailrace.protocol.frames import Bytes, Numbers, Summary
+
+__all__ = ["LogOptions", "LogWriter", "Tail"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """How the log is written.
+
+    `segment_bytes`: a segment is sealed before the block that would come after it has grown
+    past this size on disk. `segment_age_s`: … or when it was begun this long ago; `None`: never.
+    Both are the grain of retention: a segment goes whole or stays.
+
+    `compression`: `none`, `lz4` or `zstd`, block by block; readers take any mixture.
+    """
+
+    segment_bytes: int = 256 << 20
+    segment_age_s: float | None = None
+    compression: str = "none"
+
+
+@dataclass(slots=True)
+class _Segment:
+    """The segment that is being written."""
+
+    path: Path
+    fd: int
+    file_at: int  # end of the last whole block
+    boundary_at: int  # end of the last block with a boundary
+    durable_at: int  # what of it is known to be durable
+    runs: RunBuilder
+    begun_s: float = field(default_factory=time.monotonic)
+
+
+class LogWriter:
+    """Writes one task's log. Made by `open`; the module says what which thread may do."""
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        task: str,
+        options: LogOptions,
+        wall_clock_us: Callable[[], int],
+        mark: EndMarkFile,
+        lock_fd: int,
+    ) -> None:
+        """Not for callers: `open` makes writers."""
+        self._task, self._options, self._wall_clock_us = task, options, wall_clock_us
+        self._log_id = directory.identity.log_id
+        self._path = directory.task_path(task)
+        self._mark, self._lock_fd = mark, lock_fd
+        self._encoder = Encoder(self._log_id, task, mark.mark.epoch, options.compression)
+        self._fsync_lock, self._lock = threading.Lock(), threading.Lock()
+        self._failure: TailraceError | None = None
+        self._segment: _Segment | None = None
+        self._place = Place(0, 0, 0, 0, 0, None)
+        self._tail = self._durable = Tail(0, 0, 0)
+        self._schema: dict[str, bytes] = {}
+        self._replaceable = UNKNOWN  # offset whose segment, without changes, may be replaced
+
+    @classmethod
+    def open(
+        cls,
+        directory: LogDirectory,
+        task: str,
+        *,
+        options: LogOptions | None = None,
+        wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> LogWriter:
+        """Take the lock, fence off any writer before, recover the log, and be ready to append.
+
+        :raises TailraceError: `LOG_LOCKED`, `LOG_CORRUPT` (nothing was changed), `LOG_FULL`,
+            `LOG_WRITE_FAILED`, `LOG_FORMAT_UNKNOWN`.
+        """
+        path = directory.task_path(task)
+        log_id = directory.identity.log_id
+        seed = codec.seed_of(log_id, task)
+        durable.make_directory(path)
+        with contextlib.ExitStack() as undo:
+            lock_fd = take_lock(path)
+            undo.callback(os.close, lock_fd)
+            durable.remove_temporaries(path)
+            before = read_mark(path / MARK_NAME, seed)
+            if before is None:
+                epoch = highest_epoch(path, log_id, task)
+                before = EndMark(0, epoch or 0, 0 if epoch is None else UNKNOWN, 0, 0)
+            mark = EndMarkFile(path / MARK_NAME, seed, before._replace(epoch=before.epoch + 1))
+            undo.callback(mark.close)
+            writer = cls(directory, task, options or LogOptions(), wall_clock_us, mark, lock_fd)
+            writer._recover(before.offset)
+            undo.pop_all()
+        return writer
+
+    @property
+    def tail(self) -> Tail:
+        """The last boundary that was appended; not yet durable, perhaps."""
+        return self._tail
+
+    @property
+    def durable(self) -> Tail:
+        """The last boundary that is durable: what may be acknowledged."""
+        return self._durable
+
+    @property
+    def offset(self) -> int:
+        """Log offset at which the next chunk will start."""
+        return self._place.offset
+
+    @property
+    def epoch(self) -> int:
+        """Number of this writer among those that the task has had, from 1."""
+        return self._mark.mark.epoch
+
+    @property
+    def schema_in_force(self) -> dict[str, bytes]:
+        """The schema frames in force at the end of what was appended, by key; a copy."""
+        return dict(self._schema)
+
+    def scan_state(self) -> Numbers:
+        """Return a scan state with which `frames.summarise` goes on after what was appended."""
+        return self._place.scan_state()
+
+    def append(self, chunk: Bytes, summary: Summary) -> None:
+        """Write whole frames at the end of the log. Not durable before `sync`.
+
+        :param summary: of `chunk`, made by `frames.summarise` with this writer's scan state.
+        :raises TailraceError: `LOG_FULL`: nothing of the chunk is in the log, the same call may
+            be tried again. `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer is done for.
+        """
+        self.check_fence()
+        self._check_continues(chunk, summary)
+        if self._segment is not None and self._is_full(self._segment):
+            self._roll(self._segment)
+        if self._segment is None:
+            self._segment = self._begin_segment()
+            failpoints.hit("log.after_roll")
+        segment = self._segment
+        encoded = self._encoder.chunk(chunk, summary, self._place)
+        file_at = self._write(segment, encoded.parts)
+        if summary.has_schema:
+            self._schema.update(frames.schema_frames(chunk))
+        block_at = segment.file_at
+        for header in encoded.headers:
+            segment.runs.add(block_at, header)
+            block_at += header.size_on_disk
+        self._place = encoded.after
+        with self._lock:
+            if encoded.tail is not None:
+                self._tail = encoded.tail
+                segment.boundary_at = segment.file_at + encoded.size_to_tail
+            segment.file_at = file_at
+
+    def sync(self) -> Tail:
+        """Make durable what was appended before this call, tell readers, return its last boundary.
+
+        Called from one thread, another than the one that appends. Cheap if nothing is new.
+
+        :raises TailraceError: `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer is done for, and
+            nothing more may be acknowledged.
+        """
+        with self._fsync_lock:
+            self.check_fence()
+            with self._lock:
+                target, segment = self._tail, self._segment
+                boundary_at = segment.boundary_at if segment else 0
+            if target == self._durable:
+                return target
+            failpoints.hit("log.before_fsync")
+            if segment is not None:  # those before it were made durable when they were sealed
+                self._fsync(segment)
+                segment.durable_at = boundary_at
+            failpoints.hit("log.after_fsync")
+            self.check_fence()
+            with self._failing("publish the end of the change log"):
+                self._mark.publish(target)
+            self._durable = target
+            return target
+
+    def discard_open_unit(self) -> None:
+        """Cut the log back to its last boundary, durably: a connection was lost inside a
+        transaction. Called from the thread that appends. Does nothing if the log ends at one.
+
+        :raises TailraceError: as `open`; this writer is then done for.
+        """
+        self.check_fence()
+        if self._place.offset == self._tail.offset:
+            return
+        with self._fsync_lock:
+            self._close_segment()
+            try:
+                self._recover(self._durable.offset)
+            except TailraceError as error:
+                self._failure = error
+                raise
+
+    def close(self) -> None:
+        """Make durable what was appended, seal the segment, let go of the lock.
+
+        A writer that has failed only lets go. May be called twice.
+
+        :raises TailraceError: as `sync`; everything is released even then.
+        """
+        if self._lock_fd < 0:
+            return
+        try:
+            if self._failure is None:
+                self.sync()
+                if self._segment is not None:
+                    self._seal_if_room(self._segment)
+        finally:
+            self._close_segment()
+            self._mark.close()
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+            self._failure = self._failure or TailraceError(
+                Kind.INTERNAL, "use a writer of the change log: it is closed"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _recover(self, durable_to: int) -> None:
+        recovered: Recovered = recover(self._path, self._log_id, self._task, durable_to)
+        with self._failing("publish the end of the change log"):
+            self._mark.publish(recovered.tail)
+        tail = self._durable = recovered.tail
+        with self._lock:
+            self._tail = tail
+        self._place = recovered.place
+        self._schema = dict(recovered.schema)
+        self._replaceable = tail.offset if recovered.empty_segment else UNKNOWN
+
+    def _is_full(self, segment: _Segment) -> bool:
+        age_s = self._options.segment_age_s
+        return segment.file_at >= self._options.segment_bytes or (
+            age_s is not None and time.monotonic() - segment.begun_s >= age_s
+        )
+
+    def _roll(self, segment: _Segment) -> None:
+        with self._fsync_lock:
+            failpoints.hit("log.before_roll")
+            self._seal(segment)
+            failpoints.hit("log.after_seal")
+            self._close_segment()
+
+    def _seal(self, segment: _Segment) -> None:
+        """Write the footer and make the whole segment durable, before the next one exists."""
+        footer = self._encoder.footer(segment.runs.refs(), self._place)
+        self._write(segment, [footer])
+        self._fsync(segment)
+
+    def _seal_if_room(self, segment: _Segment) -> None:
+        try:
+            self._seal(segment)
+        except TailraceError as error:
+            if error.kind is not Kind.LOG_FULL:  # the footer is a cache, its lack no loss
+                raise
+
+    def _begin_segment(self) -> _Segment:
+        """Put a new segment in place, its header and preamble durable before its name is."""
+        path = self._path / codec.segment_name(self._place.offset)
+        parts, place = self._encoder.head(self._schema, self._place, self._wall_clock_us())
+        temporary = durable.write_temporary(path, parts)
+        self.check_fence()
+        with self._failing("begin a segment of the change log"):
+            if self._replaceable == self._place.offset:
+                temporary.replace(path)
+            else:
+                path.hardlink_to(temporary)  # never over a segment that another writer made
+                temporary.unlink()
+            durable.sync_directory(self._path)
+            fd = os.open(path, os.O_RDWR)
+        self._place, self._replaceable = place, UNKNOWN
+        size = sum(len(part) for part in parts)
+        return _Segment(path, fd, size, size, size, RunBuilder(path.name))
+
+    def _close_segment(self) -> None:
+        with self._lock:
+            segment, self._segment = self._segment, None
+        if segment is not None:
+            os.close(segment.fd)
+
+    def _write(self, segment: _Segment, parts: Sequence[Any]) -> int:
+        """Write at the segment's end and return its new end; on failure undo, or be done for."""
+        try:
+            return durable.write_fully(segment.fd, parts, segment.file_at)
+        except OSError as error:
+            failure = durable.write_failure(error, "append to the change log", segment.path)
+            self._failure = failure
+            if failure.kind is Kind.LOG_FULL:
+                self._mark.check()
+                with contextlib.suppress(OSError):
+                    os.ftruncate(segment.fd, segment.file_at)
+                    self._failure = None
+            raise failure from error
+
+    def _fsync(self, segment: _Segment) -> None:
+        try:
+            os.fsync(segment.fd)
+        except OSError as error:
+            self._failure = durable.final(error, "make the change log durable", segment.path)
+            # What was not made durable may still be read back from memory, by a recovery that
+            # would believe it. Take it away; the source sends it again.
+            with contextlib.suppress(OSError):
+                os.ftruncate(segment.fd, segment.durable_at)
+            raise self._failure from error
+
+    @contextlib.contextmanager
+    def _failing(self, attempted: str) -> Iterator[None]:
+        """End this writer if the operating system refuses what is done inside."""
+        try:
+            yield
+        except OSError as error:
+            self._failure = durable.final(error, attempted, self._path)
+            raise self._failure from error
+
+    def check_fence(self) -> None:
+        """Make sure that this writer is sound and the log still its own. From any thread; about
+        a microsecond. Call it before anything is acknowledged.
+
+        :raises TailraceError: `LOG_FENCED`, or what ended this writer before.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._mark.check()
+        except TailraceError as error:
+            self._failure = error
+            raise
+
+    def _check_continues(self, chunk: Bytes, summary: Summary) -> None:
+        if (
+            len(chunk) != summary.size
+            or not 0 < summary.size <= codec.BLOCK_BYTES_MAX
+            or summary.open_at_start != self._place.unit
+            or summary.position_at_start != self._place.position
+        ):
+            raise TailraceError(
+                Kind.INTERNAL,
+                "append to the change log: the chunk does not go on where the log ends",
+                "please report this",
+                {"log_offset": self._place.offset, "size": summary.size},
+            )

@@ -56,8 +56,8 @@ def _decode(log: Path, rows: int) -> float:
 
     reader = LogReader.open(log, "0")
     end = reader.end().offset
-    blocks = reader.blocks(reader.start(), end)
-    schema = reader.all_schema_frames(reader.start(), end)
+    blocks = reader.blocks(reader.start, end)
+    schema = reader.all_schema_frames(reader.start, end)
     raw = [(reader.read(block), block.header) for block in blocks]
     decoded = 0
     started = time.perf_counter()

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import psycopg
 
-from tailrace.embedded.postgres import EmbeddedPostgres, find_install
+from tailrace.embedded.install import find_install
+from tailrace.embedded.postgres import EmbeddedPostgres
 
 CREATE = """
 create table orders(
@@ -17,8 +18,8 @@ create table orders(
 
 INSERT = """
 insert into orders
-select n, n % 97, 'sku-' || n % 1000, n % 7, n * 1.25, n % 2 = 0, now(),
-       'note number ' || n || ' of batch ' || n / 1000, n / 3.0, 'tag' || n % 13
+select n, n %% 97, 'sku-' || n %% 1000, n %% 7, n * 1.25, n %% 2 = 0, now(),
+       'note number ' || n || ' of batch ' || n / 1000, n / 3.0, 'tag' || n %% 13
 from generate_series(%(first)s::bigint, %(last)s::bigint) n
 """
 

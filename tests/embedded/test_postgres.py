@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
 
 import psycopg
 import pytest
 
 from fix_postgres import DEFAULT_VERSION
 from fix_wait import wait_until
-from tailrace.embedded.install import Account, Install, find_install, is_reachable, within_reach
+from tailrace.embedded import install
+from tailrace.embedded.install import Account, find_install, is_reachable, within_reach
 from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind, TailraceError
 
@@ -84,17 +87,22 @@ def test_an_unknown_version_is_named():
         find_install(9)
 
 
-def test_binaries_out_of_the_accounts_reach_are_copied_not_opened_up(tmp_path):
-    # GIVEN an installation below a directory that only its owner may enter
+def test_binaries_out_of_the_accounts_reach_are_copied_and_run_from_there(tmp_path, monkeypatch):
+    # GIVEN an account that can't get at the installation
+    me = Account("me", os.getuid(), os.getgid())
+    monkeypatch.setattr(install, "is_reachable", lambda path, account: False)
+    # WHEN the binaries are brought within its reach
+    original = find_install(DEFAULT_VERSION)
+    copied = within_reach(original, me, tmp_path)
+    # THEN the copy is whole: it finds its libraries too
+    assert tmp_path in copied.bin.parents
+    version = subprocess.run([copied.bin / "initdb", "--version"], capture_output=True, text=True, check=True)
+    assert f"(PostgreSQL) {DEFAULT_VERSION}." in version.stdout
+
+
+def test_a_private_directory_is_out_of_a_strangers_reach_and_of_nobody_elses(tmp_path):
     private = tmp_path / "private"
-    (private / "bin").mkdir(parents=True)
-    (private / "bin" / "postgres").write_text("#!/bin/sh\n")
-    private.chmod(0o700)
-    stranger = Account("stranger", 64_000, 64_000)
-    # WHEN the server's account can't get there
-    assert not is_reachable(private / "bin", stranger)
-    copied = within_reach(Install(18, private / "bin"), stranger, tmp_path)
-    # THEN there is a copy, and the original is as private as before
-    assert copied.bin == tmp_path / "postgresql-18" / "bin"
-    assert (copied.bin / "postgres").exists()
-    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    private.mkdir(mode=0o700)
+    (private / "bin").mkdir()
+    assert not is_reachable(private / "bin", Account("stranger", 64_000, 64_000))
+    assert is_reachable(private / "bin", None)

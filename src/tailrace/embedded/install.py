@@ -24,10 +24,15 @@ _IN_WHEEL = {16: "pginstall", 18: "pginstall18"}
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """PostgreSQL's binaries of one major version; `bin` holds `postgres`, `initdb` and the rest."""
+    """PostgreSQL's binaries of one major version; `bin` holds `postgres`, `initdb` and the rest.
+
+    `libraries` is the wheel's directory of bundled libraries, which the binaries look for at its
+    place relative to their own.
+    """
 
     version: int
     bin: Path
+    libraries: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,9 @@ def find_install(version: int) -> Install:
 
     :raises TailraceError: `ENVIRONMENT_UNFIT` if this machine has none.
     """
-    for candidate in _candidates(version):
-        if os.access(candidate / "postgres", os.X_OK):
-            return Install(version, candidate)
+    for install in _candidates(version):
+        if os.access(install.bin / "postgres", os.X_OK):
+            return install
     raise TailraceError(
         Kind.ENVIRONMENT_UNFIT,
         f"look for PostgreSQL {version}: its binaries are not here",
@@ -60,15 +65,19 @@ def find_install(version: int) -> Install:
 
 def has_install(version: int) -> bool:
     """Tell whether `find_install` would find this version."""
-    return any(os.access(candidate / "postgres", os.X_OK) for candidate in _candidates(version))
+    return any(os.access(install.bin / "postgres", os.X_OK) for install in _candidates(version))
 
 
-def _candidates(version: int) -> list[Path]:
+def _candidates(version: int) -> list[Install]:
     found = []
     wheel = importlib.util.find_spec(WHEEL)
     if wheel is not None and wheel.origin is not None and version in _IN_WHEEL:
-        found.append(Path(wheel.origin).parent / _IN_WHEEL[version] / "bin")
-    found.append(Path(f"/usr/lib/postgresql/{version}/bin"))
+        package = Path(wheel.origin).parent
+        libraries = package.parent / f"{WHEEL}.libs"
+        found.append(
+            Install(version, package / _IN_WHEEL[version] / "bin", libraries if libraries.is_dir() else None)
+        )
+    found.append(Install(version, Path(f"/usr/lib/postgresql/{version}/bin")))
     return found
 
 
@@ -136,10 +145,13 @@ def within_reach(install: Install, account: Account | None, directory: Path) -> 
     That is the case when root works in a checkout below its home. Nothing's permissions are
     changed; the copy takes 40 MB.
     """
-    if is_reachable(install.bin, account):
+    if account is None or is_reachable(install.bin, account):
         return install
     copy = directory / f"postgresql-{install.version}"
-    if not copy.exists():
-        shutil.copytree(install.bin.parent, copy, symlinks=True)
-        copy.chmod(0o755)
-    return Install(install.version, copy / "bin")
+    base = install.bin.parents[2]  # where both parts of a wheel lie side by side
+    for part in (install.bin.parent, install.libraries):
+        if part is not None and not (place := copy / part.relative_to(base)).exists():
+            shutil.copytree(part, place, symlinks=True)
+    for path in (copy, *copy.rglob("*")):
+        account.own(path)
+    return Install(install.version, copy / install.bin.relative_to(base))

@@ -1,5 +1,6 @@
 """Capture a prepared backlog into a log, in a process of its own, so that its CPU and memory
-can be told from everything else."""
+can be told from everything else.
+"""
 
 from __future__ import annotations
 

@@ -33,8 +33,11 @@ class Result:
             print(json.dumps(asdict(self), indent=2))
             return
         ratio = "" if self.ratio is None else f", {self.ratio:.2f} × {self.reference}"
-        print(f"{self.name}: {self.value:,.3g} {self.unit}{ratio}" if self.value < 100 else
-              f"{self.name}: {self.value:,.0f} {self.unit}{ratio}")
+        print(
+            f"{self.name}: {self.value:,.3g} {self.unit}{ratio}"
+            if self.value < 100
+            else f"{self.name}: {self.value:,.0f} {self.unit}{ratio}"
+        )
         print(f"  limit: {self.limit}")
         for title, facts in (("details", self.details), ("setup", self.setup)):
             for key, value in facts.items():

@@ -33,6 +33,7 @@ SETTINGS = {
     "max_wal_size": "16GB",
     "checkpoint_timeout": "1h",
     "synchronous_commit": "off",
+    "wal_sender_timeout": "0",  # a pipeline that is held still must not be thrown out
     "autovacuum": "off",
     "shared_buffers": "512MB",
 }
@@ -69,3 +70,9 @@ def create_slot(dsn: str, name: str) -> None:
     """Create a logical slot that will send what is committed from now on."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+
+
+def drop_slot(dsn: str, name: str) -> None:
+    """Drop a slot."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("select pg_drop_replication_slot(%s)", [name])

@@ -18,7 +18,7 @@ import numpy as np
 from tailrace.changelog import format as codec
 from tailrace.changelog import runs
 from tailrace.changelog.durable import read_fully
-from tailrace.changelog.format import BlockHeader, BlockRef, DamageError, SegmentHeader
+from tailrace.changelog.format import BlockHeader, BlockRef, CutShortError, DamageError, SegmentHeader
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Bytes, schema_frames
 
@@ -106,7 +106,7 @@ def payload_of(stored: codec.Payload, header: BlockHeader, seed: int) -> Bytes:
     :raises DamageError: if they are not what the header says.
     """
     if len(stored) < header.stored_size:
-        raise DamageError("a block's frames are cut short")
+        raise CutShortError("a block's frames are cut short")
     if codec.checksum(stored, seed) != header.payload_crc:
         raise DamageError("a block's frames do not match their checksum")
     return codec.decompress(stored, header)
@@ -147,7 +147,7 @@ def walk_blocks(
         _check_follows(header, walk, file.header.epoch)
         block = Block(walk.file_at, header)
         if block.file_at + header.size_on_disk > size:
-            raise DamageError("a block's frames are cut short")
+            raise CutShortError("a block's frames are cut short")
         if payloads:
             file.payload(block)
         walk.file_at += header.size_on_disk

@@ -124,6 +124,8 @@ class LogReader:
         """
         with self._lock:
             self._check_range(start, end)
+            if start == end:
+                return []
             return [self._clip(ref, start, end) for ref in self._runs(start, end)]
 
     def read(self, ref: BlockRef) -> Bytes:

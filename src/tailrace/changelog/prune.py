@@ -1,0 +1,108 @@
+"""Carries out retention: drops readers, then removes segments, each step durable before the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tailrace import failpoints
+from tailrace.changelog import durable
+from tailrace.changelog import format as codec
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.endmark import MARK_NAME, UNKNOWN, read_mark
+from tailrace.changelog.format import DamageError
+from tailrace.changelog.index import SegmentFile, corrupt
+from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention import RetentionRules, SegmentFacts, now_of, plan
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What retention did; worth a line in the process's own log if anything is in it."""
+
+    segments: tuple[str, ...]
+    size_bytes: int
+    dropped_readers: tuple[str, ...]
+    held_by: tuple[str, ...]
+
+
+def apply(
+    directory: LogDirectory,
+    task: str,
+    rules: RetentionRules,
+    *,
+    wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+) -> Pruned:
+    """Remove what the rules let go of one task's log. For the process that writes the log.
+
+    May run beside the writer and any number of readers.
+
+    :raises TailraceError: `LOG_CORRUPT`, if a segment's head or a reader's file is damaged:
+        nothing is then removed; `LOG_WRITE_FAILED`, `LOG_FULL`.
+    """
+    path = directory.task_path(task)
+    mark = read_mark(path / MARK_NAME, codec.seed_of(directory.identity.log_id, task))
+    if mark is None or mark.offset == UNKNOWN:
+        return Pruned((), 0, (), ())  # the next writer finds out how far the log is durable
+    readers = Readers(directory)
+    segments = segment_facts(directory, task)
+    decided = plan(
+        segments,
+        {
+            reader.name: reader.offsets[task]
+            for reader in readers.all()
+            if task in reader.offsets and not reader.dropped
+        },
+        rules,
+        durable_end=mark.offset,
+        now_us=now_of(mark.position_time_us, wall_clock_us()),
+    )
+    if decided.remove:
+        failpoints.hit("log.before_retention")
+        for name in decided.drop:
+            readers.drop(name)
+        _remove(directory, task, decided.remove)
+        failpoints.hit("log.after_retention")
+    return Pruned(
+        tuple(codec.segment_name(offset) for offset in decided.remove),
+        sum(segment.size_bytes for segment in segments if segment.first_offset in decided.remove),
+        decided.drop,
+        decided.held_by,
+    )
+
+
+def segment_facts(directory: LogDirectory, task: str) -> list[SegmentFacts]:
+    """Return what is known of a task's segments, oldest first; the last one ends in itself.
+
+    :raises TailraceError: `LOG_CORRUPT`, `LOG_MISSING`.
+    """
+    path = directory.task_path(task)
+    seed = codec.seed_of(directory.identity.log_id, task)
+    heads: list[codec.SegmentHeader] = []
+    sizes: list[int] = []
+    for offset in directory.segments(task):
+        segment = path / codec.segment_name(offset)
+        try:
+            file = SegmentFile.open(segment, seed, bytes.fromhex(directory.identity.log_id))
+        except DamageError as error:
+            raise corrupt(segment, 0, str(error)) from None
+        heads.append(file.header)
+        sizes.append(file.size())
+        file.close()
+    return [
+        SegmentFacts(head.first_offset, after.first_offset, size, after.position_time_us)
+        for head, after, size in zip(heads, heads[1:] + heads[-1:], sizes, strict=True)
+    ]
+
+
+def _remove(directory: LogDirectory, task: str, offsets: Sequence[int]) -> None:
+    path = directory.task_path(task)
+    try:
+        for offset in offsets:
+            (path / codec.segment_name(offset)).unlink(missing_ok=True)
+            # Each before the next: a loss of power must not leave a gap.
+            durable.sync_directory(path)
+            failpoints.hit("log.in_retention")
+    except OSError as error:
+        raise durable.write_failure(error, "remove old segments", path) from error

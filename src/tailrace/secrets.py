@@ -15,9 +15,10 @@ import os
 import re
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
 from tailrace.errors import Kind, TailraceError
@@ -56,18 +57,18 @@ class Secret:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
+        return core_schema.with_info_plain_validator_function(
             cls._validate, serialization=core_schema.to_string_ser_schema()
         )
 
     @classmethod
-    def _validate(cls, value: object) -> Secret:
+    def _validate(cls, value: object, info: ValidationInfo) -> Secret:
         # A password may be one whole reference only: "abc${env:X}" has half of it in the file.
         if isinstance(value, Secret):
             return value
         if not isinstance(value, str) or not is_reference(value):
             raise ValueError(REFUSAL)
-        return cls(value)
+        return cls(anchored(value, (info.context or {}).get("base")))
 
 
 def is_reference(text: str) -> bool:
@@ -87,9 +88,17 @@ def check_references(text: str) -> None:
     """
     if "${" in REFERENCE.sub("", text):
         raise ValueError("holds a reference that is neither ${env:NAME} nor ${file:/path}")
-    for scheme, name in REFERENCE.findall(text):
-        if scheme == "file" and not name.startswith("/"):
-            raise ValueError("refers to a file by a relative path: write ${file:/absolute/path}")
+
+
+def anchored(text: str, base: Path | None) -> str:
+    """Return `text` with relative file references made absolute, from `base` or where we are."""
+
+    def absolute(found: re.Match[str]) -> str:
+        if found[1] != "file":
+            return found[0]
+        return f"${{file:{((base or Path()) / Path(found[2]).expanduser()).absolute()}}}"
+
+    return REFERENCE.sub(absolute, text)
 
 
 def resolved(value: str | Secret) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo
 
-from tailrace.secrets import Secret, check_references, has_reference
+from tailrace.secrets import Secret, anchored, check_references, has_reference
 
 MIB = 1024 * 1024
 
@@ -44,19 +44,23 @@ def _path(value: object, info: ValidationInfo) -> object:
     return base / Path(value).expanduser()
 
 
-def _text(value: object) -> object:
-    if isinstance(value, str):
-        if "\0" in value:
-            raise ValueError("must be text without a NUL byte")
-        check_references(value)
-        return Secret(value) if has_reference(value) else value
+def text_or_reference(value: object, info: ValidationInfo) -> str | Secret:
+    """Return text as it is, or as a `Secret` if there are references in it.
+
+    :raises ValueError: if it is no text; shows nothing of it.
+    """
     if isinstance(value, Secret):
         return value
-    raise ValueError("must be text: put it in quotes")
+    if not isinstance(value, str):
+        raise ValueError("must be text: put it in quotes")
+    if "\0" in value:
+        raise ValueError("must be text without a NUL byte")
+    check_references(value)
+    return Secret(anchored(value, (info.context or {}).get("base"))) if has_reference(value) else value
 
 
 def _file_name(value: object, info: ValidationInfo) -> object:
-    found = _text(value)
+    found = text_or_reference(value, info)
     if isinstance(found, Secret) or found == "system":  # libpq's word for the system's trusted roots
         return found
     return str(_path(found, info))
@@ -69,7 +73,7 @@ ByteCount = Annotated[int, BeforeValidator(_bytes)]
 LocalPath = Annotated[Path, BeforeValidator(_path)]
 
 #: Text that may hold references.
-Text = Annotated[str | Secret, BeforeValidator(_text), PlainSerializer(str, return_type=str)]
+Text = Annotated[str | Secret, BeforeValidator(text_or_reference), PlainSerializer(str, return_type=str)]
 
 #: As `Text`, for the name of a file; a relative one is relative to the configuration.
 FileName = Annotated[str | Secret, BeforeValidator(_file_name), PlainSerializer(str, return_type=str)]

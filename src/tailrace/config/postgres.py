@@ -12,12 +12,12 @@ import os
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
 from tailrace.config.fields import MIB, ByteCount, FileName, Section, Text
 from tailrace.config.patterns import Patterns
 from tailrace.errors import Kind, TailraceError
-from tailrace.secrets import Secret, check_references, is_reference, remember, resolved
+from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
 
 #: libpq options whose value is a secret.
 SECRET_OPTIONS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
@@ -28,12 +28,13 @@ OWN_OPTIONS = ("replication", "client_encoding", "fallback_application_name", "s
 SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 
 
-def _dsn(value: object) -> object:
+def _dsn(value: object, info: ValidationInfo) -> object:
     if isinstance(value, Secret):
         return value
     if not isinstance(value, str):
         raise ValueError("must be a connection string in quotes")
     check_references(value)
+    value = anchored(value, (info.context or {}).get("base"))
     if is_reference(value):
         return Secret(value)
     options = _parse_dsn(value)

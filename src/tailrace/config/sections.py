@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
-from tailrace.config.fields import MIB, ByteCount, LocalPath, Section
+from tailrace.config.fields import MIB, ByteCount, LocalPath, Section, text_or_reference
 from tailrace.config.patterns import Patterns, matches_any
 from tailrace.config.postgres import PostgresSource
-from tailrace.secrets import Secret, check_references, has_reference, resolved
+from tailrace.secrets import Secret, resolved
 
 #: Names that later versions have, so that a file written for one is understood.
 LATER_SINKS = ("kafka", "python")
@@ -129,17 +129,14 @@ Sink = Annotated[DeltaSink | ParquetSink | JsonlSink, Field(discriminator="type"
 SINK_TYPES: dict[str, type[SinkConfig]] = {"delta": DeltaSink, "parquet": ParquetSink, "jsonl": JsonlSink}
 
 
-def _setting(value: object) -> object:
+def _setting(value: object, info: ValidationInfo) -> object:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return str(value)
-    if isinstance(value, str) and "\0" not in value:
-        check_references(value)
-        return Secret(value) if has_reference(value) else value
-    if isinstance(value, Secret):
-        return value
-    raise ValueError("must be one value: text, a number, true or false")
+    if not isinstance(value, str | Secret):
+        raise ValueError("must be one value: text, a number, true or false")
+    return text_or_reference(value, info)
 
 
 Setting = Annotated[str | Secret, BeforeValidator(_setting), PlainSerializer(str, return_type=str)]

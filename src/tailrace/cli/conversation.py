@@ -1,0 +1,111 @@
+"""How the command line speaks: answers to standard output, all else to standard error.
+
+An error is one block of words, never a trace unless `--debug` asks for it. Exit status: 0
+done, 1 failed, 2 bad usage or configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from tailrace.errors import Kind, TailraceError
+
+DONE, FAILED, UNUSABLE = 0, 1, 2
+
+#: Kinds that mean that what was asked for was wrong, not that doing it failed.
+_UNUSABLE_KINDS = frozenset({Kind.CONFIG_INVALID, Kind.SECRET_MISSING})
+
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log in detail, to standard error.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def exit_status(error: TailraceError) -> int:
+    """Return the exit status that `error` means."""
+    return UNUSABLE if error.kind in _UNUSABLE_KINDS else FAILED
+
+
+@contextlib.contextmanager
+def conversation(
+    *, verbose: bool = False, debug: bool = False, as_json: bool = False, chatty: bool = False
+) -> Iterator[None]:
+    """Set up logging, and end the process in words if what is inside fails.
+
+    :param as_json: the command prints JSON, so an error is a JSON document too.
+    :param chatty: log what the engine does, not only what is wrong.
+    """
+    from tailrace.cli.logs import configure_logs
+
+    settings = _root_settings()
+    verbose, debug = verbose or settings["verbose"], debug or settings["debug"]
+    configure_logs("debug" if verbose else "info" if chatty else "warning")
+    try:
+        yield
+    except TailraceError as error:
+        fail(error, debug=debug, as_json=as_json)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, as with `| head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(DONE) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:  # noqa: BLE001 - a person is told in words, whatever it is
+        from tailrace.pipeline.background import as_failure
+
+        fail(as_failure(error), debug=debug, as_json=as_json)
+
+
+def fail(error: TailraceError, *, debug: bool = False, as_json: bool = False) -> None:
+    """Show `error` and end the process with its status."""
+    from tailrace.secrets import redact
+
+    if debug:
+        sys.stderr.write(redact(traceback.format_exc()))
+    if as_json:
+        print_json({"error": error.as_json()})
+    sys.stderr.write(redact(block(error)))
+    raise typer.Exit(exit_status(error))
+
+
+def block(error: TailraceError) -> str:
+    """Return `error` as a person reads it: kind, message, where, hint."""
+    message, *more = printable(error.message).split("\n")
+    lines = [f"error: {error.kind}: {message}", *more]
+    shown = {name: value for name, value in error.context.items() if value not in ("", None)}
+    if shown:
+        lines.append(
+            "  at:   " + ", ".join(f"{name}={printable(str(value))}" for name, value in shown.items())
+        )
+    if error.hint:
+        lines.append("  hint: " + printable(error.hint))
+    return "\n".join(lines) + "\n"
+
+
+def printable(text: str) -> str:
+    """Return `text` with control characters escaped: names come from others, terminals obey."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print one JSON document and a newline to standard output."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def _root_settings() -> dict[str, bool]:
+    # `tailrace -v run` says the same as `tailrace run -v`.
+    import click
+
+    context = click.get_current_context(silent=True)
+    found = context.find_root().obj if context else None
+    return found if isinstance(found, dict) else {"verbose": False, "debug": False}

@@ -1,0 +1,109 @@
+"""`log ls` and `log verify`: a log's parts, and its health."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.format import segment_name
+from tailrace.changelog.prune import segment_facts
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.readers import Readers
+from tailrace.changelog.verify import verify
+from tailrace.cli.conversation import print_json, printable
+from tailrace.model import format_lsn
+
+
+def list_log(path: Path, *, as_json: bool) -> None:
+    """Print what the log at `path` consists of.
+
+    :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`.
+    """
+    found = listing(LogDirectory.open(path))
+    if as_json:
+        print_json(found)
+        return
+    source = found["source"]
+    print(
+        f"log {found['log_id']} of {source['type']} system {source['system_identifier']}, "
+        f"database {printable(source['database'])}, slot {source['slot']}"
+    )
+    for task in found["tasks"]:
+        print(
+            f"task {task['task']}: {task['start']:,} to {task['end']:,}, position {task['position']}, "
+            f"newest commit {task['newest_commit'] or 'none'}"
+        )
+        for segment in task["segments"]:
+            print(f"  {segment['file']}  {segment['start']:>15,} {segment['size_bytes']:>15,} bytes")
+    for reader in found["readers"]:
+        dropped = " (dropped: retention took what it had not read)" if reader["dropped"] else ""
+        places = ", ".join(f"{task}: {offset:,}" for task, offset in reader["offsets"].items())
+        print(f"reader {printable(reader['name'])}: {places}{dropped}")
+
+
+def listing(directory: LogDirectory) -> dict[str, Any]:
+    """Return what `log ls --json` prints."""
+    identity = directory.identity
+    return {
+        "path": str(directory.path),
+        "log_id": identity.log_id,
+        "format_version": identity.format_version,
+        "created": _time(identity.created_us),
+        "source": asdict(identity.source),
+        "tasks": [_task(directory, task) for task in directory.tasks()],
+        "readers": [
+            {"name": reader.name, "offsets": dict(reader.offsets), "dropped": reader.dropped}
+            for reader in Readers(directory).all()
+        ],
+    }
+
+
+def _task(directory: LogDirectory, task: str) -> dict[str, Any]:
+    with LogReader.open(directory, task) as reader:
+        start, end = reader.start, reader.end()
+    return {
+        "task": task,
+        "start": start,
+        "end": end.offset,
+        "position": format_lsn(end.position),
+        "newest_commit": _time(end.position_time_us),
+        "segments": [
+            {
+                "file": segment_name(facts.first_offset),
+                "start": facts.first_offset,
+                "size_bytes": facts.size_bytes,
+            }
+            for facts in segment_facts(directory, task)
+        ],
+    }
+
+
+def verify_log(path: Path, *, as_json: bool) -> bool:
+    """Print what is damaged in the log at `path`; tell whether nothing is.
+
+    :raises TailraceError: `LOG_MISSING`.
+    """
+    report = verify(path)
+    if as_json:
+        print_json({"ok": report.sound, **asdict(report)})
+        return report.sound
+    for problem in report.problems:
+        print(f"damaged: {problem.file} at byte {problem.byte}: {problem.what}")
+    for note in report.notes:
+        print(f"note: {note}")
+    print(
+        f"{'sound' if report.sound else 'DAMAGED'}: {report.tasks} task(s), {report.segments} segment(s), "
+        f"{report.blocks:,} blocks, {report.units:,} transactions, {report.rows:,} rows, {report.size_bytes:,} bytes"
+    )
+    return report.sound
+
+
+def _time(time_us: int) -> str | None:
+    if not time_us:
+        return None
+    return (
+        dt.datetime.fromtimestamp(time_us / 1e6, dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    )

@@ -1,0 +1,112 @@
+"""`tailrace log`: what a change log holds, and whether it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tailrace.cli.conversation import DONE, FAILED, AsJson, Debug, Verbose, conversation
+
+if TYPE_CHECKING:
+    from tailrace.pipeline.points import Point
+
+log_app = typer.Typer(
+    help="Look into a change log.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+LogPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH", help="The log's directory, or the pipeline's YAML file.", show_default=False
+    ),
+]
+
+
+@log_app.command("ls")
+def ls(path: LogPath, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False) -> None:
+    """List a log's tasks, segments and readers."""
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.listing import list_log
+
+        list_log(_directory(path), as_json=as_json)
+
+
+@log_app.command("show")
+def show(
+    path: LogPath,
+    *,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", help="Only this table: schema.table; * for any run of characters."),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", help="Only the row with this key: VALUE, or COLUMN=VALUE for each column."),
+    ] = None,
+    transaction: Annotated[
+        int | None, typer.Option("--transaction", metavar="XID", help="Only this transaction.")
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="POSITION|TIME", help="From this log offset, LSN or time on."),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("--to", metavar="POSITION|TIME", help="Up to, without, this log offset, LSN or time."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many changes.")] = None,
+    task: Annotated[str, typer.Option("--task", help="The task to read.")] = "0",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document a change and nothing else.")
+    ] = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Show the changes in a log, decoded, in log order."""
+    with conversation(verbose=verbose, debug=debug):
+        from tailrace.cli.showing_changes import show_changes
+        from tailrace.pipeline.inspection import Selection
+
+        wanted = Selection(table, _key(key), transaction, _point(begin, "--from"), _point(end, "--to"), limit)
+        show_changes(_directory(path), task, wanted, as_json=as_json)
+
+
+@log_app.command("verify")
+def verify(path: LogPath, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False) -> None:
+    """Read everything in a log and report all damage. Exit status 1 if there is any."""
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.listing import verify_log
+
+        raise typer.Exit(DONE if verify_log(_directory(path), as_json=as_json) else FAILED)
+
+
+def _directory(path: Path) -> Path:
+    if path.is_file():
+        from tailrace import config
+
+        return config.load(path).log.path
+    return path
+
+
+def _key(parts: list[str] | None) -> dict[str, str] | None:
+    if not parts:
+        return None
+    if len(parts) == 1 and "=" not in parts[0]:
+        return {"": parts[0]}
+    if any("=" not in part for part in parts):
+        raise typer.BadParameter("with several --key, each must be COLUMN=VALUE", param_hint="--key")
+    return dict(part.split("=", 1) for part in parts)
+
+
+def _point(text: str | None, option: str) -> Point | None:
+    from tailrace.pipeline.points import parse_point
+
+    try:
+        return None if text is None else parse_point(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None

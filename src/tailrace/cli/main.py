@@ -1,0 +1,171 @@
+"""The command `tailrace`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tailrace import __version__
+from tailrace.cli.conversation import DONE, FAILED, UNUSABLE, AsJson, Debug, Verbose, conversation
+from tailrace.cli.log_commands import log_app
+
+app = typer.Typer(
+    name="tailrace",
+    help="Change data capture for Python and Spark: every committed change once, in order.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(log_app, name="log")
+
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tailrace {__version__}")
+        raise typer.Exit(DONE)
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    *,
+    verbose: Verbose = False,
+    debug: Debug = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Change data capture for Python and Spark: every committed change once, in order."""
+    context.obj = {"verbose": verbose, "debug": debug}
+
+
+@app.command()
+def run(
+    file: ConfigFile,
+    *,
+    until_caught_up: Annotated[
+        bool,
+        typer.Option(
+            "--until-caught-up",
+            help="End when all that the source had committed at the start is in the log and in every sink.",
+        ),
+    ] = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Run the pipeline until Ctrl-C or SIGTERM, or until it has caught up.
+
+    The first signal ends it cleanly within seconds: sinks finish their batch, what was received
+    is made durable and acknowledged. A second one ends it at once, which loses nothing either.
+    """
+    with conversation(verbose=verbose, debug=debug, chatty=True):
+        from tailrace.cli.running import run_pipeline
+
+        run_pipeline(file, until_caught_up=until_caught_up)
+
+
+@app.command()
+def check(
+    file: ConfigFile, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False
+) -> None:
+    """Check everything that the pipeline needs, and name every problem with its repair.
+
+    Reads the file, asks the source, looks at Java and the disks. Changes nothing. Exit status 0
+    if it can run (there may be warnings), 1 if not, 2 if the file itself is wrong.
+    """
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.checking import check_pipeline
+
+        raise typer.Exit(check_pipeline(file, as_json=as_json))
+
+
+@app.command()
+def status(
+    file: ConfigFile, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False
+) -> None:
+    """Show how far the pipeline is, whether or not it runs, from any process."""
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.showing_status import show_status
+
+        show_status(file, as_json=as_json)
+
+
+@app.command()
+def replay(
+    file: ConfigFile,
+    *,
+    sink: Annotated[
+        str, typer.Option("--sink", help="The sink: its number in the file, from 0, or its name.")
+    ],
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="POSITION|TIME",
+            help="Where an empty sink begins: log offset, LSN or time. Default: the log's start.",
+        ),
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            "--into", metavar="PATH", help="Write to this new or empty directory instead of the sink's."
+        ),
+    ] = None,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Deliver what is in the log to one sink again, and end.
+
+    To rebuild a sink, move its directory away or delete it, then replay: it is written anew from
+    the log. Tailrace never wipes a target itself. With the target intact nothing is doubled: what
+    it holds stays as it is, and only what it lacks is added. `--into` builds a second copy beside
+    the first. Nothing else may be writing the sink; the source is not needed.
+    """
+    with conversation(verbose=verbose, debug=debug, chatty=True):
+        from tailrace.cli.running import replay_sink
+
+        replay_sink(file, sink, begin, into)
+
+
+@app.command()
+def demo(
+    *,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Where the demo keeps its files.", show_default="./tailrace-demo"),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the files afterwards.")] = True,
+    seconds: Annotated[int, typer.Option(min=1, max=600, help="How long the shop's writers work.")] = 20,
+    debug: Debug = False,
+) -> None:
+    """Show the whole thing at work on a PostgreSQL of its own, with a kill in the middle."""
+    with conversation(debug=debug):
+        from tailrace import demo as demonstration
+
+        raise typer.Exit(demonstration.run(directory, keep=keep, seconds=seconds))
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="Which benchmark.", show_default=False)],
+    *,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows to measure with.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Measure capture, decode, replay, e2e or latency on this machine."""
+    with conversation(debug=debug, as_json=as_json):
+        from tailrace import bench as benchmarks
+
+        if name not in benchmarks.NAMES:
+            known = "\n".join(f"  {known}: {what}" for known, what in benchmarks.NAMES.items())
+            typer.echo(f"there is no benchmark {name!r}; there are:\n{known}", err=True)
+            raise typer.Exit(UNUSABLE)
+        raise typer.Exit(DONE if benchmarks.run(name, rows=rows, as_json=as_json) == 0 else FAILED)

@@ -1,0 +1,67 @@
+"""`run` and `replay`: an engine in the foreground, with a display and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from tailrace import config
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.engine import Engine
+from tailrace.pipeline.points import parse_point
+from tailrace.pipeline.progress import Progress
+from tailrace.pipeline.replay import Replay, choose_sink
+
+
+def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
+    """Run the pipeline of `file` to its end.
+
+    :raises TailraceError: what ended it, if not a signal or having caught up.
+    """
+    pipeline = config.load(file)
+    with Progress() as progress:
+        engine = Engine(pipeline, until_caught_up=until_caught_up, observe=progress.turn)
+        _stop_on_signals(engine.stop)
+        engine.run()
+
+
+def replay_sink(file: Path, sink: str, begin: str | None, into: Path | None) -> None:
+    """Deliver the log to one sink of `file` again.
+
+    :raises TailraceError: `CONFIG_INVALID` for a sink or place that is none; what the replay met.
+    """
+    pipeline = config.load(file)
+    try:
+        point = None if begin is None else parse_point(begin)
+    except ValueError as error:
+        raise TailraceError(Kind.CONFIG_INVALID, f"read --from: {error}") from None
+    chosen = choose_sink(pipeline, sink)
+    if into is not None:
+        chosen = chosen.model_copy(
+            update={"path": into.expanduser().absolute(), "name": f"{chosen.name}-replay"}
+        )
+    with Progress() as progress:
+        replay = Replay(pipeline, chosen, begin=point, observe=progress.turn)
+        _stop_on_signals(replay.stop)
+        replay.run()
+    print(replay.summary())
+
+
+def _stop_on_signals(stop: Callable[[], None]) -> None:
+    asked = False
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            # At once, without clean-up: the log and the sinks are made for just that.
+            os._exit(128 + number)
+        asked = True
+        sys.stderr.write("stopping; once more ends at once\n")
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)

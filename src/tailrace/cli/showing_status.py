@@ -1,0 +1,55 @@
+"""`status`: the status document, as JSON or in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tailrace import config
+from tailrace.cli.conversation import print_json, printable
+
+
+def show_status(file: Path, *, as_json: bool) -> None:
+    """Print how far the pipeline of `file` is.
+
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    from tailrace.pipeline.status import document
+
+    found = document(config.load(file))
+    if as_json:
+        print_json(found)
+    else:
+        print("\n".join(words(found)))
+
+
+def words(found: dict[str, Any]) -> list[str]:
+    """Return the document as lines for a person."""
+    lines = [f"{found['name']}: {found['state']}"]
+    for task in found["tasks"]:
+        end = "no log yet" if task["log_end"] is None else f"log end {task['log_end']:,}"
+        behind = _lag(task["source_lag_bytes"], task["source_lag_s"])
+        lines.append(f"  source          {task['state']:<10} {end}, {behind} behind the source")
+    for sink in found["sinks"]:
+        place = "nothing yet" if sink["position"] is None else f"at {sink['position']:,}"
+        lines.append(
+            f"  {sink['name']:<15} {sink['state']:<10} {place}, {_lag(sink['lag_bytes'], sink['lag_s'])} behind the log"
+        )
+        if sink["error"]:
+            lines += _error(sink["error"], "    ")
+    if found["error"]:
+        lines += _error(found["error"], "  ")
+    return lines
+
+
+def _lag(size: int | None, seconds: float | None) -> str:
+    if size is None:
+        return "unknown"
+    return f"{size:,} bytes" + ("" if seconds is None else f" ({seconds:,.1f} s)")
+
+
+def _error(error: dict[str, Any], indent: str) -> list[str]:
+    lines = [f"{indent}error: {error['kind']}: {printable(str(error['message']))}"]
+    if error.get("hint"):
+        lines.append(f"{indent}hint:  {printable(str(error['hint']))}")
+    return lines

@@ -1,0 +1,75 @@
+"""A function on a thread of its own, whose outcome is kept for whoever looks after it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import redact
+
+log = structlog.get_logger(__name__)
+
+
+class Background:
+    """Runs `function` once, on a daemon thread: a hung one can't keep the process alive."""
+
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        self._name = name
+        self._function = function
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._ended = threading.Event()
+        self._error: TailraceError | None = None
+
+    def start(self) -> None:
+        """Start the thread. Called once."""
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the function has returned or raised."""
+        return self._ended.is_set()
+
+    @property
+    def error(self) -> TailraceError | None:
+        """What the function raised, once it has ended."""
+        return self._error
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end, at most `timeout_s`; tell whether it came."""
+        return self._ended.wait(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self._error = as_failure(error)
+            log.debug("thread ended by an error", thread=self._name, exc_info=True)
+        finally:
+            self._ended.set()
+
+
+def as_failure(error: BaseException) -> TailraceError:
+    """Return the failure that `error` means, with passwords cut out of words of others."""
+    if isinstance(error, TailraceError):
+        return error
+    if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
+        from tailrace.spark.failures import translated
+
+        found = translated(error)
+        return TailraceError(found.kind, redact(found.message), found.hint, found.context)
+    if isinstance(error, OSError):
+        return TailraceError(
+            Kind.SINK_WRITE_FAILED,
+            f"work with a file: {error.strerror or type(error).__name__}",
+            "check room, permissions and the health of the disk",
+            {"file": str(error.filename)} if error.filename else {},
+        )
+    # The text of an unexpected error may quote anything, so only its type is shown.
+    return TailraceError(
+        Kind.INTERNAL,
+        f"unexpected {type(error).__name__}",
+        "this is a bug: please report it, with the trace that --debug shows",
+    )

@@ -1,0 +1,315 @@
+"""Preflight at the source: the server, the role, the slot, the publication and each table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+from tailrace.capture.publication import Table, matching_tables
+from tailrace.capture.server import slot_facts
+from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
+from tailrace.changelog.directory import LogDirectory
+from tailrace.config import PipelineConfig, matches, matches_any
+from tailrace.errors import Kind
+from tailrace.pipeline.feed import TASK
+from tailrace.pipeline.findings import Finding, error, warning
+from tailrace.pipeline.lock_probe import is_written
+
+SERVER_VERSION_MIN = 130000
+
+_SERVER = """
+SELECT current_setting('wal_level') AS wal_level,
+       current_setting('max_replication_slots')::int AS slots_max,
+       (SELECT count(*) FROM pg_replication_slots) AS slots,
+       current_setting('max_wal_senders')::int AS senders_max,
+       (SELECT count(*) FROM pg_stat_replication) AS senders,
+       pg_is_in_recovery() AS standby,
+       current_user AS role,
+       current_database() AS database,
+       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS superuser,
+       (SELECT rolreplication FROM pg_roles WHERE rolname = current_user) AS replication,
+       EXISTS (SELECT FROM pg_roles r WHERE r.rolname IN ('rds_replication', 'rds_superuser', 'cloudsqlsuperuser')
+                AND pg_has_role(current_user, r.oid, 'member')) AS managed_replication,
+       has_database_privilege(current_database(), 'CREATE') AS may_create
+"""
+
+_TABLES = """
+SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
+       pg_has_role(current_user, c.relowner, 'usage') AS owned,
+       has_schema_privilege(n.oid, 'USAGE') AS may_use_schema,
+       has_table_privilege(c.oid, 'SELECT') AS may_select,
+       row_security_active(c.oid) AS row_security,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident) AS has_identity_index
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+"""
+
+_PUBLICATION = """
+SELECT puballtables AS all_tables, pubinsert AS c, pubupdate AS u, pubdelete AS d, pubtruncate AS t
+  FROM pg_publication WHERE pubname = {name}
+"""
+
+
+def source_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Iterator[Finding]:
+    """Yield what is wrong at the source; at most one finding if it can't be reached.
+
+    :param log: the pipeline's log, if it exists.
+    :raises TailraceError: if the source can't be asked.
+    """
+    with closing(Session.connect(pipeline.source, threading.Event())) as session:
+        if session.server_version < SERVER_VERSION_MIN:
+            yield error(
+                Kind.SOURCE_MISCONFIGURED,
+                f"the server is PostgreSQL {session.server_version // 10000}; 13 is the oldest that is supported",
+                "upgrade the server",
+            )
+            return
+        server = session.run(_SERVER, "look at the server")[0]
+        yield from _server_findings(session, server)
+        yield from _slot_findings(session, server, pipeline, log)
+        tables = matching_tables(session, pipeline.source.tables)
+        yield from _pattern_findings(pipeline, tables)
+        rows = {(row["schema"], row["table"]): row for row in session.run(_TABLES, "look at the tables")}
+        yield from _publication_findings(session, server, pipeline, tables, rows, log)
+        for table in tables:
+            yield from _table_findings(table, rows[table.schema, table.name], server, pipeline)
+
+
+def _server_findings(session: Session, server: Row) -> Iterator[Finding]:
+    if server["wal_level"] != "logical":
+        yield error(
+            Kind.SOURCE_MISCONFIGURED,
+            f"wal_level is {server['wal_level']}; capture needs logical",
+            "ALTER SYSTEM SET wal_level = logical; then restart the server",
+        )
+    if _number(server, "senders_max") <= _number(server, "senders"):
+        yield error(
+            Kind.SOURCE_MISCONFIGURED,
+            f"no WAL sender is free: max_wal_senders is {server['senders_max']}, {server['senders']} are in use",
+            f"ALTER SYSTEM SET max_wal_senders = {_number(server, 'senders') + 4}; then restart the server",
+        )
+    if not (
+        _true(server, "superuser") or _true(server, "replication") or _true(server, "managed_replication")
+    ):
+        yield error(
+            Kind.SOURCE_PRIVILEGE_MISSING,
+            f"the role {server['role']!r} may not replicate",
+            f"ALTER ROLE {quote_identifier(server['role'] or '')} REPLICATION;",
+        )
+    if _true(server, "standby") and session.server_version < 160000:
+        yield error(
+            Kind.SOURCE_MISCONFIGURED,
+            "the server is a standby, which can't decode before PostgreSQL 16",
+            "name the primary in source.host",
+        )
+
+
+def _slot_findings(
+    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None
+) -> Iterator[Finding]:
+    name = pipeline.source.slot
+    drop = f"SELECT pg_drop_replication_slot({quote_literal(name)});"
+    slot = slot_facts(session, name)
+    started = log is not None and TASK in log.tasks() and bool(log.segments(TASK))
+    if slot is None:
+        if started:
+            yield error(
+                Kind.SLOT_MISSING,
+                f"the log has begun, but its slot {name!r} is gone: changes since then can't be had any more",
+                "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
+            )
+        elif _number(server, "slots_max") <= _number(server, "slots"):
+            yield error(
+                Kind.SOURCE_MISCONFIGURED,
+                f"no replication slot is free: max_replication_slots is {server['slots_max']}",
+                f"ALTER SYSTEM SET max_replication_slots = {_number(server, 'slots') + 4}; then restart the "
+                "server; or drop a slot that nobody needs",
+            )
+        return
+    if slot.invalidation:
+        yield error(
+            Kind.SLOT_INVALIDATED,
+            f"the slot {name!r} can't be used any more: {slot.invalidation}",
+            f"{drop} then raise max_slot_wal_keep_size and begin a new log with a new snapshot",
+        )
+    if not started:
+        yield error(
+            Kind.SLOT_FOREIGN,
+            f"the slot {name!r} exists, but this pipeline has no log yet: it is not known whose it is",
+            f"if nobody needs it: {drop} Otherwise choose another name in source.slot",
+        )
+    elif slot.plugin != "pgoutput" or slot.database != server["database"]:
+        yield error(
+            Kind.SLOT_FOREIGN,
+            f"the slot {name!r} is for plugin {slot.plugin!r} and database {slot.database!r}",
+            "choose another name in source.slot",
+        )
+    if slot.active_pid is not None and not is_written(pipeline.log.path, TASK):
+        yield error(
+            Kind.SLOT_IN_USE,
+            f"the slot {name!r} is in use by the server process {slot.active_pid}",
+            f"stop its client, or: SELECT pg_terminate_backend({slot.active_pid});",
+        )
+
+
+def _pattern_findings(pipeline: PipelineConfig, tables: list[Table]) -> Iterator[Finding]:
+    for pattern in pipeline.source.tables:
+        if not any(matches(pattern, table.schema, table.name) for table in tables):
+            told = error if "*" not in pattern or not tables else warning
+            yield told(
+                Kind.TABLE_MISSING,
+                f"source.tables: no table matches {pattern!r}",
+                "create the table, or correct source.tables",
+            )
+    for number, sink in enumerate(pipeline.sinks):
+        for pattern in sink.tables or ():
+            if not any(matches(pattern, table.schema, table.name) for table in tables):
+                yield warning(
+                    Kind.TABLE_MISSING,
+                    f"sinks[{number}].tables: no captured table matches {pattern!r}",
+                    f"correct sinks[{number}].tables",
+                )
+
+
+def _publication_findings(
+    session: Session,
+    server: Row,
+    pipeline: PipelineConfig,
+    tables: list[Table],
+    rows: dict[tuple[str | None, str | None], Row],
+    log: LogDirectory | None,
+) -> Iterator[Finding]:
+    name = pipeline.source.publication
+    found = session.run(_PUBLICATION.format(name=quote_literal(name)), "look at the publication")
+    if not found:
+        if log is not None and TASK in log.tasks() and log.segments(TASK):
+            yield error(
+                Kind.PUBLICATION_MISSING,
+                f"the log has begun, but its publication {name!r} is gone",
+                "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
+            )
+        elif not _true(server, "superuser"):
+            yield from _may_publish(server, name, tables, rows)
+        return
+    publication = found[0]
+    names = {"c": "insert", "u": "update", "d": "delete", "t": "truncate"}
+    left_out = [word for letter, word in names.items() if not _true(publication, letter)]
+    if left_out:
+        yield warning(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {name!r} leaves out {', '.join(left_out)}",
+            f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate');",
+        )
+    published = {
+        (row["schemaname"], row["tablename"])
+        for row in session.run(
+            f"SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = {quote_literal(name)}",
+            "read the publication",
+        )
+    }
+    for table in tables:
+        if (table.schema, table.name) not in published:
+            yield error(
+                Kind.PUBLICATION_MISMATCH,
+                f"the publication {name!r} does not have this table",
+                f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {table.sql};",
+                f"{table.schema}.{table.name}",
+            )
+    meant = {(table.schema, table.name) for table in tables}
+    for schema, table_name in sorted(published - meant, key=str):
+        if not matches_any(pipeline.source.tables, schema or "", table_name or ""):
+            yield warning(
+                Kind.PUBLICATION_MISMATCH,
+                f"the publication {name!r} has this table, source.tables does not name it; it is captured too",
+                "name it in source.tables, or take it out of the publication",
+                f"{schema}.{table_name}",
+            )
+
+
+def _may_publish(
+    server: Row, publication: str, tables: list[Table], rows: dict[tuple[str | None, str | None], Row]
+) -> Iterator[Finding]:
+    role = quote_identifier(server["role"] or "")
+    if not _true(server, "may_create"):
+        yield error(
+            Kind.SOURCE_PRIVILEGE_MISSING,
+            f"the role {server['role']!r} may not create the publication {publication!r} in this database",
+            f"GRANT CREATE ON DATABASE {quote_identifier(server['database'] or '')} TO {role}; or let its owner "
+            f"create it: {_create_publication(publication, tables)}",
+        )
+    for table in tables:
+        if not _true(rows[table.schema, table.name], "owned"):
+            yield error(
+                Kind.SOURCE_PRIVILEGE_MISSING,
+                f"the role {server['role']!r} does not own the table, so it can't put it into a publication",
+                f"ALTER TABLE {table.sql} OWNER TO {role}; or let a superuser run: "
+                + _create_publication(publication, tables),
+                f"{table.schema}.{table.name}",
+            )
+
+
+def _create_publication(publication: str, tables: list[Table]) -> str:
+    names = ", ".join(table.sql for table in tables)
+    return (
+        f"CREATE PUBLICATION {quote_identifier(publication)} FOR TABLE {names} "
+        "WITH (publish_via_partition_root = true);"
+    )
+
+
+def _table_findings(table: Table, row: Row, server: Row, pipeline: PipelineConfig) -> Iterator[Finding]:
+    name, role = f"{table.schema}.{table.name}", quote_identifier(server["role"] or "")
+    if pipeline.source.snapshot != "never":
+        if not _true(row, "may_use_schema"):
+            yield error(
+                Kind.SOURCE_PRIVILEGE_MISSING,
+                f"the role {server['role']!r} may not use the schema {table.schema!r}",
+                f"GRANT USAGE ON SCHEMA {quote_identifier(table.schema)} TO {role};",
+                name,
+            )
+        if not _true(row, "may_select"):
+            yield error(
+                Kind.SOURCE_PRIVILEGE_MISSING,
+                f"the role {server['role']!r} may not read the table, which the snapshot needs",
+                f"GRANT SELECT ON {table.sql} TO {role};",
+                name,
+            )
+        if _true(row, "row_security"):
+            yield error(
+                Kind.SOURCE_PRIVILEGE_MISSING,
+                f"row security would hide rows of the table from the role {server['role']!r}",
+                f"ALTER ROLE {role} BYPASSRLS;",
+                name,
+            )
+    if table.keyless:
+        yield warning(
+            Kind.SOURCE_MISCONFIGURED,
+            "the table has no replica identity: once it is published, the server refuses its updates and deletes",
+            f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or: ALTER TABLE {table.sql} REPLICA IDENTITY FULL;",
+            name,
+        )
+    has_key = _true(row, "has_key") if row["identity"] in ("d", "f") else _true(row, "has_identity_index")
+    if not has_key:
+        yield from _keyless_findings(table, name, pipeline)
+
+
+def _keyless_findings(table: Table, name: str, pipeline: PipelineConfig) -> Iterator[Finding]:
+    for number, sink in enumerate(pipeline.sinks):
+        refuses = getattr(sink, "mode", "") == "mirror" and getattr(sink, "keyless", "") == "refuse"
+        if refuses and sink.wants(table.schema, table.name):
+            yield error(
+                Kind.SINK_KEY_MISSING,
+                f"sinks[{number}] is a mirror, and the table has no key to mirror it by",
+                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or set keyless: full_row in sinks[{number}] and "
+                f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL;",
+                name,
+            )
+
+
+def _true(row: Row, name: str) -> bool:
+    return row[name] == "t"
+
+
+def _number(row: Row, name: str) -> int:
+    return int(row[name] or 0)

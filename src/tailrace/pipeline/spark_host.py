@@ -1,0 +1,108 @@
+"""The one Spark session of an engine: started beside capture, shared by all sinks."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tailrace.config import PipelineConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.background import Background
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = structlog.get_logger(__name__)
+
+#: Spark's first start may have to fetch Delta's jars over a slow line.
+START_DEADLINE_S = 600.0
+STOP_DEADLINE_S = 10.0
+_POLL_S = 0.1
+
+
+class SparkHost:
+    """Starts Spark on a thread, hands its session to sinks, and starts it again if its JVM died."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self._config = config
+        self._session: SparkSession | None = None
+        self._lock = threading.Lock()
+        self._start = Background("spark", self._begin)
+
+    def start(self) -> None:
+        """Begin to start Spark; returns at once."""
+        self._start.start()
+
+    def session(self, stop: threading.Event) -> SparkSession | None:
+        """Return the session, waiting for its start; None if `stop` was set meanwhile.
+
+        :raises TailraceError: `ENVIRONMENT_UNFIT` or `SPARK_FAILED` if it does not start.
+        """
+        waited_s = 0.0
+        while not self._start.join(_POLL_S):
+            waited_s += _POLL_S
+            if stop.is_set():
+                return None
+            if waited_s > START_DEADLINE_S:
+                raise TailraceError(
+                    Kind.SPARK_FAILED,
+                    f"start Spark: it was not ready after {START_DEADLINE_S:.0f} s",
+                    "look at its log on standard error; a first start may fetch jars over the network",
+                )
+        if self._start.error is not None:
+            raise self._start.error
+        return self._session
+
+    def cancel_jobs(self) -> None:
+        """Have Spark give up whatever it runs; sinks see an error, which is safe at any point."""
+        if self._session is not None:
+            self._session.sparkContext.cancelAllJobs()
+
+    def stop(self) -> None:
+        """Stop Spark, within a deadline."""
+        if self._session is None:
+            return
+        stopping = Background("spark-stop", self._session.stop)
+        stopping.start()
+        if not stopping.join(STOP_DEADLINE_S):
+            log.warning("Spark did not stop in time; the process ends without it")
+
+    def revive(self) -> None:
+        """Start Spark again if its JVM is gone. Called by sinks before they try again."""
+        from tailrace.spark.session import session
+
+        with self._lock:
+            if self._session is None or _is_alive(self._session):
+                return
+            log.warning("Spark's JVM is gone; starting it again")
+            self._forget()
+            self._session = session(self._config.spark, f"tailrace {self._config.name}")
+
+    def _begin(self) -> None:
+        from tailrace.spark.session import session, warm
+
+        found = session(self._config.spark, f"tailrace {self._config.name}")
+        warm(found)
+        self._session = found
+
+    @staticmethod
+    def _forget() -> None:
+        # PySpark keeps the dead gateway in class attributes and has no public way to drop it.
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        SparkContext._active_spark_context = None  # noqa: SLF001
+        SparkContext._gateway = None  # noqa: SLF001
+        SparkContext._jvm = None  # noqa: SLF001
+        SparkSession._instantiatedSession = None  # noqa: SLF001
+
+
+def _is_alive(session: SparkSession) -> bool:
+    from py4j.protocol import Py4JError
+
+    try:
+        return not session.sparkContext._jsc.sc().isStopped()  # noqa: SLF001 - no public question
+    except (Py4JError, OSError, AttributeError):
+        return False

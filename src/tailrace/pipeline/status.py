@@ -1,0 +1,231 @@
+"""The document behind `tailrace status`: the same shape whether or not the pipeline runs.
+
+A running engine writes it to `<log>/status.json` every second; whoever asks reads that file,
+and the log's lock tells whether to believe it. Without an engine the document is put together
+from what the log and the sinks themselves record.
+
+The file is a convenience: it is replaced atomically, not fsynced, and nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.config import PipelineConfig, SinkConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import format_lsn
+from tailrace.pipeline.background import as_failure
+from tailrace.pipeline.feed import TASK
+from tailrace.pipeline.lifecycle import State
+from tailrace.pipeline.lock_probe import is_written
+from tailrace.pipeline.source import wal_end_within
+from tailrace.pipeline.views import EngineView, SinkView, lag_s
+
+log = structlog.get_logger(__name__)
+
+FILE_NAME = "status.json"
+WRITE_INTERVAL_S = 1.0
+#: Older than this, the file tells of an engine that hangs or of one that was killed.
+FRESH_S = 10.0
+#: How long `status` waits for the source to say how far it is.
+ASK_SOURCE_S = 2.0
+
+
+class StatusFile:
+    """Writes the document of a running engine, once a second. One thread."""
+
+    def __init__(self, log_path: Path) -> None:
+        self._log_path = log_path
+        self._next_s = 0.0
+        self._complained = False
+
+    def turn(self, view: EngineView) -> None:
+        """Write `view` if it is time to."""
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + WRITE_INTERVAL_S
+            self.last(view)
+
+    def last(self, view: EngineView) -> None:
+        """Write `view` now. A file that can't be written is said once and hurts nobody."""
+        if view.task.log_end is None:
+            return  # not our log, or none yet
+        path = self._log_path / FILE_NAME
+        temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}")
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump(of_engine(view), file)
+            temporary.replace(path)
+        except OSError as error:
+            if not self._complained:
+                log.warning("could not write the status file", file=str(path), reason=error.strerror)
+            self._complained = True
+
+
+def of_engine(view: EngineView) -> dict[str, Any]:
+    """Return the document for a running engine."""
+    now_us = time.time_ns() // 1000
+    task = view.task
+    return {
+        "name": view.name,
+        "state": str(view.state),
+        "pid": os.getpid(),
+        "updated_us": now_us,
+        "tasks": [
+            {
+                "task": task.task,
+                "state": task.state,
+                "source_lag_bytes": task.source_lag_bytes,
+                "source_lag_s": task.source_lag_s(now_us),
+                "log_end": task.log_end,
+                "position": format_lsn(task.position),
+                "acknowledged": format_lsn(task.acknowledged),
+                "rows": task.rows,
+                "bytes": task.bytes,
+                "reconnects": task.reconnects,
+            }
+        ],
+        "sinks": [of_sink(sink, task.log_end, now_us) for sink in view.sinks],
+        "error": view.error.as_json() if view.error else None,
+    }
+
+
+def of_sink(view: SinkView, log_end: int | None, now_us: int) -> dict[str, Any]:
+    """Return a sink's part of the document."""
+    lag_bytes = None
+    if view.position is not None and log_end is not None:
+        lag_bytes = max(0, log_end - view.position)
+    return {
+        "name": view.name,
+        "type": view.type,
+        "state": str(view.state),
+        "position": view.position,
+        "lag_bytes": lag_bytes,
+        "lag_s": lag_s(lag_bytes, view.pending_since_us, now_us),
+        "rows": view.rows,
+        "error": view.error.as_json() if view.error else None,
+    }
+
+
+def document(config: PipelineConfig) -> dict[str, Any]:
+    """Return the document as of now, from the running engine or from what it left.
+
+    Never raises for a pipeline that is broken: what is wrong is in the document's `error`.
+    """
+    path = config.log.path
+    written = _read(path / FILE_NAME)
+    if is_written(path, TASK):
+        fresh = written is not None and time.time() - written.get("updated_us", 0) / 1e6 < FRESH_S
+        if written is not None and fresh and written.get("state") not in (State.STOPPED, State.FAILED):
+            return written
+        return _at_rest(config, None, State.STARTING)
+    return _at_rest(config, written, State.STOPPED)
+
+
+def _at_rest(config: PipelineConfig, written: dict[str, Any] | None, state: State) -> dict[str, Any]:
+    error = written.get("error") if written and written.get("state") == State.FAILED else None
+    now_us = time.time_ns() // 1000
+    try:
+        directory = LogDirectory.open(config.log.path)
+        reader = LogReader.open(directory, TASK)
+        end = reader.end()
+    except TailraceError as failure:
+        if failure.kind is not Kind.LOG_MISSING:
+            error = failure.as_json()
+        return _frame(
+            config, state, _task(state, None, None, None), [_unknown(sink) for sink in config.sinks], error
+        )
+    source_end = wal_end_within(config.source, ASK_SOURCE_S)
+    source_lag = None if source_end is None else max(0, source_end - end.position)
+    task = _task(state, end.offset, source_lag, lag_s(source_lag, end.position_time_us, now_us))
+    task["position"] = format_lsn(end.position)
+    before = {sink["name"]: sink for sink in written["sinks"]} if written else {}
+    sinks = [_sink(sink, config.name, directory, reader, before.get(sink.name)) for sink in config.sinks]
+    return _frame(config, State.FAILED if error else state, task, sinks, error)
+
+
+def _sink(
+    config: SinkConfig,
+    pipeline: str,
+    directory: LogDirectory,
+    reader: LogReader,
+    before: dict[str, Any] | None,
+) -> dict[str, Any]:
+    from tailrace.sinks.build import recorded_position
+
+    found = _unknown(config)
+    if before and before.get("state") == "failed":
+        found["state"], found["error"] = "failed", before.get("error")
+    try:
+        position = recorded_position(config, pipeline, directory.identity, TASK)
+    except (TailraceError, OSError) as error:
+        return {**found, "state": "failed", "error": as_failure(error).as_json()}
+    end = reader.end().offset
+    found["position"] = position
+    found["lag_bytes"] = max(0, end - (position or 0))
+    pending = _pending_since(reader, position or 0, end)
+    found["lag_s"] = lag_s(found["lag_bytes"], pending, time.time_ns() // 1000)
+    return found
+
+
+def _pending_since(reader: LogReader, position: int, end: int) -> int | None:
+    """Return the commit time at the end of the first block that holds something after `position`."""
+    try:
+        blocks = reader.blocks(max(position, reader.start), end)
+    except TailraceError:
+        return None
+    return blocks[0].header.position_time_us or None if blocks else None
+
+
+def _unknown(config: SinkConfig) -> dict[str, Any]:
+    return {
+        "name": config.name,
+        "type": str(getattr(config, "type", "")),
+        "state": "stopped",
+        "position": None,
+        "lag_bytes": None,
+        "lag_s": None,
+        "error": None,
+    }
+
+
+def _task(state: State, log_end: int | None, lag_bytes: int | None, lag: float | None) -> dict[str, Any]:
+    return {
+        "task": TASK,
+        "state": str(state),
+        "source_lag_bytes": lag_bytes,
+        "source_lag_s": lag,
+        "log_end": log_end,
+    }
+
+
+def _frame(
+    config: PipelineConfig,
+    state: State,
+    task: dict[str, Any],
+    sinks: list[dict[str, Any]],
+    error: dict[str, Any] | None,
+) -> dict[str, Any]:
+    return {
+        "name": config.name,
+        "state": str(state),
+        "tasks": [task],
+        "sinks": sinks,
+        "error": error,
+    }
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and isinstance(content.get("sinks"), list) else None

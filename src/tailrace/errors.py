@@ -67,7 +67,9 @@ class Kind(enum.StrEnum):
     TABLE_UNKNOWN = "table_unknown"
 
     # sinks
+    SINK_LOCKED = "sink_locked"  # another engine writes to it
     SINK_FOREIGN = "sink_foreign"  # target holds another pipeline's or log's data
+    SINK_DAMAGED = "sink_damaged"  # what it recorded and what it holds differ
     SINK_AHEAD_OF_LOG = "sink_ahead_of_log"
     SINK_SCHEMA_REFUSED = "sink_schema_refused"
     SINK_KEY_MISSING = "sink_key_missing"

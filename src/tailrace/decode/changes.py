@@ -15,7 +15,7 @@ from tailrace.decode import kernel
 from tailrace.decode.catalog import Catalog
 from tailrace.decode.debezium import SourceFacts, json_lines
 from tailrace.decode.envelope import envelope
-from tailrace.decode.rows import old_keys, typed_rows
+from tailrace.decode.rows import old_keys, old_rows, typed_rows
 from tailrace.decode.tuples import Tuples, find_tuples
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
@@ -56,31 +56,31 @@ class TableChanges:
 
     @property
     def count(self) -> int:
-        return self._fields.shape[1]
+        return int(self._fields.shape[1])
 
     @property
     def op(self) -> Bytes:
-        return self._fields[kernel.OP].astype(np.uint8)
+        return self._field(kernel.OP).astype(np.uint8)
 
     @property
     def commit_lsn(self) -> Numbers:
-        return self._fields[kernel.AT_COMMIT_LSN]
+        return self._field(kernel.AT_COMMIT_LSN)
 
     @property
     def commit_time_us(self) -> Numbers:
-        return self._fields[kernel.AT_COMMIT_TIME]
+        return self._field(kernel.AT_COMMIT_TIME)
 
     @property
     def xid(self) -> Numbers:
-        return self._fields[kernel.AT_XID]
+        return self._field(kernel.AT_XID)
 
     @property
     def ordinal(self) -> Numbers:
-        return self._fields[kernel.AT_ORDINAL]
+        return self._field(kernel.AT_ORDINAL)
 
     @property
     def log_offset(self) -> Numbers:
-        return self._fields[kernel.LOG_OFFSET]
+        return self._field(kernel.LOG_OFFSET)
 
     def slice(self, from_offset: int, to_offset: int) -> TableChanges:
         """Return the changes with log offsets in `[from_offset, to_offset)`."""
@@ -108,6 +108,14 @@ class TableChanges:
         """
         return old_keys(self._table(), self._tuples())
 
+    def old_rows(self) -> pa.RecordBatch | None:
+        """Return the whole rows before updates that sent them (`REPLICA IDENTITY FULL`): all
+        columns typed, `_log_offset` of the update and `_special`. None if there are none.
+
+        :raises TailraceError: as `rows`.
+        """
+        return old_rows(self._table(), self._tuples())
+
     def envelope(self, task: str) -> pa.RecordBatch:
         """Return the changes in `envelope.SCHEMA`.
 
@@ -122,6 +130,10 @@ class TableChanges:
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
         """
         return json_lines(self._tuples(), task, source)
+
+    def _field(self, row: int) -> Numbers:
+        numbers: Numbers = self._fields[row]
+        return numbers
 
     def _table(self) -> Relation:
         if self._relation is None:
@@ -160,7 +172,7 @@ def decode_block(
         raise TailraceError(Kind.DECODE_FAILED, "decoded a block: it is longer than 2 GiB")
     summary = frames.summarise(raw, frames.state_within(open_at_start, 0, 0))
     listed = summary.tables
-    if summary.rows == 0 or (tables is not None and listed is not None and tables.isdisjoint(listed)):
+    if tables is not None and listed is not None and tables.isdisjoint(listed):
         return []
     if summary.rows > len(raw):
         raise _violation(2, 0)
@@ -183,8 +195,7 @@ def decode_block(
     relations, group_of = _relations(groups[: result[kernel.GROUPS]], Catalog(schema), in_block)
     parts = _by_group(changes, int(result[kernel.CHANGES]), group_of, len(relations))
     return [
-        TableChanges(relation, raw, log_offset, part)
-        for relation, part in zip(relations, parts, strict=True)
+        TableChanges(relation, raw, log_offset, part) for relation, part in zip(relations, parts, strict=True)
     ]
 
 

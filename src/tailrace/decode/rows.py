@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,14 +11,16 @@ import pyarrow as pa
 
 from tailrace.decode import kernel
 from tailrace.decode.gather import Cells, gather, string_array
-from tailrace.decode.tuples import Tuples
-from tailrace.decode.types import METADATA, Typed, column_type, row_schema
+from tailrace.decode.tuples import WHOLE_ROW, Tuples
+from tailrace.decode.types import METADATA, column_type, row_schema
 from tailrace.errors import TailraceError
 from tailrace.model import Op, Relation
 from tailrace.protocol.frames import Numbers
 
 _SPECIAL = METADATA[-1]
 _LOG_OFFSET = METADATA[5]
+
+_Made = TypeVar("_Made")
 
 # Rows, column name and texts of values that their typed column does not hold exactly.
 _Specials = list[tuple[npt.NDArray[np.int64], str, pa.StringArray]]
@@ -71,6 +74,25 @@ def old_keys(relation: Relation, tuples: Tuples) -> pa.RecordBatch | None:
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, _LOG_OFFSET, _SPECIAL]))
 
 
+def old_rows(relation: Relation, tuples: Tuples) -> pa.RecordBatch | None:
+    """Return the whole rows before updates that sent them: all columns, `_log_offset` of the
+    update and `_special`; None if there are none.
+
+    :raises TailraceError: as `typed_rows`.
+    """
+    rows = np.flatnonzero((tuples.op == ord(Op.UPDATE)) & (tuples.old_mark == WHOLE_ROW))
+    if len(rows) == 0:
+        return None
+    specials: _Specials = []
+    columns = [
+        _typed(relation, c, tuples.old_column(c, rows), specials) for c in range(len(relation.columns))
+    ]
+    fields = [pa.field(column.name, column_type(column).arrow) for column in relation.columns]
+    columns.append(pa.array(tuples.fields[kernel.LOG_OFFSET][rows]))
+    columns.append(_special_map(specials, len(rows)))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, _LOG_OFFSET, _SPECIAL]))
+
+
 def metadata(tuples: Tuples) -> list[pa.Array]:
     """Return the columns `_op` to `_log_offset`."""
     fields = tuples.fields
@@ -92,7 +114,7 @@ def or_null(numbers: Numbers) -> pa.Int64Array:
 
 def _typed(relation: Relation, column: int, cells: Cells, specials: _Specials) -> pa.Array:
     name = relation.columns[column].name
-    typed: Typed = _named(relation, name, column_type(relation.columns[column]).read, cells)
+    typed = _named(relation, name, column_type(relation.columns[column]).read, cells)
     rows = typed.special_rows
     if len(rows):
         odd = Cells(cells.buffer, cells.start[rows], cells.length[rows], cells.kind[rows])
@@ -100,7 +122,7 @@ def _typed(relation: Relation, column: int, cells: Cells, specials: _Specials) -
     return typed.values
 
 
-def _named(relation, name, read, cells):  # type: ignore[no-untyped-def]
+def _named(relation: Relation, name: str, read: Callable[[Cells], _Made], cells: Cells) -> _Made:
     # A failure in a column says which one it was.
     try:
         return read(cells)
@@ -130,6 +152,4 @@ def _special_map(specials: _Specials, count: int) -> pa.MapArray:
     entries = np.bincount(rows, minlength=count)
     offsets = np.concatenate(([0], np.cumsum(entries))).astype(np.int32)
     null = np.append(entries == 0, False)
-    return pa.MapArray.from_arrays(
-        pa.array(offsets, mask=null), names.take(order), texts.take(order)
-    )
+    return pa.MapArray.from_arrays(pa.array(offsets, mask=null), names.take(order), texts.take(order))

@@ -1,0 +1,1 @@
+"""Sinks: where changes go. `contract` says what one must do, `build` makes them."""

@@ -1,0 +1,51 @@
+"""From a sink's configuration to the sink."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace.config.sections import DeltaSink as DeltaConfig
+from tailrace.config.sections import JsonlSink as JsonlConfig
+from tailrace.config.sections import ParquetSink as ParquetConfig
+from tailrace.config.sections import SinkConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.sinks.contract import Sink
+from tailrace.sinks.delta_append import DeltaAppend
+from tailrace.sinks.delta_mirror import DeltaMirror
+from tailrace.sinks.delta_sink import DeltaSink, recorded_delta_position
+from tailrace.sinks.files import recorded_files_position
+from tailrace.sinks.jsonl import jsonl_sink
+from tailrace.sinks.parquet import parquet_sink
+
+if TYPE_CHECKING:
+    from tailrace.changelog.directory import LogIdentity
+
+
+def build(config: SinkConfig, pipeline: str) -> Sink:  # noqa: ARG001 — the pipeline is told by `open`
+    """Return the sink that `config` describes, not yet opened.
+
+    :param pipeline: whose sink it is; `open` is told the same.
+    """
+    if isinstance(config, ParquetConfig):
+        return parquet_sink(config.name, config.path, config.tables, config.compression)
+    if isinstance(config, JsonlConfig):
+        return jsonl_sink(config.name, config.path, config.tables)
+    if isinstance(config, DeltaConfig):
+        mode = DeltaAppend() if config.mode == "append" else DeltaMirror(config.keyless)
+        return DeltaSink(config.name, config.path, config.tables, mode)
+    raise TailraceError(
+        Kind.INTERNAL, f"build a sink: nothing is known of {type(config).__name__}", "", {"sink": config.name}
+    )
+
+
+def recorded_position(config: SinkConfig, pipeline: str, log: LogIdentity, task: str) -> int | None:
+    """Return how far a sink has recorded to be, whether or not an engine writes to it.
+
+    Reads only: no lock, nothing brought to its end. None: nothing was written yet.
+
+    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
+    """
+    if isinstance(config, DeltaConfig):
+        return recorded_delta_position(config.name, config.path, config.mode, pipeline, log, task)
+    kind = "parquet" if isinstance(config, ParquetConfig) else "jsonl"
+    return recorded_files_position(config.name, config.path, kind, pipeline, log, task)

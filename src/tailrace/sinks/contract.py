@@ -1,0 +1,131 @@
+"""What a sink promises. The docstrings of `Sink` are the specification; one suite tests them all.
+
+The rule behind it: the log range that was written is recorded in the same atomic act as the
+data, and read back before the next write. Nobody else's record of a sink's progress counts:
+not Spark's checkpoint, not the log's list of readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import LogRange
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tailrace.changelog.directory import LogIdentity
+    from tailrace.spark.plan import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class SinkCommit:
+    """What one `write` brought into the sink.
+
+    `rows` and `bytes` count what this call wrote: a range that the sink already had gives 0.
+    `seconds` tells where the time went, by step, in the order of the steps.
+    """
+
+    range: LogRange
+    rows: int = 0
+    bytes: int = 0
+    tables: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    """A target that takes ranges of the log, each change exactly once.
+
+    Called by one thread at a time. Any error leaves the sink usable: the caller may ask for
+    the position again and write again, in this process or in another after a crash.
+    """
+
+    @property
+    def name(self) -> str:
+        """The sink's name in the configuration."""
+
+    @property
+    def type(self) -> str:
+        """The sink's type in the configuration: parquet, jsonl, delta."""
+
+    def open(self, log: LogIdentity, pipeline: str) -> None:
+        """Take the target for this process, and bring an interrupted commit to its end.
+
+        :raises TailraceError: `SINK_LOCKED` if another engine has it; `SINK_FOREIGN` if it
+            holds data of another log, pipeline or kind of sink, or data that is not ours.
+        """
+
+    def position(self, task: str) -> int | None:
+        """Return the log offset up to which every change of `task` is in the sink.
+
+        Read from the target itself at `open` and after each failed write. None: nothing of
+        this task was ever written. For sinks of several tables it is a lower bound; single
+        tables may be further, which `write` takes into account.
+        """
+
+    def reach(self, task: str) -> int | None:
+        """Return the log offset that the furthest part of the sink has got to.
+
+        Beyond the log's end it means that the log lost what the sink has: `require_within_log`.
+        """
+
+    def write(self, spark: SparkSession, log: Path, span: LogRange, pieces: Sequence[Piece]) -> SinkCommit:
+        """Bring the changes of `span` into the sink and record that, atomically.
+
+        Exactly once, whatever came before: what the sink already has of `span` is left out, so
+        a range may be repeated, and repeated with another end, after any crash or error. Once
+        `write` returns, `position` is at least `span.end`, durably.
+
+        :param log: the log's directory, as executors see it.
+        :param span: starts at or before `position`; both ends are boundaries of the log.
+        :param pieces: `spark.plan.pieces` of exactly `span`.
+        :raises TailraceError: `LOG_RANGE_INVALID` if `span` would leave a gap;
+            `SINK_SCHEMA_REFUSED`, `SINK_KEY_MISSING`, `SINK_WRITE_FAILED`, `SINK_FOREIGN`,
+            `SPARK_FAILED`, and what reading the log raises.
+        """
+
+    def close(self) -> None:
+        """Let the target go. Nothing is lost by not calling it."""
+
+
+def require_within_log(sink: Sink, task: str, log_end: int) -> None:
+    """Check, before writing, that the sink has nothing that the log has not.
+
+    :param log_end: the durable end of the task's log.
+    :raises TailraceError: `SINK_AHEAD_OF_LOG`.
+    """
+    reach = sink.reach(task)
+    if reach is not None and reach > log_end:
+        raise TailraceError(
+            Kind.SINK_AHEAD_OF_LOG,
+            f"compared the sink with the log: the sink holds changes up to {reach}, "
+            f"the log ends at {log_end}",
+            "the log was restored from an older copy, or lost its end: restore the newer log, or "
+            "give the sink a new, empty path and let it read the log from its start",
+            {"sink": sink.name, "task": task},
+        )
+
+
+def first_missing(name: str, span: LogRange, position: int | None) -> int:
+    """Return the log offset from which on the sink lacks the changes of `span`.
+
+    :param position: what the sink has everything before, or None.
+    :raises TailraceError: `LOG_RANGE_INVALID` if `span` begins after it; a bug of the caller,
+        never of the data.
+    """
+    if position is None:
+        return span.start
+    if span.start > position:
+        raise TailraceError(
+            Kind.LOG_RANGE_INVALID,
+            f"write the log range {span.start} to {span.end}: the sink has everything up to "
+            f"{position}, so changes would be left out",
+            "please report this; nothing was written",
+            {"sink": name, "task": span.task},
+        )
+    return position

@@ -1,0 +1,197 @@
+"""Delta tables that are as the source's tables are: the current state, kept by MERGE.
+
+Executors reduce each piece to its net changes (`mirror_files`); files of several pieces are
+reduced once more; then one Delta commit brings a table from one transaction boundary to a later
+one. A new table, or one that was truncated in the range, needs no merge: its rows after the
+range are just those of the net, and they become its content in one commit of delta-rs.
+
+Otherwise it is a MERGE by Spark, whose source is files that are there already, so it can't
+change between Spark's two readings of it. A value that was left unchanged is taken from the
+target's row. The guard `_position.log_offset` lets no row go back, whatever is replayed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Relation
+from tailrace.sinks import layout
+from tailrace.sinks.delta_folder import AddedFile, united
+from tailrace.sinks.merge import NetSource, merge
+from tailrace.sinks.mirror_files import POSITION, Composition, NetWriter, bounds_of, compose, open_net
+from tailrace.sinks.whole_rows import WholeRowWriter, merge_rows
+from tailrace.sinks.write_files import StagedFile, run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tailrace.sinks.delta_sink import TableWork
+    from tailrace.sinks.write_files import OpenWriter
+
+#: One executor reduces so many net changes of a table at a time.
+BUCKET_ROWS = 2_000_000
+
+
+class DeltaMirror:
+    """Implements `delta_sink.DeltaMode`."""
+
+    kind = "mirror"
+    commits_at_once = 3
+
+    def __init__(self, keyless: str = "refuse") -> None:
+        """:param keyless: `refuse` tables without a key, or mirror them by `full_row`."""
+        self._whole_rows = keyless == "full_row"
+
+    def opener(self) -> OpenWriter:
+        """As `DeltaMode.opener`."""
+        return open_by_key_or_row if self._whole_rows else open_net
+
+    def commit(self, spark: SparkSession, work: TableWork) -> None:
+        """As `DeltaMode.commit`.
+
+        :raises TailraceError: `SINK_SCHEMA_REFUSED` before anything is changed; `SPARK_FAILED`.
+        """
+        files = _since_truncate(work.files)
+        schema = _schema(files, work)
+        anew = files[0].facts["truncated"] or not work.folder.exists()
+        if work.folder.exists():
+            work.folder.evolve(schema)
+        if not files[-1].relation.key:
+            _commit_whole_rows(spark, work, files, schema, anew=anew)
+        elif anew:
+            _begin(work, schema, _rows(spark, work, files, schema))
+        else:
+            source = _net(spark, work, files, schema)
+            if source.rows:
+                merge(spark, work.folder, source, work.version)
+
+
+def open_by_key_or_row(path: str, relation: Relation) -> NetWriter | WholeRowWriter:
+    """Return a writer of net changes, by whole rows for a table without a key."""
+    return open_net(path, relation) if relation.key else WholeRowWriter(path, relation)
+
+
+def _begin(work: TableWork, schema: pa.Schema, files: Sequence[AddedFile]) -> None:
+    """Make `files` all that the table has."""
+    if work.folder.exists():
+        work.folder.replace(files, work.version)
+    else:
+        work.folder.create(schema, files, work.version)
+
+
+def _commit_whole_rows(
+    spark: SparkSession, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema, *, anew: bool
+) -> None:
+    if anew and all(file.facts["plain"] for file in files):
+        _begin(work, schema, [_placed(work, file) for file in files if file.facts["net_rows"]])
+        return
+    if not work.folder.exists():
+        work.folder.create(schema, [], 0)
+    paths = [_staged(work, file) for file in files if file.facts["net_rows"]]
+    columns = [name for name in schema.names if name != POSITION]
+    if paths:
+        merge_rows(spark, work.folder, paths, columns, work.version, anew=anew)
+
+
+def _since_truncate(files: Sequence[StagedFile]) -> Sequence[StagedFile]:
+    """Return the files that count: what came before the last truncate does not."""
+    last = max((at for at, file in enumerate(files) if file.facts["truncated"]), default=0)
+    return files[last:]
+
+
+def _schema(files: Sequence[StagedFile], work: TableWork) -> pa.Schema:
+    """Return the table's columns after the range: those of its last relation, and the guard."""
+    relation = files[-1].relation
+    context = {"table": work.table}
+    keys = {file.relation.key for file in files}
+    if len(keys) > 1:
+        raise TailraceError(
+            Kind.SINK_SCHEMA_REFUSED,
+            "mirror a table: its key changed on the way, so old rows and new ones can't be matched",
+            "move the table's folder away and give the sink a new, empty path, so that it reads the "
+            "log from its start; or leave the table out of the sink's `tables`",
+            context,
+        )
+    whole = united((pa.ipc.read_schema(pa.py_buffer(file.schema)) for file in files), context)
+    return pa.schema([*(whole.field(column.name) for column in relation.columns), whole.field(POSITION)])
+
+
+def _rows(
+    spark: SparkSession, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema
+) -> list[AddedFile]:
+    """Return data files with the rows of a table that was empty before `files`."""
+    snapshots = {file.facts["snapshot"] for file in files if file.rows}
+    disjoint = len(files) == 1 or (len(snapshots) == 1 and None not in snapshots)
+    if disjoint and all(file.facts["plain"] for file in files):
+        return [_placed(work, file) for file in files if file.facts["net_rows"]]
+    added = []
+    for number, facts in enumerate(_composed(spark, work, files, schema, rows_only=True)):
+        name = f"{os.path.splitext(files[0].name)[0]}-net-{number:03d}.parquet"
+        Path(facts["path"]).replace(_folder(work) / name)
+        added.append(AddedFile(name, facts["rows"], facts["bytes"], facts))
+    return [file for file in added if file.rows]
+
+
+def _placed(work: TableWork, file: StagedFile) -> AddedFile:
+    added = work.place(file)
+    return AddedFile(added.name, file.facts["net_rows"], added.bytes, added.facts)
+
+
+def _staged(work: TableWork, file: StagedFile) -> str:
+    return str(work.staging / layout.staged_name(file.directory, file.name))
+
+
+def _folder(work: TableWork) -> Path:
+    work.folder.path.mkdir(exist_ok=True)
+    return work.folder.path
+
+
+def _net(spark: SparkSession, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema) -> NetSource:
+    """Return the net changes of all `files`, in files that have one event a key."""
+    key = files[-1].relation.key
+    if len(files) == 1:
+        found = [{**files[0].facts, "path": _staged(work, files[0]), "rows": files[0].facts["net_rows"]}]
+    else:
+        found = _composed(spark, work, files, schema, rows_only=False)
+    return NetSource(
+        paths=tuple(each["path"] for each in found if each["rows"]),
+        rows=sum(each["rows"] for each in found),
+        columns=tuple(name for name in schema.names if name != POSITION),
+        key=key,
+        open=frozenset(name for each in found for name in each["open"]),
+        moved=any(each["moved"] for each in found),
+        texts=tuple(name for name in key if _may_be_special(schema.field(name).type)),
+    )
+
+
+def _composed(
+    spark: SparkSession, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema, *, rows_only: bool
+) -> list[dict[str, Any]]:
+    relation = files[-1].relation
+    paths = tuple(_staged(work, file) for file in files)
+    rows = sum(file.facts["net_rows"] for file in files)
+    bounds: tuple[Any, ...] = ()
+    nested = pa.types.is_nested(schema.field(relation.key[0]).type)
+    # A row that moves from key to key must not be parted from its past.
+    if rows > BUCKET_ROWS and not nested and not any(file.facts["moved"] for file in files):
+        largest = max(zip((file.facts["net_rows"] for file in files), paths, strict=True))[1]
+        bounds = bounds_of(largest, relation.key[0], -(-rows // BUCKET_ROWS))
+    serialized = schema.serialize().to_pybytes()
+    compositions = [
+        Composition(
+            str(work.staging), relation, paths, serialized, rows_only, bucket, bounds, files[0].directory
+        )
+        for bucket in range(len(bounds) + 1)
+    ]
+    return run(spark, compositions, compose, work.folder.sink)
+
+
+def _may_be_special(kind: pa.DataType) -> bool:
+    """Tell whether a column of this type can hold values that only their text tells apart."""
+    return bool(pa.types.is_decimal(kind) or pa.types.is_temporal(kind) or pa.types.is_nested(kind))

@@ -1,0 +1,259 @@
+"""What both Delta sinks share: which range each table lacks, one job, a commit a table.
+
+Tables commit one by one, so after a crash some may be further than others. Each table tells how
+far it is (`DeltaFolder.committed`), and what it has is left out when the range, or another that
+begins at the same place, is written again. The sink's position is a lower bound, moved when all
+tables of a range are committed and on disk; only tables with changes in a range are touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tailrace import failpoints
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import LogRange
+from tailrace.sinks import layout
+from tailrace.sinks.contract import SinkCommit, first_missing
+from tailrace.sinks.delta_folder import AddedFile, DeltaFolder
+from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
+from tailrace.sinks.write_files import OpenWriter, StagedFile, WriteJob, run, write_piece
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tailrace.changelog.directory import LogIdentity
+    from tailrace.spark.plan import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class TableWork:
+    """What a range brings to one table: its staged files in log order."""
+
+    folder: DeltaFolder
+    staging: Path
+    files: tuple[StagedFile, ...]
+    version: int  # the log offset that the table's transaction moves to
+
+    @property
+    def table(self) -> str:
+        return self.files[0].table
+
+    def place(self, file: StagedFile) -> AddedFile:
+        """Move a staged file into the table's folder. Nobody sees it before a commit names it."""
+        source = self.staging / layout.staged_name(file.directory, file.name)
+        self.folder.path.mkdir(exist_ok=True)
+        source.replace(self.folder.path / file.name)
+        return AddedFile(file.name, file.rows, file.bytes, file.facts)
+
+
+class DeltaMode(Protocol):
+    """How files are written and brought into a table: append or mirror."""
+
+    kind: str
+    #: Tables that are committed at once.
+    commits_at_once: int
+
+    def opener(self) -> OpenWriter:
+        """Return what executors open a file with."""
+
+    def commit(self, spark: SparkSession, work: TableWork) -> None:
+        """Bring the files into the table and move its transaction, in one Delta commit."""
+
+
+class DeltaSink:
+    """Implements `contract.Sink`; see this module's docstring for how."""
+
+    type = "delta"
+
+    def __init__(self, name: str, path: Path, tables: tuple[str, ...] | None, mode: DeltaMode) -> None:
+        self.name = name
+        self._path = path
+        self._tables = tables
+        self._mode = mode
+        self._target: Target | None = None
+        self._folders: dict[tuple[str, str], DeltaFolder] = {}
+        self._have: dict[str, dict[str, int]] = {}
+        self._positions: dict[str, int | None] = {}
+
+    def open(self, log: LogIdentity, pipeline: str) -> None:
+        """As `contract.Sink.open`."""
+        if "%" in str(self._path):
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                "open the sink: its path has a percent sign, which delta-rs can't write to",
+                "choose another path",
+                {"sink": self.name, "path": str(self._path)},
+            )
+        self.close()
+        self._target = Target.open(self.name, self._path, f"delta {self._mode.kind}", log, pipeline)
+        self._target.clear_staging()
+
+    def position(self, task: str) -> int | None:
+        """As `contract.Sink.position`: what the position file says."""
+        if task not in self._positions:
+            content = self._opened().read(_position_file(task))
+            self._positions[task] = None if content is None else int(content["position"])
+        return self._positions[task]
+
+    def reach(self, task: str) -> int | None:
+        """As `contract.Sink.reach`: the furthest table may be ahead of the position."""
+        reached = [*self._tables_have(task).values()]
+        if (position := self.position(task)) is not None:
+            reached.append(position)
+        return max(reached, default=None)
+
+    def write(self, spark: SparkSession, log: Path, span: LogRange, pieces: Sequence[Piece]) -> SinkCommit:
+        """As `contract.Sink.write`."""
+        have = first_missing(self.name, span, self.position(span.task))
+        if have >= span.end:
+            return SinkCommit(span)
+        if self.position(span.task) is None:
+            self._begin(span)
+        started = time.perf_counter()
+        failpoints.hit("sink.before_write")
+        try:
+            staged = self._write_files(spark, log, span, have, pieces)
+            failpoints.hit("sink.after_write")
+            written = time.perf_counter()
+            self._commit(spark, span, have, staged)
+        except BaseException:
+            # Which commits happened is not known here: the tables are asked again.
+            self._have.pop(span.task, None)
+            raise
+        committed = time.perf_counter()
+        failpoints.hit("sink.before_position")
+        self._record(span.task, span.end)
+        failpoints.hit("sink.after_position")
+        done = time.perf_counter()
+        return SinkCommit(
+            span,
+            sum(file.rows for file in staged),
+            sum(file.bytes for file in staged),
+            len({file.directory for file in staged}),
+            {"write": written - started, "commit": committed - written, "position": done - committed},
+        )
+
+    def close(self) -> None:
+        """As `contract.Sink.close`."""
+        if self._target is not None:
+            self._target.close()
+        self._target = None
+        self._folders, self._have, self._positions = {}, {}, {}
+
+    # ------------------------------------------------------------------ steps of a write
+
+    def _begin(self, span: LogRange) -> None:
+        """Record where a new sink begins, before its first table can exist."""
+        tables = self._tables_have(span.task)
+        if tables and span.start > 0:
+            raise TailraceError(
+                Kind.SINK_DAMAGED,
+                "write the first range: there are tables already, but the sink's position is gone",
+                "restore _tailrace from a backup, or give the sink a new, empty path and let it read "
+                "the log from its start",
+                {"sink": self.name, "path": str(self._path)},
+            )
+        self._record(span.task, span.start)
+
+    def _write_files(
+        self, spark: SparkSession, log: Path, span: LogRange, have: int, pieces: Sequence[Piece]
+    ) -> list[StagedFile]:
+        wanted = [piece for piece in pieces if piece.end > have]
+        if not any(piece.rows for piece in wanted):
+            return []
+        staging = self._opened().staging(span.task, have)
+        with writing(self.name, "make the staging folder"):
+            remove_folder(staging)
+            staging.mkdir(parents=True)
+        job = WriteJob(
+            str(log), str(staging), span.task, have, span.end, "parquet", self._tables,
+            have, self._tables_have(span.task),
+        )  # fmt: skip
+        done = run(spark, wanted, partial(write_piece, job, self._mode.opener()), self.name)
+        return [file for files in done for file in files]
+
+    def _commit(self, spark: SparkSession, span: LogRange, have: int, staged: Sequence[StagedFile]) -> None:
+        staging = self._opened().staging(span.task, have)
+        work = [
+            TableWork(self._folder(span.task, directory, files[0].table), staging, files, span.end)
+            for directory, files in _by_directory(staged)
+        ]
+        with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit") as pool:
+            # Every table is given its chance; the first that failed is what is raised.
+            outcomes = [pool.submit(self._commit_table, spark, each) for each in work]
+        for outcome in outcomes:
+            outcome.result()
+        with writing(self.name, "make commits durable"):
+            for each in work:
+                each.folder.make_durable()
+        self._tables_have(span.task).update({each.folder.path.name: span.end for each in work})
+        remove_folder(staging)
+        failpoints.hit("sink.after_publish")
+
+    def _commit_table(self, spark: SparkSession, work: TableWork) -> None:
+        committed = work.folder.committed()
+        if committed is not None and committed >= work.version:
+            return
+        work.folder.require_ours()
+        failpoints.hit("sink.before_commit")
+        with writing(self.name, "commit to a Delta table"):
+            self._mode.commit(spark, work)
+        failpoints.hit("sink.after_commit")
+
+    # ------------------------------------------------------------------ its own record
+
+    def _opened(self) -> Target:
+        assert self._target is not None, "open comes first"
+        return self._target
+
+    def _record(self, task: str, position: int) -> None:
+        self._opened().write(_position_file(task), {"position": position})
+        self._positions[task] = position
+
+    def _folder(self, task: str, directory: str, table: str) -> DeltaFolder:
+        if (task, directory) not in self._folders:
+            target = self._opened()
+            application = f"tailrace:{target.pipeline}:{directory}:{target.log_id}:{task}"
+            path = self._path / directory
+            self._folders[task, directory] = DeltaFolder(path, self.name, table, application)
+        return self._folders[task, directory]
+
+    def _tables_have(self, task: str) -> dict[str, int]:
+        """Return how far each table of the target is, by its folder."""
+        if task not in self._have:
+            found: dict[str, int] = {}
+            for log in sorted(self._path.glob("*/_delta_log")):
+                directory = log.parent.name
+                committed = self._folder(task, directory, directory).committed()
+                if committed is not None:
+                    found[directory] = committed
+            self._have[task] = found
+        return self._have[task]
+
+
+def _by_directory(staged: Sequence[StagedFile]) -> list[tuple[str, tuple[StagedFile, ...]]]:
+    ordered = sorted(staged, key=attrgetter("directory", "piece", "part"))
+    return [(directory, tuple(files)) for directory, files in groupby(ordered, attrgetter("directory"))]
+
+
+def _position_file(task: str) -> str:
+    return f"position-{layout.task_name(task)}.json"
+
+
+def recorded_delta_position(
+    name: str, path: Path, mode: str, pipeline: str, log: LogIdentity, task: str
+) -> int | None:
+    """Return the position of a Delta sink, without opening it; see `build`."""
+    if not require_ours(name, path, f"delta {mode}", log, pipeline):
+        return None
+    content = read_checked(path / layout.STATE / _position_file(task), name)
+    return None if content is None else int(content["position"])

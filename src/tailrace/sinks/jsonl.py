@@ -1,0 +1,55 @@
+"""JSON Lines files: one change a line, in Debezium's payload form with its position."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tailrace import __version__
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.debezium import SourceFacts
+from tailrace.model import Relation
+from tailrace.sinks.files import FileSink
+from tailrace.sinks.write_files import OpenWriter
+
+if TYPE_CHECKING:
+    from tailrace.changelog.directory import LogIdentity
+
+
+class JsonlWriter:
+    """One JSON Lines file. Lines are written as the kernel made them, in one piece."""
+
+    def __init__(self, path: str, task: str, source: SourceFacts) -> None:
+        self._file = pa.OSFile(path, "wb")
+        self._task = task
+        self._source = source
+        self.rows = 0
+
+    def write(self, changes: TableChanges) -> None:
+        lines = changes.json_lines(self._task, self._source)
+        first, last = lines.offset, lines.offset + len(lines)
+        offsets = memoryview(lines.buffers()[1]).cast("q")
+        self._file.write(lines.buffers()[2].slice(offsets[first], offsets[last] - offsets[first]))
+        self.rows += len(lines)
+
+    def close(self) -> dict[str, Any]:
+        self._file.close()
+        return {}
+
+
+def open_jsonl(path: str, _relation: Relation, task: str, source: SourceFacts) -> JsonlWriter:
+    """Return a writer for a new file at `path`."""
+    return JsonlWriter(path, task, source)
+
+
+def jsonl_sink(name: str, path: Path, tables: tuple[str, ...] | None) -> FileSink:
+    """Return a sink that writes JSON Lines files, a folder a table, every change a line."""
+
+    def opener(log: LogIdentity, pipeline: str, task: str) -> OpenWriter:
+        source = SourceFacts(pipeline, log.source.database, __version__)
+        return partial(open_jsonl, task=task, source=source)
+
+    return FileSink(name, "jsonl", path, tables, opener)

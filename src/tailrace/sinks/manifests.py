@@ -1,0 +1,119 @@
+"""The commit record of a sink that writes plain files: a chain of manifests.
+
+A manifest lists the files of one range and is put in place by a hard link, which fails where
+one is already: at most one manifest can follow each position, whoever writes. That link is
+the commit. Files become visible after it, so the last manifest, and only the last, may have
+files that are still in staging.
+
+A manifest's name is its range's start, so the greatest name is the last, and the chain has no
+hole: each start is the end before it, or an offset up to which the log was read and found to
+hold nothing for the sink (`idle`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.changelog import durable
+from tailrace.errors import Kind, TailraceError
+from tailrace.sinks.target import read_checked, writing
+
+_NAME = re.compile(r"([0-9a-f]{16})\.json")
+_IDLE = "idle.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file of a range: `name` in the table's folder `directory`."""
+
+    directory: str
+    name: str
+    table: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one commit holds; `[start, end)` in the task's log."""
+
+    task: str
+    start: int
+    end: int
+    files: tuple[DataFile, ...]
+
+
+class Manifests:
+    """The chain of one task, in a folder of its own."""
+
+    def __init__(self, directory: Path, sink: str) -> None:
+        self._directory = directory
+        self._sink = sink
+
+    def last(self) -> Manifest | None:
+        """Return the last commit, or None before the first.
+
+        :raises TailraceError: `SINK_DAMAGED`.
+        """
+        try:
+            names = [name for name in os.listdir(self._directory) if _NAME.fullmatch(name)]
+        except FileNotFoundError:
+            return None
+        if not names:
+            return None
+        content = read_checked(self._directory / max(names), self._sink)
+        assert content is not None, "nobody removes manifests"
+        return _manifest(content)
+
+    def position(self) -> int | None:
+        """Return the log offset up to which everything is in; None if nothing was ever written.
+
+        :raises TailraceError: `SINK_DAMAGED`.
+        """
+        last = self.last()
+        idle = read_checked(self._directory / _IDLE, self._sink)
+        ends = [] if last is None else [last.end]
+        if idle is not None:
+            ends.append(int(idle["position"]))
+        return max(ends, default=None)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Put a manifest at the chain's end, durably. This is the commit.
+
+        :raises TailraceError: `SINK_FOREIGN` if one is there already, which only another
+            engine can have written; `SINK_WRITE_FAILED`.
+        """
+        path = self._directory / f"{manifest.start:016x}.json"
+        with writing(self._sink, "commit a range"):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            temporary = durable.write_temporary(path, [durable.encode_state(asdict(manifest))])
+            try:
+                path.hardlink_to(temporary)
+            except FileExistsError:
+                raise TailraceError(
+                    Kind.SINK_FOREIGN,
+                    f"commit a range: the sink has one from offset {manifest.start} already",
+                    "another engine writes to this target: stop one of them",
+                    {"sink": self._sink, "file": str(path)},
+                ) from None
+            finally:
+                temporary.unlink(missing_ok=True)
+            durable.sync_directory(self._directory)
+
+    def note_idle(self, position: int) -> None:
+        """Record that everything before `position` was read and gave nothing to write.
+
+        :raises TailraceError: `SINK_WRITE_FAILED`.
+        """
+        with writing(self._sink, "record the position"):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            durable.write_atomically(self._directory / _IDLE, durable.encode_state({"position": position}))
+
+
+def _manifest(content: dict[str, Any]) -> Manifest:
+    files = tuple(DataFile(**each) for each in content["files"])
+    return Manifest(content["task"], content["start"], content["end"], files)

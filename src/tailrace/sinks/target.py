@@ -1,0 +1,229 @@
+"""A sink's directory: whose it is, who writes to it, and the small files kept about it.
+
+The lock is the operating system's (`flock`): it goes with the process that holds it, however
+that ends, and is no file that could be left behind. The identity is compared at every open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tailrace.changelog import durable
+from tailrace.errors import Kind, TailraceError
+from tailrace.sinks import layout
+
+if TYPE_CHECKING:
+    from tailrace.changelog.directory import LogIdentity
+
+FORMAT_VERSION = 1
+_IDENTITY = "identity.json"
+#: What shows that a folder holds a table already.
+_DATA_SUFFIXES = (".parquet", ".jsonl", "_delta_log")
+
+
+@dataclass(slots=True)
+class Target:
+    """An opened sink directory, locked for this process until `close`."""
+
+    sink: str
+    path: Path
+    log_id: str
+    pipeline: str
+    _lock: int
+
+    @classmethod
+    def open(cls, sink: str, path: Path, kind: str, log: LogIdentity, pipeline: str) -> Target:
+        """Lock the directory, creating it where nothing is, and check whose it is.
+
+        :param kind: what writes here, such as `delta mirror`: no other kind may.
+        :raises TailraceError: `SINK_LOCKED`, `SINK_FOREIGN`, `SINK_WRITE_FAILED`.
+        """
+        with writing(sink, f"open {path}"):
+            (path / layout.STATE).mkdir(parents=True, exist_ok=True)
+            lock = os.open(path / layout.STATE / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _take(lock, sink, path)
+            if not require_ours(sink, path, kind, log, pipeline):
+                _require_unused(path, sink)
+                with writing(sink, f"write {_IDENTITY}"):
+                    content = durable.encode_state(_identity(kind, log, pipeline))
+                    durable.write_atomically(path / layout.STATE / _IDENTITY, content)
+                    durable.sync_directory(path)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(sink, path, log.log_id, pipeline, lock)
+
+    @property
+    def state(self) -> Path:
+        return self.path / layout.STATE
+
+    def staging(self, task: str, start: int) -> Path:
+        """Return the folder in which executors leave files of the range that begins at `start`."""
+        return self.state / layout.staging_directory(task, start)
+
+    def clear_staging(self) -> None:
+        """Remove what earlier writes left behind. Only while no job of this process runs."""
+        with writing(self.sink, "clear the staging folder"):
+            remove_folder(self.state / "staging")
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return a small state file's content; None if it was never written.
+
+        :raises TailraceError: `SINK_DAMAGED`.
+        """
+        return read_checked(self.state / name, self.sink)
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        """Replace a small state file, durably.
+
+        :raises TailraceError: `SINK_WRITE_FAILED`; what was there before stands.
+        """
+        with writing(self.sink, f"write {name}"):
+            durable.write_atomically(self.state / name, durable.encode_state(content))
+
+    def close(self) -> None:
+        """Unlock. A second call does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+@contextlib.contextmanager
+def writing(sink: str, attempted: str) -> Iterator[None]:
+    """Turn what the operating system refuses into `SINK_WRITE_FAILED`, which is tried again."""
+    try:
+        yield
+    except OSError as error:
+        raise _refused(sink, attempted, error.strerror or type(error).__name__, error.errno) from error
+    except TailraceError as error:
+        if error.kind not in (Kind.LOG_FULL, Kind.LOG_WRITE_FAILED):
+            raise
+        full = errno.ENOSPC if error.kind is Kind.LOG_FULL else None
+        raise _refused(sink, attempted, error.message, full) from error
+
+
+def _refused(sink: str, attempted: str, found: str, number: int | None) -> TailraceError:
+    return TailraceError(
+        Kind.SINK_WRITE_FAILED,
+        f"{attempted}: {found}",
+        "make room on the sink's file system; it goes on by itself"
+        if number in (errno.ENOSPC, errno.EDQUOT)
+        else "check that the sink's directory is there and may be written to",
+        {"sink": sink},
+    )
+
+
+def read_checked(path: Path, sink: str) -> dict[str, Any] | None:
+    """Return the content of a checked state file; None if there is none.
+
+    :raises TailraceError: `SINK_DAMAGED` if it is not as it was written.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    content = durable.decode_state(data)
+    if content is None:
+        raise TailraceError(
+            Kind.SINK_DAMAGED,
+            f"read {path.name}: it does not match its checksum",
+            "restore this file from a backup, or give the sink a new, empty path and let it read "
+            "the log from its start",
+            {"sink": sink, "file": str(path)},
+        )
+    return content
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder and what is in it; none is fine, and so are late writers of a dead engine.
+
+    :raises OSError: if it can't be removed.
+    """
+    for _ in range(3):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+    shutil.rmtree(path)
+
+
+def sync_directories(directories: set[Path]) -> None:
+    """Make what was created or renamed in each of them durable."""
+    for directory in sorted(directories):
+        durable.sync_directory(directory)
+
+
+def _take(lock: int, sink: str, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        raise TailraceError(
+            Kind.SINK_LOCKED,
+            f"open the sink: another engine writes to it (process {holder})",
+            "stop that engine, or give this sink a path of its own",
+            {"sink": sink, "path": str(path)},
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def require_ours(sink: str, path: Path, kind: str, log: LogIdentity, pipeline: str) -> bool:
+    """Check whose the target is; tell whether anybody wrote to it yet. Reads only.
+
+    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
+    """
+    wanted = _identity(kind, log, pipeline)
+    found = read_checked(path / layout.STATE / _IDENTITY, sink)
+    if found is None:
+        return False
+    differing = [name for name in wanted if found.get(name) != wanted[name]]
+    if differing:
+        name = differing[0]
+        raise TailraceError(
+            Kind.SINK_FOREIGN,
+            f"open the sink: its {name.replace('_', ' ')} is {found.get(name)!r}, "
+            f"this pipeline's is {wanted[name]!r}",
+            _FOREIGN_HINTS.get(name, "give this sink a path of its own"),
+            {"sink": sink, "path": str(path)},
+        )
+    return True
+
+
+def _identity(kind: str, log: LogIdentity, pipeline: str) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": kind,
+        "log_id": log.log_id,
+        "pipeline": pipeline,
+    }
+
+
+_FOREIGN_HINTS = {
+    "log_id": "the log was made anew, or this is another pipeline's target: restore the old log, or "
+    "give the sink a new, empty path; to begin anew in place, move the old data away first",
+    "format_version": "use the version of tailrace that wrote it",
+}
+
+
+def _require_unused(path: Path, sink: str) -> None:
+    """Refuse to mix with tables that somebody else put here."""
+    for entry in sorted(os.listdir(path)):
+        folder = path / entry
+        if entry.startswith((".", "_")) or "." not in entry or not folder.is_dir():
+            continue
+        if any(name.endswith(_DATA_SUFFIXES) for name in os.listdir(folder)):
+            raise TailraceError(
+                Kind.SINK_FOREIGN,
+                f"open the sink: {entry!r} holds data already, and nothing tells whose",
+                "give the sink a path of its own, or move these tables away",
+                {"sink": sink, "path": str(path)},
+            )

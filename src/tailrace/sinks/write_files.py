@@ -1,0 +1,254 @@
+"""The one Spark job that writes a range: all tables at once, a task for each piece.
+
+An executor decodes its piece and writes one file a table (one more where a table's schema
+changes on the way) into the range's staging folder, with PyArrow. Nothing that it does is
+visible or counts for anything: the driver commits. So a task may be repeated, run twice at
+once or be left over from an engine that is dead: the same piece gives the same names and the
+same bytes, each put in place by a rename.
+
+Errors come back as values. Raised, they would reach the driver as text among Java's, and text
+of PyArrow's may quote rows.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import os
+import secrets
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from tailrace import failpoints
+from tailrace.config.patterns import matches_any
+from tailrace.decode.changes import TableChanges
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Relation
+from tailrace.sinks import layout
+from tailrace.spark.changes import changes_of
+from tailrace.spark.failures import translated
+from tailrace.spark.plan import Piece
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+#: Executors hold so much of one table before it is written out as a row group.
+BUFFERED_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob:
+    """What every task of a range's job is told.
+
+    `have` maps tables, by their folders, to the log offset up to which the sink has them
+    already: their changes before it are left out. Tables that it does not name are `have_all` far.
+    """
+
+    log: str
+    staging: str
+    task: str
+    start: int
+    end: int
+    suffix: str
+    tables: tuple[str, ...] | None
+    have_all: int
+    have: dict[str, int]
+
+    def first_missing(self, relation: Relation) -> int:
+        """Return the log offset from which on the sink lacks the table; `end` if it isn't wanted."""
+        if self.tables is not None and not matches_any(self.tables, relation.schema, relation.table):
+            return self.end
+        directory = layout.table_directory(relation.schema, relation.table)
+        return self.have.get(directory, self.have_all)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file that an executor left in staging, complete and on disk.
+
+    `piece` and `part` order the files of a table as the log has their rows. `schema` is the
+    file's Arrow schema, serialised; `facts` is what the file's format tells beyond.
+    """
+
+    relation: Relation
+    piece: int
+    part: int
+    directory: str
+    name: str
+    rows: int
+    bytes: int
+    schema: builtins.bytes
+    facts: dict[str, Any]
+
+    @property
+    def table(self) -> str:
+        return self.relation.qualified_name
+
+
+class FileWriter(Protocol):
+    """Writes one file. `close` returns facts about it, once its bytes are handed over."""
+
+    rows: int
+
+    def write(self, changes: TableChanges) -> None: ...
+
+    def close(self) -> dict[str, Any]: ...
+
+
+#: Opens a writer for a path; the relation's typed rows have the given schema.
+OpenWriter = Callable[[str, Relation], FileWriter]
+
+
+def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[StagedFile]:
+    """Write the changes of one piece, and return the files; all of them are on disk then."""
+    failpoints.hit("sink.in_task")
+    writing: dict[str, _Writing] = {}
+    parts: dict[str, int] = {}
+    done: list[StagedFile] = []
+    missing_from: dict[Relation, int] = {}
+    for changes in itertools.chain.from_iterable(changes_of(job.log, piece)):
+        relation = changes.relation
+        if relation is None:
+            continue  # a logical message belongs to no table
+        if relation not in missing_from:
+            missing_from[relation] = job.first_missing(relation)
+        part = changes.slice(missing_from[relation], job.end)
+        if not part.count:
+            continue
+        table = relation.qualified_name
+        if table in writing and writing[table].relation != relation:
+            done.append(writing.pop(table).finish())
+        if table not in writing:
+            number = parts[table] = parts.get(table, -1) + 1
+            writing[table] = _Writing(job, open_writer, relation, piece.index, number)
+        writing[table].write(part)
+    done += [writing.pop(table).finish() for table in list(writing)]
+    return done
+
+
+class _Writing:
+    """A file on its way into staging, under a name of its own until it is complete."""
+
+    def __init__(
+        self, job: WriteJob, open_writer: OpenWriter, relation: Relation, piece: int, part: int
+    ) -> None:
+        self.relation = relation
+        self._piece, self._part = piece, part
+        self._directory = layout.table_directory(relation.schema, relation.table)
+        self._name = layout.file_name(job.task, job.start, job.end, piece, part, job.suffix)
+        self._path = os.path.join(job.staging, layout.staged_name(self._directory, self._name))
+        self._temporary = f"{self._path}.{secrets.token_hex(4)}.tmp"
+        self._writer = open_writer(self._temporary, relation)
+
+    def write(self, changes: TableChanges) -> None:
+        self._writer.write(changes)
+
+    def finish(self) -> StagedFile:
+        facts = self._writer.close()
+        _sync_file(self._temporary)
+        size = os.stat(self._temporary).st_size
+        os.replace(self._temporary, self._path)
+        schema = facts.pop("schema", b"")
+        return StagedFile(
+            self.relation, self._piece, self._part, self._directory, self._name,
+            self._writer.rows, size, schema, facts,
+        )  # fmt: skip
+
+
+def _sync_file(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error on its way from an executor, as a value."""
+
+    error: TailraceError
+
+
+def run(
+    spark: SparkSession, work: Sequence[Work], function: Callable[[Work], Result], sink: str
+) -> list[Result]:
+    """Run `function` on each of `work` as one Spark job, and return the results in order.
+
+    :param function: importable, or a `partial` of what is: it goes to executors.
+    :raises TailraceError: the first that a task met; `SPARK_FAILED` if Spark itself failed.
+    """
+    if not work:
+        return []
+    context = spark.sparkContext
+    try:
+        found = context.parallelize(work, len(work)).mapPartitions(partial(_each, function, sink)).collect()
+    except Exception as error:
+        raise translated(error) from error
+    results: list[Result] = []
+    for each in found:
+        if isinstance(each, Failure):
+            raise each.error
+        results.append(each)
+    return results
+
+
+def _each(function: Callable[[Work], Result], sink: str, work: Iterable[Work]) -> Iterator[Result | Failure]:
+    for each in work:
+        try:
+            yield function(each)
+        except TailraceError as error:
+            yield Failure(error)
+        except OSError as error:
+            found = os.strerror(error.errno) if error.errno else type(error).__name__
+            yield Failure(
+                TailraceError(
+                    Kind.SINK_WRITE_FAILED,
+                    f"write files of a range: {found}",
+                    "make room on the sink's file system, or check that it may be written to",
+                    {"sink": sink},
+                )
+            )
+        except Exception as error:  # noqa: BLE001
+            # Of an error that nobody foresaw, only its type and place: its words may quote a row.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            yield Failure(
+                TailraceError(
+                    Kind.INTERNAL,
+                    f"write files of a range: {type(error).__name__} in {frame.name}, "
+                    f"{Path(frame.filename).name} line {frame.lineno}",
+                    "please report it with the version and the tables' definitions",
+                    {"sink": sink},
+                )
+            )
+
+
+class ArrowBuffer:
+    """Gathers record batches until they are worth a row group."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> bool:
+        """Keep `batch`; tell whether it is time to `take`."""
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+        return self._bytes >= BUFFERED_BYTES_MAX
+
+    def take(self) -> pa.Table | None:
+        """Return what was gathered as a table, and forget it; None if there is nothing."""
+        if not self._batches:
+            return None
+        table = pa.Table.from_batches(self._batches)
+        self._batches, self._bytes = [], 0
+        return table

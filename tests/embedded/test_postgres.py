@@ -74,6 +74,22 @@ def test_a_temporary_directory_is_private_and_goes_at_close():
     server.close()
 
 
+def test_a_kept_directory_is_used_again_and_a_half_made_one_is_made_anew(own_pg):
+    # GIVEN a directory in which an earlier run died while it made the data directory
+    directory = own_pg.directory / "kept"
+    (directory / "data.new").mkdir(parents=True)
+    (directory / "data.new" / "PG_VERSION").write_text("18\n")
+    own_pg.own(directory)
+    # WHEN a server is made there, and another one after it
+    for expected in ([], [(1,)]):
+        with EmbeddedPostgres(find_install(DEFAULT_VERSION), directory, durable=False) as server:
+            server.execute("create table if not exists t (n int)")
+            assert server.query("table t") == expected
+            server.execute("insert into t values (1)")
+    # THEN the second found what the first had committed, though close() ended it at once
+    assert (directory / "data").is_dir()
+
+
 def test_a_server_that_cannot_start_says_why(own_pg):
     own_pg.stop()
     own_pg.settings["wal_level"] = "imaginary"

@@ -261,10 +261,15 @@ class EmbeddedPostgres:
             )
 
     def _make_data_directory(self) -> None:
+        # Under another name until it is whole: a run that dies in here leaves nothing half-made.
+        unfinished = self.directory / "data.new"
         command: list[str | Path] = [
-            self.bin / "initdb", "-D", self.data, "-U", SUPERUSER,
-            "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions",
+            self.bin / "initdb", "-D", unfinished, "-U", SUPERUSER,
+            "--encoding=UTF8", "--locale=C", "--no-instructions",
         ]  # fmt: skip
+        if self.settings.get("fsync") == "off":
+            command.append("--no-sync")
+        shutil.rmtree(unfinished, ignore_errors=True)
         password_file = self.directory / "password"
         if self.password is None:
             command.append("--auth=trust")
@@ -282,8 +287,9 @@ class EmbeddedPostgres:
             password_file.unlink(missing_ok=True)
         if done.returncode != 0:
             self._fail("initdb", done.returncode, done.stderr)
-        with open(self.data / "postgresql.conf", "a", encoding="utf-8") as configuration:
+        with open(unfinished / "postgresql.conf", "a", encoding="utf-8") as configuration:
             configuration.write("\ninclude 'tailrace.conf'\n")
+        unfinished.rename(self.data)
 
     def _wait_until_ready(self) -> None:
         # The postmaster writes its state into the eighth line of its pid file: no connection
@@ -312,7 +318,7 @@ class EmbeddedPostgres:
         raise TailraceError(
             Kind.ENVIRONMENT_UNFIT,
             f"start PostgreSQL {self.version}: {program} ended with status {status}: {last.strip()}",
-            f"see {self.log_path}",
+            f"see {self.log_path}" if self.log_path.exists() else "",
         )
 
     def _as_account(self) -> dict[str, Any]:

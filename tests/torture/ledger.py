@@ -139,7 +139,7 @@ class Writer:
         return self._connection
 
     def _transaction(self, connection: psycopg.Connection[Any]) -> None:
-        shape = self._random.choices(("small", "bulk", "large", "truncate", "rollback"), (80, 8, 2, 2, 8))[0]
+        shape = self._random.choices(("small", "bulk", "large", "truncate", "rollback"), (86, 5, 1, 2, 6))[0]
         changes = 0
         for step in self._steps(shape):
             changes += step(connection)
@@ -153,9 +153,9 @@ class Writer:
 
     def _steps(self, shape: str) -> list[Callable[[psycopg.Connection[Any]], int]]:
         if shape == "large":
-            return [self._transfer, lambda c: self._fill_scratch(c, 3_000), self._count]
+            return [self._transfer, lambda c: self._fill_scratch(c, 1_500), self._count]
         if shape == "bulk":
-            return [self._transfer, lambda c: self._fill_scratch(c, self._random.randint(20, 200))]
+            return [self._transfer, lambda c: self._fill_scratch(c, self._random.randint(20, 100))]
         if shape == "truncate":
             return [self._transfer, self._empty_scratch]
         rows = [self._transfer, self._count, self._insert, self._update, self._rekey, self._delete]

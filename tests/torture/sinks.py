@@ -105,18 +105,24 @@ def _arrow_rows(file: Path, table: str) -> Iterator[Change]:
 def _json_rows(file: Path, table: str) -> Iterator[Change]:
     with file.open(encoding="utf-8") as lines:
         for line in lines:
-            record = json.loads(line)
-            assert record["source"]["table"] == table, f"{file} holds a row of {record['source']['table']}"
-            values = record["before" if record["op"] == "d" else "after"] or {}
-            values = {name: value for name, value in values.items() if value != _NOT_SENT}
-            if isinstance(values.get("price"), str):
-                values["price"] = Decimal(values["price"])
-            yield Change(
-                table=table,
-                op=record["op"],
-                values=values,
-                commit_lsn=record["position"]["commit_lsn"],
-                ordinal=record["position"]["ordinal"],
-                log_offset=record["position"]["log_offset"],
-                file=str(file),
-            )
+            change = parse_json(line, str(file))
+            assert change.table == table, f"{file} holds a row of {change.table}"
+            yield change
+
+
+def parse_json(line: str, file: str) -> Change:
+    """Return the change that a line of JSON Lines tells, as `log show --json` prints it too."""
+    record = json.loads(line)
+    values = record["before" if record["op"] == "d" else "after"] or {}
+    values = {name: value for name, value in values.items() if value != _NOT_SENT}
+    if isinstance(values.get("price"), str):
+        values["price"] = Decimal(values["price"])
+    return Change(
+        table=record["source"]["table"],
+        op=record["op"],
+        values=values,
+        commit_lsn=record["position"]["commit_lsn"],
+        ordinal=record["position"]["ordinal"],
+        log_offset=record["position"]["log_offset"],
+        file=file,
+    )

@@ -1,0 +1,26 @@
+"""A pipeline with the torture's workload, for faults that need telling one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from fix_postgres import Database
+from torture.harness import Round
+
+
+@pytest.fixture
+def make_round(tmp_path: Path) -> Iterator[Callable[..., Round]]:
+    """Makes rounds: `make_round(database, *sinks, **options)`; without sinks Spark stays away."""
+    with ExitStack() as stack:
+
+        def make(database: Database, *sinks: str, **options: object) -> Round:
+            round_ = Round(tmp_path / f"round-{database.name}", database, sinks, seed=11, **options)  # type: ignore[arg-type]
+            stack.callback(round_.close)
+            round_.write_file()
+            return round_
+
+        yield make

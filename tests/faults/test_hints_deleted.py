@@ -1,0 +1,37 @@
+"""What the documentation calls a hint may be deleted: the sinks' own records decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fix_postgres import Database
+from torture.harness import Round, kill_at
+
+#: Caches and hints below a pipeline's directories. Not among them: what a file sink commits by
+#: (`manifests`) and whose data a target holds (`identity.json`).
+HINTS = ("log/status.json", "log/readers", "*/_tailrace/position-*.json", "*/_tailrace/staging")
+
+
+@pytest.mark.timeout(300)
+def test_positions_hints_and_half_written_files_may_all_go(
+    pg: Database, make_round: Callable[..., Round]
+) -> None:
+    round_ = make_round(pg, "delta", "mirror", "parquet", "jsonl")
+    with round_.at_work():
+        assert kill_at("sink.before_position", 3).strike(round_)
+    deleted = [path for pattern in HINTS for path in round_.root.glob(pattern) if _delete(path)]
+    assert any("position-" in path.name for path in deleted), "there was a hint to delete"
+    assert round_.judge() == []
+
+
+def _delete(path: Path) -> bool:
+    if path.is_dir():
+        for each in path.iterdir():
+            _delete(each)
+        path.rmdir()
+    else:
+        path.unlink()
+    return True

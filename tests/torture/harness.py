@@ -1,0 +1,364 @@
+"""A pipeline under torture: the real command, run again and again, each life ended by a fault.
+
+A *round* is one database, one log and one set of sinks. It lives many *lives*: each is one
+`tailrace run`, during which writers work on the source and one fault strikes. At the end of the
+round the writers stop, a last life runs undisturbed, and the validator judges every sink by the
+sink and the source alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from fix_postgres import Database
+from fix_proxy import Proxy
+from torture import disk, ledger, power, validator
+from torture.sinks import parse_json
+
+SINKS: dict[str, dict[str, Any]] = {
+    "parquet": {"type": "parquet"},
+    "jsonl": {"type": "jsonl"},
+    "delta": {"type": "delta", "mode": "append"},
+    "mirror": {"type": "delta", "mode": "mirror"},
+}
+
+#: A life that is not over by then hangs: that is a fault of its own.
+LIFE_TIMEOUT_S = 180.0
+TESTS = Path(__file__).resolve().parent.parent
+
+
+class Life:
+    """One process of the pipeline, in a session of its own."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], output: Path) -> None:
+        self._output = output
+        with output.open("ab") as file:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait(self, timeout_s: float = LIFE_TIMEOUT_S) -> int:
+        """Return the exit status, negative for a signal.
+
+        :raises AssertionError: if it is still alive after `timeout_s`, with its last words.
+        """
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still alive after {timeout_s:g} s:\n{self.last_words()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL to the engine alone: its JVM and workers find out by themselves."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> int:
+        """SIGTERM; return the exit status."""
+        self._process.terminate()
+        return self.wait(60)
+
+    def close(self) -> None:
+        """End whatever is left of the whole session."""
+        self._process.poll()
+        left = [process for process in psutil.process_iter() if _session(process) == self._process.pid]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, 10)
+
+    def last_words(self) -> str:
+        with self._output.open(encoding="utf-8", errors="replace") as file:
+            return "".join(deque(file, maxlen=60))
+
+
+def _session(process: psutil.Process) -> int:
+    with contextlib.suppress(OSError):
+        return os.getsid(process.pid)
+    return -1
+
+
+@dataclass
+class Round:
+    """One pipeline from its birth to its judgement.
+
+    :param launcher: a module of `torture.planted` that starts the command line in place of
+        `tailrace`; None: the product as it is.
+    :param settings: sections of the pipeline file over the usual ones.
+    :param proxy: stands between the pipeline and the source, to be cut.
+    :param disk: a small disk for the log, to be filled.
+    :param pause_s: how long each writer rests between two transactions.
+    """
+
+    root: Path
+    database: Database
+    sinks: Sequence[str]
+    seed: int
+    launcher: str | None = None
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    proxy: Proxy | None = None
+    disk: Path | None = None
+    pause_s: float = 0.03
+
+    def __post_init__(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.hits_file = self.root / "hits"
+        self.output = self.root / "output"
+        self.durable_notes = self.root / "durable"
+        self.random = random.Random(self.seed)
+        self.lives: list[Life] = []
+        ledger.create(self.database.dsn)
+        self.workload = ledger.Workload(self.database.dsn, self.seed, pause_s=self.pause_s)
+
+    @property
+    def file(self) -> Path:
+        return self.root / "pipeline.yaml"
+
+    @property
+    def log(self) -> Path:
+        return (self.disk or self.root) / "log"
+
+    def write_file(self, sinks: Sequence[str] | None = None) -> None:
+        """Write the pipeline's YAML file.
+
+        :param sinks: which of the round's sinks to feed in the next lives; None: all of them.
+            Without any, Spark does not start, and a life takes a second or two.
+        """
+        wanted = self.sinks if sinks is None else sinks
+        sections: dict[str, Any] = {
+            "name": self.database.name.replace("_", "-"),
+            "source": {
+                "type": "postgresql", "host": "127.0.0.1", "user": "postgres",
+                "port": self.proxy.port if self.proxy else self.database.port,
+                "dbname": self.database.name, "status_interval_s": 1,
+                "reconnect_delay_s": 0.1, "reconnect_delay_s_max": 1,
+            },
+            "log": {"path": str(self.log), "segment_bytes": 256 * 1024},
+            "sinks": [
+                {**SINKS[kind], "name": kind, "path": str(self.root / kind), "batch_rows_max": 3_000}
+                for kind in wanted
+            ],
+            "spark": {"master": "local[2]", "conf": {"spark.ui.enabled": "false"}},
+        }  # fmt: skip
+        for section, values in self.settings.items():
+            sections[section] |= values
+        self.file.write_text(yaml.safe_dump(sections, sort_keys=False))
+
+    def live(self, failpoints: str = "", *, until_caught_up: bool = True, **environment: str) -> Life:
+        """Start one life of the pipeline, with `failpoints` armed."""
+        module = (
+            os.environ.get("GMOD", "tailrace")
+            if self.launcher is None
+            else f"torture.planted.{self.launcher}"
+        )
+        command = [sys.executable, "-m", module, "run", str(self.file)]
+        command += ["--until-caught-up"] if until_caught_up else []
+        life = Life(
+            command,
+            {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+                "PYTHONUNBUFFERED": "1",
+                "TAILRACE_FAILPOINTS": failpoints,
+                "TAILRACE_FAILPOINTS_LOG": str(self.hits_file),
+                power.VARIABLE: str(self.durable_notes),
+                **environment,
+            },
+            self.output,
+        )
+        self.lives.append(life)
+        return life
+
+    def hits(self) -> Counter[str]:
+        """Return how often each failpoint was reached, over all lives so far."""
+        return Counter(self.hits_file.read_text().split()) if self.hits_file.exists() else Counter()
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[ledger.Workload]:
+        """Have the writers work on the source, for as long as the context is open."""
+        with self.workload:
+            yield self.workload
+
+    def judge(self) -> list[str]:
+        """Run a last, undisturbed life and return what is wrong with each sink.
+
+        :raises AssertionError: if the pipeline can't get to the end.
+        """
+        self.write_file()
+        life = self.live()
+        status = life.wait()
+        if status != 0:
+            raise AssertionError(f"the undisturbed life ended with status {status}:\n{life.last_words()}")
+        return [
+            f"{kind}: {problem}"
+            for kind in self.sinks
+            for problem in validator.problems(kind, self.root / kind, self.database.dsn)
+        ]
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `tailrace` with `words`, to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "tailrace", *words],
+            capture_output=True, text=True, check=False, timeout=LIFE_TIMEOUT_S,
+        )  # fmt: skip
+
+    def judge_log(self) -> list[str]:
+        """Return what is wrong with the log itself, as `tailrace log` shows and verifies it."""
+        found = []
+        if (verified := self.command("log", "verify", str(self.log))).returncode != 0:
+            found.append(f"log verify: {verified.stdout}{verified.stderr}")
+        shown = self.command("log", "show", str(self.log), "--json")
+        if shown.returncode != 0:
+            found.append(f"log show: {shown.stderr}")
+        changes = [parse_json(line, "") for line in shown.stdout.splitlines()]
+        by_table = sorted(changes, key=lambda change: (change.table, change.log_offset))
+        return found + validator.history_problems(by_table, ledger.source_rows(self.database.dsn))
+
+    def close(self) -> None:
+        for life in self.lives:
+            life.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that ends a life, or tries to. `strike` starts the life and sees it ended.
+
+    It returns whether the fault took place as planned: a failpoint that is not reached in a
+    life, for one, lets that life come to its good end.
+    """
+
+    name: str
+    strike: Callable[[Round], bool]
+
+
+def kill_at(failpoint: str, count: int = 1) -> Fault:
+    """SIGKILL the process that reaches `failpoint` for the `count`-th time.
+
+    In a Spark worker that kills the worker, and the engine has to cope or to stop.
+    """
+
+    def strike(round_: Round) -> bool:
+        before = round_.hits()[failpoint]
+        life = round_.live(f"{failpoint}=kill@{count}")
+        status = life.wait()
+        reached = round_.hits()[failpoint] - before >= count
+        assert status in ((-signal.SIGKILL, 1, 0) if reached else (0,)), (
+            f"{failpoint}@{count}: ended with status {status}:\n{life.last_words()}"
+        )
+        return reached
+
+    return Fault(f"kill at {failpoint}@{count}", strike)
+
+
+def kill_at_random(latest_s: float) -> Fault:
+    """SIGKILL the engine at a random moment of its first `latest_s` seconds."""
+
+    def strike(round_: Round) -> bool:
+        life = round_.live(until_caught_up=False)
+        deadline = time.monotonic() + round_.random.uniform(0.2, latest_s)
+        while time.monotonic() < deadline and not life.is_over:
+            time.sleep(0.01)
+        assert not life.is_over, f"ended by itself:\n{life.last_words()}"
+        life.kill()
+        return True
+
+    return Fault("kill -9 at a random moment", strike)
+
+
+def kill_source(latest_s: float) -> Fault:
+    """SIGKILL every process of the source while the pipeline runs, and start it again."""
+
+    def strike(round_: Round) -> bool:
+        life = round_.live(until_caught_up=False)
+        for _ in range(2):
+            time.sleep(round_.random.uniform(0.5, latest_s / 2))
+            round_.database.server.kill()
+            round_.database.server.start()
+        assert not life.is_over, f"did not survive its source's restart:\n{life.last_words()}"
+        _finish(round_, life)
+        return True
+
+    return Fault("kill -9 of the source", strike)
+
+
+def cut_connection(latest_s: float) -> Fault:
+    """Cut the connection again and again, each time after a random number of bytes."""
+
+    def strike(round_: Round) -> bool:
+        assert round_.proxy is not None
+        life = round_.live(until_caught_up=False)
+        deadline = time.monotonic() + latest_s
+        while time.monotonic() < deadline:
+            round_.proxy.cut_after(int(round_.random.expovariate(1 / 20_000)) + 1, "to_client")
+            time.sleep(round_.random.uniform(0.05, 0.5))
+        assert not life.is_over, f"did not survive cut connections:\n{life.last_words()}"
+        _finish(round_, life)
+        return True
+
+    return Fault("connection cut at random bytes", strike)
+
+
+def fill_disk(latest_s: float) -> Fault:
+    """Fill the log's disk while the pipeline runs, and make room again."""
+
+    def strike(round_: Round) -> bool:
+        assert round_.disk is not None
+        life = round_.live(until_caught_up=False)
+        for _ in range(2):
+            time.sleep(round_.random.uniform(0.5, latest_s / 2))
+            ballast = disk.fill(round_.disk)
+            time.sleep(round_.random.uniform(0.2, 2))
+            ballast.unlink()
+        assert not life.is_over, f"did not survive a full disk:\n{life.last_words()}"
+        _finish(round_, life)
+        return True
+
+    return Fault("disk full", strike)
+
+
+def lose_power(latest_s: float) -> Fault:
+    """SIGKILL, and everything that was not fsynced is gone. Needs a launcher that takes notes."""
+
+    def strike(round_: Round) -> bool:
+        life = round_.live(until_caught_up=False)
+        time.sleep(round_.random.uniform(latest_s / 2, latest_s))
+        assert not life.is_over, f"ended by itself:\n{life.last_words()}"
+        life.kill()
+        power.lose(round_.log, round_.durable_notes, round_.random)
+        return True
+
+    return Fault("power lost", strike)
+
+
+def _finish(round_: Round, life: Life) -> None:
+    # By SIGTERM as often as by SIGKILL: an orderly end must not lose anything either.
+    if round_.random.random() < 0.5:
+        life.kill()
+        return
+    status = life.end()
+    assert status == 0, f"ended with status {status} after SIGTERM:\n{life.last_words()}"

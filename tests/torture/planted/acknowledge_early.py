@@ -1,0 +1,27 @@
+"""Planted bug: the source is told that changes are safe as soon as they are written.
+
+The check at start-up would notice that the slot is ahead of the log; it is taken away too, so
+that the loss has to be found in the sinks.
+"""
+
+from __future__ import annotations
+
+import os
+
+from torture import power
+from torture.planted.slow_disk import FSYNC_S
+
+#: Set: the check at start-up is left as it is.
+KEEP_CHECK = "TORTURE_KEEP_CHECK"
+
+if __name__ == "__main__":
+    power.record(FSYNC_S)
+
+    from tailrace.capture import reconcile
+    from tailrace.capture.appender import Appender
+    from tailrace.cli.main import app
+
+    Appender.durable = Appender.tail  # type: ignore[method-assign]
+    if KEEP_CHECK not in os.environ:
+        reconcile._check_position = lambda *_: None
+    app()

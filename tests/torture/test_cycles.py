@@ -1,0 +1,80 @@
+"""Torture in small: every failpoint and every other fault once, on all sinks at once.
+
+`make torture` does the same a hundred times for each sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from fix_postgres import Database
+from fix_proxy import Proxy
+from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.failpoints import NAMES
+from torture import disk
+from torture.harness import (
+    SINKS,
+    Round,
+    cut_connection,
+    fill_disk,
+    kill_at,
+    kill_at_random,
+    kill_source,
+)
+
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(600)]
+
+#: Points that are passed without Spark, in an order in which one log passes them all.
+CAPTURE_POINTS = (
+    "snapshot.after_slot",
+    "snapshot.in_copy",
+    "snapshot.before_handover",
+    "snapshot.after_handover",
+    *sorted(name for name in NAMES if name.startswith(("capture.", "log.")) and "retention" not in name),
+)
+SINK_POINTS = tuple(sorted(NAMES - set(CAPTURE_POINTS)))
+
+
+@pytest.fixture
+def round_(own_pg: EmbeddedPostgres, tmp_path: Path, proxy: Callable[[int], Proxy]) -> Iterator[Round]:
+    own_pg.create_database("shop")
+    with ExitStack() as stack:
+        small = stack.enter_context(disk.small_disk(tmp_path / "disk", 96)) if disk.can_mount() else None
+        round_ = Round(
+            tmp_path, Database(own_pg, "shop"), list(SINKS), seed=20_261, proxy=proxy(own_pg.port), disk=small
+        )
+        stack.callback(round_.close)
+        yield round_
+
+
+def test_a_kill_at_each_failpoint_loses_doubles_and_tears_nothing(round_: Round) -> None:
+    round_.write_file(sinks=[])
+    missed = []
+    for name in CAPTURE_POINTS:
+        with round_.at_work():
+            if not kill_at(name).strike(round_):
+                missed.append(name)
+    round_.settings["log"] = {"retention": {"size_bytes": 1 << 20}}
+    round_.write_file()
+    for turn, name in enumerate(SINK_POINTS):
+        # Which sink comes to the point first is up to chance; later visits belong to others.
+        with round_.at_work():
+            if not kill_at(name, 1 + turn % 3).strike(round_):
+                missed.append(name)
+    assert round_.judge() == []
+    assert missed == []
+    assert set(round_.hits()) == NAMES
+
+
+def test_kills_at_random_a_killed_source_cut_connections_and_a_full_disk_are_survived(round_: Round) -> None:
+    round_.write_file()
+    faults = [kill_at_random(12), kill_source(12), cut_connection(10)]
+    faults += [fill_disk(10)] if round_.disk else []
+    for fault in faults:
+        with round_.at_work():
+            assert fault.strike(round_)
+    assert round_.judge() == []

@@ -25,9 +25,6 @@ from tailrace.protocol.frames import Bytes, Numbers, OpenUnit
 #: Cells are counted in 32 bits; capture refuses frames that come near this.
 BLOCK_BYTES_MAX = 2**31 - 1
 
-#: The shortest schema frame: a facts frame with an empty object.
-_SCHEMA_FRAME_BYTES_MIN = 25
-
 
 class TableChanges:
     """Changes of one version of a table in log order, or logical messages (no relation).
@@ -180,7 +177,7 @@ def decode_block(
     slots = np.zeros((1 << (2 * tables_max + 2).bit_length(), 3), np.int64)
     changes = np.empty((kernel.CHANGE_FIELDS, summary.rows), np.int64)
     groups = np.empty((summary.rows + 1, 3), np.int64)
-    schema_at = np.empty(len(raw) // _SCHEMA_FRAME_BYTES_MIN + 1 if summary.has_schema else 0, np.int64)
+    schema_at = np.empty(len(raw) // frames.CONTROL_JSON_AT + 1 if summary.has_schema else 0, np.int64)
     result = np.empty(kernel.RESULT_FIELDS, np.int64)
     state = frames.state_within(open_at_start, 0, 0)
     if state[frames.OPEN] == frames.SNAPSHOT_OPEN:

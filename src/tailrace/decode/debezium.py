@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,13 +95,14 @@ def json_lines(tuples: Tuples, task: str, source: SourceFacts) -> pa.LargeString
     return lines
 
 
-def _written(buffer: Bytes, arguments: tuple[object, ...], ends: Numbers, size: int) -> Bytes:
+def _written(buffer: Bytes, arguments: tuple[Any, ...], ends: Numbers, size: int) -> Bytes:
     # The writer stops before a line for which there may be no room; another chunk takes it.
+    write: Any = jsontext.write_lines
     chunks: list[Bytes] = []
     first, done, need = 0, 0, 0
     while first < len(ends):
         out = np.empty(max(size, need, _CHUNK_BYTES_MIN), np.uint8)
-        after, used, need = jsontext.write_lines(buffer, first, *arguments, out, ends)
+        after, used, need = write(buffer, first, *arguments, out, ends)
         ends[first:after] += done
         chunks.append(out[:used])
         first, done, size = after, done + used, max(size - used, 0)

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.decode import kernel
 from tailrace.decode.gather import (
     TEXT_BYTES_MAX,
     Cells,
@@ -20,7 +19,7 @@ from tailrace.decode.gather import (
     require_utf8,
     string_array,
 )
-from tailrace.decode.kernel import NULL, TEXT
+from tailrace.decode.kernel import NULL, TEXT, TRIPLE
 from tailrace.decode.rows import metadata
 from tailrace.decode.tuples import Spans, Tuples
 from tailrace.errors import Kind, TailraceError
@@ -53,7 +52,7 @@ _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
 
 @nb.njit(
-    nb.types.UniTuple(nb.int64, 3)(nb.uint8[::1], nb.boolean[:, ::1], nb.int32[::1], *_SPANS, nb.int32[::1]),
+    TRIPLE(nb.uint8[::1], nb.boolean[:, ::1], nb.int32[::1], *_SPANS, nb.int32[::1]),
     nogil=True,
     cache=True,
 )
@@ -86,9 +85,9 @@ def _measure_maps(choice, wanted, name_at, start, length, kind, offsets):  # typ
     nogil=True,
     cache=True,
 )  # fmt: skip
-def _write_maps(
+def _write_maps(  # type: ignore[no-untyped-def]
     b, choice, wanted, names, name_at, start, length, kind, key_ends, keys, value_ends, values, valid
-):  # type: ignore[no-untyped-def]
+):
     entry = 0
     key_ends[0] = 0
     value_ends[0] = 0
@@ -179,15 +178,14 @@ def _map(
     key_ends, value_ends = np.empty(entries + 1, np.int32), np.empty(entries + 1, np.int32)
     keys, values = np.empty(name_bytes + 8, np.uint8), np.empty(value_bytes + 8, np.uint8)
     valid = np.zeros((entries + 7) >> 3, np.uint8)
-    _write_maps(
-        buffer, choice, wanted, names, name_at, *cells, key_ends, keys, value_ends, values, valid
-    )
+    _write_maps(buffer, choice, wanted, names, name_at, *cells, key_ends, keys, value_ends, values, valid)
     texts = string_array(value_ends, values, valid, -1)
     if values[:value_bytes].max(initial=0) >= 0x80:
         require_utf8(texts)
     present = pa.py_buffer(np.packbits(choice != 0, bitorder="little"))
     entry = pa.StructArray.from_arrays(
-        [string_array(key_ends, keys), texts], fields=[pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())]
+        [string_array(key_ends, keys), texts],
+        fields=[pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())],
     )
     return pa.Array.from_buffers(_MAP, count, [present, pa.py_buffer(offsets)], children=[entry])
 

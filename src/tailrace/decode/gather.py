@@ -48,7 +48,7 @@ class Cells:
 
 
 @intrinsic
-def copy_bytes(typing_context, target, to, source, at, length):  # type: ignore[no-untyped-def]
+def _copy_bytes(typing_context, target, to, source, at, length):  # type: ignore[no-untyped-def]  # noqa: ARG001
     """Copy `source[at:at + length]` to `target[to:to + length]`; places are not checked.
 
     Returns the bits of what was copied, or-ed together with those of up to seven bytes after it;
@@ -64,7 +64,7 @@ def copy_bytes(typing_context, target, to, source, at, length):  # type: ignore[
         size = arguments[4]
         first_to = builder.gep(into.data, [arguments[1]])
         first_from = builder.gep(out_of.data, [arguments[3]])
-        seen = cgutils.alloca_once_value(builder, word(0))
+        seen = cgutils.alloca_once_value(builder, word(0))  # type: ignore[no-untyped-call]
 
         def move(place: Any, as_type: Any) -> None:
             value = builder.load(
@@ -92,9 +92,11 @@ def copy_bytes(typing_context, target, to, source, at, length):  # type: ignore[
     return nb.uint64(target, nb.int64, source, nb.int64, nb.int64), generate
 
 
-@nb.njit(
-    nb.int64(nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True
-)
+#: The intrinsic, whose Python signature has one argument more than its calls.
+copy_bytes: Any = _copy_bytes
+
+
+@nb.njit(nb.int64(nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True)
 def _measure(length, kind, offsets, valid):  # type: ignore[no-untyped-def]
     # Offsets of the texts laid end to end, and the bit map of those that are there (zeroed
     # before). Returns how many are not, or -1 if the texts are too long for Arrow.
@@ -113,14 +115,14 @@ def _measure(length, kind, offsets, valid):  # type: ignore[no-untyped-def]
     return nulls
 
 
-@nb.njit(
-    nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True
-)
+@nb.njit(nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True)
 def _copy(b, start, offsets, out):  # type: ignore[no-untyped-def]
     # Returns whether a byte outside ASCII may be among what was copied.
     seen = np.uint64(0)
     for r in range(len(start)):
-        seen |= copy_bytes(out, np.int64(offsets[r]), b, np.int64(start[r]), np.int64(offsets[r + 1] - offsets[r]))
+        seen |= copy_bytes(
+            out, np.int64(offsets[r]), b, np.int64(start[r]), np.int64(offsets[r + 1] - offsets[r])
+        )
     return (seen & _HIGH_BITS) != 0
 
 
@@ -147,9 +149,7 @@ def gather(cells: Cells) -> pa.StringArray:
     return array
 
 
-def string_array(
-    offsets: Int32s, text: Bytes, valid: Bytes | None = None, nulls: int = 0
-) -> pa.StringArray:
+def string_array(offsets: Int32s, text: Bytes, valid: Bytes | None = None, nulls: int = 0) -> pa.StringArray:
     """Return an Arrow string array over these buffers, which are not copied."""
     return pa.StringArray.from_buffers(
         len(offsets) - 1,

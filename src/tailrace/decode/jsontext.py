@@ -13,7 +13,7 @@ import numba as nb
 import numpy as np
 
 from tailrace.decode.gather import copy_bytes
-from tailrace.decode.kernel import NONE, NULL, TEXT, UNCHANGED
+from tailrace.decode.kernel import NONE, NULL, TEXT, TRIPLE, UNCHANGED
 from tailrace.decode.literals import (
     DATE,
     PLAIN,
@@ -41,9 +41,7 @@ GROWTH, GROWTH_FIXED = 6, 48
 #: A number of 64 bits with its sign.
 NUMBER_BYTES_MAX = 20
 
-_BASE64 = np.frombuffer(
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
-)
+_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _NULL = np.frombuffer(b"null", np.uint8)
 _TRUE = np.frombuffer(b"true", np.uint8)
@@ -303,9 +301,7 @@ def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-unty
     nogil=True,
     cache=True,
 )  # fmt: skip
-def _write_object(
-    b, r, wanted, names, name_at, styles, start, length, kind, scratch, out, to
-):  # type: ignore[no-untyped-def]
+def _write_object(b, r, wanted, names, name_at, styles, start, length, kind, scratch, out, to):  # type: ignore[no-untyped-def]
     out[to] = 123
     to += 1
     first = True
@@ -336,7 +332,7 @@ def _write_object(
 
 
 @nb.njit(
-    nb.types.UniTuple(nb.int64, 3)(
+    TRIPLE(
         FROZEN_BYTES, nb.int64, nb.uint8[::1], nb.int64[:, ::1], FROZEN_BYTES, nb.int64[::1], nb.int64[::1],
         nb.int64, nb.uint8[:, ::1], nb.boolean[:, ::1], FROZEN_BYTES, nb.int64[::1], nb.int64[::1],
         *_SPANS, *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
@@ -344,10 +340,30 @@ def _write_object(
     nogil=True,
     cache=True,
 )  # fmt: skip
-def write_lines(
-    b, first, op, numbers, texts, text_at, slots, images, choice, wanted, names, name_at, styles,
-    old_start, old_length, old_kind, start, length, kind, scratch, out, ends,
-):  # type: ignore[no-untyped-def]
+def write_lines(  # type: ignore[no-untyped-def]
+    b,
+    first,
+    op,
+    numbers,
+    texts,
+    text_at,
+    slots,
+    images,
+    choice,
+    wanted,
+    names,
+    name_at,
+    styles,
+    old_start,
+    old_length,
+    old_kind,
+    start,
+    length,
+    kind,
+    scratch,
+    out,
+    ends,
+):
     """Write changes from `first` on, as far as `out` has room for what they may need at most.
 
     The template's first `images` constants are each followed by an object (the row before, the
@@ -379,7 +395,18 @@ def write_lines(
                     to = _write_number(NONE, out, to)
                 elif part + 1 == images:
                     to = _write_object(
-                        b, r, wanted[chosen - 1], names, name_at, styles, start, length, kind, scratch, out, to
+                        b,
+                        r,
+                        wanted[chosen - 1],
+                        names,
+                        name_at,
+                        styles,
+                        start,
+                        length,
+                        kind,
+                        scratch,
+                        out,
+                        to,
                     )
                 else:
                     to = _write_object(

@@ -10,6 +10,8 @@ Source: PostgreSQL manual, "Logical Replication Message Formats" and "COPY", tex
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba as nb
 import numpy as np
 
@@ -28,6 +30,10 @@ from tailrace.protocol.frames import (
     XID,
     XLOG_PAYLOAD_AT,
 )
+
+# What kernels return, where it is more than a number.
+PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
+TRIPLE: Any = nb.types.UniTuple(nb.int64, 3)  # type: ignore[no-untyped-call]
 
 # What a cell holds. The first three are pgoutput's own letters.
 NULL, TEXT, UNCHANGED, ABSENT = 110, 116, 117, 0
@@ -72,10 +78,7 @@ def _i16(b, i):  # type: ignore[no-untyped-def]
 @nb.njit(inline="always")
 def _i32(b, i):  # type: ignore[no-untyped-def]
     return (
-        (np.int64(b[i]) << 24)
-        | (np.int64(b[i + 1]) << 16)
-        | (np.int64(b[i + 2]) << 8)
-        | np.int64(b[i + 3])
+        (np.int64(b[i]) << 24) | (np.int64(b[i + 1]) << 16) | (np.int64(b[i + 2]) << 8) | np.int64(b[i + 3])
     )
 
 
@@ -92,7 +95,14 @@ def _listed(values, value):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     nb.int64(
-        nb.int64, nb.int64, nb.int64, nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1], nb.int64[::1], nb.boolean
+        nb.int64,
+        nb.int64,
+        nb.int64,
+        nb.int64[::1],
+        nb.int64[:, ::1],
+        nb.int64[:, ::1],
+        nb.int64[::1],
+        nb.boolean,
     ),
     nogil=True,
     cache=True,
@@ -156,14 +166,14 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
     n = len(b)
     result[:] = 0
     forgotten = np.zeros(1, np.int64)
-    found = np.int64(0)
-    schemas = np.int64(0)
-    group_count = np.int64(0)
-    last_key = np.int64(-1)
-    group = np.int64(-1)
+    found = 0
+    schemas = 0
+    group_count = 0
+    last_key = -1
+    group = -1
     i = 0
     while i < n:
-        length = np.int64(0)
+        length = 0
         if i + KIND_AT + 1 <= n:
             length = _i32(b, i + 1)
         if length < 5 or length > n - i - 1:
@@ -172,12 +182,12 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
         end = i + 1 + length
         kind = b[i + KIND_AT]
         op = 0
-        key = np.int64(-1)
-        first = np.int64(0)  # where the change's own log offset is
+        key = -1
+        first = 0  # where the change's own log offset is
         step = 0
         at = end
-        repeat = np.int64(1)
-        schema_key = np.int64(-1)
+        repeat = 1
+        schema_key = -1
         p = i + XLOG_PAYLOAD_AT
         if kind == 119 and p < end:  # 'w'
             message = b[p]
@@ -208,7 +218,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
                 if state[OPEN] != TRANSACTION_OPEN:
                     state[ORDINAL] = 0
             elif (message == 82 or message == 89) and room >= 5:  # 'R' 'Y'
-                schema_key = _i32(b, p + 1) if message == 82 else np.int64(-2)
+                schema_key = _i32(b, p + 1) if message == 82 else -2
         elif kind == 115 and end - i >= SNAPSHOT_TEXT_AT:  # 's'
             key = _i32(b, i + 6) + SNAPSHOT_KEY
             repeat = _i32(b, i + 18)
@@ -219,7 +229,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
             subtype = b[i + 6]
             if subtype == 70:  # 'F'
                 forgotten[0] = schemas + 1
-                schema_key = np.int64(-2)
+                schema_key = -2
             elif subtype == 66 and end - i >= 23:  # 'B'
                 state[OPEN] = SNAPSHOT_OPEN
                 state[XID] = NONE
@@ -324,23 +334,23 @@ def _walk(b, p, end, r, start, length, kind):  # type: ignore[no-untyped-def]
     # One TupleData from `p`; returns the place after it, or an error as a negative number.
     columns = start.shape[0]
     if end - p < 2:
-        return np.int64(-4)
+        return -4
     if _i16(b, p) != columns:
-        return np.int64(-5)
+        return -5
     p += 2
     for c in range(columns):
         if p >= end:
-            return np.int64(-4)
+            return -4
         letter = b[p]
         p += 1
         kind[c, r] = letter
         if letter == TEXT:
             if end - p < 4:
-                return np.int64(-4)
+                return -4
             size = _i32(b, p)
             p += 4
             if size > end - p:
-                return np.int64(-4)
+                return -4
             start[c, r] = p
             length[c, r] = size
             p += size
@@ -348,7 +358,7 @@ def _walk(b, p, end, r, start, length, kind):  # type: ignore[no-untyped-def]
             start[c, r] = p
             length[c, r] = 0
         else:
-            return np.int64(-6)
+            return -6
     return p
 
 
@@ -356,13 +366,20 @@ _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
 
 @nb.njit(
-    nb.void(FROZEN_BYTES, nb.uint8[::1], nb.int64[::1], nb.int64[::1], *_SPANS, *_SPANS, nb.uint8[::1], nb.int64[::1]),
+    nb.void(
+        FROZEN_BYTES,
+        nb.uint8[::1],
+        nb.int64[::1],
+        nb.int64[::1],
+        *_SPANS,
+        *_SPANS,
+        nb.uint8[::1],
+        nb.int64[::1],
+    ),
     nogil=True,
     cache=True,
 )
-def tuple_cells(
-    b, op, at, end, start, length, kind, old_start, old_length, old_kind, old_mark, result
-):  # type: ignore[no-untyped-def]
+def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_kind, old_mark, result):  # type: ignore[no-untyped-def]
     """Find the cells of the new and old tuples of changes of one table.
 
     The arrays of old cells have no columns where no change can hold an old tuple. `old_mark` gets
@@ -375,7 +392,7 @@ def tuple_cells(
         stop = end[r]
         code = op[r]
         old_mark[r] = 0
-        error = np.int64(0)
+        error = 0
         if code == 116:  # a truncate has no tuple
             p = stop
         elif p >= stop:
@@ -432,9 +449,7 @@ def _unescaped(letter):  # type: ignore[no-untyped-def]
     return letter
 
 
-@nb.njit(
-    nb.void(nb.uint8[::1], nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]), nogil=True, cache=True
-)
+@nb.njit(nb.void(nb.uint8[::1], nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]), nogil=True, cache=True)
 def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-untyped-def]
     """Find the cells of lines in COPY's text format, and undo its escapes in place.
 
@@ -445,7 +460,7 @@ def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-unty
     for r in range(len(at)):
         p = at[r]
         stop = end[r]
-        error = np.int64(0)
+        error = 0
         c = 0
         while c < columns:
             first = p
@@ -512,9 +527,7 @@ def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-u
 
 
 @nb.njit(
-    nb.void(
-        nb.uint8[::1], nb.uint8[::1], nb.boolean[::1], *_SPANS, *_SPANS
-    ),
+    nb.void(nb.uint8[::1], nb.uint8[::1], nb.boolean[::1], *_SPANS, *_SPANS),
     nogil=True,
     cache=True,
 )
@@ -541,15 +554,13 @@ def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_leng
 
 
 @nb.njit(
-    nb.void(
-        FROZEN_BYTES, nb.uint8[::1], nb.uint8[::1], nb.int64[::1], *_SPANS, *_SPANS, nb.boolean[::1]
-    ),
+    nb.void(FROZEN_BYTES, nb.uint8[::1], nb.uint8[::1], nb.int64[::1], *_SPANS, *_SPANS, nb.boolean[::1]),
     nogil=True,
     cache=True,
 )
-def mark_changed_keys(
+def mark_changed_keys(  # type: ignore[no-untyped-def]
     b, op, old_mark, columns, start, length, kind, old_start, old_length, old_kind, changed
-):  # type: ignore[no-untyped-def]
+):
     """Mark the updates that sent an old tuple in which a key column has another text."""
     for r in range(len(op)):
         changed[r] = False

@@ -14,7 +14,7 @@ import numba as nb
 import numpy as np
 
 from tailrace.decode.gather import copy_bytes
-from tailrace.decode.kernel import TEXT
+from tailrace.decode.kernel import PAIR, TEXT, TRIPLE
 from tailrace.protocol.frames import FROZEN_BYTES
 
 # What became of a cell.
@@ -53,7 +53,7 @@ def _two(b, p):  # type: ignore[no-untyped-def]
     return tens * 10 + ones if 0 <= tens <= 9 and 0 <= ones <= 9 else np.int64(-1)
 
 
-@nb.njit(nb.types.UniTuple(nb.int64, 2)(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
 def _zone(b, p, end):  # type: ignore[no-untyped-def]
     # Seconds that the zone `+hh[:mm[:ss]]` at `p` is ahead of UTC, and the place after it, or -1.
     seconds = np.int64(0)
@@ -72,7 +72,7 @@ def _zone(b, p, end):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(
-    nb.types.UniTuple(nb.int64, 2)(FROZEN_BYTES, nb.int64, nb.int64, nb.int64),
+    PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64),
     nogil=True,
     cache=True,
     error_model="numpy",
@@ -134,9 +134,7 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     return days * US_A_DAY + seconds * 1_000_000 + fraction, np.int64(PLAIN)
 
 
-@nb.njit(
-    nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True
-)
+@nb.njit(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True)
 def read_temporals(b, start, length, kind, flavour, values, valid, outcome):  # type: ignore[no-untyped-def]
     """Read a column of dates or timestamps; returns how many cells are not `PLAIN`.
 
@@ -190,7 +188,7 @@ def is_hex(b, p, length):  # type: ignore[no-untyped-def]
     """Tell whether a text is bytea in hex form."""
     if length < 2 or length % 2 or b[p] != 92 or b[p + 1] != 120:
         return False
-    for k in range(p + 2, p + length):
+    for k in range(p + 2, p + length):  # noqa: SIM110 (a generator is slow in a kernel)
         if hex_digit(b[k]) < 0:
             return False
     return True
@@ -219,9 +217,7 @@ def read_byteas(b, start, length, kind, offsets, out, valid, outcome):  # type: 
     return specials
 
 
-@nb.njit(
-    nb.types.UniTuple(nb.int64, 3)(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True
-)
+@nb.njit(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
 def item_end(b, p, end):  # type: ignore[no-untyped-def]
     """Find the end of the array item that begins at `p`.
 
@@ -260,7 +256,7 @@ def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
     )
 
 
-@nb.njit(nb.types.UniTuple(nb.int64, 2)(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
 def measure_array(b, p, length):  # type: ignore[no-untyped-def]
     """Return the number of items and of their bytes; -1 if it is no plain one-dimensional array."""
     end = p + length - 1
@@ -280,7 +276,7 @@ def measure_array(b, p, length):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(
-    nb.types.UniTuple(nb.int64, 3)(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]),
+    TRIPLE(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]),
     nogil=True,
     cache=True,
 )
@@ -319,11 +315,20 @@ def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(
-    nb.void(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.int32[::1], nb.uint8[::1]),
+    nb.void(
+        FROZEN_BYTES,
+        nb.int32[::1],
+        nb.int32[::1],
+        nb.int32[::1],
+        nb.uint8[::1],
+        nb.int32[::1],
+        nb.int32[::1],
+        nb.uint8[::1],
+    ),
     nogil=True,
     cache=True,
 )
-def read_arrays(b, start, length, kind, offsets, out, item_start, item_length, item_kind):  # type: ignore[no-untyped-def]
+def read_arrays(b, start, length, offsets, out, item_start, item_length, item_kind):  # type: ignore[no-untyped-def]
     """Write the items of arrays that `measure_arrays` accepted as cells over `out`."""
     to = np.int64(0)
     for r in range(len(start)):

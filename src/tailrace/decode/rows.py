@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -63,15 +63,7 @@ def old_keys(relation: Relation, tuples: Tuples) -> pa.RecordBatch | None:
         tuples.buffer, tuples.op, tuples.old_mark, np.array(places, np.int64),
         current.start, current.length, current.kind, old.start, old.length, old.kind, changed,
     )  # fmt: skip
-    rows = np.flatnonzero(changed)
-    if len(rows) == 0:
-        return None
-    specials: _Specials = []
-    columns = [_typed(relation, c, tuples.old_column(c, rows), specials) for c in places]
-    fields = [pa.field(relation.columns[c].name, column_type(relation.columns[c]).arrow) for c in places]
-    columns.append(pa.array(tuples.fields[kernel.LOG_OFFSET][rows]))
-    columns.append(_special_map(specials, len(rows)))
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, _LOG_OFFSET, _SPECIAL]))
+    return _before(relation, tuples, places, np.flatnonzero(changed))
 
 
 def old_rows(relation: Relation, tuples: Tuples) -> pa.RecordBatch | None:
@@ -81,13 +73,18 @@ def old_rows(relation: Relation, tuples: Tuples) -> pa.RecordBatch | None:
     :raises TailraceError: as `typed_rows`.
     """
     rows = np.flatnonzero((tuples.op == ord(Op.UPDATE)) & (tuples.old_mark == WHOLE_ROW))
+    return _before(relation, tuples, range(len(relation.columns)), rows)
+
+
+def _before(
+    relation: Relation, tuples: Tuples, places: Sequence[int], rows: npt.NDArray[np.int64]
+) -> pa.RecordBatch | None:
+    # What was sent of the rows before the changes `rows`: the columns at `places`.
     if len(rows) == 0:
         return None
     specials: _Specials = []
-    columns = [
-        _typed(relation, c, tuples.old_column(c, rows), specials) for c in range(len(relation.columns))
-    ]
-    fields = [pa.field(column.name, column_type(column).arrow) for column in relation.columns]
+    columns = [_typed(relation, c, tuples.old_column(c, rows), specials) for c in places]
+    fields = [pa.field(relation.columns[c].name, column_type(relation.columns[c]).arrow) for c in places]
     columns.append(pa.array(tuples.fields[kernel.LOG_OFFSET][rows]))
     columns.append(_special_map(specials, len(rows)))
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, _LOG_OFFSET, _SPECIAL]))

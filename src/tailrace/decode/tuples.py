@@ -59,9 +59,7 @@ class Tuples:
     def column(self, column: int) -> Cells:
         """Return a column's cells after the change."""
         current = self.current
-        return Cells(
-            self.buffer, current.start[column], current.length[column], current.kind[column]
-        )
+        return Cells(self.buffer, current.start[column], current.length[column], current.kind[column])
 
     def old_column(self, column: int, rows: npt.NDArray[np.int64]) -> Cells:
         """Return a column's cells before the change, of the given rows."""

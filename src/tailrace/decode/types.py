@@ -216,11 +216,14 @@ def _array_of(item: ColumnType) -> ColumnType:
     def read(cells: Cells) -> Typed:
         count = len(cells)
         offsets, valid, outcome = np.empty(count + 1, np.int32), _bits(count), np.empty(count, np.uint8)
-        arrays = (cells.buffer, cells.start, cells.length, cells.kind, offsets)
-        specials, items, size = literals.measure_arrays(*arrays, valid, outcome)
+        specials, items, size = literals.measure_arrays(
+            cells.buffer, cells.start, cells.length, cells.kind, offsets, valid, outcome
+        )
         out = np.empty(size + 8, np.uint8)
         found = Cells(out, np.empty(items, np.int32), np.empty(items, np.int32), np.empty(items, np.uint8))
-        literals.read_arrays(*arrays, out, found.start, found.length, found.kind)
+        literals.read_arrays(
+            cells.buffer, cells.start, cells.length, offsets, out, found.start, found.length, found.kind
+        )
         typed = item.read(found)
         values = pa.Array.from_buffers(
             arrow, count, [pa.py_buffer(valid), pa.py_buffer(offsets)], children=[typed.values]

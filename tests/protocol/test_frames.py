@@ -81,7 +81,14 @@ def test_a_truncate_counts_one_change_for_each_of_its_tables() -> None:
 
 def test_a_message_outside_a_transaction_is_a_unit_of_its_own() -> None:
     summary = frames.summarise(array(message(900, transactional=False)), frames.new_state())
-    assert (summary.units, summary.rows, summary.position) == (1, 1, 901)
+    assert (summary.units, summary.rows, summary.position) == (1, 1, 900)
+
+
+def test_a_transaction_may_begin_its_commit_where_a_message_ended() -> None:
+    # A message's LSN is the end of its record: the next commit record may start right there.
+    state = frames.new_state()
+    frames.summarise(array(message(900, transactional=False)), state)
+    assert frames.summarise(array(transaction(900, insert(5))), state).units == 1
 
 
 def test_a_snapshot_is_one_unit_and_its_rows_are_numbered() -> None:

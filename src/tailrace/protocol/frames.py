@@ -200,9 +200,9 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                         else:
                             rows = np.int64(1)
                             state[ORDINAL] = 0
-                            # Past the record's start, so that the server does not send it
-                            # again; no other record can start before this one has ended.
-                            state[POSITION] = max(state[POSITION], _i64(b, p + 2) + 1)
+                            # Its LSN is the end of its record (measured on 15, 16 and 18), so
+                            # the next commit record may start right there.
+                            state[POSITION] = max(state[POSITION], _i64(b, p + 2))
                             closed = True
                     elif message != 79:  # 'O' Origin says nothing that the log needs
                         error = 3

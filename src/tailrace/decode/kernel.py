@@ -432,7 +432,7 @@ def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_
                 old_kind[c, r] = ABSENT
 
 
-@nb.njit(nb.uint8(nb.uint8), inline="always")
+@nb.njit(inline="always")
 def _unescaped(letter):  # type: ignore[no-untyped-def]
     if letter == 98:
         return np.uint8(8)

@@ -1,0 +1,28 @@
+"""Kernels are loaded, not compiled: a worker must not spend seconds before its first row."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+COUNT = """
+import importlib
+from numba.core.dispatcher import Dispatcher
+found = {}
+for name in ("envelope", "gather", "jsontext", "kernel", "literals"):
+    module = importlib.import_module(f"tailrace.decode.{name}")
+    for thing in vars(module).values():
+        if isinstance(thing, Dispatcher) and thing.nopython_signatures:
+            found[thing.py_func.__qualname__] = sum(thing.stats.cache_misses.values())
+print(len(found), sum(found.values()))
+"""
+
+
+def test_a_second_process_compiles_nothing() -> None:
+    subprocess.run([sys.executable, "-c", COUNT], check=True, capture_output=True, timeout=120)
+    second = subprocess.run(
+        [sys.executable, "-c", COUNT], check=True, capture_output=True, text=True, timeout=120
+    )
+    kernels, compiled = map(int, second.stdout.split())
+    assert kernels > 20
+    assert compiled == 0

@@ -96,7 +96,8 @@ def verify_log(path: Path, *, as_json: bool) -> bool:
         print(f"note: {note}")
     print(
         f"{'sound' if report.sound else 'DAMAGED'}: {report.tasks} task(s), {report.segments} segment(s), "
-        f"{report.blocks:,} blocks, {report.units:,} transactions, {report.rows:,} rows, {report.size_bytes:,} bytes"
+        f"{report.blocks:,} blocks, {report.units:,} transactions, {report.rows:,} rows, "
+        f"{report.size_bytes:,} bytes"
     )
     return report.sound
 

@@ -43,7 +43,7 @@ class _StandardError:
     debug = info = warning = warn = error = critical = exception = fatal = log = msg
 
 
-def _line(logger: object, name: str, event: MutableMapping[str, Any]) -> str:
+def _line(_logger: object, name: str, event: MutableMapping[str, Any]) -> str:
     time = dt.datetime.now(dt.UTC).strftime("%H:%M:%S.%f")[:-3]
     trace = event.pop("exception", "")
     words = [time, f"{event.pop('level', name):<7}", str(event.pop("event", ""))]

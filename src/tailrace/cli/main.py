@@ -38,7 +38,7 @@ def root(
     *,
     verbose: Verbose = False,
     debug: Debug = False,
-    version: Annotated[
+    _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:

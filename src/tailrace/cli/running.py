@@ -54,7 +54,7 @@ def replay_sink(file: Path, sink: str, begin: str | None, into: Path | None) -> 
 def _stop_on_signals(stop: Callable[[], None]) -> None:
     asked = False
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
             # At once, without clean-up: the log and the sinks are made for just that.

@@ -32,9 +32,8 @@ def words(found: dict[str, Any]) -> list[str]:
         lines.append(f"  source          {task['state']:<10} {end}, {behind} behind the source")
     for sink in found["sinks"]:
         place = "nothing yet" if sink["position"] is None else f"at {sink['position']:,}"
-        lines.append(
-            f"  {sink['name']:<15} {sink['state']:<10} {place}, {_lag(sink['lag_bytes'], sink['lag_s'])} behind the log"
-        )
+        behind = _lag(sink["lag_bytes"], sink["lag_s"])
+        lines.append(f"  {sink['name']:<15} {sink['state']:<10} {place}, {behind} behind the log")
         if sink["error"]:
             lines += _error(sink["error"], "    ")
     if found["error"]:

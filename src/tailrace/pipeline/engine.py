@@ -125,10 +125,13 @@ class Engine:
         self._follow_capture()
         if self._stop_wanted.is_set() and self._life.is_running:
             self._step(Event.STOP_CALLED)
-        elif self._capture.ended:
-            self._after_capture()
+        elif self._capture.error is not None:
+            self._fail(self._capture.error)
         elif self._feeds and all(feeding.ended for feeding in self._feeding):
             self._after_sinks()
+        elif self._capture.ended:
+            # It has nothing more to do: the sinks take what is in the log, which grows no more.
+            self._finish_at(self._capture_task.progress().durable.offset)
         elif self._until_caught_up:
             self._look_for_the_end()
         if all(feed.is_registered for feed in self._feeds):
@@ -149,13 +152,6 @@ class Engine:
         elif phase == "connecting" and self._life.state in (State.SNAPSHOT, State.STREAMING):
             self._step(Event.CONNECTION_LOST)
 
-    def _after_capture(self) -> None:
-        if self._capture.error is not None:
-            self._fail(self._capture.error)
-            return
-        # It has nothing more to do (`snapshot: only`): the sinks take what is in the log.
-        self._finish_at(self._capture_task.progress().durable.offset)
-
     def _after_sinks(self) -> None:
         failed = [feed.view for feed in self._feeds if feed.view.state is SinkState.FAILED]
         if failed:
@@ -167,7 +163,8 @@ class Engine:
         if self._target.ended and self._target.error is not None:
             self._fail(self._target.error)
         elif self._target_lsn is not None and self._capture_task.caught_up(self._target_lsn):
-            self._finish_at(self._capture_task.progress().durable.offset)
+            # What is committed later is left to the next run, so the log's end is final now.
+            self._capture_task.stop()
 
     def _finish_at(self, offset: int) -> None:
         for feed in self._feeds:
@@ -234,12 +231,14 @@ def task_view(task: CaptureTask) -> TaskView:
     """Return what `task` shows of itself now."""
     progress = task.progress()
     tables = progress.snapshot.values()
+    # Until capture holds the log's lock, the log there may be another engine's.
+    unopened = progress.durable.offset == 0 and progress.phase in {"connecting", "stopped"}
     return TaskView(
         task=TASK,
         state=str(progress.phase),
         rows=progress.rows,
         bytes=progress.bytes,
-        log_end=progress.durable.offset,
+        log_end=None if unopened else progress.durable.offset,
         position=progress.durable.position,
         position_time_us=progress.durable.position_time_us,
         source_end=progress.server_end_lsn,

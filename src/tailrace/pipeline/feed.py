@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 TASK = "0"
 
 #: How often an idle sink looks for new changes.
-POLL_S = 0.02
+POLL_S = 0.05
 #: A stretch of the log without rows is recorded in the sink only so often.
 QUIET_RECORD_S = 30.0
 
@@ -88,8 +88,12 @@ class Feed:
         self._stop.set()
 
     def finish_at(self, offset: int) -> None:
-        """Ask for the end when everything before `offset` is in the sink. Any thread."""
-        self._finish_at = offset
+        """Ask for the end when everything before `offset` is in the sink; the first call counts.
+
+        Any thread.
+        """
+        if self._finish_at is None:
+            self._finish_at = offset
 
     @property
     def is_registered(self) -> bool:
@@ -220,8 +224,8 @@ class Feed:
             Kind.LOG_RANGE_GONE,
             f"feed sink {name!r}: it needs the log from {needed} on, retention has removed what lies before "
             f"{reader.start}",
-            f"either let it begin where the log does, in a new or emptied target: `tailrace replay FILE --sink "
-            f"{name} --from {reader.start}`; or begin a new pipeline, with a new snapshot",
+            "either let it begin where the log does, in a new or emptied target: `tailrace replay FILE "
+            f"--sink {name} --from {reader.start}`; or begin a new pipeline, with a new snapshot",
             {"sink": name},
         )
 

@@ -63,7 +63,7 @@ def locate(reader: LogReader, point: Point) -> int:
     if point.value < reader.start:
         raise TailraceError(
             Kind.LOG_RANGE_GONE,
-            f"find offset {point.value}: the log begins at {reader.start}, retention removed what came before",
+            f"find offset {point.value}: the log begins at {reader.start}, the rest was removed by retention",
             f"begin at {reader.start} or later",
         )
     if point.value > (end := reader.end().offset):

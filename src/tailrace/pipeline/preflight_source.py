@@ -29,8 +29,9 @@ SELECT current_setting('wal_level') AS wal_level,
        current_database() AS database,
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS superuser,
        (SELECT rolreplication FROM pg_roles WHERE rolname = current_user) AS replication,
-       EXISTS (SELECT FROM pg_roles r WHERE r.rolname IN ('rds_replication', 'rds_superuser', 'cloudsqlsuperuser')
-                AND pg_has_role(current_user, r.oid, 'member')) AS managed_replication,
+       EXISTS (SELECT FROM pg_roles r
+                WHERE r.rolname IN ('rds_replication', 'rds_superuser', 'cloudsqlsuperuser')
+                  AND pg_has_role(current_user, r.oid, 'member')) AS managed_replication,
        has_database_privilege(current_database(), 'CREATE') AS may_create
 """
 
@@ -51,6 +52,8 @@ SELECT puballtables AS all_tables, pubinsert AS c, pubupdate AS u, pubdelete AS 
   FROM pg_publication WHERE pubname = {name}
 """
 
+_PUBLISHED = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = {name}"
+
 
 def source_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Iterator[Finding]:
     """Yield what is wrong at the source; at most one finding if it can't be reached.
@@ -62,7 +65,7 @@ def source_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Itera
         if session.server_version < SERVER_VERSION_MIN:
             yield error(
                 Kind.SOURCE_MISCONFIGURED,
-                f"the server is PostgreSQL {session.server_version // 10000}; 13 is the oldest that is supported",
+                f"the server is PostgreSQL {session.server_version // 10000}; 13 is the oldest supported",
                 "upgrade the server",
             )
             return
@@ -87,7 +90,7 @@ def _server_findings(session: Session, server: Row) -> Iterator[Finding]:
     if _number(server, "senders_max") <= _number(server, "senders"):
         yield error(
             Kind.SOURCE_MISCONFIGURED,
-            f"no WAL sender is free: max_wal_senders is {server['senders_max']}, {server['senders']} are in use",
+            f"no WAL sender is free: {server['senders']} of {server['senders_max']} are in use",
             f"ALTER SYSTEM SET max_wal_senders = {_number(server, 'senders') + 4}; then restart the server",
         )
     if not (
@@ -204,10 +207,7 @@ def _publication_findings(
         )
     published = {
         (row["schemaname"], row["tablename"])
-        for row in session.run(
-            f"SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = {quote_literal(name)}",
-            "read the publication",
-        )
+        for row in session.run(_PUBLISHED.format(name=quote_literal(name)), "read the publication")
     }
     for table in tables:
         if (table.schema, table.name) not in published:
@@ -222,7 +222,7 @@ def _publication_findings(
         if not matches_any(pipeline.source.tables, schema or "", table_name or ""):
             yield warning(
                 Kind.PUBLICATION_MISMATCH,
-                f"the publication {name!r} has this table, source.tables does not name it; it is captured too",
+                f"the publication {name!r} has this table, source.tables does not; it is captured too",
                 "name it in source.tables, or take it out of the publication",
                 f"{schema}.{table_name}",
             )
@@ -236,8 +236,8 @@ def _may_publish(
         yield error(
             Kind.SOURCE_PRIVILEGE_MISSING,
             f"the role {server['role']!r} may not create the publication {publication!r} in this database",
-            f"GRANT CREATE ON DATABASE {quote_identifier(server['database'] or '')} TO {role}; or let its owner "
-            f"create it: {_create_publication(publication, tables)}",
+            f"GRANT CREATE ON DATABASE {quote_identifier(server['database'] or '')} TO {role}; "
+            f"or let its owner create it: {_create_publication(publication, tables)}",
         )
     for table in tables:
         if not _true(rows[table.schema, table.name], "owned"):
@@ -285,8 +285,8 @@ def _table_findings(table: Table, row: Row, server: Row, pipeline: PipelineConfi
     if table.keyless:
         yield warning(
             Kind.SOURCE_MISCONFIGURED,
-            "the table has no replica identity: once it is published, the server refuses its updates and deletes",
-            f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or: ALTER TABLE {table.sql} REPLICA IDENTITY FULL;",
+            "the table has no replica identity: once published, its updates and deletes are refused",
+            f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or: ALTER TABLE {table.sql} ADD PRIMARY KEY (…);",
             name,
         )
     has_key = _true(row, "has_key") if row["identity"] in ("d", "f") else _true(row, "has_identity_index")
@@ -301,8 +301,8 @@ def _keyless_findings(table: Table, name: str, pipeline: PipelineConfig) -> Iter
             yield error(
                 Kind.SINK_KEY_MISSING,
                 f"sinks[{number}] is a mirror, and the table has no key to mirror it by",
-                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or set keyless: full_row in sinks[{number}] and "
-                f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL;",
+                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or set keyless: full_row in sinks[{number}] "
+                f"and ALTER TABLE {table.sql} REPLICA IDENTITY FULL;",
                 name,
             )
 

@@ -114,7 +114,8 @@ class Replay:
         if view.rows == 0 and view.bytes == 0:
             return (
                 f"sink {view.name} already holds everything up to {self._end}; nothing was written again. "
-                f"To build it anew, move {os.fspath(self._sink.path)} away first, or name another place with --into."
+                f"To build it anew, move {os.fspath(self._sink.path)} away first, or name another place "
+                "with --into."
             )
         return f"sink {view.name}: {view.rows:,} rows written, now at {view.position}"
 

@@ -216,6 +216,7 @@ class DeltaSink:
         return self._target
 
     def _record(self, task: str, position: int) -> None:
+        self._positions.pop(task, None)  # read again, should this fail half-way
         self._opened().write(_position_file(task), {"position": position})
         self._positions[task] = position
 

@@ -49,20 +49,23 @@ class FileSink:
         self._target: Target | None = None
         self._log: LogIdentity | None = None
         self._positions: dict[str, int | None] = {}
+        self._settled = False
 
     def open(self, log: LogIdentity, pipeline: str) -> None:
         """As `contract.Sink.open`: the last manifest's files are brought to their folders."""
         self.close()
         self._target = Target.open(self.name, self._path, self.type, log, pipeline)
         self._log = log
-        for folder in self._manifest_folders():
-            last = Manifests(folder, self.name).last()
-            if last is not None:
-                self._publish(last)
-        self._target.clear_staging()
+        try:
+            self._settle()
+            self._target.clear_staging()
+        except BaseException:
+            self.close()
+            raise
 
     def position(self, task: str) -> int | None:
         """As `contract.Sink.position`: the end of the last manifest."""
+        self._settle()
         if task not in self._positions:
             self._positions[task] = self._manifests(task).position()
         return self._positions[task]
@@ -74,14 +77,19 @@ class FileSink:
     def write(self, spark: SparkSession, log: Path, span: LogRange, pieces: Sequence[Piece]) -> SinkCommit:
         """As `contract.Sink.write`."""
         started = time.perf_counter()
+        self._settle()
         have = first_missing(self.name, span, self.position(span.task))
         if have >= span.end:
             return SinkCommit(span)
+        # Until the range is in as a whole, what this object knows of the target is in doubt.
+        self._settled = False
         failpoints.hit("sink.before_write")
         staged = self._write_files(spark, log, span, have, pieces)
         failpoints.hit("sink.after_write")
         written = time.perf_counter()
         committed = self._commit(span, have, staged)
+        self._positions[span.task] = span.end
+        self._settled = True
         rows, size = sum(file.rows for file in staged), sum(file.bytes for file in staged)
         tables = len({file.directory for file in staged})
         done = time.perf_counter()
@@ -92,7 +100,18 @@ class FileSink:
         """As `contract.Sink.close`."""
         if self._target is not None:
             self._target.close()
-        self._target, self._positions = None, {}
+        self._target, self._positions, self._settled = None, {}, False
+
+    def _settle(self) -> None:
+        """After a failure, here or in a process that died: look what was committed, finish that."""
+        if self._settled:
+            return
+        self._positions = {}
+        for folder in self._manifest_folders():
+            last = Manifests(folder, self.name).last()
+            if last is not None:
+                self._publish(last)
+        self._settled = True
 
     # ------------------------------------------------------------------ steps of a write
 
@@ -128,7 +147,6 @@ class FileSink:
             with writing(self.name, "make staged files durable"):
                 durable.sync_directory(self._opened().staging(span.task, have))
             manifests.commit(manifest)
-        self._positions[span.task] = span.end
         committed = time.perf_counter()
         failpoints.hit("sink.after_commit")
         if staged:

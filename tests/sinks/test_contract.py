@@ -1,0 +1,284 @@
+"""What `contract.Sink` promises, of every sink that needs no MERGE for it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from sinks.rig import make, offsets, opened, relation, rekey, snapshot, write
+from spark.wire import INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
+
+from tailrace import failpoints
+from tailrace.errors import Kind, TailraceError
+from tailrace.sinks.contract import require_within_log
+
+KINDS = ["parquet", "jsonl", "append"]
+ORDERS = relation(1, "public.orders", {"id": INT8, "note": TEXT})
+ITEMS = relation(2, "public.items", {"id": INT8, "note": TEXT})
+
+#: Points that the driver reaches, at which a sink may die; `sink.in_task` is an executor's.
+POINTS = [
+    "sink.before_write",
+    "sink.in_task",
+    "sink.after_write",
+    "sink.before_commit",
+    "sink.after_commit",
+    "sink.after_publish",
+    "sink.before_position",
+    "sink.after_position",
+]
+
+
+@pytest.fixture
+def log(tmp_path):
+    with HandmadeLog(tmp_path / "log") as written:
+        yield written
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    failpoints.arm("")
+
+
+def fill(log: HandmadeLog, transactions: int = 4, first: int = 0) -> list[int]:
+    """Each transaction touches both tables; the boundaries are returned, from the log's start."""
+    ends = [log.writer.tail.offset]
+    for number in range(first, first + transactions):
+        described = (ORDERS, ITEMS) if number == 0 else ()
+        ends.append(
+            log.commit(
+                *described,
+                insert(1, number, f"order {number}"),
+                insert(2, number, "x"),
+                update(1, number, UNCHANGED),
+                delete(2, number, None),
+            )
+        )
+    return ends
+
+
+def both(kind: str, path: Path) -> tuple[list[int], list[int]]:
+    return offsets(kind, path / "public.orders"), offsets(kind, path / "public.items")
+
+
+def require_each_once(kind: str, path: Path, transactions: int) -> None:
+    for found in both(kind, path):
+        assert len(found) == 2 * transactions
+        assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_range_is_written_once_however_often_it_is_asked_for(kind, tmp_path, log):
+    ends = fill(log)
+    sink = opened(kind, tmp_path / "lake", log)
+    assert sink.position("0") is None
+    commit = write(sink, log, 0, ends[2])
+    assert (commit.rows, commit.tables) == (8, 2)
+    assert commit.bytes > 0
+    assert write(sink, log, 0, ends[2]).rows == 0
+    assert write(sink, log, 0, ends[1]).rows == 0
+    assert write(sink, log, ends[1], ends[3]).rows == 4
+    sink.close()
+    sink = opened(kind, tmp_path / "lake", log)
+    assert sink.position("0") == sink.reach("0") == ends[3]
+    assert write(sink, log, 0, ends[4]).rows == 4
+    require_each_once(kind, tmp_path / "lake", 4)
+
+
+@pytest.mark.parametrize("wider", [-1, 0, 1], ids=["narrower", "same", "wider"])
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_a_crash_any_range_that_follows_completes_it(kind, point, wider, tmp_path, log):
+    ends = fill(log, 5)
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, ends[1])
+    failpoints.arm(f"{point}=error")
+    with pytest.raises((failpoints.FailpointError, TailraceError)):
+        write(sink, log, ends[1], ends[3])
+    failpoints.arm("")
+    sink.close()  # lets the lock go, as death does
+
+    sink = opened(kind, tmp_path / "lake", log)
+    assert sink.position("0") in (ends[1], ends[3])
+    write(sink, log, ends[1], ends[3 + wider])
+    write(sink, log, sink.position("0"), ends[5])
+    require_each_once(kind, tmp_path / "lake", 5)
+    staging = tmp_path / "lake" / "_tailrace" / "staging"
+    assert not staging.exists() or not os.listdir(staging)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failed_write_may_be_repeated_by_the_same_sink(kind, tmp_path, log):
+    ends = fill(log)
+    sink = opened(kind, tmp_path / "lake", log)
+    for point in POINTS:
+        failpoints.arm(f"{point}=eio")
+        with pytest.raises((OSError, TailraceError)):
+            write(sink, log, 0, ends[2])
+            write(sink, log, ends[2], ends[4])  # where the first had been written before it failed
+            raise OSError
+    failpoints.arm("")
+    write(sink, log, sink.position("0") or 0, ends[4])
+    require_each_once(kind, tmp_path / "lake", 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_space_left_is_an_error_that_is_tried_again(kind, tmp_path, log):
+    ends = fill(log)
+    sink = opened(kind, tmp_path / "lake", log)
+    failpoints.arm("sink.in_task=enospc")
+    with pytest.raises(TailraceError) as raised:
+        write(sink, log, 0, ends[4])
+    assert raised.value.kind is Kind.SINK_WRITE_FAILED
+    assert "room" in raised.value.hint
+    write(sink, log, 0, ends[4])
+    require_each_once(kind, tmp_path / "lake", 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_range_that_would_leave_a_gap_is_refused(kind, tmp_path, log):
+    ends = fill(log)
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, ends[1])
+    with pytest.raises(TailraceError) as raised:
+        write(sink, log, ends[2], ends[3])
+    assert raised.value.kind is Kind.LOG_RANGE_INVALID
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_range_without_changes_moves_the_position_and_writes_no_file(kind, tmp_path, log):
+    ends = fill(log, 1)
+    sink = opened(kind, tmp_path / "lake", log, tables=("other.*",))
+    assert write(sink, log, 0, ends[1]).rows == 0
+    assert sink.position("0") == ends[1]
+    assert [name for name in os.listdir(tmp_path / "lake") if not name.startswith("_")] == []
+    sink.close()
+    sink = opened(kind, tmp_path / "lake", log, tables=None)
+    assert sink.position("0") == ends[1]
+    (end,) = fill(log, 1, first=1)[1:]
+    assert write(sink, log, ends[1], end).rows == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_tables_that_are_asked_for_are_written(kind, tmp_path, log):
+    ends = fill(log)
+    sink = opened(kind, tmp_path / "lake", log, tables=("public.ord*",))
+    assert write(sink, log, 0, ends[4]).tables == 1
+    assert not (tmp_path / "lake" / "public.items").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_engines_cannot_have_one_target(kind, tmp_path, log):
+    first = opened(kind, tmp_path / "lake", log)
+    with pytest.raises(TailraceError) as raised:
+        opened(kind, tmp_path / "lake", log)
+    assert raised.value.kind is Kind.SINK_LOCKED
+    assert str(os.getpid()) in raised.value.message
+    first.close()
+    opened(kind, tmp_path / "lake", log).close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_of_another_log_pipeline_or_kind_is_refused(kind, tmp_path, log):
+    ends = fill(log)
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, ends[4])
+    sink.close()
+    with HandmadeLog(tmp_path / "new log", slot="another") as other:
+        attempts = [
+            (make(kind, tmp_path / "lake"), other, "shop"),
+            (make(kind, tmp_path / "lake"), log, "bar"),
+        ]
+        attempts += [
+            (make(each, tmp_path / "lake"), log, "shop") for each in [*KINDS, "mirror"] if each != kind
+        ]
+        for sink, of, pipeline in attempts:
+            with pytest.raises(TailraceError) as raised:
+                sink.open(of.directory.identity, pipeline)
+            assert raised.value.kind is Kind.SINK_FOREIGN
+            assert raised.value.hint
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_that_somebody_else_made_are_not_added_to(kind, tmp_path, log):
+    (tmp_path / "lake" / "public.orders").mkdir(parents=True)
+    (tmp_path / "lake" / "public.orders" / "part-0.parquet").write_bytes(b"theirs")
+    with pytest.raises(TailraceError) as raised:
+        opened(kind, tmp_path / "lake", log)
+    assert raised.value.kind is Kind.SINK_FOREIGN
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sink_that_is_ahead_of_the_log_is_noticed(kind, tmp_path, log):
+    ends = fill(log)
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, ends[4])
+    require_within_log(sink, "0", ends[4])
+    with pytest.raises(TailraceError) as raised:
+        require_within_log(sink, "0", ends[3])
+    assert raised.value.kind is Kind.SINK_AHEAD_OF_LOG
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_snapshot_rows_truncates_and_key_changes_are_rows_of_the_history(kind, tmp_path, log):
+    log.append(snapshot(900, (1, ORDERS, ["1\tone", "2\ttwo"])))
+    log.commit(truncate(1))
+    end = log.commit(insert(1, 3, "three"), rekey(1, (3, None), (4, UNCHANGED)))
+    sink = opened(kind, tmp_path / "lake", log)
+    assert write(sink, log, 0, end).rows == 5
+    assert len(offsets(kind, tmp_path / "lake" / "public.orders")) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hundred_tables_take_one_job(kind, tmp_path, log):
+    relations = [relation(10 + n, f"many.t{n}", {"id": INT8, "note": TEXT}) for n in range(100)]
+    end = log.commit(*relations, *(insert(10 + n, n, "x") for n in range(100)))
+    sink = opened(kind, tmp_path / "lake", log)
+    assert write(sink, log, 0, end).tables == 100
+    assert all(len(offsets(kind, tmp_path / "lake" / f"many.t{n}")) == 1 for n in range(100))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_beside_the_tables_is_hidden(kind, tmp_path, log):
+    ends = fill(log)
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, ends[4])
+    suffix = ".jsonl" if kind == "jsonl" else ".parquet"
+    for entry in os.listdir(tmp_path / "lake"):
+        assert entry.startswith("_") or "." in entry
+    for entry in os.listdir(tmp_path / "lake" / "public.orders"):
+        assert entry.startswith(("_", ".")) or entry.endswith(suffix)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_in_the_source_cannot_lead_out_of_the_target(kind, tmp_path, log):
+    end = log.commit(
+        relation(7, "..." + "/../../x", {"id": INT8, "note": TEXT}),
+        insert(7, 1, "x"),
+    )
+    sink = opened(kind, tmp_path / "lake" / "below", log)
+    assert write(sink, log, 0, end).rows == 1
+    assert sorted(os.listdir(tmp_path / "lake")) == ["below"]
+    assert stat.S_ISDIR(os.stat(tmp_path / "lake" / "below").st_mode)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_record_stops_the_sink(kind, tmp_path, log):
+    ends = fill(log)
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, ends[4])
+    sink.close()
+    state = tmp_path / "lake" / "_tailrace"
+    record = state / "position-0.json" if kind == "append" else state / "manifests" / "0" / f"{0:016x}.json"
+    whole = record.read_bytes()
+    for damaged in (whole[:-3], whole.replace(str(ends[4]).encode(), b"7"), b""):
+        record.write_bytes(damaged)
+        sink = make(kind, tmp_path / "lake")
+        with pytest.raises(TailraceError) as raised:
+            sink.open(log.directory.identity, "shop")
+            sink.position("0")
+        sink.close()
+        assert raised.value.kind is Kind.SINK_DAMAGED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -121,7 +122,7 @@ def cut(events: list[Row], cuts: list[int]) -> list[list[Row]]:
         inside = 0 < at < len(events) and events[at - 1]["_log_offset"] == events[at]["_log_offset"]
         edges.append(at - 1 if inside else at)
     edges.append(len(events))
-    return [events[a:b] for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    return [events[a:b] for a, b in itertools.pairwise(edges) if b > a]
 
 
 @given(st.integers(0, 2**32), st.integers(0, 40), st.lists(st.integers(0, 60), max_size=5))

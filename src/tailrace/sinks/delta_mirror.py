@@ -176,7 +176,7 @@ def _composed(
     relation = files[-1].relation
     paths = tuple(_staged(work, file) for file in files)
     rows = sum(file.facts["net_rows"] for file in files)
-    bounds: tuple[Any, ...] = ()
+    bounds: pa.Array | None = None
     nested = pa.types.is_nested(schema.field(relation.key[0]).type)
     # A row that moves from key to key must not be parted from its past.
     if rows > BUCKET_ROWS and not nested and not any(file.facts["moved"] for file in files):
@@ -187,7 +187,7 @@ def _composed(
         Composition(
             str(work.staging), relation, paths, serialized, rows_only, bucket, bounds, files[0].directory
         )
-        for bucket in range(len(bounds) + 1)
+        for bucket in range(1 if bounds is None else len(bounds) + 1)
     ]
     return run(spark, compositions, compose, work.folder.sink)
 

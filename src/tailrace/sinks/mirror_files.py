@@ -207,7 +207,7 @@ class Composition:
     schema: bytes
     rows_only: bool
     bucket: int
-    bounds: tuple[Any, ...]
+    bounds: pa.Array | None
     name: str
 
 
@@ -218,7 +218,7 @@ def compose(work: Composition) -> dict[str, Any]:
     parts, steps = [], []
     for step, path in enumerate(work.paths):
         events = read_events(path, schema, key)
-        if work.bounds:
+        if work.bounds is not None:
             events = events.filter(_bucket_of(events[key[0]], work.bounds) == work.bucket)
         parts.append(events)
         steps.append(np.full(len(events), step, np.int64))
@@ -254,19 +254,20 @@ def _rows_that_are_there(events: pa.Table) -> pa.Table:
     return events
 
 
-def bounds_of(path: str, column: str, buckets: int) -> tuple[Any, ...]:
-    """Return values of `column` that part its rows into about equal buckets."""
+def bounds_of(path: str, column: str, buckets: int) -> pa.Array | None:
+    """Return rising values of `column` that part its rows into about equal buckets."""
     values = pq.read_table(path, columns=[column])[column].drop_null()
     if not len(values):
-        return ()
+        return None
     ordered = values.take(pc.sort_indices(values))
-    return tuple(ordered[len(ordered) * k // buckets].as_py() for k in range(1, buckets))
+    places = [len(ordered) * k // buckets for k in range(1, buckets)]
+    return ordered.take(pa.array(places, pa.int64())).combine_chunks()
 
 
-def _bucket_of(values: pa.ChunkedArray, bounds: Sequence[Any]) -> npt.NDArray[np.int64]:
+def _bucket_of(values: pa.ChunkedArray, bounds: pa.Array) -> npt.NDArray[np.int64]:
     # NULL and NaN are below every bound, each equal to itself: they meet in bucket 0.
     bucket = np.zeros(len(values), np.int64)
     for bound in bounds:
-        above = pc.greater_equal(values, pa.scalar(bound, values.type))
+        above = pc.greater_equal(values, bound)
         bucket += pc.fill_null(above, False).to_numpy()
     return bucket

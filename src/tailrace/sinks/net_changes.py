@@ -324,13 +324,12 @@ def _origin(
     needed &= labels[winners] != ids[winners]
     if not needed.any():
         return pa.nulls(len(winners), kind)
-    # A key's number is shown by an event of this key, or by an origin that names it.
-    shown: dict[int, dict[str, object]] = {}
+    # What a row is labelled with is the number of a key that some origin names.
     origins = events[ORIGIN].combine_chunks()
     moved = np.flatnonzero(origins.is_valid().to_numpy(zero_copy_only=False))
-    for number, row in zip(_key_ids(events, key, moved)[len(events) :].tolist(), moved.tolist(), strict=True):
-        shown[number] = origins[row].as_py()
-    found = [
-        shown.get(int(label)) if need else None for label, need in zip(labels[winners], needed, strict=True)
-    ]
-    return pa.array(found, kind)
+    numbers = _key_ids(events, key, moved)[len(events) :]
+    rising = np.argsort(numbers, kind="stable")
+    at = np.searchsorted(numbers[rising], labels[winners])
+    at = np.minimum(at, len(rising) - 1)
+    needed &= numbers[rising[at]] == labels[winners]
+    return origins.take(pa.array(moved[rising[at]], mask=~needed))

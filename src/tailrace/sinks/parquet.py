@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,8 @@ class ParquetWriter:
         self._flush()
         assert self._writer is not None, "a file is opened for its first change"
         self._writer.close()
-        return {"schema": self._writer.schema.serialize().to_pybytes(), **_statistics(self._metadata[0])}
+        schema = self._writer.schema
+        return {"schema": schema.serialize().to_pybytes(), **_statistics(schema, self._metadata[0])}
 
     def _flush(self) -> None:
         table = self._buffer.take()
@@ -86,21 +88,22 @@ def _repeating(table: pa.Table) -> list[str]:
     return names
 
 
-def _statistics(metadata: Any) -> dict[str, Any]:
+def _statistics(schema: pa.Schema, metadata: Any) -> dict[str, Any]:
+    # Bounds of whole numbers only: dates and times reach beyond what Python's own can hold.
+    flat = {field.name for field in schema if not pa.types.is_nested(field.type)}
+    whole = {field.name for field in schema if pa.types.is_integer(field.type)}
     lowest: dict[str, int] = {}
     highest: dict[str, int] = {}
     nulls: dict[str, int] = {}
-    for group in range(metadata.num_row_groups):
-        for index in range(metadata.num_columns):
-            column = metadata.row_group(group).column(index)
-            found = column.statistics
-            name = column.path_in_schema
-            if found is None or not found.has_null_count:
-                continue
-            nulls[name] = nulls.get(name, 0) + found.null_count
-            if found.has_min_max and isinstance(found.min, int) and not isinstance(found.min, bool):
-                lowest[name] = min(found.min, lowest.get(name, found.min))
-                highest[name] = max(found.max, highest.get(name, found.max))
+    for group, index in itertools.product(range(metadata.num_row_groups), range(metadata.num_columns)):
+        column = metadata.row_group(group).column(index)
+        name = column.path_in_schema
+        if name not in flat or column.statistics is None or not column.statistics.has_null_count:
+            continue
+        nulls[name] = nulls.get(name, 0) + column.statistics.null_count
+        if name in whole and column.statistics.has_min_max:
+            lowest[name] = min(column.statistics.min, lowest.get(name, column.statistics.min))
+            highest[name] = max(column.statistics.max, highest.get(name, column.statistics.max))
     return {"lowest": lowest, "highest": highest, "nulls": nulls}
 
 

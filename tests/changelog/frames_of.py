@@ -57,9 +57,7 @@ class Source:
         return frames.xlog_frame(self.lsn, self.lsn, 0, payload)
 
     def commit(self) -> bytes:
-        payload = struct.pack(
-            "!cBQQq", b"C", 0, self.lsn, self.lsn + 8, self.time_us - POSTGRES_EPOCH_US
-        )
+        payload = struct.pack("!cBQQq", b"C", 0, self.lsn, self.lsn + 8, self.time_us - POSTGRES_EPOCH_US)
         return frames.xlog_frame(self.lsn, self.lsn, 0, payload)
 
     def transaction(self, rows: int = 1, note: str = "row", time_us: int | None = None) -> bytes:

@@ -344,6 +344,7 @@ def decompress(stored: Payload, header: BlockHeader) -> Bytes:
             raise DamageError(f"a block does not decompress: {error}") from None
     if len(raw) != header.raw_size:
         raise DamageError("a block's size is not the one in its header")
+    raw.flags.writeable = False
     return raw
 
 

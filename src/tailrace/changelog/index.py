@@ -179,6 +179,15 @@ def footer_starts(file: SegmentFile, at: int) -> bool:
         return False
 
 
+def footer_remains(file: SegmentFile, at: int) -> bool:
+    """Return whether what starts at a byte of the file was a footer once, sound or damaged."""
+    size = file.size()
+    trailer = read_fully(file.fd, runs.TRAILER_SIZE, max(size - runs.TRAILER_SIZE, 0))
+    return os.pread(file.fd, len(runs.FOOTER_MAGIC), at) == runs.FOOTER_MAGIC or (
+        len(trailer) == runs.TRAILER_SIZE and size - runs.footer_size(trailer) == at
+    )
+
+
 def read_footer(file: SegmentFile) -> tuple[list[BlockRef], int, int]:
     """Return the runs that a sealed segment's footer lists, the log offset at which the segment
     ends, and where in the file the footer starts.

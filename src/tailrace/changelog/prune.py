@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tailrace import failpoints
 from tailrace.changelog import durable
@@ -59,11 +60,14 @@ def apply(
         now_us=now_of(mark.position_time_us, wall_clock_us()),
     )
     if decided.remove:
-        failpoints.hit("log.before_retention")
-        for name in decided.drop:
-            readers.drop(name)
-        _remove(directory, task, decided.remove)
-        failpoints.hit("log.after_retention")
+        try:
+            failpoints.hit("log.before_retention")
+            for name in decided.drop:
+                readers.drop(name)
+            _remove(path, decided.remove)
+            failpoints.hit("log.after_retention")
+        except OSError as error:
+            raise durable.write_failure(error, "remove old segments", path) from error
     return Pruned(
         tuple(codec.segment_name(offset) for offset in decided.remove),
         sum(segment.size_bytes for segment in segments if segment.first_offset in decided.remove),
@@ -96,13 +100,9 @@ def segment_facts(directory: LogDirectory, task: str) -> list[SegmentFacts]:
     ]
 
 
-def _remove(directory: LogDirectory, task: str, offsets: Sequence[int]) -> None:
-    path = directory.task_path(task)
-    try:
-        for offset in offsets:
-            (path / codec.segment_name(offset)).unlink(missing_ok=True)
-            # Each before the next: a loss of power must not leave a gap.
-            durable.sync_directory(path)
-            failpoints.hit("log.in_retention")
-    except OSError as error:
-        raise durable.write_failure(error, "remove old segments", path) from error
+def _remove(task_path: Path, offsets: Sequence[int]) -> None:
+    for offset in offsets:
+        (task_path / codec.segment_name(offset)).unlink(missing_ok=True)
+        # Each before the next: a loss of power must not leave a gap.
+        durable.sync_directory(task_path)
+        failpoints.hit("log.in_retention")

@@ -75,8 +75,8 @@ def recover(task_path: Path, log_id: str, task: str, durable_to: int) -> Recover
             f"it ends at log offset {end}, but was durable up to {durable_to}",
             _HINT_DURABLE,
         )
-    failpoints.hit("log.recovery")
     try:
+        failpoints.hit("log.recovery")
         _remove_after(task_path, segments, cut)
         if cut is None:
             return Recovered(Place(0, 0, 0, 0, 0, None), {}, empty_segment=False)

@@ -145,7 +145,7 @@ class _TaskCheck:
         walk, builder = file.start(), RunBuilder(file.path.name)
         while (error := self._check_blocks(file, walk, until, builder)) is not None:
             resume = index.find_block(file, walk.file_at + 1)
-            if until is None and resume is None and walk.offset >= self._durable_to and _is_torn(error):
+            if until is None and resume is None and self._is_torn(file, walk, error):
                 self._report.notes.append(
                     f"{file.path.name} ends in an unfinished block at byte {walk.file_at}, which was "
                     "never acknowledged; the next writer cuts it off"
@@ -158,6 +158,14 @@ class _TaskCheck:
                 _go_on_at(file, walk, resume)
         self._check_footer(file, walk, builder, sealed=until is not None)
         return walk
+
+    def _is_torn(self, file: SegmentFile, walk: Walk, error: DamageError) -> bool:
+        """Return whether a block was just being written, rather than damaged."""
+        return (
+            isinstance(error, CutShortError)
+            and walk.offset >= self._durable_to
+            and not index.footer_remains(file, walk.file_at)
+        )
 
     def _check_blocks(
         self, file: SegmentFile, walk: Walk, until: int | None, builder: RunBuilder
@@ -213,10 +221,6 @@ def _go_on_at(file: SegmentFile, walk: Walk, file_at: int) -> None:
     header = codec.decode_block_header(data, 0, file.seed)
     walk.file_at, walk.offset, walk.chain = file_at, header.log_offset, header.chain
     walk.position, walk.expects_preamble = header.position_at_start, header.preamble
-
-
-def _is_torn(error: DamageError) -> bool:
-    return isinstance(error, CutShortError)
 
 
 def _check_facts(header: BlockHeader, raw: frames.Bytes) -> None:

@@ -165,11 +165,12 @@ class LogWriter:
         """
         self.check_fence()
         self._check_continues(chunk, summary)
-        if self._segment is not None and self._is_full(self._segment):
-            self._roll(self._segment)
-        if self._segment is None:
-            self._segment = self._begin_segment()
-            failpoints.hit("log.after_roll")
+        with self._repeatable("begin a segment of the change log", self._path):
+            if self._segment is not None and self._is_full(self._segment):
+                self._roll(self._segment)
+            if self._segment is None:
+                self._segment = self._begin_segment()
+                failpoints.hit("log.after_roll")
         segment = self._segment
         encoded = self._encoder.chunk(chunk, summary, self._place)
         file_at = self._write(segment, encoded.parts)
@@ -201,13 +202,13 @@ class LogWriter:
                 boundary_at = segment.boundary_at if segment else 0
             if target == self._durable:
                 return target
-            failpoints.hit("log.before_fsync")
-            if segment is not None:  # those before it were made durable when they were sealed
-                self._fsync(segment)
-                segment.durable_at = boundary_at
-            failpoints.hit("log.after_fsync")
-            self.check_fence()
-            with self._failing("publish the end of the change log"):
+            with self._ending("make the change log durable", self._path):
+                failpoints.hit("log.before_fsync")
+                if segment is not None:  # those before it were made durable when they were sealed
+                    self._fsync(segment)
+                    segment.durable_at = boundary_at
+                failpoints.hit("log.after_fsync")
+                self.check_fence()
                 self._mark.publish(target)
             self._durable = target
             return target
@@ -260,7 +261,7 @@ class LogWriter:
 
     def _recover(self, durable_to: int) -> None:
         recovered: Recovered = recover(self._path, self._log_id, self._task, durable_to)
-        with self._failing("publish the end of the change log"):
+        with self._ending("publish the end of the change log", self._path):
             self._mark.publish(recovered.tail)
         tail = self._durable = recovered.tail
         with self._lock:
@@ -301,7 +302,7 @@ class LogWriter:
         parts, place = self._encoder.head(self._schema, self._place, self._wall_clock_us())
         temporary = durable.write_temporary(path, parts)
         self.check_fence()
-        with self._failing("begin a segment of the change log"):
+        with self._ending("begin a segment of the change log", path):
             if self._replaceable == self._place.offset:
                 temporary.replace(path)
             else:
@@ -320,37 +321,47 @@ class LogWriter:
             os.close(segment.fd)
 
     def _write(self, segment: _Segment, parts: Sequence[Any]) -> int:
-        """Write at the segment's end and return its new end; on failure undo, or be done for."""
-        try:
-            return durable.write_fully(segment.fd, parts, segment.file_at)
-        except OSError as error:
-            failure = durable.write_failure(error, "append to the change log", segment.path)
-            self._failure = failure
-            if failure.kind is Kind.LOG_FULL:
-                self._mark.check()
-                with contextlib.suppress(OSError):
+        """Write at the segment's end and return its new end; without room, undo."""
+        with self._repeatable("append to the change log", segment.path):
+            try:
+                return durable.write_fully(segment.fd, parts, segment.file_at)
+            except OSError:
+                self.check_fence()
+                with self._ending("take back what found no room", segment.path):
                     os.ftruncate(segment.fd, segment.file_at)
-                    self._failure = None
-            raise failure from error
+                raise
 
     def _fsync(self, segment: _Segment) -> None:
-        try:
-            os.fsync(segment.fd)
-        except OSError as error:
-            self._failure = durable.final(error, "make the change log durable", segment.path)
-            # What was not made durable may still be read back from memory, by a recovery that
-            # would believe it. Take it away; the source sends it again.
-            with contextlib.suppress(OSError):
-                os.ftruncate(segment.fd, segment.durable_at)
-            raise self._failure from error
+        with self._ending("make the change log durable", segment.path):
+            try:
+                os.fsync(segment.fd)
+            except OSError:
+                # What was not made durable may still be read back from memory, by a recovery
+                # that would believe it. Take it away; the source sends it again.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(segment.fd, segment.durable_at)
+                raise
 
     @contextlib.contextmanager
-    def _failing(self, attempted: str) -> Iterator[None]:
+    def _repeatable(self, attempted: str, path: Path) -> Iterator[None]:
+        """Raise what the operating system refuses inside; only for want of room is that not
+        this writer's end.
+        """
+        try:
+            yield
+        except OSError as error:
+            failure = durable.write_failure(error, attempted, path)
+            if failure.kind is not Kind.LOG_FULL:
+                self._failure = failure
+            raise failure from error
+
+    @contextlib.contextmanager
+    def _ending(self, attempted: str, path: Path) -> Iterator[None]:
         """End this writer if the operating system refuses what is done inside."""
         try:
             yield
         except OSError as error:
-            self._failure = durable.final(error, attempted, self._path)
+            self._failure = durable.final(error, attempted, path)
             raise self._failure from error
 
     def check_fence(self) -> None:

@@ -1,0 +1,378 @@
+"""The writer: what is durable when, who may write, and what happens when writing fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from changelog.frames_of import Source, append, chunk_of, new_log, relation_frame
+from changelog.processes import PROCESSES, open_at_once
+from changelog.test_recovery import abandon, content, segment_files
+from tailrace import failpoints
+from tailrace.changelog import durable
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.lock import LOCK_NAME
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.verify import verify
+from tailrace.changelog.writer import LogOptions, LogWriter
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol import frames
+
+
+@pytest.fixture
+def log(memory_path: Path) -> LogDirectory:
+    return new_log(memory_path / "log")
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.arm("")
+
+
+def kind_of(attempt: pytest.ExceptionInfo[TailraceError]) -> Kind:
+    return attempt.value.kind
+
+
+def test_nothing_is_durable_or_readable_before_sync(log: LogDirectory) -> None:
+    source = Source()
+    with LogWriter.open(log, "0") as writer, LogReader.open(log, "0") as reader:
+        append(writer, source.transaction())
+        assert (writer.durable.offset, reader.end().offset) == (0, 0)
+        assert writer.sync() == writer.durable == writer.tail == reader.end()
+        durable_end = writer.durable
+        append(writer, source.begin(), source.insert())
+        assert writer.sync() == durable_end, "an open unit moves no boundary"
+        append(writer, source.commit())
+        assert writer.sync().position == source.lsn + 8
+
+
+def test_a_chunk_with_a_boundary_inside_is_one_unbroken_stretch(log: LogDirectory) -> None:
+    source = Source()
+    with LogWriter.open(log, "0") as writer:
+        first = source.transaction(2)
+        rest = [source.begin(), source.insert()]
+        append(writer, relation_frame(), first, *rest)
+        assert writer.tail.offset == len(relation_frame() + first)
+        assert writer.offset == writer.tail.offset + len(b"".join(rest))
+        state = writer.scan_state()
+        assert (state[frames.OPEN], state[frames.ORDINAL]) == (frames.TRANSACTION_OPEN, 1)
+        rest.append(source.commit())
+        append(writer, rest[-1])
+    assert content(log) == relation_frame() + first + b"".join(rest)
+
+
+def test_a_chunk_that_does_not_go_on_where_the_log_ends_is_refused(log: LogDirectory) -> None:
+    source = Source()
+    chunk = chunk_of(source.transaction())
+    with LogWriter.open(log, "0") as writer:
+        summary = frames.summarise(chunk, writer.scan_state())
+        writer.append(chunk, summary)
+        with pytest.raises(TailraceError) as caught:
+            writer.append(chunk, summary)
+        assert kind_of(caught) is Kind.INTERNAL
+    assert content(log) == bytes(chunk)
+
+
+def test_a_segment_repeats_the_schema_in_force(log: LogDirectory) -> None:
+    source = Source()
+    old, new = relation_frame(columns=("id",)), relation_frame(columns=("id", "note"))
+    with LogWriter.open(log, "0", options=LogOptions(segment_bytes=1)) as writer:
+        append(writer, source.begin(), old, relation_frame(7), source.commit())
+        append(writer, source.begin(), new, source.commit())
+        append(writer, source.transaction())
+        assert writer.schema_in_force == {"R16400": new, "R7": relation_frame(7)}
+        writer.sync()
+        with LogReader.open(log, "0") as reader:
+            [first, second, third] = reader.blocks(0, reader.end().offset)
+            assert reader.schema_before(first) == []
+            assert reader.schema_before(second) == [old, relation_frame(7)]
+            assert reader.schema_before(third) == [new, relation_frame(7)]
+            assert reader.all_schema_frames(0, reader.end().offset) == [old, relation_frame(7), new]
+    with LogWriter.open(log, "0") as writer:
+        assert writer.schema_in_force == {"R16400": new, "R7": relation_frame(7)}
+
+
+def test_segments_roll_by_age_too(log: LogDirectory) -> None:
+    source = Source()
+    with LogWriter.open(log, "0", options=LogOptions(segment_age_s=0.0)) as writer:
+        for _ in range(3):
+            append(writer, source.transaction())
+    assert len(segment_files(log)) == 3
+
+
+def test_sync_runs_while_appends_go_on(log: LogDirectory) -> None:
+    source, done = Source(), threading.Event()
+    seen: list[int] = []
+    with LogWriter.open(log, "0", options=LogOptions(segment_bytes=4000)) as writer:
+
+        def keep_syncing() -> None:
+            while not done.is_set():
+                before = writer.tail.offset
+                seen.append(writer.sync().offset)
+                assert seen[-1] >= before
+
+        thread = threading.Thread(target=keep_syncing)
+        thread.start()
+        want = b""
+        for number in range(400):
+            sent = source.transaction(1 + number % 3)
+            append(writer, sent)
+            want += sent
+        done.set()
+        thread.join(30)
+        assert writer.sync().offset == len(want)
+    assert seen == sorted(seen)
+    assert len(segment_files(log)) > 10
+    assert content(log) == want
+
+
+# Who may write
+
+
+def test_a_second_writer_is_refused_and_told_who_writes(log: LogDirectory) -> None:
+    with LogWriter.open(log, "0"):
+        with pytest.raises(TailraceError) as caught:
+            LogWriter.open(log, "0")
+        assert kind_of(caught) is Kind.LOG_LOCKED
+        assert f"pid {os.getpid()}" in caught.value.message
+        LogWriter.open(log, "1").close()
+    LogWriter.open(log, "0").close()
+
+
+def test_of_processes_that_open_a_log_at_once_one_writes(
+    memory_path: Path, processes: type[BaseProcess]
+) -> None:
+    told = memory_path / "told"
+    told.mkdir()
+    for attempt in range(3):
+        barrier = PROCESSES.Barrier(4)
+        path = memory_path / f"log{attempt}"
+        started = [processes(target=open_at_once, args=(path, barrier, told)) for _ in range(4)]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join(60)
+        outcomes = sorted((told / str(process.pid)).read_text() for process in started)
+        assert outcomes[-1] == "writer"
+        assert all(outcome.startswith(Kind.LOG_LOCKED) for outcome in outcomes[:-1])
+
+
+def test_a_writer_that_was_taken_over_can_neither_append_nor_acknowledge(log: LogDirectory) -> None:
+    source = Source()
+    options = LogOptions(segment_bytes=1500)
+    stale = LogWriter.open(log, "0", options=options)
+    append(stale, relation_frame(), source.transaction())
+    stale.sync()
+    append(stale, source.transaction(), source.begin())
+    (log.task_path("0") / LOCK_NAME).unlink()  # as where locks do not reach: another container
+    fresh = LogWriter.open(log, "0", options=options)
+    assert fresh.epoch == stale.epoch + 1
+    for attempt in (
+        lambda: append(stale, source.insert()),
+        stale.sync,
+        stale.check_fence,
+        stale.discard_open_unit,
+    ):
+        with pytest.raises(TailraceError) as caught:
+            attempt()
+        assert kind_of(caught) is Kind.LOG_FENCED
+    stale.close()
+    append(fresh, Source(lsn=fresh.tail.position).transaction())
+    fresh.close()
+    assert verify(log.path).sound
+
+
+def test_what_a_stale_writer_still_writes_damages_nothing(log: LogDirectory) -> None:
+    """The worst case: it was stopped between its check and its write, and wakes up later."""
+    source = Source()
+    stale = LogWriter.open(log, "0")
+    first = source.transaction()
+    append(stale, first)
+    stale.sync()
+    second = chunk_of(source.transaction())
+    (log.task_path("0") / LOCK_NAME).unlink()
+    fresh = LogWriter.open(log, "0")
+    again = Source(lsn=fresh.tail.position).transaction(3, "fresh")
+    append(fresh, again)
+    fresh.sync()
+    encoded = stale._encoder.chunk(second, frames.summarise(second, stale.scan_state()), stale._place)
+    assert stale._segment is not None
+    stale._write(stale._segment, encoded.parts)
+    stale._mark.publish(stale.tail)
+    assert content(log) == first + again
+    fresh.close()
+    [problem] = verify(log.path).problems
+    assert "footer" in problem.what
+    with LogWriter.open(log, "0") as third:
+        assert third.tail.offset == len(first + again)
+    assert content(log) == first + again
+    abandon(stale)
+
+
+# When writing fails
+
+
+@pytest.mark.parametrize("point", ["log.before_fsync", "log.after_fsync"])
+@pytest.mark.parametrize("action", ["eio", "enospc"])
+def test_a_failed_fsync_ends_the_writer_for_ever(log: LogDirectory, point: str, action: str) -> None:
+    source = Source()
+    writer = LogWriter.open(log, "0")
+    append(writer, source.transaction())
+    acknowledged = writer.sync()
+    append(writer, source.transaction())
+    failpoints.arm(f"{point}={action}")
+    for attempt in (
+        writer.sync,
+        writer.sync,
+        lambda: append(writer, source.transaction()),
+        writer.check_fence,
+    ):
+        with pytest.raises(TailraceError) as caught:
+            attempt()
+        assert kind_of(caught) is Kind.LOG_WRITE_FAILED
+    assert writer.durable == acknowledged
+    writer.close()
+    with LogWriter.open(log, "0") as after:
+        assert after.tail.offset >= acknowledged.offset
+
+
+def test_what_a_failed_fsync_left_in_memory_is_not_believed(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source()
+    writer = LogWriter.open(log, "0")
+    append(writer, source.transaction())
+    acknowledged = writer.sync()
+    append(writer, source.transaction())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", _failing(errno.EIO))
+        with pytest.raises(TailraceError) as caught:
+            writer.sync()
+    assert kind_of(caught) is Kind.LOG_WRITE_FAILED
+    writer.close()
+    with LogWriter.open(log, "0") as after:
+        assert after.tail == acknowledged
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
+def test_a_failed_write_ends_the_writer(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    source = Source()
+    writer = LogWriter.open(log, "0")
+    append(writer, source.transaction())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", _failing(number))
+        with pytest.raises(TailraceError):
+            append(writer, source.transaction())
+    with pytest.raises(TailraceError) as caught:
+        append(writer, source.transaction())
+    assert kind_of(caught) is Kind.LOG_WRITE_FAILED
+    writer.close()
+
+
+def test_short_writes_and_reads_are_continued(log: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, read = os.pwritev, os.pread
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: write(fd, [bytes(parts[0])[:7]], at))
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: read(fd, min(size, 100), at))
+    source = Source()
+    with LogWriter.open(log, "0", options=LogOptions(segment_bytes=700)) as writer:
+        want = [source.transaction(3) for _ in range(6)]
+        for sent in want:
+            append(writer, sent)
+    assert content(log) == b"".join(want)
+    assert verify(log.path).sound
+
+
+def test_a_write_that_finds_no_room_is_undone_and_may_be_tried_again(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, write = Source(), os.pwritev
+    want = [source.transaction(3) for _ in range(8)]
+    with LogWriter.open(log, "0", options=LogOptions(segment_bytes=700)) as writer:
+        for sent in want:
+            for room in (0, 10, 300):
+                monkeypatch.setattr(os, "pwritev", _disk_with(room))
+                before = writer.tail
+                with pytest.raises(TailraceError) as caught:
+                    append(writer, sent)
+                assert kind_of(caught) is Kind.LOG_FULL
+                assert writer.tail == before
+                monkeypatch.setattr(os, "pwritev", write)
+                writer.sync()
+            append(writer, sent)
+    assert content(log) == b"".join(want)
+    assert verify(log.path).sound
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_on_a_full_disk_all_that_was_durable_is_read_and_work_goes_on_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("may not mount a file system here")
+    try:
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(2 << 20))
+        log, source, want = new_log(disk / "log"), Source(), []
+        with LogWriter.open(log, "0", options=LogOptions(segment_bytes=300_000)) as writer:
+            sent = source.transaction(100, "x" * 300)
+            with pytest.raises(TailraceError) as caught:
+                while True:
+                    append(writer, sent)
+                    want.append(sent)
+                    writer.sync()
+                    sent = source.transaction(100, "x" * 300)
+            assert kind_of(caught) is Kind.LOG_FULL
+            assert len(want) > 10
+            assert content(log) == b"".join(want)
+            with pytest.raises(TailraceError):
+                append(writer, sent)
+            ballast.unlink()
+            append(writer, sent)
+            writer.sync()
+        assert content(log) == b"".join([*want, sent])
+        assert verify(log.path).sound
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def _failing(number: int):
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def _disk_with(room: int):
+    """Return a `pwritev` for a disk on which so many bytes still fit, whatever the file."""
+    write, left = os.pwritev, [room]
+
+    def pwritev(fd: int, parts: list[memoryview], at: int) -> int:
+        data = b"".join(parts)[: left[0]]
+        if not data:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left[0] -= len(data)
+        return write(fd, [data], at)
+
+    return pwritev
+
+
+def test_the_operating_systems_ways_to_say_full_are_told_from_failure() -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        failure = durable.write_failure(OSError(number, "x"), "append", Path("f"))
+        assert failure.kind is Kind.LOG_FULL
+    assert durable.write_failure(OSError(errno.EIO, "x"), "append", Path("f")).kind is Kind.LOG_WRITE_FAILED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["fix_postgres", "fix_proxy", "fix_spark"]
@@ -12,3 +14,8 @@ settings.register_profile(
     "default", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("default")
+
+
+def pytest_configure() -> None:
+    """End on SIGTERM as on Ctrl-C, so that a run that is cut short still stops its servers."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -286,7 +286,7 @@ def _table_findings(table: Table, row: Row, server: Row, pipeline: PipelineConfi
         yield warning(
             Kind.SOURCE_MISCONFIGURED,
             "the table has no replica identity: once published, its updates and deletes are refused",
-            f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or: ALTER TABLE {table.sql} ADD PRIMARY KEY (…);",
+            f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or give it a primary key",
             name,
         )
     has_key = _true(row, "has_key") if row["identity"] in ("d", "f") else _true(row, "has_identity_index")

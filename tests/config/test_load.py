@@ -1,0 +1,189 @@
+"""One file in, one frozen value or every problem out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tailrace import config
+from tailrace.config.document import DOCUMENT_BYTES_MAX
+from tailrace.errors import Kind, TailraceError
+
+GOOD = """\
+name: shop
+source:
+  type: postgresql
+  dsn: postgresql://cdc@db.example/shop
+  password: ${env:PG_PASSWORD}
+  tables: ["public.orders", "sales.*"]
+log:
+  path: ./shop.log
+sinks:
+  - type: delta
+    path: ./lake
+    mode: append
+"""
+
+
+def written(directory: Path, text: str | bytes) -> Path:
+    file = directory / "pipeline.yaml"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return file
+
+
+def places(directory: Path, text: str | bytes) -> dict[str, str]:
+    found, problems = config.read(written(directory, text))
+    assert found is None
+    assert problems
+    return {problem.place: problem.message for problem in problems}
+
+
+def edited(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+def test_the_documented_file_loads(tmp_path):
+    pipeline = config.load(written(tmp_path, GOOD))
+    assert pipeline.name == "shop"
+    assert pipeline.source.slot == pipeline.source.publication == "tailrace_shop"
+    assert pipeline.source.snapshot == "initial"
+    assert pipeline.source.tables == ("public.orders", "sales.*")
+    assert [sink.name for sink in pipeline.sinks] == ["delta-lake"]
+
+
+def test_relative_paths_are_relative_to_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    text = edited("  password: ${env:PG_PASSWORD}", "  password: ${file:./pw}\n  sslrootcert: root.pem")
+    pipeline = config.load(written(tmp_path, text))
+    assert pipeline.log.path == tmp_path / "shop.log"
+    assert pipeline.sinks[0].path == tmp_path / "lake"
+    assert pipeline.source.sslrootcert == str(tmp_path / "root.pem")
+    assert str(pipeline.source.password) == f"${{file:{tmp_path}/pw}}"
+
+
+def test_a_loaded_pipeline_can_not_be_changed(tmp_path):
+    pipeline = config.load(written(tmp_path, GOOD))
+    with pytest.raises(ValidationError):
+        pipeline.name = "other"
+
+
+def test_every_problem_is_reported_at_once_with_its_place_and_line(tmp_path):
+    text = """\
+name: shop
+source:
+  type: postgresql
+  tabels: ["public.orders"]
+  tables: [orders]
+  port: high
+  snapshot: sometimes
+  slot: Upper
+log:
+  path: ./shop.log
+  segment_bytes: 12
+sinks:
+  - {type: delta, path: ./lake, mode: mirrored, moed: x}
+  - {type: kafka}
+  - {type: detla}
+  - {path: ./here}
+name: again
+"""
+    file = written(tmp_path, text)
+    found, problems = config.read(file)
+    assert found is None
+    assert [problem.line for problem in problems] == sorted(problem.line or 0 for problem in problems)
+    by_place = {problem.place: (problem.line, problem.message) for problem in problems}
+    assert by_place == {
+        "source.tabels": (4, "unknown key; did you mean 'tables'?"),
+        "source.tables[0]": (5, "must be of the form schema.table, such as public.orders or sales.*"),
+        "source.port": (6, "must be a whole number"),
+        "source.snapshot": (7, "must be one of 'initial', 'never' or 'only'"),
+        "source.slot": (8, "must be 1 to 63 of the characters a-z, 0-9 and _"),
+        "log.segment_bytes": (11, "must be at least 65536"),
+        "sinks[0].mode": (13, "must be one of 'append' or 'mirror'"),
+        "sinks[0].moed": (13, "unknown key; did you mean 'mode'?"),
+        "sinks[1].type": (14, "not available in this version; there are delta, parquet, jsonl"),
+        "sinks[2].type": (15, "must be one of delta, parquet, jsonl; did you mean 'delta'?"),
+        "sinks[3].type": (16, "is required: one of delta, parquet, jsonl"),
+        "name": (17, "is given twice, first in line 1"),
+    }
+    with pytest.raises(TailraceError) as caught:
+        config.load(file)
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    for problem in problems:
+        assert str(problem) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("", "", "empty"),
+        ("- a\n", "", "must be a mapping"),
+        ("a: [1, 2\n", "", "not valid YAML"),
+        ("a: &a [*a]\n", "", "too many values"),
+        ("a: " + "[" * 5000 + "\n", "", "file"),
+        ("a: !!python/object/apply:os.system ['true']\n", "", "not valid YAML"),
+        ("--- {}\n--- {}\n", "", "not valid YAML"),
+        (b"\xff\xfe\xff", "", ""),
+        (b"name: " + b"x" * DOCUMENT_BYTES_MAX, "", "larger"),
+        ("{}\n", "name", "is required"),
+        (edited("./shop.log", '"s3://bucket/log"'), "log.path", "not a URL"),
+        (edited("./shop.log", '"a\\0b"'), "log.path", "NUL"),
+        (edited("name: shop", "name: a b"), "name", "letters"),
+        (edited("name: shop", "name: 12"), "name", "put it in quotes"),
+        (edited("./lake", "./shop.log/lake"), "sinks[0].path", "overlaps log.path"),
+        (edited('["public.orders", "sales.*"]', "[]"), "source.tables", "at least one"),
+        (edited("    mode: append", "    name: x\n  - {type: jsonl, path: ./b, name: x}"), "sinks[1].name", "too"),
+        (GOOD + "spark: {conf: {a: [1]}}\n", "spark.conf.a", "one value"),
+        (GOOD + "sparc: {}\n", "sparc", "did you mean 'spark'"),
+        (edited("  path: ./shop.log", "  path: ./shop.log\n  segment_bytes: 1 GB"), "log.segment_bytes", "1 MiB"),
+        (edited("@db.example", "@db.example?replication=1"), "source.dsn", "sets replication"),
+        (edited("postgresql://cdc@db.example/shop", "mysql://cdc@db.example/shop"), "source.dsn", "no connection"),
+        (edited("cdc@db.example/shop", "x/y?client_encoding=latin1"), "source.dsn", "sets client_encoding"),
+        (edited("${env:PG_PASSWORD}", "${vault:x}"), "source.password", "reference"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_place(tmp_path, text, place, words):
+    found = places(tmp_path, text)
+    assert place in found
+    assert words in found[place]
+
+
+def test_a_file_that_is_not_there_is_a_problem_not_a_trace(tmp_path):
+    with pytest.raises(TailraceError) as caught:
+        config.load(tmp_path / "none.yaml")
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    assert "No such file" in caught.value.message
+
+
+def test_sizes_may_be_written_with_a_unit(tmp_path):
+    pipeline = config.load(written(tmp_path, edited("./shop.log", "./shop.log\n  segment_bytes: 2 MiB")))
+    assert pipeline.log.segment_bytes == 2 * 1024 * 1024
+
+
+def test_sinks_without_a_name_are_named_after_type_and_path(tmp_path):
+    text = GOOD + "  - {type: parquet, path: ./a/lake}\n  - {type: parquet, path: ./b/lake}\n"
+    names = [sink.name for sink in config.load(written(tmp_path, text)).sinks]
+    assert names == ["delta-lake", "parquet-lake", "parquet-lake-2"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "schema", "table", "fits"),
+    [
+        ("public.orders", "public", "orders", True),
+        ("public.orders", "public", "orders2", False),
+        ("public.*", "public", "a.b", True),
+        ("*.orders", "sales", "orders", True),
+        ("sales.or*rs", "sales", "orders", True),
+        ('"a.b".c', "a.b", "c", True),
+        ('public."x*"', "public", "xy", False),
+        ('public."x*"', "public", "x*", True),
+        ('public."say ""hi"""', "public", 'say "hi"', True),
+        ("Public.Orders", "public", "orders", False),
+        ("public.[ab]", "public", "a", False),
+    ],
+)
+def test_patterns_mean_tables(pattern, schema, table, fits):
+    assert config.matches(pattern, schema, table) is fits

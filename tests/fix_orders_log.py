@@ -1,0 +1,73 @@
+"""Small change logs made by hand, for tests that need one and no server."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.writer import LogOptions, LogWriter
+from tailrace.model import POSTGRES_EPOCH_US, SourceFingerprint
+from tailrace.protocol import frames
+
+FINGERPRINT = SourceFingerprint("postgresql", "7", "shop", "tailrace_shop")
+OID = 16384
+#: 2026-01-01T00:00:00Z
+EPOCH_US = 1_767_225_600_000_000
+
+
+def directory_at(path: Path) -> LogDirectory:
+    return LogDirectory.create_or_open(path, FINGERPRINT)
+
+
+class LogOfOrders:
+    """A log of one table `public.orders (id int primary key, what text)`, written by turns."""
+
+    def __init__(self, path: Path, *, segment_bytes: int = 1 << 26) -> None:
+        self.directory = directory_at(path)
+        self.writer = LogWriter.open(self.directory, "0", options=LogOptions(segment_bytes=segment_bytes))
+        self.number = 0
+
+    def insert(self, *ids: int) -> int:
+        """Append one transaction with a row each; return the log's new durable end."""
+        self.number += 1
+        lsn, time_us = self.number * 1000, EPOCH_US + self.number * 1_000_000
+        messages = [begin(lsn, time_us, 700 + self.number), relation()]
+        messages += [inserted(number) for number in ids]
+        messages.append(commit(lsn, time_us))
+        return self._append(b"".join(frames.xlog_frame(lsn, lsn, 0, message) for message in messages))
+
+    def progress(self) -> int:
+        """Append a frame without rows; return the log's new durable end."""
+        self.number += 1
+        lsn = self.number * 1000
+        return self._append(frames.control_frame(frames.PROGRESS, lsn, EPOCH_US, {}))
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def _append(self, data: bytes) -> int:
+        chunk = np.frombuffer(data, np.uint8)
+        self.writer.append(chunk, frames.summarise(chunk, self.writer.scan_state()))
+        return self.writer.sync().offset
+
+
+def begin(lsn: int, time_us: int, xid: int) -> bytes:
+    return struct.pack("!cQqI", b"B", lsn, time_us - POSTGRES_EPOCH_US, xid)
+
+
+def commit(lsn: int, time_us: int) -> bytes:
+    return struct.pack("!cbQQq", b"C", 0, lsn, lsn + 10, time_us - POSTGRES_EPOCH_US)
+
+
+def relation() -> bytes:
+    columns = struct.pack("!b", 1) + b"id\0" + struct.pack("!Ii", 23, -1)
+    columns += struct.pack("!b", 0) + b"what\0" + struct.pack("!Ii", 25, -1)
+    return struct.pack("!cI", b"R", OID) + b"public\0orders\0" + b"d" + struct.pack("!h", 2) + columns
+
+
+def inserted(number: int) -> bytes:
+    cells = b"".join(b"t" + struct.pack("!i", len(cell)) + cell for cell in (str(number).encode(), b"thing"))
+    return struct.pack("!cI", b"I", OID) + b"N" + struct.pack("!h", 2) + cells

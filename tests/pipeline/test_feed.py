@@ -1,0 +1,291 @@
+"""One sink's loop over a real log, with a sink that keeps ranges in memory."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from fix_wait import wait_until
+from fix_orders_log import LogOfOrders
+
+from tailrace.changelog.prune import apply
+from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention import RetentionRules
+from tailrace.config import JsonlSink
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline import feed as feeding
+from tailrace.pipeline.background import Background
+from tailrace.pipeline.feed import Feed
+from tailrace.pipeline.views import SinkState
+from tailrace.sinks.contract import SinkCommit
+
+
+class Target:
+    """Where a sink writes: outlives the sinks that are opened on it."""
+
+    def __init__(self):
+        self.spans = []
+        self.failures = []
+        self.writing = threading.Event()
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.opened = 0
+
+    @property
+    def position(self):
+        return self.spans[-1][1] if self.spans else None
+
+
+class MemorySink:
+    type = "jsonl"
+
+    def __init__(self, name, target):
+        self.name, self.target = name, target
+
+    def open(self, log, pipeline):
+        self.target.opened += 1
+
+    def position(self, task):
+        return self.target.position
+
+    reach = position
+
+    def write(self, spark, log, span, pieces):
+        self.target.writing.set()
+        assert self.target.may_write.wait(20)
+        if self.target.failures:
+            raise self.target.failures.pop(0)
+        assert [pieces[0].start, pieces[-1].end] == [span.start, span.end]
+        self.target.spans.append((span.start, span.end))
+        return SinkCommit(span, rows=sum(piece.rows for piece in pieces), bytes=span.size)
+
+    def close(self):
+        pass
+
+
+class NoSpark:
+    def session(self, stop):
+        return object()
+
+    def revive(self):
+        pass
+
+
+@pytest.fixture
+def orders(tmp_path):
+    log = LogOfOrders(tmp_path / "log")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(feeding, "Backoff", lambda attempts: feeding_backoff(attempts))
+    monkeypatch.setattr(feeding, "POLL_S", 0.005)
+
+
+def feeding_backoff(attempts):
+    from tailrace.pipeline.backoff import Backoff
+
+    return Backoff(attempts, first_s=0.001, longest_s=0.002)
+
+
+def feed_of(log, target, **settings):
+    begin_at = settings.pop("begin_at", None)
+    config = JsonlSink(type="jsonl", path=log.directory.path, name="sink", interval_ms=0, **settings)
+    return Feed(
+        config, "shop", log.directory.path, lambda: MemorySink("sink", target), NoSpark(), begin_at=begin_at
+    )
+
+
+def fed(feed, end):
+    feed.finish_at(end)
+    feed.run()
+    return feed.view
+
+
+def test_a_new_sink_reads_the_log_from_its_start(orders, quick):
+    orders.insert(1, 2)
+    end = orders.insert(3)
+    target = Target()
+    view = fed(feed_of(orders, target), end)
+    assert target.spans == [(0, end)]
+    assert (view.state, view.position, view.rows) == (SinkState.STOPPED, end, 3)
+    assert Readers(orders.directory).require("sink").offsets == {"0": end}
+
+
+def test_a_second_run_writes_only_what_is_new(orders, quick):
+    target = Target()
+    first = orders.insert(1)
+    fed(feed_of(orders, target), first)
+    fed(feed_of(orders, target), first)
+    second = orders.insert(2)
+    fed(feed_of(orders, target), second)
+    assert target.spans == [(0, first), (first, second)]
+
+
+def test_batches_keep_to_their_limits_and_end_on_transactions(orders, quick):
+    ends = [orders.insert(*range(10)) for _ in range(6)]
+    target = Target()
+    fed(feed_of(orders, target, batch_rows_max=25), ends[-1])
+    assert target.spans == [(0, ends[1]), (ends[1], ends[3]), (ends[3], ends[5])]
+
+
+def test_a_transaction_larger_than_a_batch_is_written_whole(orders, quick):
+    end = orders.insert(*range(100))
+    target = Target()
+    fed(feed_of(orders, target, batch_rows_max=10), end)
+    assert target.spans == [(0, end)]
+
+
+def test_a_failure_that_may_pass_is_tried_again_on_a_new_sink(orders, quick):
+    end = orders.insert(1)
+    target = Target()
+    target.failures = [TailraceError(Kind.SINK_WRITE_FAILED, "x"), OSError(5, "io")]
+    assert fed(feed_of(orders, target), end).error is None
+    assert (target.spans, target.opened) == ([(0, end)], 3)
+
+
+def test_a_failure_that_stays_stops_the_sink_with_its_error(orders, quick):
+    end = orders.insert(1)
+    target = Target()
+    target.failures = [TailraceError(Kind.SINK_WRITE_FAILED, "x") for _ in range(9)]
+    feed = feed_of(orders, target, retry_attempts_max=2)
+    with pytest.raises(TailraceError, match="sink_write_failed"):
+        fed(feed, end)
+    assert feed.view.state is SinkState.FAILED
+    assert feed.view.error is not None
+    assert len(target.failures) == 6
+
+
+def test_what_a_person_must_repair_is_not_tried_twice(orders, quick):
+    end = orders.insert(1)
+    target = Target()
+    target.failures = [TailraceError(Kind.SINK_SCHEMA_REFUSED, "x"), TailraceError(Kind.INTERNAL, "y")]
+    with pytest.raises(TailraceError, match="sink_schema_refused"):
+        fed(feed_of(orders, target), end)
+    assert len(target.failures) == 1
+
+
+def test_an_unexpected_error_shows_no_contents(orders, quick):
+    end = orders.insert(1)
+    target = Target()
+    target.failures = [KeyError("row contents")]
+    with pytest.raises(TailraceError) as caught:
+        fed(feed_of(orders, target), end)
+    assert caught.value.kind is Kind.INTERNAL
+    assert "row contents" not in str(caught.value)
+
+
+def test_a_stretch_without_rows_moves_the_sink_without_a_batch(orders, quick):
+    first = orders.insert(1)
+    target = Target()
+    feed = feed_of(orders, target)
+    running = Background("feed", feed.run)
+    running.start()
+    wait_until(lambda: feed.view.position == first, 10, "the first row")
+    quiet = orders.progress()
+    wait_until(lambda: feed.view.position == quiet, 10, "the quiet stretch")
+    assert target.spans == [(0, first)]
+    # It is recorded with the end of the run, so that status says the same afterwards.
+    feed.finish_at(quiet)
+    assert running.join(10)
+    assert target.spans == [(0, first), (first, quiet)]
+
+
+def test_a_stop_lets_the_batch_end(orders, quick):
+    end = orders.insert(1)
+    target = Target()
+    target.may_write.clear()
+    feed = feed_of(orders, target)
+    running = Background("feed", feed.run)
+    running.start()
+    assert target.writing.wait(10)
+    feed.stop()
+    assert not running.join(0.05)
+    target.may_write.set()
+    assert running.join(10)
+    assert running.error is None
+    assert target.spans == [(0, end)]
+
+
+def test_a_batch_given_up_at_the_stop_is_no_failure(orders, quick):
+    orders.insert(1)
+    target = Target()
+    target.may_write.clear()
+    target.failures = [TailraceError(Kind.SPARK_FAILED, "cancelled")]
+    feed = feed_of(orders, target)
+    running = Background("feed", feed.run)
+    running.start()
+    assert target.writing.wait(10)
+    feed.stop()
+    target.may_write.set()
+    assert running.join(10)
+    assert (running.error, feed.view.state) == (None, SinkState.STOPPED)
+
+
+def test_a_feed_waits_for_a_log_that_is_not_there_yet(tmp_path, quick):
+    target = Target()
+    log_path = tmp_path / "later"
+    config = JsonlSink(type="jsonl", path=tmp_path / "out", name="sink", interval_ms=0)
+    feed = Feed(config, "shop", log_path, lambda: MemorySink("sink", target), NoSpark())
+    running = Background("feed", feed.run)
+    running.start()
+    log = LogOfOrders(log_path)
+    end = log.insert(1)
+    wait_until(lambda: target.position == end, 10, "the row")
+    feed.stop()
+    assert running.join(10)
+    log.close()
+
+
+def with_its_start_removed(tmp_path):
+    log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 16)
+    while len(log.directory.segments("0")) < 3:
+        log.insert(*range(500))
+    end = log.insert(1)
+    apply(log.directory, "0", RetentionRules(size_bytes=1))
+    return log, end
+
+
+def test_a_new_sink_on_a_log_without_its_start_says_what_can_be_done(tmp_path, quick):
+    log, end = with_its_start_removed(tmp_path)
+    with pytest.raises(TailraceError) as caught:
+        fed(feed_of(log, Target()), end)
+    assert caught.value.kind is Kind.LOG_RANGE_GONE
+    assert "tailrace replay FILE --sink sink --from" in caught.value.hint
+    log.close()
+
+
+def test_a_new_sink_may_be_told_to_begin_where_the_log_does(tmp_path, quick):
+    log, end = with_its_start_removed(tmp_path)
+    begin = log.directory.segments("0")[0]
+    target = Target()
+    fed(feed_of(log, target, begin_at=begin), end)
+    assert (target.spans[0][0], target.spans[-1][1]) == (begin, end)
+    log.close()
+
+
+def test_an_emptied_target_holds_the_log_again(orders, quick):
+    end = orders.insert(1)
+    fed(feed_of(orders, Target()), end)
+    assert Readers(orders.directory).require("sink").offsets == {"0": end}
+    emptied = Target()
+    emptied.may_write.clear()
+    feed = feed_of(orders, emptied)
+    running = Background("feed", feed.run)
+    running.start()
+    assert emptied.writing.wait(10)
+    assert Readers(orders.directory).require("sink").offsets == {"0": 0}
+    emptied.may_write.set()
+    feed.stop()
+    assert running.join(10)
+
+
+def test_a_sink_ahead_of_the_log_is_refused(orders, quick):
+    end = orders.insert(1)
+    target = Target()
+    target.spans = [(0, end + 1000)]
+    with pytest.raises(TailraceError) as caught:
+        fed(feed_of(orders, target), end)
+    assert caught.value.kind is Kind.SINK_AHEAD_OF_LOG

@@ -1,0 +1,77 @@
+"""The engine's life as a table, and the waits between attempts."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.backoff import Backoff
+from tailrace.pipeline.lifecycle import TRANSITIONS, Event, IllegalTransition, Lifecycle, State
+
+
+def lived(*events):
+    life = Lifecycle()
+    for event in events:
+        life = life.step(event)
+    return life
+
+
+def test_a_first_run_takes_a_snapshot_streams_and_stops():
+    life = lived(Event.SNAPSHOT_BEGAN, Event.STREAM_BEGAN)
+    assert life.state is State.STREAMING
+    life = life.step(Event.STOP_CALLED)
+    assert not life.is_running
+    assert life.step(Event.EVERYTHING_STOPPED).state is State.STOPPED
+
+
+def test_a_failure_stops_everything_before_it_is_called_failed():
+    life = lived(Event.STREAM_BEGAN, Event.FAILURE)
+    assert life.state is State.STOPPING
+    assert life.step(Event.EVERYTHING_STOPPED).state is State.FAILED
+
+
+def test_a_failure_while_stopping_is_not_forgotten():
+    assert lived(Event.STOP_CALLED, Event.FAILURE, Event.EVERYTHING_STOPPED).state is State.FAILED
+
+
+def test_an_illegal_move_tells_its_story_also_after_pickling():
+    with pytest.raises(IllegalTransition) as caught:
+        lived(Event.STREAM_BEGAN, Event.SNAPSHOT_BEGAN)
+    told = str(pickle.loads(pickle.dumps(caught.value)))  # noqa: S301
+    assert told == (
+        "the engine is streaming: SNAPSHOT_BEGAN is not allowed here "
+        "(story: starting+STREAM_BEGAN -> streaming+SNAPSHOT_BEGAN)"
+    )
+
+
+@given(st.lists(st.sampled_from(Event), max_size=40))
+def test_no_order_of_events_leads_out_of_the_table(events):
+    life = Lifecycle()
+    for event in events:
+        if (life.state, event) in TRANSITIONS:
+            life = life.step(event)
+        else:
+            with pytest.raises(IllegalTransition):
+                life.step(event)
+    assert life.state is not State.STOPPED or not life.failed
+    assert life.state is not State.FAILED or life.failed
+
+
+def test_waits_double_to_a_bound_and_end():
+    passing, waits = TailraceError(Kind.SINK_WRITE_FAILED, "x"), []
+    backoff = Backoff(7, first_s=1, longest_s=10)
+    while True:
+        backoff, wait_s = backoff.after(passing)
+        if wait_s is None:
+            break
+        waits.append(wait_s)
+    assert waits == [1, 2, 4, 8, 10, 10, 10]
+    assert backoff.after_success().after(passing)[1] == 1
+
+
+def test_what_a_person_must_repair_is_not_tried_again():
+    assert Backoff(7).after(TailraceError(Kind.SINK_FOREIGN, "x"))[1] is None

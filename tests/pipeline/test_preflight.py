@@ -1,0 +1,179 @@
+"""Preflight against real servers with broken set-ups: every problem, each with its repair."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.capture.session import Session
+from tailrace.config import load
+from tailrace.embedded.install import find_install
+from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.errors import Kind
+from tailrace.pipeline import preflight as preflight_module
+from tailrace.pipeline.findings import Severity
+from tailrace.pipeline.preflight import preflight
+
+
+def pipeline_file(directory, server, database, *, user="postgres", source="", sinks=""):
+    file = directory / "pipeline.yaml"
+    file.write_text(
+        f"name: {database}\n"
+        f"source:\n  host: 127.0.0.1\n  port: {server.port}\n  user: {user}\n  dbname: {database}\n{source}"
+        f"log: {{path: ./log}}\n"
+        f"sinks: [{sinks}]\n"
+    )
+    return file
+
+
+def found(file):
+    return {(finding.kind, finding.table): finding for finding in preflight(file)}
+
+
+def errors(file):
+    return [finding for finding in preflight(file) if finding.severity is Severity.ERROR]
+
+
+def test_a_fit_set_up_has_no_problem(each_pg, tmp_path):
+    each_pg.execute("create table orders (id int primary key)")
+    file = pipeline_file(
+        tmp_path, each_pg.server, each_pg.name, sinks="{type: delta, mode: mirror, path: ./lake}"
+    )
+    assert preflight(file) == []
+    # Nothing was changed: neither slot nor publication nor directory is there.
+    assert each_pg.query("select count(*) from pg_publication") == [(0,)]
+    assert each_pg.query("select count(*) from pg_replication_slots where database = current_database()") == [(0,)]
+    assert not (tmp_path / "log").exists()
+
+
+def test_tables_without_what_they_need_are_named(pg, tmp_path):
+    pg.execute("create table keyless (a int)")
+    pg.execute("create table full_rows (a int)")
+    pg.execute("alter table full_rows replica identity full")
+    pg.execute("create table good (a int primary key)")
+    file = pipeline_file(
+        tmp_path,
+        pg.server,
+        pg.name,
+        source='  tables: ["public.*", "public.none", "sales.*"]\n',
+        sinks="{type: delta, mode: mirror, path: ./lake, tables: [public.keyless, public.full_rows, other.x]}",
+    )
+    result = found(file)
+    keyless = result[Kind.SOURCE_MISCONFIGURED, "public.keyless"]
+    assert keyless.severity is Severity.WARNING
+    assert 'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL;' in keyless.repair
+    for table in ("public.keyless", "public.full_rows"):
+        assert "ADD PRIMARY KEY" in result[Kind.SINK_KEY_MISSING, table].repair
+    assert (Kind.SINK_KEY_MISSING, "public.good") not in result
+    missing = [finding for finding in preflight(file) if finding.kind is Kind.TABLE_MISSING]
+    assert [(finding.severity, finding.message) for finding in missing] == [
+        (Severity.ERROR, "source.tables: no table matches 'public.none'"),
+        (Severity.WARNING, "source.tables: no table matches 'sales.*'"),
+        (Severity.WARNING, "sinks[0].tables: no captured table matches 'other.x'"),
+    ]
+
+
+def test_every_repair_that_is_sql_repairs(own_pg, tmp_path):
+    """A role that may do nothing: the SQL of the findings, run by a superuser, makes it fit."""
+    own_pg.create_database("shop")
+    own_pg.execute("create role cdc login", dbname="shop")
+    own_pg.execute('create schema "Sa""les"', dbname="shop")
+    own_pg.execute('create table "Sa""les"."Or ders" (id int primary key)', dbname="shop")
+    own_pg.execute('alter table "Sa""les"."Or ders" enable row level security', dbname="shop")
+    file = pipeline_file(tmp_path, own_pg, "shop", user="cdc", source="  tables: ['*.Or ders']\n")
+    first = errors(file)
+    assert {finding.kind for finding in first} == {Kind.SOURCE_PRIVILEGE_MISSING}
+    assert len(first) >= 5
+    for finding in first:
+        own_pg.execute(finding.repair.split(";")[0], dbname="shop")
+    assert errors(file) == []
+
+
+def test_a_server_without_logical_decoding_is_told_what_to_set(tmp_path):
+    settings = {"wal_level": "replica", "max_replication_slots": "0", "max_wal_senders": "0"}
+    with EmbeddedPostgres(find_install(18), settings=settings, durable=False) as server:
+        server.create_database("shop")
+        server.execute("create table t (id int primary key)", dbname="shop")
+        repairs = " ".join(finding.repair for finding in errors(pipeline_file(tmp_path, server, "shop")))
+    assert "ALTER SYSTEM SET wal_level = logical" in repairs
+    assert "ALTER SYSTEM SET max_replication_slots" in repairs
+    assert "ALTER SYSTEM SET max_wal_senders" in repairs
+
+
+def test_a_slot_that_nobody_here_made_is_not_taken(pg, tmp_path):
+    pg.execute("create table t (id int primary key)")
+    pg.query(f"select pg_create_logical_replication_slot('tailrace_{pg.name}', 'pgoutput')")
+    finding = found(pipeline_file(tmp_path, pg.server, pg.name))[Kind.SLOT_FOREIGN, ""]
+    assert f"pg_drop_replication_slot('tailrace_{pg.name}')" in finding.repair
+
+
+def test_a_publication_that_does_not_fit_is_named_with_its_sql(pg, tmp_path):
+    pg.execute("create table a (id int primary key)")
+    pg.execute("create table b (id int primary key)")
+    pg.execute("create schema other")
+    pg.execute("create table other.c (id int primary key)")
+    pg.execute(f"create publication tailrace_{pg.name} for table a, other.c with (publish = 'insert')")
+    result = found(pipeline_file(tmp_path, pg.server, pg.name))
+    assert result[Kind.PUBLICATION_MISMATCH, "public.b"].severity is Severity.ERROR
+    assert result[Kind.PUBLICATION_MISMATCH, "other.c"].severity is Severity.WARNING
+    assert "update, delete, truncate" in result[Kind.PUBLICATION_MISMATCH, ""].message
+    pg.execute(result[Kind.PUBLICATION_MISMATCH, "public.b"].repair)
+    pg.execute(result[Kind.PUBLICATION_MISMATCH, ""].repair)
+    assert errors(tmp_path / "pipeline.yaml") == []
+
+
+def test_a_server_that_is_not_there_is_one_problem_beside_the_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        "name: shop\nsource: {host: 127.0.0.1, port: 1, user: x}\nlog: {path: ./log}\n"
+        "sinks: [{type: jsonl, path: ./pipeline.yaml/out}]\n"
+    )
+    kinds = {finding.kind for finding in errors(file)}
+    assert kinds == {Kind.SOURCE_UNREACHABLE, Kind.ENVIRONMENT_UNFIT, Kind.SINK_WRITE_FAILED}
+
+
+def test_a_secret_that_is_not_there_is_a_problem_of_the_configuration(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    file = tmp_path / "pipeline.yaml"
+    file.write_text("name: shop\nsource: {host: localhost, password: '${env:NOT_SET}'}\nlog: {path: ./log}\n")
+    (finding,) = errors(file)
+    assert (finding.kind, finding.is_configuration) == (Kind.SECRET_MISSING, True)
+
+
+def test_little_room_is_a_warning_and_none_an_error(pg, tmp_path, monkeypatch):
+    pg.execute("create table t (id int primary key)")
+    file = pipeline_file(tmp_path, pg.server, pg.name)
+
+    def room(free):
+        usage = type("Usage", (), {"free": free})
+        monkeypatch.setattr(preflight_module.shutil, "disk_usage", lambda path: usage)
+        return [finding.severity for finding in preflight(file) if finding.kind is Kind.LOG_FULL]
+
+    assert room(100 << 30) == []
+    assert room(100 << 20) == [Severity.WARNING]
+    assert room(1 << 20) == [Severity.ERROR]
+
+
+def test_a_broken_check_does_not_hide_the_others(pg, tmp_path, monkeypatch):
+    pg.execute("create table t (a int)")
+    file = pipeline_file(tmp_path, pg.server, pg.name, sinks="{type: jsonl, path: ./out}")
+    monkeypatch.setattr(preflight_module, "_rooms", lambda pipeline: 1 / 0)
+    kinds = {finding.kind for finding in preflight(file)}
+    assert kinds == {Kind.INTERNAL, Kind.SOURCE_MISCONFIGURED}
+
+
+def test_the_session_that_looks_is_closed(pg, tmp_path, monkeypatch):
+    pg.execute("create table t (id int primary key)")
+    file = pipeline_file(tmp_path, pg.server, pg.name)
+    made = []
+    connect = Session.connect.__func__
+
+    def watched(cls, *arguments, **options):
+        made.append(connect(cls, *arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(Session, "connect", classmethod(watched))
+    preflight(file)
+    assert load(file).name == pg.name
+    assert made
+    assert all(session._connection.closed for session in made)

@@ -1,0 +1,140 @@
+"""What may go: the rules as a table, then the doing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from changelog.frames_of import SECOND_US, Source, append, new_log
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.prune import apply, segment_facts
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention import RetentionPlan, RetentionRules, SegmentFacts, now_of, plan
+from tailrace.changelog.verify import verify
+from tailrace.changelog.writer import LogOptions, LogWriter
+from tailrace.errors import Kind, TailraceError
+
+#: Four segments of 10 bytes, whose last units ended at 1 s, 2 s, 3 s and 4 s; the last is written.
+SEGMENTS = [SegmentFacts(n * 100, n * 100 + 100, 10, (n + 1) * SECOND_US) for n in range(4)]
+HOLD, DROP = "hold", "drop"
+
+
+@pytest.mark.parametrize(
+    ("rules", "readers", "durable_end", "remove", "drop", "held_by"),
+    [
+        # no limit: nothing goes, however far everybody has read
+        ({}, {"a": 400}, 400, (), (), ()),
+        # size
+        ({"size_bytes": 40}, {}, 400, (), (), ()),
+        ({"size_bytes": 39}, {}, 400, (0,), (), ()),
+        ({"size_bytes": 20}, {}, 400, (0, 100), (), ()),
+        ({"size_bytes": 0}, {}, 400, (0, 100, 200), (), ()),  # never the last
+        # age, at 4 s
+        ({"age_s": 3}, {}, 400, (), (), ()),
+        ({"age_s": 2.5}, {}, 400, (0,), (), ()),
+        ({"age_s": 0}, {}, 400, (0, 100, 200), (), ()),
+        # either limit is enough
+        ({"age_s": 2.5, "size_bytes": 20}, {}, 400, (0, 100), (), ()),
+        # not what is not known to be durable
+        ({"size_bytes": 0}, {}, 199, (0,), (), ()),
+        ({"size_bytes": 0}, {}, 200, (0, 100), (), ()),
+        ({"size_bytes": 0}, {}, 0, (), (), ()),
+        # a reader holds the segment that it has not read to its end
+        ({"size_bytes": 0}, {"a": 400, "b": 100}, 400, (0,), (), ("b",)),
+        ({"size_bytes": 0}, {"a": 199, "b": 199}, 400, (0,), (), ("a", "b")),
+        ({"size_bytes": 0}, {"a": 200}, 400, (0, 100), (), ("a",)),
+        ({"size_bytes": 20}, {"a": 200}, 400, (0, 100), (), ()),
+        ({"size_bytes": 40}, {"a": 0}, 400, (), (), ()),
+        # or is dropped, but only if its segments go
+        ({"size_bytes": 20, "on_slow_reader": DROP}, {"a": 199, "b": 200}, 400, (0, 100), ("a",), ()),
+        ({"size_bytes": 40, "on_slow_reader": DROP}, {"a": 0}, 400, (), (), ()),
+        ({"size_bytes": 0, "on_slow_reader": DROP}, {"a": 0, "b": 250}, 400, (0, 100, 200), ("a", "b"), ()),
+        ({"size_bytes": 20, "on_slow_reader": HOLD}, {"a": 99}, 400, (), (), ("a",)),
+    ],
+)
+def test_the_rules(rules, readers, durable_end, remove, drop, held_by) -> None:
+    decided = plan(SEGMENTS, readers, RetentionRules(**rules), durable_end=durable_end, now_us=4 * SECOND_US)
+    assert decided == RetentionPlan(remove, drop, held_by)
+
+
+def test_a_clock_that_jumps_ahead_removes_nothing() -> None:
+    ten_years = 10 * 365 * 86400 * SECOND_US
+    for newest, wall in ((4 * SECOND_US, ten_years), (ten_years, 4 * SECOND_US)):
+        assert now_of(newest, wall) == 4 * SECOND_US
+
+
+@pytest.fixture
+def log(memory_path: Path) -> LogDirectory:
+    made, source = new_log(memory_path / "log"), Source()
+    with LogWriter.open(made, "0", options=LogOptions(segment_bytes=1)) as writer:
+        for _ in range(6):
+            append(writer, source.transaction())
+    return made
+
+
+def test_removed_segments_are_gone_and_the_rest_is_sound(log: LogDirectory) -> None:
+    facts = segment_facts(log, "0")
+    assert [fact.first_offset for fact in facts] == log.segments("0")
+    pruned = apply(log, "0", RetentionRules(age_s=1.5), wall_clock_us=lambda: 2**62)
+    assert len(pruned.segments) == 4, "two are younger than that, by the log's own time"
+    assert pruned.size_bytes == sum(fact.size_bytes for fact in facts[:4])
+    assert log.segments("0") == [fact.first_offset for fact in facts[4:]]
+    assert verify(log.path).sound
+    assert apply(log, "0", RetentionRules(age_s=1.5)).segments == ()
+    with LogWriter.open(log, "0") as writer:
+        append(writer, Source(lsn=writer.tail.position).transaction())
+
+
+def test_a_slow_reader_holds_the_log_until_it_commits(log: LogDirectory) -> None:
+    readers = Readers(log)
+    offsets = log.segments("0")
+    readers.register("slow", {"0": 0})
+    rules = RetentionRules(size_bytes=1)
+    assert apply(log, "0", rules).held_by == ("slow",)
+    assert log.segments("0") == offsets
+    readers.commit("slow", "0", offsets[3])
+    assert len(apply(log, "0", rules).segments) == 3
+    readers.remove("slow")
+    assert readers.all() == []
+    assert len(apply(log, "0", rules).segments) == 2
+
+
+def test_a_dropped_reader_gets_an_error_and_may_begin_anew(log: LogDirectory) -> None:
+    readers = Readers(log)
+    readers.register("slow", {"0": 0})
+    pruned = apply(log, "0", RetentionRules(size_bytes=1, on_slow_reader="drop"))
+    assert pruned.dropped_readers == ("slow",)
+    with pytest.raises(TailraceError) as caught:
+        readers.commit("slow", "0", 5)
+    assert caught.value.kind is Kind.LOG_RANGE_GONE
+    with LogReader.open(log, "0") as reader:
+        readers.register("slow", {"0": reader.start})
+        readers.commit("slow", "0", reader.end().offset)
+    [found] = readers.all()
+    assert (found.name, found.dropped) == ("slow", False)
+
+
+def test_commits_only_go_forward_and_need_a_registration(log: LogDirectory) -> None:
+    readers = Readers(log)
+    with pytest.raises(TailraceError) as caught:
+        readers.commit("nobody", "0", 1)
+    assert caught.value.kind is Kind.LOG_RANGE_INVALID
+    readers.register("a/b: c", {"0": 10})
+    readers.commit("a/b: c", "0", 30)
+    readers.commit("a/b: c", "0", 20)
+    readers.register("a/b: c", {"0": 0, "1": 7})
+    [found] = Readers.open(log.path).all()
+    assert (found.name, dict(found.offsets)) == ("a/b: c", {"0": 30, "1": 7})
+
+
+def test_a_damaged_reader_file_holds_everything(log: LogDirectory) -> None:
+    readers = Readers(log)
+    readers.register("sink", {"0": 10**6})
+    [path] = (log.path / "readers").iterdir()
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(TailraceError) as caught:
+        apply(log, "0", RetentionRules(size_bytes=1))
+    assert caught.value.kind is Kind.LOG_CORRUPT
+    assert len(log.segments("0")) == 6

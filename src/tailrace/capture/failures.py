@@ -133,6 +133,20 @@ def parse_fields(body: bytes) -> dict[str, str]:
     return fields
 
 
+def from_notice(fields: dict[str, str], attempted: str) -> TailraceError | None:
+    """Return the error that a notice during replication amounts to, None for all but one.
+
+    From version 18 on, a publication that is missing is only warned of, and the changes that
+    it would have let through are skipped: going on would lose them.
+    """
+    if fields.get("C") != "55000" or "ublication" not in fields.get("R", ""):
+        return None
+    kind, hint = _PUBLICATION_GONE
+    return TailraceError(
+        kind, f"{attempted}: the server skips changes: {fields.get('M', '')}", hint, {"sqlstate": "55000"}
+    )
+
+
 def from_connecting(message: str, address: str) -> TailraceError:
     """Return the error for a connection that did not come about; `message` is libpq's."""
     said = " ".join(redact(message).split())

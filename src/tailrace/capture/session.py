@@ -34,6 +34,7 @@ SESSION_SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "search_path": "pg_catalog",
+    "client_min_messages": "warning",  # a warning that changes are skipped must come through
     "standard_conforming_strings": "on",
     "row_security": "off",  # a policy must be an error, not missing rows
     "statement_timeout": "0",

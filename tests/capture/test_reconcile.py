@@ -1,0 +1,116 @@
+"""The start-up decision, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tailrace.capture.reconcile import (
+    Action,
+    CaptureState,
+    LogFacts,
+    Phase,
+    SlotFacts,
+    SourceFacts,
+    Start,
+    decide,
+)
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.model import SourceFingerprint
+
+POSITION = 5000
+SLOT = SlotFacts(
+    "pgoutput", "shop", temporary=False, active_pid=None, restart_lsn=4000, confirmed_flush_lsn=4900
+)
+SOURCE = SourceFacts("77", "shop", timeline=3, flush_lsn=9000, slot=SLOT)
+FINGERPRINT = SourceFingerprint("postgresql", "77", "shop", "s")
+STATE = CaptureState(Phase.STREAMING, "77", 3, True, 100, 200)
+LOG = LogFacts(FINGERPRINT, POSITION, STATE)
+NEW = LogFacts(FINGERPRINT, 0, None)
+BEGINNING = replace(STATE, phase=Phase.BEGINNING)
+UNFINISHED = LogFacts(FINGERPRINT, 0, BEGINNING)
+
+
+def slot(**changes: object) -> SourceFacts:
+    return replace(SOURCE, slot=replace(SLOT, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "log", "start"),
+    [
+        (replace(SOURCE, slot=None), NEW, Start(Action.FRESH)),
+        (replace(SOURCE, slot=None), UNFINISHED, Start(Action.FRESH)),
+        (slot(confirmed_flush_lsn=200), UNFINISHED, Start(Action.RESTART)),
+        (
+            slot(confirmed_flush_lsn=150),
+            replace(UNFINISHED, state=replace(BEGINNING, consistent_point=0)),
+            Start(Action.RESTART),
+        ),
+        (SOURCE, LOG, Start(Action.RESUME, POSITION)),
+        (slot(confirmed_flush_lsn=POSITION), LOG, Start(Action.RESUME, POSITION)),
+        (replace(SOURCE, flush_lsn=POSITION), LOG, Start(Action.RESUME, POSITION)),
+        # the snapshot's end is in the log, so an older state file does not begin it again
+        (SOURCE, replace(LOG, state=BEGINNING), Start(Action.RESUME, POSITION)),
+        (SOURCE, replace(LOG, state=None), Start(Action.RESUME, POSITION)),
+        (replace(SOURCE, timeline=4, left_stored_timeline_at=POSITION), LOG, Start(Action.RESUME, POSITION)),
+    ],
+)
+def test_what_fits_goes_on(source: SourceFacts, log: LogFacts, start: Start) -> None:
+    assert decide(source, log, "initial") == start
+
+
+@pytest.mark.parametrize(
+    ("source", "log", "kind"),
+    [
+        (replace(SOURCE, system_identifier="78"), LOG, Kind.SOURCE_CHANGED),
+        (replace(SOURCE, database="other"), LOG, Kind.SOURCE_CHANGED),
+        (replace(SOURCE, system_identifier="78"), NEW, Kind.SOURCE_CHANGED),
+        (replace(SOURCE, timeline=2), LOG, Kind.SOURCE_TIMELINE_CHANGED),
+        (replace(SOURCE, timeline=4), LOG, Kind.SOURCE_TIMELINE_CHANGED),
+        (
+            replace(SOURCE, timeline=4, left_stored_timeline_at=POSITION - 1),
+            LOG,
+            Kind.SOURCE_TIMELINE_CHANGED,
+        ),
+        (replace(SOURCE, flush_lsn=POSITION - 1), LOG, Kind.SOURCE_BEHIND_LOG),
+        (replace(SOURCE, slot=None), LOG, Kind.SLOT_MISSING),
+        (replace(SOURCE, slot=None), replace(NEW, state=STATE), Kind.SLOT_MISSING),
+        (SOURCE, replace(NEW, state=STATE), Kind.SLOT_AHEAD_OF_LOG),
+        (SOURCE, NEW, Kind.SLOT_FOREIGN),
+        (slot(confirmed_flush_lsn=201), UNFINISHED, Kind.SLOT_FOREIGN),
+        (
+            slot(confirmed_flush_lsn=99),
+            replace(UNFINISHED, state=replace(BEGINNING, consistent_point=0)),
+            Kind.SLOT_FOREIGN,
+        ),
+        (slot(plugin="wal2json"), LOG, Kind.SLOT_FOREIGN),
+        (slot(database="other"), LOG, Kind.SLOT_FOREIGN),
+        (slot(temporary=True), LOG, Kind.SLOT_FOREIGN),
+        (slot(invalidation="wal_removed"), LOG, Kind.SLOT_INVALIDATED),
+        (slot(confirmed_flush_lsn=POSITION + 1), LOG, Kind.SLOT_AHEAD_OF_LOG),
+        (slot(restart_lsn=POSITION + 1), LOG, Kind.SLOT_AHEAD_OF_LOG),
+        (slot(confirmed_flush_lsn=None), LOG, Kind.SLOT_AHEAD_OF_LOG),
+        (slot(active_pid=42), LOG, Kind.SLOT_IN_USE),
+        (slot(confirmed_flush_lsn=200, active_pid=42), UNFINISHED, Kind.SLOT_IN_USE),
+    ],
+)
+def test_what_does_not_fit_has_a_name_and_a_way_out(source: SourceFacts, log: LogFacts, kind: Kind) -> None:
+    with pytest.raises(TailraceError) as raised:
+        decide(source, log, "initial")
+    assert raised.value.kind is kind
+    assert raised.value.hint
+    assert (raised.value.policy is Policy.RETRY) == (kind is Kind.SLOT_IN_USE)
+
+
+def test_a_slot_in_use_names_the_process() -> None:
+    with pytest.raises(TailraceError, match="42"):
+        decide(slot(active_pid=42), LOG, "initial")
+
+
+def test_only_a_snapshot_is_done_when_it_is_in_the_log() -> None:
+    assert decide(replace(SOURCE, slot=None), LOG, "only") == Start(Action.FINISHED, POSITION)
+
+
+def test_the_state_survives_its_file() -> None:
+    assert CaptureState.from_json(STATE.as_json()) == STATE

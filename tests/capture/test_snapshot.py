@@ -1,0 +1,173 @@
+"""The initial snapshot against real servers: consistent with the stream, as the server sends it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from capture.captured import CREATE_ITEMS, NAME, SLOT, capturing, read_log
+from fix_postgres import Database
+from tailrace.changelog.reader import LogReader
+
+RUN = """
+import sys
+from pathlib import Path
+from tailrace.capture.task import CaptureTask
+from tailrace.config.postgres import PostgresSource
+from tailrace.config.sections import LogConfig
+path = Path(sys.argv[2])
+CaptureTask(PostgresSource(dsn=sys.argv[1]), path, LogConfig(path=path), name=sys.argv[3]).run()
+"""
+
+
+def test_a_snapshot_among_writers_has_no_gap_and_no_double(each_pg: Database, tmp_path: Path) -> None:
+    pg = each_pg
+    pg.execute("create table items(id bigserial primary key, note text)")
+    pg.execute("insert into items(note) select repeat('x', 200) from generate_series(1, 60000)")
+    over = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(pg.dsn, autocommit=True) as connection:
+            while not over.is_set():
+                connection.execute("insert into items(note) select 'y' from generate_series(1, 3)")
+                connection.execute("delete from items where id = (select min(id) from items)")
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        with capturing(pg.dsn, tmp_path / "log") as running:
+            running.wait_for("streaming", 60)
+            rows = running.task.progress().rows
+            while running.task.progress().rows < rows + 200:
+                over.wait(0.02)
+            over.set()
+            for writer in writers:
+                writer.join()
+            running.catch_up(pg.query)
+    finally:
+        over.set()
+        for writer in writers:
+            writer.join()
+    found = read_log(tmp_path / "log")
+    assert len(found.ids) == len(set(found.ids))
+    assert len(found.deletes) == len(set(found.deletes))
+    left = sorted(set(found.ids) - set(found.deletes))
+    assert left == [row[0] for row in pg.query("select id from items order by id")]
+
+
+def test_a_relation_made_for_the_snapshot_is_what_the_server_sends(each_pg: Database, tmp_path: Path) -> None:
+    pg = each_pg
+    pg.execute('create schema "od.d"')
+    pg.execute("create type mood as enum('a', 'b')")
+    pg.execute("create domain posint as int check (value > 0)")
+    pg.execute("create domain deep as posint")
+    tables = [
+        "create table plain(id int primary key, n numeric(10, 2), v varchar(7), d posint, e deep, m mood[])",
+        'create table "od.d"."q""x é"("A" int, a int, dropped int, primary key (a, "A"))',
+        "create table full_(id int primary key, t text)",
+        "create table keyless(id int, t text)",
+        "create table chosen(id int primary key, k int not null, t text)",
+        "create table generated(id int primary key, g int generated always as (id + 1) stored, t text)",
+        "create table included(id int, t text, primary key (id) include (t))",
+    ]
+    for statement in tables:
+        pg.execute(statement)
+    pg.execute('alter table "od.d"."q""x é" drop column dropped')
+    pg.execute("alter table full_ replica identity full")
+    pg.execute("create unique index chosen_k on chosen(k)")
+    pg.execute("alter table chosen replica identity using index chosen_k")
+    with capturing(pg.dsn, tmp_path / "log", tables=("public.*", '"od.d".*')) as running:
+        running.wait_for("streaming")
+        pg.execute("insert into plain values (1)")
+        pg.execute('insert into "od.d"."q""x é" values (1, 2)')
+        pg.execute("insert into full_ values (1)")
+        pg.execute("insert into keyless values (1)")
+        pg.execute("insert into chosen values (1, 2)")
+        pg.execute("insert into generated(id) values (1)")
+        pg.execute("insert into included values (1)")
+        running.catch_up(pg.query)
+    relations = read_log(tmp_path / "log").relations
+    made, sent = relations[: len(tables)], relations[len(tables) :]
+    assert sorted(made) == sorted(sent)
+
+
+def test_column_lists_row_filters_and_partitions_are_as_published(pg: Database, tmp_path: Path) -> None:
+    pg.execute("create table filtered(id int primary key, secret text, kept text)")
+    pg.execute("insert into filtered select n, 'secret', 'kept' from generate_series(1, 20) n")
+    pg.execute("create table parts(id int primary key) partition by range (id)")
+    pg.execute("create table parts_low partition of parts for values from (0) to (100)")
+    pg.execute("create table parts_high partition of parts for values from (100) to (200)")
+    pg.execute("insert into parts values (50), (150)")
+    pg.execute(
+        "create publication tailrace_t for table filtered (id, kept) where (id > 10), parts with (publish_via_partition_root)"
+    )
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        snapshot = running.task.progress().snapshot
+        pg.execute("insert into parts values (51)")
+        pg.execute("insert into filtered values (0), (99)")
+        running.catch_up(pg.query)
+    found = read_log(tmp_path / "log")
+    assert sorted(found.snapshot) == [*range(11, 21), 50, 150]
+    assert found.inserts == [51, 99]
+    assert b"secret" not in found.text
+    assert {name: (table.rows, table.done) for name, table in snapshot.items()} == {
+        "public.filtered": (10, True),
+        "public.parts": (2, True),
+    }
+
+
+def test_values_with_newlines_and_no_columns_are_counted_right(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute(r"insert into items select n, e'a\nb\\c\td\n' from generate_series(1, 1000) n")
+    pg.execute("insert into items values (1001, repeat('w', 3000000))")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    found = read_log(tmp_path / "log")
+    assert found.snapshot == list(range(1, 1002))
+    assert len(found.text) > 3_000_000
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["snapshot.after_slot", "snapshot.in_copy@2", "snapshot.before_handover", "snapshot.after_handover"],
+)
+def test_a_beginning_that_was_killed_begins_again(pg: Database, tmp_path: Path, point: str) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute("insert into items select n, repeat('z', 500) from generate_series(1, 8000) n")
+    name, _, count = point.partition("@")
+    killed = subprocess.run(
+        [sys.executable, "-c", RUN, pg.dsn, str(tmp_path / "log"), NAME],
+        env={"TAILRACE_FAILPOINTS": f"{name}=kill@{count or 1}", "PATH": ""},
+        timeout=60,
+        check=False,
+    )
+    assert killed.returncode == -9
+    pg.execute("insert into items values (8001, 'between')")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("insert into items values (8002, 'after')")
+        running.catch_up(pg.query)
+    found = read_log(tmp_path / "log")
+    assert sorted(found.ids) == list(range(1, 8003))
+    assert len(pg.query("select 1 from pg_replication_slots where slot_name = %s", [SLOT])) == 1
+
+
+def test_readers_see_nothing_of_a_snapshot_before_its_end(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute("insert into items select n, repeat('z', 500) from generate_series(1, 8000) n")
+    killed = subprocess.run(
+        [sys.executable, "-c", RUN, pg.dsn, str(tmp_path / "log"), NAME],
+        env={"TAILRACE_FAILPOINTS": "snapshot.in_copy=kill@3", "PATH": ""},
+        timeout=60,
+        check=False,
+    )
+    assert killed.returncode == -9
+    with LogReader.open(tmp_path / "log", "0") as reader:
+        assert reader.end().offset == 0

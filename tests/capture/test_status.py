@@ -1,0 +1,95 @@
+"""The status timer: when it speaks, and that it never says more than what is durable."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+
+import pytest
+
+from fix_wait import wait_until
+from tailrace.capture.status import StatusTimer, status_message
+from tailrace.capture.transport import Received
+from tailrace.errors import Kind, TailraceError
+
+
+class Recorder:
+    """A transport that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[float, int, bool]] = []
+
+    def start(self, command: str, deadline_s: float) -> None: ...
+
+    def receive(self, wait_s: float) -> Received:
+        raise NotImplementedError
+
+    def send(self, payload: bytes) -> None:
+        kind, written, flushed, applied, _, reply = struct.unpack("!cQQQqb", payload)
+        assert (kind, len(payload)) == (b"r", 34)
+        assert written == flushed == applied
+        self.sent.append((time.monotonic(), written, bool(reply)))
+
+    def release(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_the_message_is_34_bytes_in_the_clock_of_postgresql() -> None:
+    message = status_message(0x0102030405060708, 946_684_800_000_001)
+    assert message.hex() == "72" + 3 * "0102030405060708" + "0000000000000001" + "00"
+
+
+def test_it_speaks_at_intervals_at_once_when_asked_and_soon_after_progress() -> None:
+    recorder, durable = Recorder(), [100]
+    timer = StatusTimer(recorder, lambda: durable[0], lambda: None, interval_s=30)
+    timer.start()
+    wait_until(lambda: len(recorder.sent) == 1, 5)
+    timer.reply()
+    wait_until(lambda: len(recorder.sent) == 2, 5)
+    timer.ask()
+    wait_until(lambda: recorder.sent[-1][2], 5)
+    durable[0] = 200
+    began = time.monotonic()
+    timer.progressed()
+    wait_until(lambda: recorder.sent[-1][1] == 200, 5)
+    assert time.monotonic() - began < 1
+    durable[0] = 300
+    timer.close()
+    assert recorder.sent[-1][1] == 300
+    assert timer.acknowledged == 300
+
+
+def test_it_speaks_without_being_asked() -> None:
+    recorder = Recorder()
+    timer = StatusTimer(recorder, lambda: 1, lambda: None, interval_s=0.05)
+    timer.start()
+    wait_until(lambda: len(recorder.sent) >= 4, 5)
+    timer.close()
+
+
+def test_it_acknowledges_nothing_for_a_writer_that_lost_the_log() -> None:
+    def fenced() -> None:
+        raise TailraceError(Kind.LOG_FENCED, "somebody else writes")
+
+    recorder = Recorder()
+    timer = StatusTimer(recorder, lambda: 1, fenced, interval_s=0.05)
+    timer.start()
+    wait_until(lambda: timer.error is not None, 5)
+    timer.close()
+    assert recorder.sent == []
+
+
+@pytest.mark.parametrize("asks", [50])
+def test_a_server_that_asks_without_end_is_not_answered_without_end(asks: int) -> None:
+    recorder = Recorder()
+    timer = StatusTimer(recorder, lambda: 1, lambda: None, interval_s=30)
+    timer.start()
+    over = threading.Event()
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        timer.reply()
+        over.wait(0.0005)
+    timer.close()
+    assert len(recorder.sent) < asks

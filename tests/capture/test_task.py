@@ -1,0 +1,361 @@
+"""Capture from real servers: beginning, resuming, stopping, and every way to lose a connection."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from capture.captured import CREATE_ITEMS, SLOT, capturing, read_log, run_to_end
+from fix_postgres import Database
+from fix_proxy import Proxy
+from fix_wait import wait_until
+from tailrace import failpoints
+from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.errors import Kind
+from tailrace.model import parse_lsn
+
+INSERT = "insert into items select n, 'note ' || n from generate_series(%s::bigint, %s::bigint) n"
+
+
+def confirmed(pg: Database) -> int:
+    rows = pg.query("select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", [SLOT])
+    return parse_lsn(rows[0][0])
+
+
+def kind_of(error: object) -> Kind | None:
+    return getattr(error, "kind", None)
+
+
+def test_rows_and_changes_come_once_and_are_acknowledged(each_pg: Database, tmp_path: Path) -> None:
+    pg = each_pg
+    pg.execute(CREATE_ITEMS)
+    pg.execute(INSERT, [1, 1000])
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute(INSERT, [1001, 1100])
+        pg.execute("select pg_logical_emit_message(false, 'p', 'hello')")
+        pg.execute(INSERT, [1101, 1101])
+        running.catch_up(pg.query)
+        position = running.task.progress().durable.position
+        wait_until(lambda: confirmed(pg) >= position, 10, "the acknowledgement")
+    assert confirmed(pg) == running.task.progress().durable.position
+    # and again from there
+    pg.execute(INSERT, [1102, 1200])
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.catch_up(pg.query)
+    found = read_log(tmp_path / "log")
+    assert found.snapshot == list(range(1, 1001))
+    assert found.inserts == list(range(1001, 1201))
+    assert len(found.messages) == 1
+    assert found.facts[0]["primary_key"] == ["id"]
+    assert len(found.facts) == 1  # they did not change
+
+
+def test_never_takes_changes_from_now_on(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute(INSERT, [1, 10])
+    with capturing(pg.dsn, tmp_path / "log", snapshot="never") as running:
+        running.wait_for("streaming")
+        pg.execute(INSERT, [11, 20])
+        running.catch_up(pg.query)
+    found = read_log(tmp_path / "log")
+    assert (found.snapshot, found.inserts) == ([], list(range(11, 21)))
+    assert [facts["table"] for facts in found.facts] == ["items"]
+
+
+def test_only_ends_by_itself_and_leaves_no_slot(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute(INSERT, [1, 10])
+    for _ in range(2):  # the second time there is nothing left to do
+        assert run_to_end(pg.dsn, tmp_path / "log", snapshot="only") is None
+        assert read_log(tmp_path / "log").ids == list(range(1, 11))
+    wait_until(lambda: not pg.query("select 1 from pg_replication_slots where slot_name = %s", [SLOT]), 10)
+
+
+def test_acknowledgements_never_pass_what_is_durable(
+    pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy]
+) -> None:
+    between = proxy(pg.port)
+    pg.execute(CREATE_ITEMS)
+    dsn = pg.dsn.replace(f":{pg.port}", f":{between.port}")
+    failpoints.arm("log.before_fsync=sleep:500@3")
+    try:
+        with capturing(dsn, tmp_path / "log", status_interval_s=0.05) as running:
+            running.wait_for("streaming")
+            for k in range(20):
+                pg.execute(INSERT, [k + 1, k + 1])
+                acknowledged = running.task.progress().acknowledged_lsn
+                assert acknowledged <= running.task.progress().durable.position
+            running.catch_up(pg.query)
+    finally:
+        failpoints.arm("")
+    statuses = between.standby_statuses()
+    commits = {0, *read_log(tmp_path / "log").commits}
+    assert {status.flushed for status in statuses} & commits
+    assert all(s.written == s.flushed == s.applied for s in statuses)
+    flushed = [status.flushed for status in statuses]
+    assert flushed == sorted(flushed)
+    assert flushed[-1] == running.task.progress().durable.position
+
+
+def test_connections_cut_at_random_bytes_lose_and_double_nothing(
+    pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy]
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    between = proxy(pg.port)
+    pg.execute(CREATE_ITEMS)
+    dsn = pg.dsn.replace(f":{pg.port}", f":{between.port}")
+    with capturing(dsn, tmp_path / "log", segment_bytes=256 * 1024) as running:
+        running.wait_for("streaming")
+        last = 0
+        for _ in range(12):
+            between.cut_after(rng.randrange(1, 400_000))
+            for _ in range(6):
+                count = rng.choice([1, 10, 2000])
+                pg.execute(INSERT, [last + 1, last + count])
+                last += count
+        between.resume()
+        running.catch_up(pg.query, 60)
+        assert running.task.progress().reconnects > 0
+    assert read_log(tmp_path / "log").inserts == list(range(1, last + 1))
+
+
+@pytest.mark.parametrize("way", ["fast", "immediate", "kill"])
+def test_a_server_that_restarts(own_pg: EmbeddedPostgres, tmp_path: Path, way: str) -> None:
+    own_pg.execute(CREATE_ITEMS)
+    with capturing(own_pg.dsn(), tmp_path / "log") as running:
+        running.wait_for("streaming")
+        last = 0
+        for _ in range(2):
+            own_pg.execute(INSERT, [last + 1, last + 5000])
+            last += 5000
+            began = time.monotonic()
+            own_pg.kill() if way == "kill" else own_pg.stop(way)
+            assert time.monotonic() - began < 10  # a fast stop waits for our acknowledgement
+            own_pg.start()
+        last = own_pg.query("select max(id) from items")[0][0]  # the last may be lost without fsync
+        running.catch_up(own_pg.query)
+    assert running.task.progress().reconnects >= 2
+    assert read_log(tmp_path / "log").inserts == list(range(1, last + 1))
+
+
+def test_an_idle_server_stops_quickly_and_its_slot_follows(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    own_pg.execute(CREATE_ITEMS)
+    own_pg.execute("create table others(id int)")
+    with capturing(own_pg.dsn(), tmp_path / "log", tables=("public.items",)) as running:
+        running.wait_for("streaming")
+        for _ in range(3):
+            own_pg.execute("insert into others select generate_series(1, 100000)")
+        wait_until(
+            lambda: (
+                running.task.progress().durable.position > running.task.progress().server_end_lsn - (20 << 20)
+            ),
+            20,
+        )
+        began = time.monotonic()
+        own_pg.stop("fast", timeout_s=20)
+        assert time.monotonic() - began < 10
+        own_pg.start()
+
+
+def test_a_short_sender_timeout_is_met_while_the_disk_is_slow(
+    own_pg: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    own_pg.execute(CREATE_ITEMS)
+    own_pg.execute("alter system set wal_sender_timeout = '1s'")
+    own_pg.execute("select pg_reload_conf()")
+    failpoints.arm("capture.before_append=sleep:4000@3")
+    try:
+        with capturing(own_pg.dsn(), tmp_path / "log", status_interval_s=0.2) as running:
+            running.wait_for("streaming")
+            own_pg.execute(INSERT, [1, 20_000])
+            own_pg.execute(INSERT, [20_001, 40_000])
+            running.catch_up(own_pg.query)
+            assert running.task.progress().reconnects == 0
+    finally:
+        failpoints.arm("")
+    assert read_log(tmp_path / "log").inserts == list(range(1, 40_001))
+
+
+def test_a_full_disk_is_waited_for(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        writer = running.task._appender._writer
+        append, full = writer.append, threading.Event()
+        full.set()
+
+        def refuse(chunk, summary):
+            if full.is_set():
+                from tailrace.errors import TailraceError
+
+                raise TailraceError(Kind.LOG_FULL, "append: no space left")
+            append(chunk, summary)
+
+        writer.append = refuse
+        pg.execute(INSERT, [1, 1000])
+        running.wait_for("waiting_for_disk")
+        pg.execute(INSERT, [1001, 2000])
+        full.clear()
+        running.catch_up(pg.query)
+        assert running.task.progress().phase == "streaming"
+        assert running.task.progress().reconnects == 0
+    assert read_log(tmp_path / "log").inserts == list(range(1, 2001))
+
+
+def test_stopping_in_a_transaction_is_quick_and_loses_nothing(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute(INSERT, [1, 300_000])
+        wait_until(lambda: running.task.progress().bytes > 1_000_000, 30)
+        began = time.monotonic()
+        running.stop()
+        assert time.monotonic() - began < 5
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.catch_up(pg.query, 60)
+    assert read_log(tmp_path / "log").inserts == list(range(1, 300_001))
+
+
+def test_silence_ends_in_a_new_connection(
+    pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy]
+) -> None:
+    between = proxy(pg.port)
+    pg.execute(CREATE_ITEMS)
+    dsn = pg.dsn.replace(f":{pg.port}", f":{between.port}")
+    options = {"receive_timeout_s": 1.0, "status_interval_s": 0.3, "connect_timeout": 2}
+    with capturing(dsn, tmp_path / "log", **options) as running:
+        running.wait_for("streaming")
+        between.pause()
+        wait_until(lambda: running.task.progress().reconnects > 0, 20)
+        between.cut_now()
+        between.resume()
+        pg.execute(INSERT, [1, 10])
+        running.catch_up(pg.query)
+    assert read_log(tmp_path / "log").inserts == list(range(1, 11))
+
+
+def test_a_slot_in_use_is_waited_for_and_then_named(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        error = run_to_end(pg.dsn, tmp_path / "log")
+        assert kind_of(error) is Kind.LOG_LOCKED
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        (copy / "identity.json").write_bytes((tmp_path / "log" / "identity.json").read_bytes())
+        task = copy / "tasks" / "0"
+        task.mkdir(parents=True)
+        for name in (tmp_path / "log" / "tasks" / "0").iterdir():
+            (task / name.name).write_bytes(name.read_bytes())
+        error = run_to_end(pg.dsn, copy, reconnect_s_max=1.0)
+        assert kind_of(error) is Kind.SLOT_IN_USE
+        assert error is not None
+        assert error.context["pid"]
+
+
+def test_a_slot_that_somebody_else_made_is_left_alone(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
+    assert kind_of(run_to_end(pg.dsn, tmp_path / "log")) is Kind.SLOT_FOREIGN
+
+
+def test_a_slot_dropped_or_made_anew_stops_with_a_name(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    pg.execute("select pg_drop_replication_slot(%s)", [SLOT])
+    assert kind_of(run_to_end(pg.dsn, tmp_path / "log")) is Kind.SLOT_MISSING
+    pg.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
+    assert kind_of(run_to_end(pg.dsn, tmp_path / "log")) is Kind.SLOT_AHEAD_OF_LOG
+
+
+def test_a_slot_lost_to_the_wal_limit_stops_with_a_name(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    own_pg.execute(CREATE_ITEMS)
+    with capturing(own_pg.dsn(), tmp_path / "log") as running:
+        running.wait_for("streaming")
+    own_pg.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    own_pg.execute("select pg_reload_conf()")
+
+    def lost() -> bool:
+        own_pg.execute(
+            "insert into items select n, 'x' from generate_series(1, 20000) n on conflict do nothing"
+        )
+        own_pg.execute("select pg_switch_wal()")
+        own_pg.execute("checkpoint")
+        status = own_pg.query("select wal_status from pg_replication_slots where slot_name = %s", [SLOT])
+        return bool(status[0][0] == "lost")
+
+    wait_until(lost, 60, "the slot to be lost")
+    assert kind_of(run_to_end(own_pg.dsn(), tmp_path / "log")) is Kind.SLOT_INVALIDATED
+
+
+def test_another_database_is_not_taken_for_the_logs(each_pg: Database, tmp_path: Path) -> None:
+    pg = each_pg
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    pg.server.create_database(f"{pg.name}_other")
+    try:
+        other = pg.server.dsn(f"{pg.name}_other")
+        assert kind_of(run_to_end(other, tmp_path / "log")) is Kind.SOURCE_CHANGED
+    finally:
+        pg.server.execute(f'drop database "{pg.name}_other" with (force)')
+
+
+def test_publications_that_do_not_fit_are_named_with_the_sql(pg: Database, tmp_path: Path) -> None:
+    assert kind_of(run_to_end(pg.dsn, tmp_path / "none")) is Kind.TABLE_MISSING
+    pg.execute(CREATE_ITEMS)
+    error = run_to_end(pg.dsn, tmp_path / "missing", tables=("public.items", "public.nothing"))
+    assert kind_of(error) is Kind.TABLE_MISSING
+    pg.execute("create table second(id int primary key)")
+    pg.execute("create publication tailrace_t for table items")
+    error = run_to_end(pg.dsn, tmp_path / "log")
+    assert error is not None
+    assert error.kind is Kind.PUBLICATION_MISMATCH
+    assert 'ALTER PUBLICATION "tailrace_t" ADD TABLE "public"."second"' in error.hint
+    pg.execute(error.hint)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    pg.execute("drop publication tailrace_t")
+    assert kind_of(run_to_end(pg.dsn, tmp_path / "log")) is Kind.PUBLICATION_MISSING
+
+
+def test_a_publication_dropped_in_mid_stream_stops_with_a_name(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("drop publication tailrace_t")
+        pg.execute(INSERT, [1, 1])
+        running.join()
+        assert kind_of(running.error) is Kind.PUBLICATION_MISSING
+        running.error = None
+
+
+def test_a_password_is_in_no_error(pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", "canary-in-the-mine")
+    dsn = pg.dsn.replace(f":{pg.port}", ":1")
+    error = run_to_end(dsn, tmp_path / "log", password="${env:CANARY}", reconnect_s_max=0.2)
+    assert kind_of(error) is Kind.SOURCE_UNREACHABLE
+    assert "canary" not in str(error)
+
+
+def test_tables_that_match_later_are_reported_and_not_added(
+    pg: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    pg.execute('create table "late ""one"""(id int primary key)')
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    assert 'ADD TABLE \\"public\\".\\"late' in capsys.readouterr().out.replace("'", "").replace('"', '\\"')
+    tables = pg.query("select tablename from pg_publication_tables where pubname = 'tailrace_t'")
+    assert tables == [("items",)]

@@ -14,8 +14,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 from tailrace.cli.main import app
 from typer.main import get_command
 
@@ -51,12 +51,11 @@ def unknown_commands(text: str) -> Iterator[str]:
 
 
 def _problem_of(words: list[str]) -> str | None:
-    command: click.Command = get_command(app)
-    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        inner = command.commands.get(words[0])
-        if inner is None:
+    command: Any = get_command(app)  # typer brings a click of its own, or not, by version
+    while (inner := getattr(command, "commands", {})) and words and not words[0].startswith("-"):
+        if words[0] not in inner:
             return f"there is no command {words[0]!r}"
-        command, words = inner, words[1:]
+        command, words = inner[words[0]], words[1:]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in known]
     return f"{command.name} has no option {unknown[0]}" if unknown else None

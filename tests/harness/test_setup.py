@@ -19,7 +19,8 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, **environment},
+        # The suite runs under make itself, whose own settings are not for a make in here.
+        env={name: text for name, text in os.environ.items() if not name.startswith("MAKE")} | environment,
         capture_output=True,
         text=True,
         check=False,

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tailrace.cli.main import app
 from typer.main import get_command
 
 from tailrace import config
+from tailrace.cli.main import app
 from tailrace.errors import TailraceError
 
 ROOT = Path(__file__).resolve().parent.parent

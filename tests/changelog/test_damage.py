@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,30 @@ def test_a_segment_without_its_footer_reads_the_same_and_is_reported(log: LogDir
     os.truncate(first, first.stat().st_size - 1)
     [problem] = verify(log.path).problems
     assert problem.file.endswith(first.name)
+
+
+def test_a_log_that_is_being_written_verifies_as_sound(memory_path: Path) -> None:
+    log, source, done = new_log(memory_path / "log"), Source(), threading.Event()
+    writer = LogWriter.open(log, "0", options=LogOptions(segment_bytes=20_000))
+
+    def keep_writing() -> None:
+        while not done.is_set():
+            append(writer, source.transaction(3), source.begin())
+            append(writer, source.insert(note="z" * 5000), source.commit())
+            writer.sync()
+            log.state_write("tasks/0/capture.state", {"lsn": source.lsn})
+
+    thread = threading.Thread(target=keep_writing)
+    thread.start()
+    try:
+        for _ in range(20):
+            report = verify(log.path)
+            assert report.sound, report.problems
+    finally:
+        done.set()
+        thread.join(30)
+        writer.close()
+    assert verify(log.path).units > 2
 
 
 @pytest.mark.parametrize("log", ["none"], indirect=True)

@@ -313,6 +313,22 @@ def test_a_write_that_finds_no_room_is_undone_and_may_be_tried_again(
     assert verify(log.path).sound
 
 
+def test_a_full_disk_does_not_keep_an_open_unit_from_being_cut_off(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source()
+    with LogWriter.open(log, "0") as writer:
+        first = source.transaction(3)
+        append(writer, first, source.begin(), source.insert())
+        source.lsn -= 1000
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwritev", _full_but_for_marks())
+            writer.discard_open_unit()
+        again = source.transaction(2)
+        append(writer, again)
+    assert content(log) == first + again
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_on_a_full_disk_all_that_was_durable_is_read_and_work_goes_on_when_there_is_room(
     tmp_path: Path,
@@ -357,6 +373,18 @@ def _failing(number: int):
         raise OSError(number, os.strerror(number))
 
     return fail
+
+
+def _full_but_for_marks():
+    """Return a `pwritev` for a disk on which only files keep their size: nothing may grow."""
+    write = os.pwritev
+
+    def pwritev(fd: int, parts: list[memoryview], at: int) -> int:
+        if at + sum(map(len, parts)) > os.fstat(fd).st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, parts, at)
+
+    return pwritev
 
 
 def _disk_with(room: int):

@@ -25,12 +25,12 @@ PREVIOUS_SUFFIX = ".previous"
 TEMPORARY_SUFFIX = ".tmp"
 
 #: Errors of the operating system that say: no room. EFBIG is a limit on the file's size.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def write_failure(error: OSError, attempted: str, path: Path) -> TailraceError:
     """Return what to raise for a failed write: `LOG_FULL` or `LOG_WRITE_FAILED`."""
-    if error.errno in _NO_ROOM:
+    if error.errno in NO_ROOM:
         return TailraceError(
             Kind.LOG_FULL,
             f"{attempted}: {error.strerror}",

@@ -99,6 +99,7 @@ class LogReader:
         """The first boundary that is still in the log."""
         with self._lock:
             self._see_end()
+            self.refresh()  # retention may have been at work
             if not self._segments or self._segments[0] >= self._end.offset:
                 return self._end.offset
             first = self._segments[0]
@@ -237,7 +238,7 @@ class LogReader:
         if start < first:
             raise self._gone(start)
         for offset in (start, end):
-            if not self._is_boundary(offset):
+            if offset not in {first, self._end.offset} and not self._is_boundary(offset):
                 raise TailraceError(
                     Kind.LOG_RANGE_INVALID,
                     f"read the change log: offset {offset} is not where a transaction ends",
@@ -259,8 +260,6 @@ class LogReader:
         )
 
     def _is_boundary(self, offset: int) -> bool:
-        if offset in {self.start, self._end.offset}:
-            return True
         for ref in self._runs(offset - 1, offset):
             if ref.header.boundary == offset:
                 return True

@@ -24,7 +24,7 @@ from tailrace import failpoints
 from tailrace.changelog import durable, index
 from tailrace.changelog import format as codec
 from tailrace.changelog.blocks import Place
-from tailrace.changelog.endmark import Tail
+from tailrace.changelog.endmark import UNKNOWN, Tail
 from tailrace.changelog.format import DamageError
 from tailrace.changelog.index import Block, SegmentFile, corrupt
 from tailrace.changelog.runs import RunBuilder, encode_footer
@@ -52,6 +52,11 @@ class _Cut:
     blocks: list[Block]  # that stay, preamble first
 
 
+_HINT_CUT = (
+    "restore this file from a backup of the log. If the machine lost power: what comes after the "
+    "damage was not known to be durable; keep a copy, then cut the file to {} bytes and start again: "
+    "the source sends what it still has, and anything else is named missing"
+)
 _HINT_DURABLE = (
     "changes that the source was told are safe are missing: restore the log's directory from a "
     "backup, or set it aside and take a new snapshot"
@@ -66,7 +71,7 @@ def recover(task_path: Path, log_id: str, task: str, durable_to: int) -> Recover
     """
     seed, log_id_bytes = codec.seed_of(log_id, task), bytes.fromhex(log_id)
     segments = _segments(task_path)
-    cut = _find_cut(task_path, segments, seed, log_id_bytes)
+    cut = _find_cut(task_path, segments, seed, log_id_bytes, durable_to)
     end = cut.blocks[-1].header.end if cut else 0
     if end < durable_to:
         raise corrupt(
@@ -91,7 +96,8 @@ def durable_end(task_path: Path, log_id: str, task: str) -> Tail:
 
     :raises TailraceError: `LOG_CORRUPT`, as `recover`.
     """
-    cut = _find_cut(task_path, _segments(task_path), codec.seed_of(log_id, task), bytes.fromhex(log_id))
+    seed = codec.seed_of(log_id, task)
+    cut = _find_cut(task_path, _segments(task_path), seed, bytes.fromhex(log_id), UNKNOWN)
     if cut is None:
         return Tail(0, 0, 0)
     fd = os.open(task_path / codec.segment_name(cut.segment), os.O_RDONLY)
@@ -126,7 +132,7 @@ def _segments(task_path: Path) -> list[int]:
     )
 
 
-def _find_cut(task_path: Path, segments: list[int], seed: int, log_id: bytes) -> _Cut | None:
+def _find_cut(task_path: Path, segments: list[int], seed: int, log_id: bytes, durable_to: int) -> _Cut | None:
     until: int | None = None
     chain: int | None = None
     for position, offset in reversed(list(enumerate(segments))):
@@ -139,7 +145,7 @@ def _find_cut(task_path: Path, segments: list[int], seed: int, log_id: bytes) ->
             raise corrupt(path, 0, "the only segment has no whole header", _HINT_DURABLE)
         file = _open(path, seed, log_id)
         try:
-            blocks = _sound_blocks(file) if until is None else _sealed_blocks(file, until)
+            blocks = _sound_blocks(file, durable_to) if until is None else _sealed_blocks(file, until)
         finally:
             file.close()
         if chain is not None and blocks[-1].header.crc != chain:
@@ -172,7 +178,7 @@ def _open(path: Path, seed: int, log_id: bytes) -> SegmentFile:
         raise corrupt(path, 0, str(error)) from None
 
 
-def _sound_blocks(file: SegmentFile) -> list[Block]:
+def _sound_blocks(file: SegmentFile, durable_to: int) -> list[Block]:
     """Return the blocks of the last segment, without a torn one at its end."""
     blocks: list[Block] = []
     walk = file.start()
@@ -181,8 +187,12 @@ def _sound_blocks(file: SegmentFile) -> list[Block]:
             blocks.append(block)  # noqa: PERF402 (what came before the damage is kept)
     except DamageError as error:
         if (follows := index.find_block(file, walk.file_at + 1)) is not None:
+            never_promised = 0 <= durable_to <= walk.offset
             raise corrupt(
-                file.path, walk.file_at, f"{error}, and sound data follows at byte {follows}"
+                file.path,
+                walk.file_at,
+                f"{error}, and sound data follows at byte {follows}",
+                _HINT_CUT.format(walk.file_at) if never_promised else "",
             ) from None
     return blocks
 
@@ -222,7 +232,7 @@ def _seal(path: Path, cut: _Cut, seed: int, log_id: bytes) -> Recovered:
         schema = _schema(file, cut.blocks)
         if not index.footer_starts(file, end):
             os.ftruncate(fd, end)
-            durable.write_fully(fd, [_footer(path.name, cut.blocks, seed)], end)
+            _write_footer(fd, end, path.name, cut.blocks, seed)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -243,9 +253,15 @@ def _schema(file: SegmentFile, blocks: list[Block]) -> dict[str, bytes]:
     return schema
 
 
-def _footer(segment: str, blocks: list[Block], seed: int) -> bytes:
+def _write_footer(fd: int, end: int, segment: str, blocks: list[Block], seed: int) -> None:
     builder = RunBuilder(segment)
     for block in blocks[1:]:
         builder.add(*block)
     last = blocks[-1].header
-    return encode_footer(builder.refs(), last.end, last.crc, seed)
+    footer = encode_footer(builder.refs(), last.end, last.crc, seed)
+    try:
+        durable.write_fully(fd, [footer], end)
+    except OSError as error:
+        if error.errno not in durable.NO_ROOM:
+            raise
+        os.ftruncate(fd, end)  # readers do without it; a full disk must not stop the cut

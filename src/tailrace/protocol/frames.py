@@ -119,7 +119,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
     n = len(b)
     result[:] = 0
     result[_BOUNDARY] = -1
-    i = 0
+    i = np.int64(0)
     while i < n:
         error = 0
         if i + KIND_AT + 1 > n or b[i] != 100:  # 'd'
@@ -405,7 +405,7 @@ def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:
 
     :raises TailraceError: `PROTOCOL_VIOLATION` if a length does not fit.
     """
-    view = memoryview(frames)
+    view = frames.data
     at = 0
     while at < len(view):
         length = struct.unpack_from("!i", view, at + 1)[0] if at + 5 <= len(view) else -1

@@ -48,7 +48,7 @@ def test_an_executors_error_keeps_kind_message_context_and_hint() -> None:
         Kind.LOG_CORRUPT, "read block: (its) checksum differs", "restore it", {"file": "a.seg", "byte": 7}
     )
     text = (
-        "An error occurred while calling o57.collectToPython.\n: org.apache.spark.SparkException: Job aborted\n"
+        "An error occurred while calling o57.collect.\n: org.apache.spark.SparkException: Job aborted\n"
         f'  File "changes.py", line 3\ntailrace.errors.TailraceError: {raised}\n\n\tat org.apache.spark.api\n'
     )
     found = translated(RuntimeError(text))

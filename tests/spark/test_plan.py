@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import pytest
@@ -38,7 +39,7 @@ def test_pieces_cover_the_range_once_and_in_order(sizes: list[int]) -> None:
     assert [piece.index for piece in plan] == list(range(len(plan)))
     assert plan[0].start == 1000
     assert plan[-1].end == end
-    assert all(one.end == other.start for one, other in zip(plan, plan[1:], strict=False))
+    assert all(one.end == other.start for one, other in itertools.pairwise(plan))
     assert [block for piece in plan for block in piece.blocks] == blocks
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from spark.wire import BOOL, DATE, FLOAT8, INT4, INT8, TEXT, TIMESTAMP, TIMESTAMPTZ, numeric, relation
 
+from spark.wire import BOOL, DATE, FLOAT8, INT4, INT8, TEXT, TIMESTAMP, TIMESTAMPTZ, numeric, relation
 from tailrace.decode.types import METADATA
 from tailrace.errors import Kind, TailraceError
 from tailrace.spark.schema import relations, table_schema, to_arrow, to_spark, widened
@@ -28,7 +28,10 @@ def test_a_column_of_any_version_is_there_in_order_of_appearance() -> None:
 
 
 def test_a_table_that_was_made_again_is_the_same_table() -> None:
-    assert list(own(relation(1, "public.t", {"id": INT8}), relation(2, "public.t", {"a": INT8}))) == ["id", "a"]
+    assert list(own(relation(1, "public.t", {"id": INT8}), relation(2, "public.t", {"a": INT8}))) == [
+        "id",
+        "a",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,9 @@ def test_a_table_that_was_made_again_is_the_same_table() -> None:
         (pa.bool_(), pa.int32(), pa.string()),
     ],
 )
-def test_types_widen_only_where_nothing_is_lost(one: pa.DataType, other: pa.DataType, wide: pa.DataType) -> None:
+def test_types_widen_only_where_nothing_is_lost(
+    one: pa.DataType, other: pa.DataType, wide: pa.DataType
+) -> None:
     assert widened(one, other) == wide
     assert widened(other, one) == wide
     assert widened(wide, one) == wide

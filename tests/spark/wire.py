@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -112,7 +113,7 @@ class HandmadeLog:
     def close(self) -> None:
         self.writer.close()
 
-    def __enter__(self) -> HandmadeLog:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

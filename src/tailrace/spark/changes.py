@@ -20,7 +20,7 @@ from tailrace.spark.plan import MIB, Piece
 
 #: Blocks are decoded together up to this size: capture writes small ones when little happens,
 #: and a decoding call has a fixed cost. It bounds an executor's memory, too.
-STRETCH_BYTES_MAX = 8 * MIB
+STRETCH_BYTES_MAX = 4 * MIB
 
 
 def changes_of(

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from tailrace.spark.position import LogPosition
 
 
+#: More than any log holds, and still a 64-bit number when a log offset is added.
+_UNLIMITED = 1 << 61
+
+
 class TailraceDataSource(DataSource):
     """`format("tailrace")`. Spark makes one for each `load()`, asks it for its schema, then
     pickles it into the processes that plan and read.
@@ -114,11 +118,10 @@ class _Rows:
         conformer = Conformer(to_arrow(self._schema))
         table = self._options.table
         for stretch in changes_of(self._options.path, piece, None if table is None else {table}):
-            for changes in stretch:
-                if table is None:
-                    yield conformer.envelopes(changes, piece.task)
-                else:
-                    yield conformer.rows(changes)
+            if table is not None:
+                yield from map(conformer.rows, stretch)
+            elif stretch:
+                yield conformer.envelopes(stretch, piece.task)
 
 
 class BatchReader(DataSourceReader):
@@ -175,7 +178,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable):
             return self._kept.encode(end)
         # Spark hands one limit over; where both options are set, both hold.
-        rows_max, bytes_max = self._options.rows_max, self._options.bytes_max
+        rows_max = self._options.rows_max or _UNLIMITED
+        bytes_max = self._options.bytes_max or _UNLIMITED
         if isinstance(limit, ReadMaxRows):
             rows_max = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
@@ -197,12 +201,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Let retention have what lies before `end`, if the query is a registered reader."""
+        from tailrace.changelog.readers import Readers
+
         if self._options.reader_name is not None:
             Readers.open(self._options.path).commit(
                 self._options.reader_name, self._options.task, self._kept.decode(end)
             )
 
     def _register(self, offset: int) -> None:
+        from tailrace.changelog.readers import Readers
+
         if self._registered or self._options.reader_name is None:
             return
         Readers.open(self._options.path).register(self._options.reader_name, {self._options.task: offset})

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import threading
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,8 @@ if TYPE_CHECKING:
 #: Settings that are of use only before Java runs.
 _ON_COMMAND_LINE = ("spark.driver.", "spark.jars", "spark.submit.")
 
-_JAVA_OPTIONS = (
-    "-XX:+UseParallelGC",  # more rows/s than G1 on the few cores of a local session
-    "-Duser.timezone=UTC",
-    "-Dlog4j2.configurationFile={log4j}",
-)
+#: More rows a second than G1 on the few cores of a local session.
+_COLLECTOR = "-XX:+UseParallelGC"
 _LINES_KEPT = 30
 
 
@@ -49,7 +47,7 @@ def launch(settings: Mapping[str, str]) -> Any:
     relay = _Relay()
     try:
         gateway = launch_gateway(  # type: ignore[no-untyped-call]
-            conf, {"stderr": relay.write_end, "start_new_session": True}
+            conf, {"stdout": relay.write_end, "stderr": relay.write_end, "start_new_session": True}
         )
     except PySparkRuntimeError as error:
         raise TailraceError(
@@ -66,15 +64,19 @@ def launch(settings: Mapping[str, str]) -> Any:
 def java_options(settings: Mapping[str, str]) -> str:
     """Return the options of Java itself: ours, then the user's, which win."""
     log4j = resources.files("tailrace.spark") / "log4j2.properties"
-    own = " ".join(_JAVA_OPTIONS).format(log4j=f"file:{log4j}")
-    return f"{own} {settings.get('spark.driver.extraJavaOptions', '')}".strip()
+    own = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile=file:{log4j}"]
+    user = settings.get("spark.driver.extraJavaOptions", "")
+    if not re.search(r"-XX:\+Use\w+GC\b", user):  # Java refuses to choose between two
+        own.append(_COLLECTOR)
+    return " ".join([*own, user]).strip()
 
 
 class _Relay:
-    """Java's standard error: held back until Java has started, then passed on.
+    """What Java prints: held back until it has started, then passed on to standard error.
 
     While it starts, Java and Spark's launcher greet at length; only if the start fails is that
-    worth reading. One thread reads, so that a full pipe can never hold Java up.
+    worth reading. Our own standard output may be somebody's JSON, so Java never writes there.
+    One thread reads, so that a full pipe can never hold Java up.
     """
 
     def __init__(self) -> None:
@@ -91,7 +93,6 @@ class _Relay:
         self._forwarding.set()
 
     def last_words(self) -> str:
-        os.set_blocking(self._read_end, True)
         self._thread.join(timeout=1)
         told = [line.decode(errors="replace").strip() for line in self._kept]
         return "; ".join(line for line in told if line) or "nothing"

@@ -14,9 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tailrace.changelog.format import BlockRef
 from tailrace.errors import Kind, TailraceError
+
+if TYPE_CHECKING:
+    # At run time it would load the kernels into processes that only plan.
+    from tailrace.changelog.format import BlockRef
 
 MIB = 1 << 20
 

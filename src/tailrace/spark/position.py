@@ -19,9 +19,17 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
-@functools.lru_cache(maxsize=8)
 def opened(path: str, task: str) -> LogReader:
-    """Return this process's reader of a task; it is opened once and caches block headers."""
+    """Return this process's reader of a task. It is kept, with the indexes that it has read; if
+    another log was put in the place of the one it read, a new one is made.
+
+    :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`, `LOG_FORMAT_UNKNOWN`.
+    """
+    return _reader(path, task, LogDirectory.open(path).identity.log_id)
+
+
+@functools.lru_cache(maxsize=8)
+def _reader(path: str, task: str, log_id: str) -> LogReader:  # noqa: ARG001 — part of the key
     return LogReader.open(path, task)
 
 
@@ -83,23 +91,7 @@ def checked(reader: LogReader, offset: int) -> int:
 
     :raises TailraceError: `LOG_RANGE_GONE` or `LOG_RANGE_INVALID`.
     """
-    end = reader.end().offset
-    if offset > end:
-        raise TailraceError(
-            Kind.LOG_RANGE_INVALID,
-            f"read the change log from offset {offset}: it ends at {end}",
-            "the offset comes from another log, or the log was replaced by an older copy of itself: "
-            "find out which before you read on",
-            {"log_end": end},
-        )
-    if offset < reader.start:
-        raise TailraceError(
-            Kind.LOG_RANGE_GONE,
-            f"read the change log from offset {offset}: retention has removed all before {reader.start}",
-            "start again from `earliest` into a fresh target; to keep what a reader still needs, give it "
-            "a readerName",
-            {"log_start": reader.start},
-        )
+    reader.blocks(offset, offset)
     return offset
 
 

@@ -134,12 +134,16 @@ class Conformer:
             [self._column(batch, field) for field in self._target], schema=self._target
         )
 
-    def envelopes(self, changes: TableChanges, task: str) -> pa.RecordBatch:
-        """Return the changes as envelopes; there is but one schema of these.
+    def envelopes(self, stretch: Sequence[TableChanges], task: str) -> pa.RecordBatch:
+        """Return a stretch's changes of all tables as envelopes, in log order.
 
         :raises TailraceError: as `TableChanges.envelope`.
         """
-        batch = changes.envelope(task)
+        batches = [changes.envelope(task) for changes in stretch]
+        batch = batches[0]
+        if len(batches) > 1:
+            batch = pa.concat_batches(batches)
+            batch = batch.take(pc.sort_indices(batch.column("log_offset")))
         return batch if batch.schema.equals(self._target) else batch.cast(self._target)
 
     def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:

@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.spark import jvm
 from tailrace.spark.java import require_java
+from tailrace.warm import load_kernels
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +26,9 @@ DEFAULT_MASTER = "local[*]"
 
 #: Where `make setup` and an installer may put Delta's jars, below the environment's prefix.
 JARS_BELOW_PREFIX = Path("share", "tailrace", "jars")
+
+#: Tasks that warm workers start together on a machine that is not overloaded.
+_WARM_TASK_S = 0.3
 
 _DEFAULTS: dict[str, str] = {
     "spark.ui.enabled": "false",
@@ -148,18 +153,15 @@ def warm(spark: SparkSession) -> None:
     Meant to run on a thread of its own while capture connects. The kernels are compiled here
     first, if no cache has them, so that workers only load them.
     """
-    import tailrace.decode.changes  # noqa: F401 — importing it compiles, or loads from the cache
-
+    load_kernels()
     context = spark.sparkContext
     count = context.defaultParallelism
-    context.parallelize(range(count), count).foreachPartition(_load_kernels)
+    context.parallelize(range(count), count).foreachPartition(_prepare_worker)
     spark.range(1).write.format("noop").mode("overwrite").save()
 
 
-def _load_kernels(_: Iterable[int]) -> None:
-    import time
-
-    import tailrace.spark.changes  # noqa: F401
-
-    # Long enough that no worker is free for a second task: each gets one.
-    time.sleep(0.3)
+def _prepare_worker(_: Iterable[int]) -> None:
+    began = time.monotonic()
+    load_kernels()
+    # A worker that is done at once would get a second task, and the next one none.
+    time.sleep(max(0.0, _WARM_TASK_S - (time.monotonic() - began)))

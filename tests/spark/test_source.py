@@ -1,0 +1,330 @@
+"""The data source on a real Spark: batches, streams, restarts, changing tables, wrong logs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark.wire import (
+    BOOL,
+    INT4,
+    INT8,
+    TEXT,
+    TIMESTAMPTZ,
+    UNCHANGED,
+    HandmadeLog,
+    delete,
+    insert,
+    message,
+    numeric,
+    relation,
+    truncate,
+    update,
+)
+from tailrace.changelog.readers import Readers
+from tailrace.errors import Kind, TailraceError
+from tailrace.spark import register
+from tailrace.spark.failures import translated
+
+ORDERS = relation(1, "public.orders", {"id": INT8, "price": numeric(12, 2), "note": TEXT})
+ITEMS = relation(2, "public.items", {"id": INT4})
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[HandmadeLog]:
+    with HandmadeLog(tmp_path / "log") as log:
+        yield log
+
+
+def read(spark: Any, log: HandmadeLog, **options: Any) -> Any:
+    return spark.read.format("tailrace").options(**options).load(str(log.path))
+
+
+def fill(log: HandmadeLog, transactions: int, rows: int = 3, first: int = 0) -> None:
+    """Each transaction inserts `rows` orders and one item."""
+    for t in range(first, first + transactions):
+        shapes = [ORDERS, ITEMS] if t == first else []
+        orders = [insert(1, str(t * rows + k), "1.50", f"note {t}") for k in range(rows)]
+        log.commit(*shapes, *orders, insert(2, str(t)))
+
+
+class Stream:
+    """A query that stops at what the log holds; what each micro-batch got is kept."""
+
+    def __init__(self, spark: Any, log: HandmadeLog, checkpoint: Path, **options: Any) -> None:
+        self.batches: list[list[Any]] = []
+        frame = spark.readStream.format("tailrace").options(**options).load(str(log.path))
+        self.columns = frame.columns
+        self.query = (
+            frame.writeStream.foreachBatch(lambda batch, _: self.batches.append(batch.collect()))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    def run(self) -> Stream:
+        try:
+            assert self.query.awaitTermination(60), "the stream did not end"
+        finally:
+            self.query.stop()
+        return self
+
+    @property
+    def rows(self) -> list[Any]:
+        return [row for batch in self.batches for row in batch]
+
+
+def test_the_source_is_found_without_registration_and_stands_it(spark: Any, log: HandmadeLog) -> None:
+    fill(log, 1)
+    assert read(spark, log).count() == 4
+    register(spark)
+    assert read(spark, log).count() == 4
+
+
+def test_envelopes_hold_every_change_in_order(spark: Any, log: HandmadeLog) -> None:
+    log.commit(ORDERS, insert(1, "1", "2.50", None), update(1, "1", "3", UNCHANGED))
+    log.append(message(1160, "audit", b"hello"))
+    log.commit(ITEMS, delete(1, "1", None, None), truncate(1, 2))
+    rows = read(spark, log).orderBy("log_offset").collect()
+    assert [row.op for row in rows] == ["c", "u", "m", "d", "t", "t"]
+    assert [row.table for row in rows] == ["orders", "orders", None, "orders", "orders", "items"]
+    assert [row.ordinal for row in rows] == [0, 1, 0, 0, 1, 2]
+    assert rows[0].after == {"id": "1", "price": "2.50", "note": None}
+    assert rows[1].after == {"id": "1", "price": "3"}
+    assert (rows[1].key, rows[3].key, rows[3].before) == ({"id": "1"}, {"id": "1"}, {"id": "1"})
+    assert (rows[2].message_prefix, bytes(rows[2].message_content)) == ("audit", b"hello")
+    assert rows[0].commit_ts == dt.datetime(2026, 1, 1, 0, 0, 1)  # noqa: DTZ001 — Spark hands naive times over
+
+
+def test_envelopes_can_be_queried_by_column(spark: Any, log: HandmadeLog) -> None:
+    fill(log, 2)
+    frame = read(spark, log).where("`table` = 'orders' and cast(after['id'] as int) >= 4")
+    assert frame.selectExpr("sum(cast(after['price'] as decimal(12,2))) as total").first().total == Decimal(
+        "3.00"
+    )
+
+
+def test_rows_of_a_table_have_its_types_and_what_every_change_carries(spark: Any, log: HandmadeLog) -> None:
+    log.commit(ORDERS, insert(1, "1", "2.50", "a"), update(1, "1", "3", UNCHANGED))
+    log.commit(ITEMS, insert(2, "9"), delete(1, "1", None, None))
+    rows = read(spark, log, table="public.orders").orderBy("_log_offset").collect()
+    assert [(row.id, row.price, row.note) for row in rows] == [
+        (1, Decimal("2.50"), "a"),
+        (1, Decimal("3.00"), None),
+        (1, None, None),
+    ]
+    assert [(row._op, row._ordinal, row._unchanged) for row in rows] == [
+        ("c", 0, []),
+        ("u", 1, ["note"]),
+        ("d", 1, []),
+    ]
+    assert [row._commit_lsn for row in rows] == [1100, 1100, 1200]
+    assert [row._xid for row in rows] == [701, 701, 702]
+
+
+def test_a_table_that_changes_inside_the_range_has_one_schema(spark: Any, log: HandmadeLog) -> None:
+    log.commit(relation(1, "public.t", {"id": INT4, "kept": BOOL, "gone": TEXT}), insert(1, "1", "t", "x"))
+    log.commit(
+        relation(1, "public.t", {"id": INT8, "kept": TIMESTAMPTZ, "new": INT4}),
+        insert(1, "5000000000", "2026-01-01 00:00:00+00", "7"),
+    )
+    frame = read(spark, log, table="public.t").orderBy("_log_offset")
+    assert [field.dataType.simpleString() for field in frame.schema[:4]] == [
+        "bigint",
+        "string",
+        "string",
+        "int",
+    ]
+    assert [tuple(row[:4]) for row in frame.collect()] == [
+        (1, "t", "x", None),
+        (5_000_000_000, "2026-01-01 00:00:00+00", None, 7),
+    ]
+
+
+def test_a_frame_that_is_evaluated_twice_reads_the_same_range(spark: Any, log: HandmadeLog) -> None:
+    fill(log, 2)
+    frame = read(spark, log)
+    assert frame.count() == 8
+    fill(log, 1, first=2)
+    assert frame.count() == 8
+    assert read(spark, log).count() == 12
+
+
+def test_a_range_may_be_given_by_offset_position_or_time(spark: Any, log: HandmadeLog) -> None:
+    first = log.commit(ORDERS, insert(1, "1", "1", ""))
+    second = log.commit(insert(1, "2", "1", ""))
+    log.commit(insert(1, "3", "1", ""))
+
+    def ids(**options: Any) -> list[int]:
+        return [row.id for row in read(spark, log, table="public.orders", **options).orderBy("id").collect()]
+
+    assert ids(startingOffset=first, endingOffset=second) == [2]
+    assert ids(startingOffset="0/47E") == [2, 3]  # 1150: the end of the first transaction
+    assert ids(endingOffset="0/47E") == [1]
+    assert ids(startingOffset="2026-01-01T00:00:02Z") == [2, 3]
+    assert ids(startingOffset="2026-01-01 01:00:03+01:00") == [3]
+    assert ids(startingOffset="latest") == []
+    assert ids(startingOffset=second, endingOffset=second) == []
+
+
+def test_a_stream_goes_on_from_its_checkpoint_and_without_it_from_the_start(
+    spark: Any, log: HandmadeLog, tmp_path: Path
+) -> None:
+    fill(log, 2)
+    checkpoint = tmp_path / "checkpoint"
+    assert len(Stream(spark, log, checkpoint).run().rows) == 8
+    fill(log, 1, first=2)
+    assert {row.xid for row in Stream(spark, log, checkpoint).run().rows} == {703}
+    assert Stream(spark, log, checkpoint).run().rows == []
+    shutil.rmtree(checkpoint)
+    assert len(Stream(spark, log, checkpoint).run().rows) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"maxRowsPerTrigger": 9}, [8, 8, 8, 4]),
+        ({"maxRowsPerTrigger": 1}, [4] * 7),  # a transaction is never split
+        ({"maxBytesPerTrigger": 1}, [4] * 7),
+        ({"maxRowsPerTrigger": 1000, "maxBytesPerTrigger": 1}, [4] * 7),
+        ({}, [28]),
+    ],
+)
+def test_limits_hold_and_batches_end_on_transactions(
+    spark: Any, log: HandmadeLog, tmp_path: Path, options: dict[str, int], sizes: list[int]
+) -> None:
+    fill(log, 7)
+    stream = Stream(spark, log, tmp_path / "checkpoint", **options).run()
+    assert [len(batch) for batch in stream.batches] == sizes
+    transactions = [{row.xid for row in batch} for batch in stream.batches]
+    assert sum(map(len, transactions)) == len(set().union(*transactions)) == 7
+
+
+def test_a_new_column_stops_a_stream_and_a_restart_has_it(
+    spark: Any, log: HandmadeLog, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    fill(log, 1)
+    frame = spark.readStream.format("tailrace").option("table", "public.orders").load(str(log.path))
+    wider = relation(1, "public.orders", {"id": INT8, "price": numeric(12, 2), "note": TEXT, "new": BOOL})
+    log.commit(wider, insert(1, "100", "1", "", "t"))
+    query = (
+        frame.writeStream.format("noop")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(Exception, match="schema_changed") as caught:
+        query.awaitTermination(60)
+    error = translated(caught.value)
+    assert error.kind is Kind.SCHEMA_CHANGED
+    assert "column 'new' is new" in error.message
+    assert "start the query again" in error.hint
+    restarted = Stream(spark, log, checkpoint, table="public.orders").run()
+    assert "new" in restarted.columns
+    assert [row.new for row in restarted.rows if row.id == 100] == [True]
+    assert len(restarted.rows) == 4
+
+
+def test_a_checkpoint_of_another_log_is_refused(spark: Any, log: HandmadeLog, tmp_path: Path) -> None:
+    fill(log, 1)
+    checkpoint = tmp_path / "checkpoint"
+    Stream(spark, log, checkpoint).run()
+    with HandmadeLog(tmp_path / "other", slot="another") as other:
+        fill(other, 2)
+        with pytest.raises(Exception, match="log_foreign") as caught:
+            Stream(spark, other, checkpoint).run()
+    assert translated(caught.value).kind is Kind.LOG_FOREIGN
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"table": "public.order"}, Kind.TABLE_UNKNOWN, "public.orders"),
+        ({"tabel": "public.orders"}, Kind.CONFIG_INVALID, "did you mean table?"),
+        ({"task": "7"}, Kind.LOG_MISSING, "no task '7'"),
+        ({"startingOffset": "99999999"}, Kind.LOG_RANGE_INVALID, "it ends at"),
+        ({"startingOffset": "yesterday"}, Kind.CONFIG_INVALID, "LSN such as"),
+        ({"maxRowsPerTrigger": "5"}, Kind.CONFIG_INVALID, "an option of streams"),
+    ],
+)
+def test_what_cannot_be_read_is_told_by_kind_with_a_hint(
+    spark: Any, log: HandmadeLog, options: dict[str, str], kind: Kind, words: str
+) -> None:
+    fill(log, 1)
+    with pytest.raises(Exception, match=str(kind)) as caught:
+        read(spark, log, **options).count()
+    error = translated(caught.value)
+    assert error.kind is kind
+    assert words in str(error)
+
+
+def test_a_folder_without_a_log_is_told(spark: Any, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="log_missing"):
+        spark.read.format("tailrace").load(str(tmp_path)).count()
+
+
+def test_damage_is_told_by_an_executor_with_file_and_hint(spark: Any, log: HandmadeLog) -> None:
+    fill(log, 3)
+    (segment,) = log.path.glob("tasks/0/*.seg")
+    frame = read(spark, log)
+    content = bytearray(segment.read_bytes())
+    at = content.index(b"note 2")
+    content[at] ^= 1
+    segment.write_bytes(content)
+    with pytest.raises(Exception, match="log_corrupt") as caught:
+        frame.collect()
+    error = translated(caught.value)
+    assert error.kind is Kind.LOG_CORRUPT
+    assert error.context["file"].endswith(segment.name)
+    assert error.hint
+
+
+def test_a_named_reader_holds_what_it_has_not_read(spark: Any, log: HandmadeLog, tmp_path: Path) -> None:
+    fill(log, 2)
+    middle = log.writer.durable.offset
+    Stream(spark, log, tmp_path / "checkpoint", readerName="dashboards").run()
+    fill(log, 1, first=2)
+    Stream(spark, log, tmp_path / "checkpoint", readerName="dashboards").run()
+    (reader,) = Readers.open(log.path).all()
+    assert (reader.name, reader.offsets["0"] >= middle) == ("dashboards", True)
+
+
+JOB = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+frame = spark.readStream.format("tailrace").option("table", "public.orders").load(sys.argv[1])
+query = frame.writeStream.format("parquet").option("path", sys.argv[2])
+query.option("checkpointLocation", sys.argv[3]).trigger(availableNow=True).start().awaitTermination()
+print(spark.read.parquet(sys.argv[2]).count())
+"""
+
+
+def test_a_job_that_is_not_ours_reads_the_log(log: HandmadeLog, tmp_path: Path) -> None:
+    fill(log, 5)
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    arguments = [str(log.path), str(tmp_path / "out"), str(tmp_path / "checkpoint")]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "15"
+
+
+def test_translated_passes_its_own_kind_through() -> None:
+    error = TailraceError(Kind.LOG_FULL, "x")
+    assert translated(error) is error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from fix_postgres import Database
 from fix_proxy import Proxy
 from fix_wait import wait_until
 from tailrace import failpoints
+from tailrace.embedded.install import find_install, has_install
 from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind
 from tailrace.model import parse_lsn
@@ -75,6 +78,59 @@ def test_only_ends_by_itself_and_leaves_no_slot(pg: Database, tmp_path: Path) ->
         assert run_to_end(pg.dsn, tmp_path / "log", snapshot="only") is None
         assert read_log(tmp_path / "log").ids == list(range(1, 11))
     wait_until(lambda: not pg.query("select 1 from pg_replication_slots where slot_name = %s", [SLOT]), 10)
+
+
+def encrypt(server: EmbeddedPostgres, directory: Path) -> None:
+    """Give the server a certificate of its own making, and have it speak TLS."""
+    command = ["openssl", "req", "-new", "-x509", "-days", "2", "-nodes", "-subj", "/CN=localhost"]
+    key, certificate = directory / "server.key", directory / "server.crt"
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    for path in (key, certificate):
+        target = Path(server.query("show data_directory")[0][0]) / path.name
+        target.write_bytes(path.read_bytes())
+        owner = target.parent.stat()
+        os.chown(target, owner.st_uid, owner.st_gid)
+        target.chmod(0o600)
+    server.execute("alter system set ssl = on")
+    server.restart()
+
+
+@pytest.fixture
+def tls_pg(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A server of a version that is built with TLS; the embedded ones are not."""
+    if not has_install(15):
+        pytest.skip("PostgreSQL 15 is not installed")
+    with EmbeddedPostgres(find_install(15), durable=False) as server:
+        encrypt(server, tmp_path)
+        yield server
+
+
+def test_the_same_comes_over_tls(tls_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    own_pg = tls_pg
+    own_pg.execute(CREATE_ITEMS)
+    own_pg.execute(INSERT, [1, 20_000])
+    dsn = own_pg.dsn()
+    with capturing(dsn, tmp_path / "log", sslmode="require") as running:
+        running.wait_for("streaming")
+        used = own_pg.query(
+            "select bool_and(s.ssl) from pg_stat_ssl s join pg_stat_replication r using (pid)"
+        )
+        assert used == [(True,)]
+        own_pg.execute(INSERT, [20_001, 40_000])
+        running.catch_up(own_pg.query)
+        own_pg.execute(INSERT, [40_001, 40_001])
+        own_pg.stop("fast")
+        own_pg.start()
+        own_pg.execute(INSERT, [40_002, 40_002])
+        running.catch_up(own_pg.query)
+        own_pg.execute("drop publication tailrace_t")
+        own_pg.execute(INSERT, [40_003, 40_003])
+        running.join()
+        assert kind_of(running.error) is Kind.PUBLICATION_MISSING
+        running.error = None
+    found = read_log(tmp_path / "log")
+    assert found.snapshot == list(range(1, 20_001))
+    assert found.inserts == list(range(20_001, 40_003))
 
 
 def test_acknowledgements_never_pass_what_is_durable(

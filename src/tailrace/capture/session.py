@@ -105,9 +105,13 @@ class Session:
         except psycopg.Error as error:
             raise from_connecting(str(error), source.address) from None
         session = cls(connection, stopping)
-        for version, setting in LATER_SETTINGS:
-            if session.server_version >= version:
-                session.run(f"SET {setting} = 0", f"set {setting}")
+        try:
+            for version, setting in LATER_SETTINGS:
+                if session.server_version >= version:
+                    session.run(f"SET {setting} = 0", f"set {setting}")
+        except BaseException:
+            session.close()
+            raise
         return session
 
     def run(self, command: str, attempted: str, *, deadline_s: float = QUERY_DEADLINE_S) -> list[Row]:

@@ -363,6 +363,7 @@ class LibpqTransport:
         self._writable = select.poll()
         self._writable.register(pgconn.socket, select.POLLOUT)
         self._doing = "start replication"
+        self._copied = False  # the server sent the last CopyData
         self._closed = False
 
     def start(self, command: str, deadline_s: float) -> None:
@@ -428,20 +429,19 @@ class LibpqTransport:
         keepalive: Keepalive | None = None
         with self._lock:
             self._consume()
-            while len(out) < BUFFER_BYTES:
+            while len(out) < BUFFER_BYTES and not self._copied:
                 # One frame a call is all that libpq offers here.
                 size, data = self._copy_data()
                 if size == 0:
                     break
                 if size < 0:
-                    if out or keepalive:
-                        break  # met again at the next call
-                    return Received(_NO_BYTES, None, self._ended())
+                    self._copied = True
+                    break
                 keepalive = self._keep(data, out, keepalive)
         if self._notice is not None:
             raise self._notice  # before anything that came behind it
         if not out and keepalive is None:
-            return NOTHING
+            return self._ended() if self._copied else NOTHING
         return Received(np.frombuffer(out, np.uint8), keepalive)
 
     def _noticed(self, result: pq.abc.PGresult) -> None:
@@ -476,13 +476,16 @@ class LibpqTransport:
             return Keepalive(wal_end, clock_us, wanted)
         raise TailraceError(Kind.PROTOCOL_VIOLATION, f"{self._doing}: a CopyData message of kind {kind!r}")
 
-    def _ended(self) -> tuple[bytes, bytes]:
+    def _ended(self) -> Received:
         """Return the end of the copying as the message that the server sent for it."""
-        result = self._pgconn.get_result()
+        with self._lock:
+            if self._pgconn.is_busy():
+                return NOTHING
+            result = self._pgconn.get_result()
         if result is None:
-            return b"Z", b"I"
+            return Received(_NO_BYTES, None, (b"Z", b"I"))
         if result.status in {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.COPY_IN}:
-            return b"C", (result.command_status or b"") + b"\0"
+            return Received(_NO_BYTES, None, (b"C", (result.command_status or b"") + b"\0"))
         raise result_failure(result, self._doing)
 
     def _consume(self) -> None:

@@ -52,7 +52,7 @@ def killed(pg: Database, make_round: Callable[..., Round]) -> Round:
     """A pipeline killed with a few blocks appended that were not yet made durable."""
     round_ = make_round(pg, pause_s=0.005)
     assert round_.live().wait() == 0
-    with round_.at_work() as workload:
+    with round_.at_work(transactions=None) as workload:
         life = round_.live("log.before_fsync=sleep:60000@5", until_caught_up=False)
         wait_until(lambda: round_.hits()["log.before_fsync"] >= 6, 30)
         wait_until(lambda: workload.committed > 30, 30)

@@ -81,26 +81,12 @@ class Life:
         return self.wait(60)
 
     def close(self) -> None:
-        """End whatever is left of the whole session."""
-        self._process.poll()
-        left = [process for process in psutil.process_iter() if _session(process) == self._process.pid]
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, 10)
+        if not self.is_over:
+            self.kill()
 
     def last_words(self) -> str:
         with self._output.open(encoding="utf-8", errors="replace") as file:
             return "".join(deque(file, maxlen=60))
-
-
-def _session(process: psutil.Process) -> int:
-    with contextlib.suppress(OSError):
-        return os.getsid(process.pid)
-    return -1
 
 
 @dataclass
@@ -158,9 +144,9 @@ class Round:
                 "dbname": self.database.name, "status_interval_s": 1,
                 "reconnect_delay_s": 0.1, "reconnect_delay_s_max": 1,
             },
-            "log": {"path": str(self.log), "segment_bytes": 256 * 1024},
+            "log": {"path": str(self.log), "segment_bytes": 64 * 1024},
             "sinks": [
-                {**SINKS[kind], "name": kind, "path": str(self.root / kind), "batch_rows_max": 3_000}
+                {**SINKS[kind], "name": kind, "path": str(self.root / kind), "batch_rows_max": 20_000}
                 for kind in wanted
             ],
             "spark": {"master": "local[2]", "conf": {"spark.ui.enabled": "false"}},
@@ -199,10 +185,13 @@ class Round:
         return Counter(self.hits_file.read_text().split()) if self.hits_file.exists() else Counter()
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[ledger.Workload]:
-        """Have the writers work on the source, for as long as the context is open."""
-        with self.workload:
+    def at_work(self, transactions: int | None = 120) -> Iterator[ledger.Workload]:
+        """Have the writers work on the source while the context is open, up to a limit."""
+        self.workload.start(transactions)
+        try:
             yield self.workload
+        finally:
+            self.workload.stop()
 
     def judge(self) -> list[str]:
         """Run a last, undisturbed life and return what is wrong with each sink.
@@ -235,13 +224,24 @@ class Round:
         shown = self.command("log", "show", str(self.log), "--json")
         if shown.returncode != 0:
             found.append(f"log show: {shown.stderr}")
-        changes = [parse_json(line, "") for line in shown.stdout.splitlines()]
-        by_table = sorted(changes, key=lambda change: (change.table, change.log_offset))
-        return found + validator.history_problems(by_table, ledger.source_rows(self.database.dsn))
+        changes = [parse_json(line, "log") for line in shown.stdout.splitlines()]
+        return found + validator.history_problems(changes, ledger.source_rows(self.database.dsn))
 
     def close(self) -> None:
+        """End every process of this round, those of Spark too, which outlive a killed engine."""
         for life in self.lives:
             life.close()
+        left = [process for process in psutil.process_iter() if self._is_ours(process)]
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, 10)
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("TAILRACE_FAILPOINTS_LOG") == str(self.hits_file)
+        except psutil.Error:
+            return False
 
 
 @dataclass(frozen=True, slots=True)

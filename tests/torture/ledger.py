@@ -19,12 +19,12 @@ killed) is a normal event: the writer looks in `marker` whether its commit took 
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg import errors as pg_errors
@@ -245,6 +245,7 @@ class Workload:
         self._writers = [Writer(dsn, number, seed) for number in range(writers)]
         self._pause_s = pause_s
         self._stop = threading.Event()
+        self._enough_at = math.inf
         self._threads: list[threading.Thread] = []
         self._failures: list[Exception] = []
 
@@ -258,8 +259,14 @@ class Workload:
         for turn in range(transactions):
             self._writers[turn % len(self._writers)].run_one()
 
-    def start(self) -> None:
+    def start(self, transactions: int | None = None) -> None:
+        """Let the writers begin; they rest when they have made `transactions` between them.
+
+        None: they work until `stop`. A limit keeps a round's size independent of how fast the
+        machine is.
+        """
         self._stop.clear()
+        self._enough_at = math.inf if transactions is None else self.committed + transactions
         self._threads = [
             threading.Thread(target=self._run, args=(writer,), name=f"writer-{writer.number}")
             for writer in self._writers
@@ -280,19 +287,11 @@ class Workload:
         if self._failures:
             raise self._failures[0]
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def _run(self, writer: Writer) -> None:
         try:
             while not self._stop.is_set():
-                writer.run_one()
+                if self.committed < self._enough_at:
+                    writer.run_one()
                 self._stop.wait(self._pause_s)
         except Exception as error:  # noqa: BLE001 (raised again by stop)
             self._failures.append(error)

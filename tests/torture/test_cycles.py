@@ -28,15 +28,15 @@ from torture.harness import (
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(600)]
 
-#: Points that are passed without Spark, in an order in which one log passes them all.
+#: Points that are passed without Spark, in an order in which one log passes them. A log comes to
+#: the hand-over once; who dies before it is another one's matter, in the second test.
 CAPTURE_POINTS = (
     "snapshot.after_slot",
     "snapshot.in_copy",
-    "snapshot.before_handover",
     "snapshot.after_handover",
     *sorted(name for name in NAMES if name.startswith(("capture.", "log.")) and "retention" not in name),
 )
-SINK_POINTS = tuple(sorted(NAMES - set(CAPTURE_POINTS)))
+SINK_POINTS = tuple(sorted(NAMES - set(CAPTURE_POINTS) - {"snapshot.before_handover"}))
 
 
 @pytest.fixture
@@ -71,6 +71,8 @@ def test_a_kill_at_each_failpoint_loses_doubles_and_tears_nothing(round_: Round)
 
 
 def test_kills_at_random_a_killed_source_cut_connections_and_a_full_disk_are_survived(round_: Round) -> None:
+    round_.write_file(sinks=[])
+    assert kill_at("snapshot.before_handover").strike(round_)
     round_.write_file()
     faults = [kill_at_random(12), kill_source(12), cut_connection(10)]
     faults += [fill_disk(10)] if round_.disk else []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -34,7 +32,7 @@ class PipelineProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it in a session of its own, so that `kill` takes Spark's processes along."""
+        """Start it in a session of its own: a terminal's Ctrl-C reaches the demo alone."""
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,
@@ -61,10 +59,13 @@ class PipelineProcess:
             time.sleep(_POLL_S)
 
     def kill(self) -> None:
-        """End it and its children at once with SIGKILL: nothing is flushed, nothing is closed."""
+        """End it at once with SIGKILL: nothing is flushed, nothing is closed.
+
+        Its Spark, a process of its own, notices and ends too, in its own time: until then it may
+        still write, which is part of the trial.
+        """
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
             self._process = None
 

@@ -28,8 +28,6 @@ CUSTOMERS = 200
 SHOP_ACCOUNT = 1
 OPENING_BALANCE = Decimal("1000.00")
 LEDGER_SUM = OPENING_BALANCE * (CUSTOMERS + 1)
-#: Rows that are there before the first sale.
-OPENING_ROWS = CUSTOMERS + 1
 
 _PRICES = {"teapot": "19.90", "kettle": "34.50", "sieve": "4.20", "jasmine tea": "8.75", "大吉嶺": "12.00"}
 

@@ -252,7 +252,7 @@ def test_a_checkpoint_of_another_log_is_refused(spark: Any, log: HandmadeLog, tm
         ({"table": "public.order"}, Kind.TABLE_UNKNOWN, "public.orders"),
         ({"tabel": "public.orders"}, Kind.CONFIG_INVALID, "did you mean table?"),
         ({"task": "7"}, Kind.LOG_MISSING, "no task '7'"),
-        ({"startingOffset": "99999999"}, Kind.LOG_RANGE_INVALID, "it ends at"),
+        ({"startingOffset": "99999999"}, Kind.LOG_RANGE_INVALID, "it is durable from"),
         ({"startingOffset": "yesterday"}, Kind.CONFIG_INVALID, "LSN such as"),
         ({"maxRowsPerTrigger": "5"}, Kind.CONFIG_INVALID, "an option of streams"),
     ],

@@ -14,7 +14,7 @@ import collections
 import os
 import re
 import threading
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import Kind, TailraceError
@@ -63,8 +63,8 @@ def launch(settings: Mapping[str, str]) -> Any:
 
 def java_options(settings: Mapping[str, str]) -> str:
     """Return the options of Java itself: ours, then the user's, which win."""
-    log4j = resources.files("tailrace.spark") / "log4j2.properties"
-    own = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile=file:{log4j}"]
+    log4j = Path(__file__).with_name("log4j2.properties").as_uri()
+    own = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={log4j}"]
     user = settings.get("spark.driver.extraJavaOptions", "")
     if not re.search(r"-XX:\+Use\w+GC\b", user):  # Java refuses to choose between two
         own.append(_COLLECTOR)

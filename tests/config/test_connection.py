@@ -51,7 +51,9 @@ def test_the_environments_host_counts_for_tls(monkeypatch):
 
 def test_fields_come_before_the_dsn_and_overrides_before_both():
     found = options(
-        dsn="postgresql://a@h/d?application_name=dsn&connect_timeout=7", user="b", overrides={"dbname": "other"}
+        dsn="postgresql://a@h/d?application_name=dsn&connect_timeout=7",
+        user="b",
+        overrides={"dbname": "other"},
     )
     assert (found["user"], found["host"], found["dbname"]) == ("b", "h", "other")
     assert (found["application_name"], found["connect_timeout"]) == ("dsn", "7")

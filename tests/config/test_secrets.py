@@ -58,7 +58,7 @@ def problem_of(directory, source, extra=""):
         f"  host: ${{{CANARY}}}\n",
         f"  tables: ['{CANARY}']\n",
         f"  password: *{CANARY}\n",
-        f"  password: \"{CANARY}\n",
+        f'  password: "{CANARY}\n',
         f"  password: !{CANARY} x\n",
         f"  password: {CANARY}: {CANARY}\n",
         f"  connect_timeout: {CANARY}\n",

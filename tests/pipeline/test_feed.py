@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import pytest
-from fix_wait import wait_until
-from fix_orders_log import LogOfOrders
 
+from fix_orders_log import LogOfOrders
+from fix_wait import wait_until
 from tailrace.changelog.prune import apply
 from tailrace.changelog.readers import Readers
 from tailrace.changelog.retention import RetentionRules
@@ -15,6 +16,7 @@ from tailrace.config import JsonlSink
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline import feed as feeding
 from tailrace.pipeline.background import Background
+from tailrace.pipeline.backoff import Backoff
 from tailrace.pipeline.feed import Feed
 from tailrace.pipeline.views import SinkState
 from tailrace.sinks.contract import SinkCommit
@@ -67,9 +69,6 @@ class NoSpark:
     def session(self, stop):
         return object()
 
-    def revive(self):
-        pass
-
 
 @pytest.fixture
 def orders(tmp_path):
@@ -80,14 +79,8 @@ def orders(tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(feeding, "Backoff", lambda attempts: feeding_backoff(attempts))
+    monkeypatch.setattr(feeding, "Backoff", functools.partial(Backoff, first_s=0.001, longest_s=0.002))
     monkeypatch.setattr(feeding, "POLL_S", 0.005)
-
-
-def feeding_backoff(attempts):
-    from tailrace.pipeline.backoff import Backoff
-
-    return Backoff(attempts, first_s=0.001, longest_s=0.002)
 
 
 def feed_of(log, target, **settings):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tailrace.capture.session import Session
 from tailrace.config import load
 from tailrace.embedded.install import find_install
@@ -41,7 +39,9 @@ def test_a_fit_set_up_has_no_problem(each_pg, tmp_path):
     assert preflight(file) == []
     # Nothing was changed: neither slot nor publication nor directory is there.
     assert each_pg.query("select count(*) from pg_publication") == [(0,)]
-    assert each_pg.query("select count(*) from pg_replication_slots where database = current_database()") == [(0,)]
+    assert each_pg.query("select count(*) from pg_replication_slots where database = current_database()") == [
+        (0,)
+    ]
     assert not (tmp_path / "log").exists()
 
 
@@ -55,7 +55,8 @@ def test_tables_without_what_they_need_are_named(pg, tmp_path):
         pg.server,
         pg.name,
         source='  tables: ["public.*", "public.none", "sales.*"]\n',
-        sinks="{type: delta, mode: mirror, path: ./lake, tables: [public.keyless, public.full_rows, other.x]}",
+        sinks="{type: delta, mode: mirror, path: ./lake, "
+        "tables: [public.keyless, public.full_rows, other.x]}",
     )
     result = found(file)
     keyless = result[Kind.SOURCE_MISCONFIGURED, "public.keyless"]
@@ -146,7 +147,7 @@ def test_little_room_is_a_warning_and_none_an_error(pg, tmp_path, monkeypatch):
 
     def room(free):
         usage = type("Usage", (), {"free": free})
-        monkeypatch.setattr(preflight_module.shutil, "disk_usage", lambda path: usage)
+        monkeypatch.setattr(preflight_module.shutil, "disk_usage", lambda _: usage)
         return [finding.severity for finding in preflight(file) if finding.kind is Kind.LOG_FULL]
 
     assert room(100 << 30) == []
@@ -157,7 +158,7 @@ def test_little_room_is_a_warning_and_none_an_error(pg, tmp_path, monkeypatch):
 def test_a_broken_check_does_not_hide_the_others(pg, tmp_path, monkeypatch):
     pg.execute("create table t (a int)")
     file = pipeline_file(tmp_path, pg.server, pg.name, sinks="{type: jsonl, path: ./out}")
-    monkeypatch.setattr(preflight_module, "_rooms", lambda pipeline: 1 / 0)
+    monkeypatch.setattr(preflight_module, "_rooms", lambda _: 1 / 0)
     kinds = {finding.kind for finding in preflight(file)}
     assert kinds == {Kind.INTERNAL, Kind.SOURCE_MISCONFIGURED}
 

@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,15 @@ _UNUSABLE_KINDS = frozenset({Kind.CONFIG_INVALID, Kind.SECRET_MISSING})
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log in detail, to standard error.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+#: (verbose, debug) as given before the command: `tailrace -v run` says the same as `tailrace run -v`.
+_at_root: ContextVar[tuple[bool, bool]] = ContextVar("at_root", default=(False, False))
+
+
+def note_root_options(*, verbose: bool, debug: bool) -> None:
+    """Keep what was given before the command's name."""
+    _at_root.set((verbose, debug))
 
 
 def exit_status(error: TailraceError) -> int:
@@ -44,8 +54,8 @@ def conversation(
     """
     from tailrace.cli.logs import configure_logs
 
-    settings = _root_settings()
-    verbose, debug = verbose or settings["verbose"], debug or settings["debug"]
+    at_root = _at_root.get()
+    verbose, debug = verbose or at_root[0], debug or at_root[1]
     configure_logs("debug" if verbose else "info" if chatty else "warning")
     try:
         yield
@@ -100,12 +110,3 @@ def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document and a newline to standard output."""
     sys.stdout.write(json.dumps(document, ensure_ascii=False, default=str) + "\n")
     sys.stdout.flush()
-
-
-def _root_settings() -> dict[str, bool]:
-    # `tailrace -v run` says the same as `tailrace run -v`.
-    import click
-
-    context = click.get_current_context(silent=True)
-    found = context.find_root().obj if context else None
-    return found if isinstance(found, dict) else {"verbose": False, "debug": False}

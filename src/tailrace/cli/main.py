@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from tailrace import __version__
-from tailrace.cli.conversation import DONE, FAILED, UNUSABLE, AsJson, Debug, Verbose, conversation
+from tailrace.cli.conversation import (
+    DONE,
+    FAILED,
+    UNUSABLE,
+    AsJson,
+    Debug,
+    Verbose,
+    conversation,
+    note_root_options,
+)
 from tailrace.cli.log_commands import log_app
 
 app = typer.Typer(
@@ -34,7 +43,6 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    context: typer.Context,
     *,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -43,7 +51,7 @@ def root(
     ] = False,
 ) -> None:
     """Change data capture for Python and Spark: every committed change once, in order."""
-    context.obj = {"verbose": verbose, "debug": debug}
+    note_root_options(verbose=verbose, debug=debug)
 
 
 @app.command()

@@ -40,12 +40,9 @@ def replay_sink(file: Path, sink: str, begin: str | None, into: Path | None) -> 
     except ValueError as error:
         raise TailraceError(Kind.CONFIG_INVALID, f"read --from: {error}") from None
     chosen = choose_sink(pipeline, sink)
-    if into is not None:
-        chosen = chosen.model_copy(
-            update={"path": into.expanduser().absolute(), "name": f"{chosen.name}-replay"}
-        )
+    target = None if into is None else into.expanduser().absolute()
     with Progress() as progress:
-        replay = Replay(pipeline, chosen, begin=point, observe=progress.turn)
+        replay = Replay(pipeline, chosen, begin=point, into=target, observe=progress.turn)
         _stop_on_signals(replay.stop)
         replay.run()
     print(replay.summary())

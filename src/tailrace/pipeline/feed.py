@@ -152,12 +152,10 @@ class Feed:
                 readers.register(self.view.name, {TASK: start})
             self._registered.set()
             self._show(position=start)
-            self._spark.revive()
-            spark = self._spark.session(self._stop)
-            if spark is not None:
-                self._feed(sink, spark, reader, readers, start)
+            self._feed(sink, reader, readers, start)
 
-    def _feed(self, sink: Sink, spark: SparkSession, reader: LogReader, readers: Readers, start: int) -> None:
+    def _feed(self, sink: Sink, reader: LogReader, readers: Readers, start: int) -> None:
+        spark: SparkSession | None = None
         while not self._stop.is_set():
             if self._finish_at is not None and start >= self._finish_at:
                 return
@@ -165,6 +163,10 @@ class Feed:
             if span is None:
                 self._stop.wait(POLL_S)
                 continue
+            # Only now: a sink that lacks nothing does not wait for Spark.
+            spark = spark or self._spark.session(self._stop)
+            if spark is None:
+                return
             began_s = time.monotonic()
             commit = sink.write(spark, self._log_path, span, plan.pieces(TASK, blocks, span.start, span.end))
             readers.commit(self.view.name, TASK, span.end)
@@ -220,12 +222,17 @@ class Feed:
         if needed >= reader.start:
             return needed
         name = self.view.name
+        way_out = "begin a new pipeline, with a new snapshot and new targets"
+        if getattr(self._config, "mode", "append") != "mirror":
+            way_out = (
+                "either let it begin where the log does, in a new or emptied target: `tailrace replay FILE "
+                f"--sink {name} --from {reader.start}`; or {way_out}"
+            )
         raise TailraceError(
             Kind.LOG_RANGE_GONE,
             f"feed sink {name!r}: it needs the log from {needed} on, retention has removed what lies before "
             f"{reader.start}",
-            "either let it begin where the log does, in a new or emptied target: `tailrace replay FILE "
-            f"--sink {name} --from {reader.start}`; or begin a new pipeline, with a new snapshot",
+            way_out,
             {"sink": name},
         )
 

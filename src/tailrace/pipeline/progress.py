@@ -25,6 +25,8 @@ from tailrace.pipeline.views import EngineView, SinkView, lag_s
 WINDOW_S = 10.0
 REFRESH_S = 0.25
 LINE_INTERVAL_S = 5.0
+#: Between lines while nothing moves: enough to see that the process lives.
+IDLE_LINE_INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Progress:
         self._pace = Pace()
         self._shown_s = 0.0
         self._state: State | None = None
+        self._shown: tuple[object, ...] = ()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -100,10 +103,13 @@ class Progress:
     def turn(self, view: EngineView) -> None:
         """Show `view` if it is time to, or if the engine's state has changed."""
         now_s = time.monotonic()
-        interval_s = REFRESH_S if self._live is not None else LINE_INTERVAL_S
+        moving = (view.task.rows, view.task.state, *((sink.position, sink.state) for sink in view.sinks))
+        interval_s = REFRESH_S
+        if self._live is None:
+            interval_s = LINE_INTERVAL_S if moving != self._shown else IDLE_LINE_INTERVAL_S
         if view.state is self._state and now_s - self._shown_s < interval_s:
             return
-        self._shown_s, self._state = now_s, view.state
+        self._shown_s, self._state, self._shown = now_s, view.state, moving
         positions = tuple(sink.position or 0 for sink in view.sinks)
         self._pace.note(Sample(now_s, view.task.rows, view.task.bytes, view.task.log_end or 0, positions))
         if self._live is not None:

@@ -11,9 +11,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
+from tailrace.changelog.readers import Readers
 from tailrace.config import PipelineConfig, SinkConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
@@ -50,8 +52,9 @@ def choose_sink(pipeline: PipelineConfig, which: str) -> SinkConfig:
 class Replay:
     """Feeds `sink` up to the log's end of this moment. `run` once.
 
-    :param begin: where a target that holds nothing begins; None: at the log's start, also
-        where retention has moved it.
+    :param begin: where a target that holds nothing begins; None: at the very start of the log,
+        or not at all if retention has removed that.
+    :param into: a directory to build a second copy in, beside the sink's own.
     """
 
     def __init__(
@@ -59,16 +62,19 @@ class Replay:
         pipeline: PipelineConfig,
         sink: SinkConfig,
         *,
-        begin: Point | None,
+        begin: Point | None = None,
+        into: Path | None = None,
         observe: Callable[[EngineView], None] = lambda _: None,
     ) -> None:
         self._pipeline = pipeline
         self._sink = sink
+        if into is not None:
+            self._sink = sink.model_copy(update={"path": into, "name": f"{sink.name}-replay"})
+        self._is_copy = into is not None
         self._begin = begin
         self._observe = observe
         self._stop = threading.Event()
         self._feed: Feed | None = None
-        self._first: int | None = None
         self._end = 0
 
     def stop(self) -> None:
@@ -78,8 +84,9 @@ class Replay:
     def run(self) -> None:
         """Bring the sink to the log's end.
 
-        :raises TailraceError: `LOG_MISSING`; `SINK_LOCKED` if an engine is writing the sink;
-            `CONFIG_INVALID` for a mirror with `--from`; what stopped the sink.
+        :raises TailraceError: `LOG_MISSING`; `LOG_RANGE_GONE` if retention has removed what is
+            needed; `SINK_LOCKED` if an engine is writing the sink; `CONFIG_INVALID` for a mirror
+            that is to begin later; what stopped the sink.
         """
         if self._begin is not None and getattr(self._sink, "mode", "append") == "mirror":
             raise TailraceError(
@@ -91,7 +98,7 @@ class Replay:
         directory = LogDirectory.open(self._pipeline.log.path)
         with LogReader.open(directory, TASK) as reader:
             tail = reader.end()
-            begin = reader.start if self._begin is None else locate(reader, self._begin)
+            begin = None if self._begin is None else locate(reader, self._begin)
         self._end = tail.offset
         spark = SparkHost(self._pipeline)
         name = self._pipeline.name
@@ -100,11 +107,12 @@ class Replay:
         )
         self._feed.finish_at(tail.offset)
         feeding = Background("replay", self._feed.run)
-        spark.start()
         feeding.start()
         try:
             self._watch(feeding, TaskView.at_rest(TASK, tail))
         finally:
+            if self._is_copy:
+                Readers(directory).remove(self._sink.name)  # nobody goes on feeding it
             spark.stop()
 
     def summary(self) -> str:

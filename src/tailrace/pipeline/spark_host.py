@@ -23,23 +23,32 @@ _POLL_S = 0.1
 
 
 class SparkHost:
-    """Starts Spark on a thread, hands its session to sinks, and starts it again if its JVM died."""
+    """Starts Spark on a thread, hands its session to sinks, and starts it again if its JVM died.
+
+    Every method may be called from any thread.
+    """
 
     def __init__(self, config: PipelineConfig) -> None:
         self._config = config
         self._session: SparkSession | None = None
         self._lock = threading.Lock()
         self._start = Background("spark", self._begin)
+        self._started = False
 
     def start(self) -> None:
-        """Begin to start Spark; returns at once."""
-        self._start.start()
+        """Begin to start Spark, if nobody has yet; returns at once."""
+        with self._lock:
+            if not self._started:
+                self._started = True
+                self._start.start()
 
     def session(self, stop: threading.Event) -> SparkSession | None:
-        """Return the session, waiting for its start; None if `stop` was set meanwhile.
+        """Return the session, started now if need be; None if `stop` was set meanwhile.
 
         :raises TailraceError: `ENVIRONMENT_UNFIT` or `SPARK_FAILED` if it does not start.
         """
+        self.start()
+        self._revive()
         waited_s = 0.0
         while not self._start.join(_POLL_S):
             waited_s += _POLL_S
@@ -69,8 +78,8 @@ class SparkHost:
         if not stopping.join(STOP_DEADLINE_S):
             log.warning("Spark did not stop in time; the process ends without it")
 
-    def revive(self) -> None:
-        """Start Spark again if its JVM is gone. Called by sinks before they try again."""
+    def _revive(self) -> None:
+        # A JVM that died fails every job after it; the sinks' next attempts need a new one.
         from tailrace.spark.session import session
 
         with self._lock:

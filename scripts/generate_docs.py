@@ -1,0 +1,162 @@
+"""Writes the reference parts of docs/configuration.md and docs/cli.md from the code.
+
+Each part stands between two marks, `<!-- generated: NAME -->` and `<!-- end -->`; all other
+text is written by hand and left alone. With `--check` nothing is written, and the exit status
+is 1 if a page is not what the code would make of it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import typer.main
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from tailrace.cli.main import app
+from tailrace.config.fields import MIB, Section
+from tailrace.config.postgres import LibpqOptions, PostgresSource
+from tailrace.config.sections import (
+    DeltaSink,
+    JsonlSink,
+    LogConfig,
+    ParquetSink,
+    PipelineConfig,
+    RetentionConfig,
+    SinkConfig,
+    SparkConfig,
+)
+from tailrace.secrets import Secret
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fields(model: type[BaseModel], without: type[BaseModel] | None = None) -> str:
+    """Return a table of a section's settings, those of `without` left out."""
+    rows = ["| Setting | Values | Default | Meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if without is not None and name in without.model_fields:
+            continue
+        default = "" if field.default is PydanticUndefined else shown(field.default)
+        required = " (required)" if field.is_required() else ""
+        meaning = (field.description or "").replace("|", "\\|")
+        rows.append(f"| `{name}`{required} | {values(field.annotation)} | {default} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def shown(default: object) -> str:
+    """Return a default as the file would hold it; nothing where the meaning tells it."""
+    if default is None or default == "" or isinstance(default, Section) or default in ((), {}):
+        return ""
+    if isinstance(default, tuple):
+        return "`[" + ", ".join(f'"{item}"' for item in default) + "]`"
+    if isinstance(default, int) and default >= MIB and default % MIB == 0:
+        return f"`{default // MIB} MiB`"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+
+
+def values(annotation: object) -> str:
+    """Return what a setting may be, in words."""
+    if annotation is type(None):
+        return ""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return values(arguments[0])
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (types.UnionType, typing.Union):
+        plain = [argument for argument in arguments if argument is not Secret or len(arguments) == 1]
+        named = dict.fromkeys(values(argument) for argument in plain or arguments)
+        return " or ".join(filter(None, named)) or "reference"
+    if origin is tuple:
+        return "list of sections" if "Sink" in str(arguments[0]) else f"list of {values(arguments[0])}"
+    if origin is dict:
+        return "mapping"
+    known = {
+        str: "text",
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+        Path: "path",
+        Secret: "reference",
+    }
+    if annotation in known:
+        return known[annotation]  # type: ignore[index]
+    return "section"
+
+
+def commands() -> str:
+    """Return every command with its usage, what it does and its options."""
+    return "\n".join(text for name, command in walk() for text in described(name, command))
+
+
+def walk() -> Iterator[tuple[str, typing.Any]]:
+    """Yield every command with its full name, in the order of the help."""
+    root = typer.main.get_command(app)
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        if hasattr(command, "commands"):
+            for inner, sub in command.commands.items():
+                yield f"{name} {inner}", sub
+        else:
+            yield name, command
+
+
+def described(name: str, command: typing.Any) -> Iterator[str]:
+    """Yield the lines that describe one command."""
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    usage = " ".join(argument.metavar or (argument.name or "").upper() for argument in arguments)
+    yield f"### `{' '.join(filter(None, ('tailrace', name, usage)))}`\n"
+    yield "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n")) + "\n"
+    yield "| Option | Meaning |\n|---|---|"
+    for option in options:
+        names = ", ".join(f"`{spelling}`" for spelling in option.opts)
+        metavar = "" if option.is_flag else f" {option.metavar or (option.name or '').upper()}"
+        yield f"| {names}{metavar.replace('|', chr(92) + '|')} | {option.help or ''} |"
+    yield ""
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "pipeline": lambda: fields(PipelineConfig),
+    "source": lambda: fields(PostgresSource, without=LibpqOptions),
+    "connection": lambda: fields(LibpqOptions),
+    "log": lambda: fields(LogConfig),
+    "retention": lambda: fields(RetentionConfig),
+    "sink": lambda: fields(SinkConfig),
+    "delta": lambda: fields(DeltaSink, without=SinkConfig),
+    "parquet": lambda: fields(ParquetSink, without=SinkConfig),
+    "jsonl": lambda: fields(JsonlSink, without=SinkConfig),
+    "spark": lambda: fields(SparkConfig),
+    "commands": commands,
+}
+
+
+def generated(page: str) -> str:
+    """Return `page` with every generated part as the code makes it."""
+    return PART.sub(lambda part: f"{part[1]}\n{PARTS[part['name']]()}\n{part[3]}", page)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or under `--check` compare them; return the exit status."""
+    stale = []
+    for page in (DOCS / "configuration.md", DOCS / "cli.md"):
+        before = page.read_text("utf-8")
+        after = generated(before)
+        if after != before:
+            stale.append(page.name)
+            if "--check" not in arguments:
+                page.write_text(after, "utf-8")
+    told = "is out of date: run scripts/generate_docs.py" if "--check" in arguments else "written"
+    for name in stale:
+        print(f"{name}: {told}")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,267 @@
+"""The command line: exit statuses, what goes where, and errors in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import typer.testing
+
+from fix_orders_log import LogOfOrders
+from tailrace import __version__
+from tailrace.cli.conversation import block, printable
+from tailrace.cli.main import app
+from tailrace.errors import Kind, TailraceError
+
+runner = typer.testing.CliRunner()
+
+
+def run(*arguments):
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from tailrace.cli.main import app\n"
+        "heavy = set('numba numpy pyarrow pyspark psycopg pydantic yaml structlog deltalake'.split())\n"
+        "try:\n"
+        "    app(['--help'])\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("run", "check", "status", "log", "replay", "demo", "bench"):
+        assert command in done.stdout
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"tailrace {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["run"],
+        ["run", "--nonsense", "x.yaml"],
+        ["log", "show", "x", "--from", "yesterday"],
+        ["log", "show", "x", "--limit", "0"],
+        ["log", "show", "x", "--key", "a=1", "--key", "b"],
+        ["bench", "nothing"],
+        ["run", "not-there.yaml"],
+        ["check", "not-there.yaml"],
+        ["status", "not-there.yaml"],
+        ["replay", "not-there.yaml", "--sink", "0"],
+    ],
+)
+def test_bad_usage_ends_with_2_in_words(arguments):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output
+
+
+def test_a_failure_ends_with_1_and_one_block(tmp_path):
+    done = run("log", "ls", tmp_path / "none")
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith("error: log_missing: ")
+    assert rest[-1].startswith("  hint: ")
+
+
+def test_a_failure_under_json_is_one_document(tmp_path):
+    done = run("log", "ls", tmp_path / "none", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["error"]["kind"] == "log_missing"
+
+
+def test_a_trace_is_shown_only_for_debug(tmp_path):
+    assert "Traceback" not in run("log", "ls", tmp_path / "none").stderr
+    assert "Traceback" in run("log", "ls", tmp_path / "none", "--debug").stderr
+    assert "Traceback" in run("--debug", "log", "ls", tmp_path / "none").stderr
+
+
+def test_a_wrong_file_names_every_problem_with_its_place(tmp_path):
+    (tmp_path / "p.yaml").write_text("name: a b\nsource: {prot: 1}\nlog: {path: x}\n")
+    done = run("run", tmp_path / "p.yaml")
+    assert done.exit_code == 2
+    assert "name (line 1): " in done.stderr
+    assert "source.prot (line 2): unknown key; did you mean 'port'?" in done.stderr
+
+
+def test_check_under_json_prints_the_problems_and_nothing_else(tmp_path):
+    (tmp_path / "p.yaml").write_text("name: a b\nsource: {prot: 1}\nlog: {path: x}\n")
+    done = run("check", tmp_path / "p.yaml", "--json")
+    assert done.exit_code == 2
+    document = json.loads(done.stdout)
+    assert document["ok"] is False
+    assert [problem["kind"] for problem in document["problems"]] == ["config_invalid"] * 2
+    assert set(document["problems"][0]) == {"kind", "severity", "message", "repair"}
+
+
+def test_check_against_a_server_that_is_not_there_ends_with_1(tmp_path):
+    (tmp_path / "p.yaml").write_text("name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: x}\n")
+    done = run("check", tmp_path / "p.yaml")
+    assert done.exit_code == 1
+    assert "error: source_unreachable: " in done.stdout
+    assert "repair: " in done.stdout
+
+
+def test_names_of_others_can_not_steer_the_terminal():
+    assert printable("a\x1b[2Jb\r\u2028c") == "a\\x1b[2Jb\\r\\u2028c"
+    text = block(TailraceError(Kind.TABLE_MISSING, "x\x1b]0;", "y\x07", {"table": "\x9b"}))
+    assert text.replace("\n", "").isprintable()
+
+
+@pytest.fixture
+def orders(tmp_path):
+    log = LogOfOrders(tmp_path / "log")
+    log.insert(1, 2, 3)
+    log.insert(4)
+    yield log
+    log.close()
+
+
+def test_log_ls_lists_tasks_segments_and_readers(orders):
+    path = orders.directory.path
+    document = json.loads(run("log", "ls", path, "--json").stdout)
+    (task,) = document["tasks"]
+    assert (task["task"], task["start"], task["end"]) == ("0", 0, orders.writer.durable.offset)
+    assert task["segments"][0]["file"].endswith(".seg")
+    assert "task 0: 0 to " in run("log", "ls", path).stdout
+
+
+def test_log_verify_finds_a_flipped_byte(orders):
+    path = orders.directory.path
+    assert run("log", "verify", path).exit_code == 0
+    (segment,) = path.rglob("*.seg")
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(content)
+    done = run("log", "verify", path, "--json")
+    assert done.exit_code == 1
+    document = json.loads(done.stdout)
+    assert document["ok"] is False
+    assert document["problems"][0]["file"].endswith(".seg")
+
+
+def ids(*arguments):
+    done = run("log", "show", *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return [json.loads(line)["after"]["id"] for line in done.stdout.splitlines()]
+
+
+def test_log_show_chooses_by_table_key_transaction_place_and_time(orders):
+    path = orders.directory.path
+    assert ids(path) == [1, 2, 3, 4]
+    assert ids(path, "--limit", 2) == [1, 2]
+    assert ids(path, "--table", "public.orders") == [1, 2, 3, 4]
+    assert ids(path, "--table", "*.ord*") == [1, 2, 3, 4]
+    assert ids(path, "--table", "public.other") == []
+    assert ids(path, "--key", "2") == [2]
+    assert ids(path, "--key", "id=3", "--key", "what=thing") == [3]
+    assert ids(path, "--key", "nothing=3") == []
+    assert ids(path, "--transaction", 702) == [4]
+    assert ids(path, "--from", "0/7D0") == [4]
+    assert ids(path, "--to", "0/7D0") == [1, 2, 3]
+    assert ids(path, "--from", "2026-01-01T00:00:02Z") == [4]
+    assert ids(path, "--to", "2026-01-01T01:00:02+01:00") == [1, 2, 3]
+
+
+def test_log_show_takes_the_offset_of_any_change(orders):
+    path = orders.directory.path
+    lines = run("log", "show", path, "--json").stdout.splitlines()
+    third = json.loads(lines[2])["position"]["log_offset"]
+    assert ids(path, "--from", third) == [3, 4]
+    assert ids(path, "--to", third) == [1, 2]
+    assert run("log", "show", path, "--from", 10**9).exit_code == 1
+
+
+def test_log_show_speaks_to_people_too(orders):
+    first = run("log", "show", orders.directory.path, "--limit", 1).stdout
+    assert "insert public.orders" in first
+    assert '"id"=1' in first
+    assert "2026-01-01T00:00:01" in first
+
+
+def test_a_reader_that_leaves_early_is_no_error(orders):
+    command = f"{sys.executable} -m tailrace log show {orders.directory.path} | head -c 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert done.stderr == ""
+
+
+def test_a_log_command_also_takes_the_pipelines_file(orders):
+    file = orders.directory.path.parent / "p.yaml"
+    file.write_text("name: shop\nsource: {host: localhost}\nlog: {path: ./log}\n")
+    assert ids(file) == [1, 2, 3, 4]
+
+
+def test_status_works_without_an_engine_and_without_the_source(orders):
+    file = orders.directory.path.parent / "p.yaml"
+    file.write_text(
+        "name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: ./log}\n"
+        "sinks: [{type: parquet, path: ./pq}, {type: delta, path: ./d, mode: mirror}]\n"
+    )
+    orders.close()
+    done = run("status", file, "--json")
+    assert done.exit_code == 0
+    document = json.loads(done.stdout)
+    assert set(document) == {"name", "state", "tasks", "sinks", "error"}
+    (task,) = document["tasks"]
+    assert (task["state"], task["source_lag_bytes"], task["source_lag_s"]) == ("stopped", None, None)
+    end = task["log_end"]
+    assert end > 0
+    for sink, kind in zip(document["sinks"], ("parquet", "delta"), strict=True):
+        assert (sink["type"], sink["state"], sink["position"], sink["lag_bytes"]) == (
+            kind,
+            "stopped",
+            None,
+            end,
+        )
+        assert sink["lag_s"] > 0
+    assert "parquet-pq" in run("status", file).stdout
+
+
+def test_status_before_the_first_run_is_no_error(tmp_path):
+    (tmp_path / "p.yaml").write_text("name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: ./log}\n")
+    document = json.loads(run("status", tmp_path / "p.yaml", "--json").stdout)
+    assert document["tasks"][0]["log_end"] is None
+    assert document["error"] is None
+
+
+def test_status_says_that_the_log_is_damaged(orders):
+    file = orders.directory.path.parent / "p.yaml"
+    file.write_text("name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: ./log}\n")
+    orders.close()
+    identity = orders.directory.path / "identity.json"
+    identity.write_bytes(identity.read_bytes().replace(b"shop", b"shoq"))
+    document = json.loads(run("status", file, "--json").stdout)
+    assert document["error"]["kind"] == "log_corrupt"
+
+
+def test_a_second_engine_on_a_log_is_refused_at_once(orders):
+    file = orders.directory.path.parent / "p.yaml"
+    file.write_text(
+        "name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: ./log}\n"
+        "sinks: [{type: jsonl, path: ./out}]\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", "run", file],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "error: log_locked: " in done.stderr

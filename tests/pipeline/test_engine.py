@@ -1,0 +1,322 @@
+"""The engine over a capture and sinks that do what the test says."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from fix_orders_log import LogOfOrders
+from fix_wait import wait_until
+from tailrace.changelog.endmark import Tail
+from tailrace.config import PipelineConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline import engine as engine_module
+from tailrace.pipeline.background import Background
+from tailrace.pipeline.engine import Engine
+from tailrace.pipeline.lifecycle import State
+from tailrace.pipeline.progress import Pace, Sample, duration, line, size
+from tailrace.pipeline.status import FILE_NAME, document
+from tailrace.pipeline.views import SinkState
+from tailrace.sinks.contract import SinkCommit
+
+
+@dataclass
+class FakeProgress:
+    phase: str = "connecting"
+    rows: int = 0
+    bytes: int = 0
+    durable: Tail = field(default_factory=lambda: Tail(0, 0, 0))
+    server_end_lsn: int = 0
+    acknowledged_lsn: int = 0
+    snapshot: dict = field(default_factory=dict)
+    reconnects: int = 0
+
+
+class FakeCapture:
+    """Holds a real log open and says of it what the test wants."""
+
+    def __init__(self, config):
+        self.log = LogOfOrders(config.log.path)
+        self.stopping = threading.Event()
+        self.failure = None
+        self.phase = "connecting"
+        self.known_lsn = 10**12
+
+    def run(self):
+        while not self.stopping.wait(0.005):
+            if self.failure is not None:
+                raise self.failure
+        self.phase = "stopped"
+
+    def stop(self):
+        self.stopping.set()
+
+    def caught_up(self, lsn):
+        return self.log.writer.durable.position >= lsn
+
+    def progress(self):
+        return FakeProgress(self.phase, durable=self.log.writer.durable, server_end_lsn=self.known_lsn)
+
+
+class FakeSink:
+    type = "jsonl"
+
+    def __init__(self, name, spans, failure):
+        self.name, self.spans, self.failure = name, spans, failure
+
+    def open(self, log, pipeline):
+        if self.failure is not None:
+            raise self.failure
+
+    def position(self, task):
+        return self.spans[-1] if self.spans else None
+
+    reach = position
+
+    def write(self, spark, log, span, pieces):
+        self.spans.append(span.end)
+        return SinkCommit(span, rows=1)
+
+    def close(self):
+        pass
+
+
+class FakeSpark:
+    def __init__(self, config):
+        self.stopped = False
+
+    def start(self):
+        pass
+
+    def session(self, stop):
+        return object()
+
+    def cancel_jobs(self):
+        pass
+
+    def stop(self):
+        self.stopped = True
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    """Makes engines whose capture, Spark and sinks are fakes; `stage.sinks` holds what they got."""
+
+    class Stage:
+        sinks = {"one": [], "two": []}  # noqa: RUF012
+        failures = {}  # noqa: RUF012
+        capture = None
+
+        def engine(self, **options):
+            config = PipelineConfig.model_validate(
+                {
+                    "name": "shop",
+                    "source": {"host": "127.0.0.1", "port": 1},
+                    "log": {"path": str(tmp_path / "log")},
+                    "sinks": [
+                        {"type": "jsonl", "name": name, "path": str(tmp_path / name), "interval_ms": 0}
+                        for name in self.sinks
+                    ],
+                }
+            )
+            self.config = config
+            self.capture = FakeCapture(config)
+            monkeypatch.setattr(engine_module, "CaptureTask", lambda *_, **__: self.capture)
+            return Engine(config, **options)
+
+    staged = Stage()
+    staged.sinks = {"one": [], "two": []}
+    staged.failures = {}
+    monkeypatch.setattr(engine_module, "SparkHost", FakeSpark)
+    monkeypatch.setattr(engine_module, "refuse_if_written", lambda *_: None)
+    monkeypatch.setattr(
+        engine_module,
+        "build",
+        lambda config, _: FakeSink(config.name, staged.sinks[config.name], staged.failures.get(config.name)),
+    )
+    yield staged
+    if staged.capture is not None:
+        staged.capture.log.close()
+
+
+def running(engine):
+    background = Background("engine", engine.run)
+    background.start()
+    return background
+
+
+def test_a_stop_ends_everything_without_an_error(stage):
+    engine = stage.engine()
+    end = stage.capture.log.insert(1)
+    run = running(engine)
+    stage.capture.phase = "streaming"
+    wait_until(lambda: stage.sinks == {"one": [end], "two": [end]}, 10, "both sinks")
+    assert engine.view().state is State.STREAMING
+    engine.stop()
+    assert run.join(10)
+    assert run.error is None
+    assert engine.view().state is State.STOPPED
+    assert stage.capture.stopping.is_set()
+
+
+def test_a_dead_sink_holds_neither_the_source_nor_its_neighbour(stage):
+    stage.failures["one"] = TailraceError(Kind.SINK_FOREIGN, "not ours")
+    engine = stage.engine()
+    run = running(engine)
+    stage.capture.phase = "streaming"
+    end = stage.capture.log.insert(1)
+    wait_until(lambda: stage.sinks["two"] == [end], 10, "the neighbour")
+    later = stage.capture.log.insert(2)
+    wait_until(lambda: stage.sinks["two"][-1] == later, 10, "the neighbour again")
+    one, two = engine.view().sinks
+    assert (one.state, two.state) == (SinkState.FAILED, SinkState.RUNNING)
+    assert not run.ended
+    engine.stop()
+    assert run.join(10)
+    assert run.error is None
+
+
+def test_the_run_fails_when_all_sinks_have(stage):
+    for name in stage.sinks:
+        stage.failures[name] = TailraceError(Kind.SINK_FOREIGN, f"{name} is not ours", "hint")
+    engine = stage.engine()
+    stage.capture.log.insert(1)
+    run = running(engine)
+    assert run.join(10)
+    assert run.error.kind is Kind.SINK_FOREIGN
+    assert run.error.context["sinks"] == "one, two"
+    assert run.error.hint == "hint"
+
+
+def test_the_run_fails_when_capture_does_and_says_so_in_the_status(stage):
+    engine = stage.engine()
+    stage.capture.log.insert(1)
+    stage.capture.failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "begin anew")
+    run = running(engine)
+    assert run.join(10)
+    assert run.error.kind is Kind.SLOT_MISSING
+    assert engine.view().state is State.FAILED
+    written = json.loads((stage.config.log.path / FILE_NAME).read_text())
+    assert (written["state"], written["error"]["kind"]) == ("failed", "slot_missing")
+    stage.capture.log.close()
+    told = document(stage.config)
+    assert (told["state"], told["error"]["kind"]) == ("failed", "slot_missing")
+
+
+def test_until_caught_up_ends_at_the_logs_end_with_every_sink_there(stage, monkeypatch):
+    monkeypatch.setattr(engine_module, "wal_end", lambda *_: 3000)
+    engine = stage.engine(until_caught_up=True)
+    run = running(engine)
+    for number in range(2):
+        stage.capture.log.insert(number)
+    assert not run.join(0.3)
+    end = stage.capture.log.insert(3)
+    assert run.join(10)
+    assert run.error is None
+    assert [sink.position for sink in engine.view().sinks] == [end, end]
+
+
+def test_until_caught_up_fails_if_one_sink_has(stage, monkeypatch):
+    monkeypatch.setattr(engine_module, "wal_end", lambda *_: 1000)
+    stage.failures["two"] = TailraceError(Kind.SINK_FOREIGN, "not ours")
+    engine = stage.engine(until_caught_up=True)
+    end = stage.capture.log.insert(1)
+    run = running(engine)
+    assert run.join(10)
+    assert run.error.kind is Kind.SINK_FOREIGN
+    assert stage.sinks["one"] == [end]
+
+
+def test_until_caught_up_asks_again_while_the_source_is_away(stage, monkeypatch):
+    answers = [TailraceError(Kind.SOURCE_UNREACHABLE, "away"), 1000]
+    monkeypatch.setattr(engine_module, "_ASK_AGAIN_S", 0.01)
+
+    def wal_end(*_):
+        answer = answers.pop(0)
+        if isinstance(answer, TailraceError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(engine_module, "wal_end", wal_end)
+    engine = stage.engine(until_caught_up=True)
+    stage.capture.log.insert(1)
+    run = running(engine)
+    assert run.join(10)
+    assert run.error is None
+    assert answers == []
+
+
+def test_a_capture_that_is_done_ends_the_run_once_the_sinks_have_it_all(stage):
+    engine = stage.engine()
+    end = stage.capture.log.insert(1)
+    stage.capture.stop()
+    run = running(engine)
+    assert run.join(10)
+    assert run.error is None
+    assert stage.sinks == {"one": [end], "two": [end]}
+
+
+def test_the_status_of_a_running_engine_comes_from_its_file(stage):
+    engine = stage.engine()
+    end = stage.capture.log.insert(1)
+    run = running(engine)
+    stage.capture.phase = "streaming"
+    told = wait_until(
+        lambda: (found := document(stage.config))["sinks"][0]["position"] == end and found, 10, "status"
+    )
+    assert set(told) >= {"name", "state", "tasks", "sinks", "error"}
+    assert (told["state"], told["pid"]) == ("streaming", os.getpid())
+    (task,) = told["tasks"]
+    assert (task["state"], task["log_end"], task["source_lag_bytes"] > 0) == ("streaming", end, True)
+    assert task["source_lag_s"] > 0
+    assert told["sinks"][0]["lag_bytes"] == 0
+    assert told["sinks"][0]["lag_s"] == 0.0
+    assert oct((stage.config.log.path / FILE_NAME).stat().st_mode)[-3:] == "600"
+    engine.stop()
+    assert run.join(10)
+
+
+def test_an_observer_sees_every_state(stage):
+    seen = []
+    engine = stage.engine(observe=lambda view: seen.append(view.state))
+    run = running(engine)
+    wait_until(lambda: State.STARTING in seen, 10, "starting")
+    stage.capture.phase = "snapshot"
+    wait_until(lambda: State.SNAPSHOT in seen, 10, "snapshot")
+    stage.capture.phase = "streaming"
+    wait_until(lambda: State.STREAMING in seen, 10, "streaming")
+    stage.capture.phase = "connecting"
+    wait_until(lambda: engine.view().state is State.STARTING, 10, "starting again")
+    engine.stop()
+    assert run.join(10)
+    assert seen[-1] is State.STOPPED
+
+
+def test_rates_are_means_over_the_window_and_foretell_the_end():
+    pace = Pace()
+    for second in range(30):
+        pace.note(Sample(float(second), second * 100, second * 1000, 50_000, (second * 1000,)))
+    assert pace.rows_per_s == pytest.approx(100)
+    assert pace.bytes_per_s == pytest.approx(1000)
+    assert pace.eta_s(0) == pytest.approx(21)
+
+
+def test_no_end_is_foretold_where_nothing_is_gained():
+    pace = Pace()
+    assert pace.rows_per_s == 0
+    for second in range(3):
+        pace.note(Sample(float(second), 0, 0, 1000 * second, (0,)))
+    assert pace.eta_s(0) is None
+
+
+def test_a_line_names_what_a_person_wants_to_know(stage):
+    engine = stage.engine()
+    stage.capture.log.insert(1)
+    shown = line(engine.view(), Pace())
+    for word in ("starting", "rows/s", "behind source", "one starting", "behind log"):
+        assert word in shown
+    assert (size(1536), size(10), duration(59), duration(3700)) == ("1.5 KiB", "10 B", "59 s", "1:01:40")

@@ -1,0 +1,158 @@
+"""Replay over a real log, with the JSON Lines sink's promise kept in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from fix_orders_log import LogOfOrders
+from tailrace.changelog.prune import apply
+from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention import RetentionRules
+from tailrace.config import PipelineConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline import replay as replay_module
+from tailrace.pipeline.points import parse_point
+from tailrace.pipeline.replay import Replay, choose_sink
+from tailrace.sinks.contract import SinkCommit
+
+
+class MemorySink:
+    type = "jsonl"
+
+    def __init__(self, config, targets):
+        self.name, self.spans = config.name, targets.setdefault(str(config.path), [])
+
+    def open(self, log, pipeline):
+        pass
+
+    def position(self, task):
+        return self.spans[-1].end if self.spans else None
+
+    reach = position
+
+    def write(self, spark, log, span, pieces):
+        self.spans.append(span)
+        return SinkCommit(span, rows=sum(piece.rows for piece in pieces))
+
+    def close(self):
+        pass
+
+
+class NoSpark:
+    asked = 0
+
+    def __init__(self, config):
+        pass
+
+    def session(self, stop):
+        NoSpark.asked += 1
+        return object()
+
+    def stop(self):
+        pass
+
+
+@pytest.fixture
+def targets(monkeypatch):
+    """What each target directory got: a list of spans."""
+    made = {}
+    NoSpark.asked = 0
+    monkeypatch.setattr(replay_module, "SparkHost", NoSpark)
+    monkeypatch.setattr(replay_module, "require_java", lambda: 17)
+    monkeypatch.setattr(replay_module, "build", lambda config, _: MemorySink(config, made))
+    return made
+
+
+def pipeline_on(tmp_path, kind="jsonl", **settings):
+    sinks = [{"type": kind, "path": str(tmp_path / "out"), "name": "out", **settings}]
+    return PipelineConfig.model_validate(
+        {
+            "name": "shop",
+            "source": {"host": "localhost"},
+            "log": {"path": str(tmp_path / "log")},
+            "sinks": sinks,
+        }
+    )
+
+
+@pytest.fixture
+def orders(tmp_path):
+    log = LogOfOrders(tmp_path / "log")
+    yield log
+    log.close()
+
+
+def replayed(pipeline, **options):
+    replay = Replay(pipeline, choose_sink(pipeline, "0"), **options)
+    replay.run()
+    return replay.summary()
+
+
+def test_an_empty_target_gets_the_whole_log(orders, targets, tmp_path):
+    orders.insert(1, 2)
+    end = orders.insert(3)
+    told = replayed(pipeline_on(tmp_path))
+    assert [(span.start, span.end) for span in targets[str(tmp_path / "out")]] == [(0, end)]
+    assert told == f"sink out: 3 rows written, now at {end}"
+
+
+def test_an_intact_target_is_left_as_it_is_without_starting_spark(orders, targets, tmp_path):
+    orders.insert(1)
+    pipeline = pipeline_on(tmp_path)
+    replayed(pipeline)
+    NoSpark.asked = 0
+    assert "already holds everything" in replayed(pipeline)
+    assert "already holds everything" in replayed(pipeline, begin=parse_point("0"))
+    assert len(targets[str(tmp_path / "out")]) == 1
+    assert NoSpark.asked == 0
+
+
+def test_a_copy_beside_the_sink_leaves_no_reader_behind(orders, targets, tmp_path):
+    end = orders.insert(1)
+    replayed(pipeline_on(tmp_path), into=tmp_path / "copy")
+    assert [span.end for span in targets[str(tmp_path / "copy")]] == [end]
+    assert str(tmp_path / "out") not in targets
+    assert Readers(orders.directory).all() == []
+
+
+def test_an_empty_target_may_begin_later(orders, targets, tmp_path):
+    first = orders.insert(1)
+    end = orders.insert(2)
+    replayed(pipeline_on(tmp_path), begin=parse_point("0/7D0"))
+    assert [(span.start, span.end) for span in targets[str(tmp_path / "out")]] == [(first, end)]
+
+
+def test_a_mirror_can_not_begin_later(orders, targets, tmp_path):
+    orders.insert(1)
+    with pytest.raises(TailraceError) as caught:
+        replayed(pipeline_on(tmp_path, "delta", mode="mirror"), begin=parse_point("0"))
+    assert caught.value.kind is Kind.CONFIG_INVALID
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "way_out"), [("jsonl", {}, True), ("delta", {"mode": "mirror"}, False)]
+)
+def test_what_retention_took_is_not_passed_over_in_silence(tmp_path, targets, kind, settings, way_out):
+    log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 16)
+    while len(log.directory.segments("0")) < 3:
+        log.insert(*range(500))
+    log.insert(1)
+    apply(log.directory, "0", RetentionRules(size_bytes=1))
+    with pytest.raises(TailraceError) as caught:
+        replayed(pipeline_on(tmp_path, kind, **settings))
+    assert caught.value.kind is Kind.LOG_RANGE_GONE
+    assert ("--from" in caught.value.hint) is way_out
+    log.close()
+
+
+def test_without_a_log_there_is_nothing_to_replay(tmp_path, targets):
+    with pytest.raises(TailraceError) as caught:
+        replayed(pipeline_on(tmp_path))
+    assert caught.value.kind is Kind.LOG_MISSING
+
+
+@pytest.mark.parametrize("which", ["1", "other", "-1", ""])
+def test_a_sink_that_is_none_is_named_with_those_that_are(tmp_path, which):
+    with pytest.raises(TailraceError, match="0 or out") as caught:
+        choose_sink(pipeline_on(tmp_path), which)
+    assert caught.value.kind is Kind.CONFIG_INVALID

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
-from spark.wire import HandmadeLog, row, xlog
 
+from spark.wire import HandmadeLog, row, xlog
 from tailrace.changelog.reader import LogReader
 from tailrace.model import LogRange
 from tailrace.protocol import frames

@@ -7,9 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from sinks.rig import make, offsets, opened, relation, rekey, snapshot, write
-from spark.wire import INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
 
+from sinks.rig import make, offsets, opened, rekey, relation, snapshot, write
+from spark.wire import INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.contract import require_within_log

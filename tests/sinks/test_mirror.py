@@ -5,19 +5,18 @@ All tables share the jobs, so that the suite pays for few of them.
 
 from __future__ import annotations
 
-import datetime
-import decimal
+import datetime as dt
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from sinks.rig import (
     delete_whole,
-    mirror_rows,
     opened,
     rekey,
     relation,
-    snapshot,
     update_whole,
     write,
 )
@@ -37,8 +36,6 @@ from spark.wire import (
     truncate,
     update,
 )
-
-from tailrace.errors import Kind, TailraceError
 
 NOTED = {"id": INT8, "note": TEXT, "n": INT4}
 
@@ -105,9 +102,7 @@ def stories() -> list[Story]:
     odd.first = [insert(o, "NaN", "infinity", "a"), insert(o, "NaN", "2020-01-01 00:00:00", "b")]
     odd.first += [insert(o, "1.50", "-infinity", "c"), insert(o, "NaN", "500000-01-01 00:00:00", "d")]
     odd.then = [update(o, "NaN", "infinity", "a2"), delete(o, "NaN", "500000-01-01 00:00:00", None)]
-    odd.expected = [
-        (None, datetime.datetime(2020, 1, 1), "b"),
-    ]
+    odd.expected = []  # looked at apart: Python has no such times
 
     real = story("floats as keys", {"id": FLOAT8, "note": TEXT})
     o = real.oid
@@ -122,21 +117,21 @@ def stories() -> list[Story]:
     wider.then += [relation(o, wider.name, {**NOTED, "extra": DATE}), insert(o, 4, "d", 4, "2024-02-29")]
     wider.then += [update(o, 1, UNCHANGED, 10, "2024-03-01")]
     wider.expected = [
-        (1, "a", 10, datetime.date(2024, 3, 1)),
+        (1, "a", 10, dt.date(2024, 3, 1)),
         (2, "b", 2, None),
         (3, "c", 3, None),
-        (4, "d", 4, datetime.date(2024, 2, 29)),
+        (4, "d", 4, dt.date(2024, 2, 29)),
     ]
 
-    quoted = story("names", {"id": INT8, 'it`s "x"\'y\\z.w': TEXT, "order": INT4, "key": TIMESTAMPTZ})
+    quoted = story("names", {"id": INT8, 'it`s"x"\'y\\z.w': TEXT, "order": INT4, "key": TIMESTAMPTZ})
     o = quoted.oid
     quoted.first = [insert(o, 1, "a", 1, "2020-01-01 00:00:00+00"), insert(o, 2, "b", 2, None)]
     quoted.then = [
         update(o, 1, UNCHANGED, 2, UNCHANGED),
         rekey(o, (2, None, None, None), (3, UNCHANGED, 3, None)),
     ]
-    utc = datetime.UTC
-    quoted.expected = [(1, "a", 2, datetime.datetime(2020, 1, 1, tzinfo=utc)), (3, "b", 3, None)]
+    utc = dt.UTC
+    quoted.expected = [(1, "a", 2, dt.datetime(2020, 1, 1, tzinfo=utc)), (3, "b", 3, None)]
 
     whole = story(
         "full rows without a key, equal ones counted", {"a": TEXT, "b": FLOAT8}, key=(), identity="f"
@@ -173,15 +168,16 @@ def log(tmp_path_factory):
 
 
 def shown(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple("nan" if value != value else value for value in row)
+    return tuple("nan" if isinstance(value, float) and math.isnan(value) else value for value in row)
 
 
-def rows_of(spark: Any, path: Path, name: str) -> list[tuple[Any, ...]]:
+def rows_of(spark: Any, path: Path, name: str, *columns: str) -> list[tuple[Any, ...]]:
     from tailrace.sinks.layout import table_directory
 
     schema, _, table = name.partition(".")
-    frame = spark.read.format("delta").load(str(path / table_directory(schema, table))).drop("_position")
-    arrow = frame.toArrow().to_pylist()
+    frame = spark.read.format("delta").load(str(path / table_directory(schema, table)))
+    arrow = frame.select(*columns or [name for name in frame.columns if name != "_position"])
+    arrow = arrow.toArrow().to_pylist()
     return sorted((shown(tuple(row.values())) for row in arrow), key=str)
 
 
@@ -203,8 +199,7 @@ def test_mirrors_are_what_the_source_is(spark, log, tmp_path):
 
     odd = next(story for story in told if "text" in story.name)
     for story in told:
-        found = rows_of(spark, tmp_path / "lake", story.name)
         if story is not odd:
+            found = rows_of(spark, tmp_path / "lake", story.name)
             assert found == sorted((shown(row) for row in story.expected), key=str), story.name
-    notes = [row[-1] for row in rows_of(spark, tmp_path / "lake", odd.name)]
-    assert sorted(notes) == ["a2", "b", "c"]
+    assert rows_of(spark, tmp_path / "lake", odd.name, "note") == [("a2",), ("b",), ("c",)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import urllib.parse
 from collections.abc import Iterable, Sequence
@@ -32,8 +33,9 @@ _NAME_REFUSED = frozenset(" ,;{}()\n\t=")
 
 #: Times that a commit is tried while others (OPTIMIZE, VACUUM, a person) commit to the table.
 COMMIT_ATTEMPTS_MAX = 8
-#: A commit a second makes a file a second in the table's log; a day of them is kept.
-CONFIGURATION = {"delta.logRetentionDuration": "interval 1 days"}
+#: As many columns have statistics as in any Delta table.
+_STATISTICS_COLUMNS_MAX = 32
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,12 @@ class DeltaFolder:
         """Return the table's columns, as last read or committed; empty if there is no table."""
         return pa.schema([]) if self._delta is None else pa.schema(self._delta.schema().to_arrow())
 
+    def bytes(self) -> int:
+        """Return the size of the table's data files, as last read or committed."""
+        if self._delta is None:
+            return 0
+        return sum(pa.table(self._delta.get_add_actions(flatten=True))["size_bytes"].to_pylist())
+
     def evolve(self, wanted: pa.Schema) -> None:
         """Give the table the columns of `wanted` that it lacks, in a commit of its own.
 
@@ -121,7 +129,7 @@ class DeltaFolder:
                 DeltaSchema.from_arrow(schema),
                 [_add(file) for file in files],
                 mode="error",
-                configuration=CONFIGURATION,
+                configuration=_configuration(schema),
                 commit_properties=self._properties(version),
             )
         except DeltaError as error:
@@ -286,6 +294,32 @@ def _same_type(first: pa.DataType, second: pa.DataType) -> bool:
         DeltaSchema.from_arrow(pa.schema([pa.field("c", first)]))
         == DeltaSchema.from_arrow(pa.schema([pa.field("c", second)]))
     )
+
+
+def _configuration(schema: pa.Schema) -> dict[str, str]:
+    """Return the properties of a new table.
+
+    Statistics are kept of whole numbers, decimals and texts alone. A bound of a date or time may
+    lie outside of the years 1 to 9999 (PostgreSQL's infinity does), and some readers, deltalake
+    among them, can't open a table whose statistics say so.
+    """
+    names = [
+        field.name
+        for field in schema
+        if _PLAIN_NAME.fullmatch(field.name)
+        and (
+            pa.types.is_integer(field.type)
+            or pa.types.is_decimal(field.type)
+            or pa.types.is_string(field.type)
+        )
+    ][:_STATISTICS_COLUMNS_MAX]
+    kept = (
+        {"delta.dataSkippingStatsColumns": ",".join(names)}
+        if names
+        else {"delta.dataSkippingNumIndexedCols": "0"}
+    )
+    # A commit a second makes a file a second in the table's log; a day of them is kept.
+    return {"delta.logRetentionDuration": "interval 1 days", **kept}
 
 
 def _add(file: AddedFile) -> AddAction:

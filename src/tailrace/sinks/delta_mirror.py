@@ -25,6 +25,7 @@ from tailrace.sinks import layout
 from tailrace.sinks.delta_folder import AddedFile, united
 from tailrace.sinks.merge import NetSource, merge
 from tailrace.sinks.mirror_files import POSITION, Composition, NetWriter, bounds_of, compose, open_net
+from tailrace.sinks.small_merge import SmallMerge, is_small, merge_small
 from tailrace.sinks.whole_rows import WholeRowWriter, merge_rows
 from tailrace.sinks.write_files import StagedFile, run
 
@@ -68,7 +69,12 @@ class DeltaMirror:
             _begin(work, schema, _rows(spark, work, files, schema))
         else:
             source = _net(spark, work, files, schema)
-            if source.rows:
+            if source.rows and is_small(source, schema, work.folder.bytes()):
+                small = SmallMerge(
+                    str(work.folder.path), work.folder.application, work.version, work.table, source
+                )
+                run(spark, [small], merge_small, work.folder.sink)
+            elif source.rows:
                 merge(spark, work.folder, source, work.version)
 
 
@@ -166,6 +172,7 @@ def _net(spark: SparkSession, work: TableWork, files: Sequence[StagedFile], sche
         key=key,
         open=frozenset(name for each in found for name in each["open"]),
         moved=any(each["moved"] for each in found),
+        null_keys=any(each["nulls"].get(name) for each in found for name in key),
         texts=tuple(name for name in key if _may_be_special(schema.field(name).type)),
     )
 

@@ -24,7 +24,7 @@ class NetSource:
 
     `open`: columns that some events leave to the target's row. `moved`: for some of those it is
     the row of another key. `texts`: key columns whose values may need PostgreSQL's text to be
-    told apart.
+    told apart. `null_keys`: some key column is null somewhere.
     """
 
     paths: tuple[str, ...]
@@ -34,6 +34,7 @@ class NetSource:
     open: frozenset[str]
     moved: bool
     texts: tuple[str, ...]
+    null_keys: bool
 
 
 def merge(spark: SparkSession, folder: DeltaFolder, source: NetSource, version: int) -> None:
@@ -72,6 +73,8 @@ def committing(
     session = spark.newSession()
     session.conf.set("spark.databricks.delta.write.txnAppId", folder.application)
     session.conf.set("spark.databricks.delta.write.txnVersion", str(version))
+    # What is merged is files that nobody changes: no need to copy them first.
+    session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
     try:
         yield session, DeltaTable.forPath(session, str(folder.path))
     except (PySparkException, Py4JError) as error:

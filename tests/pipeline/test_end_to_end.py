@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.dataset as ds
+import pytest
 from deltalake import DeltaTable
 
 from fix_wait import wait_until
@@ -75,6 +76,7 @@ def pipeline_file(directory, pg):
     return file
 
 
+@pytest.mark.timeout(900)
 def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
     pg.execute("create table orders (id int primary key, what text)")
     pg.execute("insert into orders select g, 'thing' from generate_series(1, 50) g")

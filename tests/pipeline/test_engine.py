@@ -34,6 +34,7 @@ class FakeProgress:
     acknowledged_lsn: int = 0
     snapshot: dict = field(default_factory=dict)
     reconnects: int = 0
+    error: TailraceError | None = None
 
 
 class FakeCapture:

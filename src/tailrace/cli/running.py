@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -57,7 +56,8 @@ def _stop_on_signals(stop: Callable[[], None]) -> None:
             # At once, without clean-up: the log and the sinks are made for just that.
             os._exit(128 + number)
         asked = True
-        sys.stderr.write("stopping; once more ends at once\n")
+        # Not by way of sys.stderr: the signal may have come in the middle of a write to it.
+        os.write(2, b"stopping; once more ends at once\n")
         stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):

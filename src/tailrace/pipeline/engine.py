@@ -246,6 +246,7 @@ def task_view(task: CaptureTask) -> TaskView:
         snapshot_rows=sum(table.rows for table in tables),
         snapshot_rows_estimated=sum(table.rows_estimated for table in tables),
         reconnects=progress.reconnects,
+        error=progress.error,
     )
 
 

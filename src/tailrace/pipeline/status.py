@@ -91,6 +91,7 @@ def of_engine(view: EngineView) -> dict[str, Any]:
                 "rows": task.rows,
                 "bytes": task.bytes,
                 "reconnects": task.reconnects,
+                "error": task.error.as_json() if task.error else None,
             }
         ],
         "sinks": [of_sink(sink, task.log_end, now_us) for sink in view.sinks],

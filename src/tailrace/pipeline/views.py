@@ -61,6 +61,7 @@ class TaskView:
     snapshot_rows: int
     snapshot_rows_estimated: int
     reconnects: int
+    error: TailraceError | None = None  # why it is connecting again
 
     @classmethod
     def at_rest(cls, task: str, tail: Tail) -> TaskView:

@@ -36,6 +36,8 @@ from spark.wire import (
     truncate,
     update,
 )
+from tailrace.sinks.layout import table_directory
+from tailrace.sinks.merge import quoted
 
 NOTED = {"id": INT8, "note": TEXT, "n": INT4}
 
@@ -172,12 +174,10 @@ def shown(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def rows_of(spark: Any, path: Path, name: str, *columns: str) -> list[tuple[Any, ...]]:
-    from tailrace.sinks.layout import table_directory
-
     schema, _, table = name.partition(".")
     frame = spark.read.format("delta").load(str(path / table_directory(schema, table)))
-    arrow = frame.select(*columns or [name for name in frame.columns if name != "_position"])
-    arrow = arrow.toArrow().to_pylist()
+    names = columns or [name for name in frame.columns if name != "_position"]
+    arrow = frame.select(*map(quoted, names)).toArrow().to_pylist()
     return sorted((shown(tuple(row.values())) for row in arrow), key=str)
 
 

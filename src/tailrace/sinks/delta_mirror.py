@@ -69,13 +69,15 @@ class DeltaMirror:
             _begin(work, schema, _rows(spark, work, files, schema))
         else:
             source = _net(spark, work, files, schema)
-            if source.rows and is_small(source, schema, work.folder.bytes()):
-                small = SmallMerge(
-                    str(work.folder.path), work.folder.application, work.version, work.table, source
-                )
-                run(spark, [small], merge_small, work.folder.sink)
-            elif source.rows:
+            if source.rows and not _merged_small(spark, work, source, schema):
                 merge(spark, work.folder, source, work.version)
+
+
+def _merged_small(spark: SparkSession, work: TableWork, source: NetSource, schema: pa.Schema) -> bool:
+    if not is_small(source, schema, work.folder.bytes()):
+        return False
+    small = SmallMerge(str(work.folder.path), work.folder.application, work.version, work.table, source)
+    return all(run(spark, [small], merge_small, work.folder.sink))
 
 
 def open_by_key_or_row(path: str, relation: Relation) -> NetWriter | WholeRowWriter:
@@ -173,6 +175,7 @@ def _net(spark: SparkSession, work: TableWork, files: Sequence[StagedFile], sche
         open=frozenset(name for each in found for name in each["open"]),
         moved=any(each["moved"] for each in found),
         null_keys=any(each["nulls"].get(name) for each in found for name in key),
+        special=any(each["special"] for each in found),
         texts=tuple(name for name in key if _may_be_special(schema.field(name).type)),
     )
 

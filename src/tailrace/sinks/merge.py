@@ -24,7 +24,7 @@ class NetSource:
 
     `open`: columns that some events leave to the target's row. `moved`: for some of those it is
     the row of another key. `texts`: key columns whose values may need PostgreSQL's text to be
-    told apart. `null_keys`: some key column is null somewhere.
+    told apart. `null_keys`: some key column is null somewhere. `special`: some rows have special texts.
     """
 
     paths: tuple[str, ...]
@@ -35,6 +35,7 @@ class NetSource:
     moved: bool
     texts: tuple[str, ...]
     null_keys: bool
+    special: bool
 
 
 def merge(spark: SparkSession, folder: DeltaFolder, source: NetSource, version: int) -> None:

@@ -87,7 +87,7 @@ def net(events: pa.Table, key: Sequence[str], steps: Ids | None = None) -> pa.Ta
     order = np.lexsort((steps, own_ids))
     last = np.append(own_ids[order][1:] != own_ids[order][:-1], True)[: count or 0]
     winners = np.sort(order[last])
-    open_columns = _open_columns(events)
+    open_columns = open_columns_of(events[UNCHANGED].combine_chunks())
     if not open_columns:
         return events.take(winners)
     labels = _Lineages(own_ids, steps, order).follow(moved, origin_ids)
@@ -231,9 +231,8 @@ class _Lineages:
 # ---------------------------------------------------------------------- which value
 
 
-def _open_columns(events: pa.Table) -> dict[str, Mask]:
-    """Return, for each column that some event left unchanged, which events did."""
-    lists = events[UNCHANGED].combine_chunks()
+def open_columns_of(lists: pa.ListArray) -> dict[str, Mask]:
+    """Return, for each column that `_unchanged` names somewhere, in which rows it does."""
     if len(lists.flatten()) == 0:
         return {}
     rows, names = pc.list_parent_indices(lists).to_numpy(), lists.flatten()

@@ -1,0 +1,93 @@
+"""Values at the edge of their types, through every sink, read back by whoever may read them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+
+from sinks.rig import opened, relation, write
+from spark.wire import DATE, FLOAT8, INT8, TEXT, TIMESTAMP, TIMESTAMPTZ, HandmadeLog, insert, numeric, update
+from tailrace.sinks import small_merge
+
+INT4_ARRAY = 1007
+COLUMNS = {
+    "id": INT8,
+    "note": TEXT,
+    "day": DATE,
+    "at": TIMESTAMP,
+    "zoned": TIMESTAMPTZ,
+    "amount": numeric(6, 2),
+    "real": FLOAT8,
+    "many": INT4_ARRAY,
+}
+ROWS = [
+    (1, "infinite", "infinity", "infinity", "infinity", "NaN", "NaN", "{1,NULL}"),
+    (2, "minus", "-infinity", "-infinity", "-infinity", "-1.50", "-Infinity", "{}"),
+    (3, "before Christ", "0044-03-15 BC", "0044-03-15 12:00:00 BC", "0044-03-15 12:00:00+00 BC", "0", "-0", "{{1,2},{3,4}}"),
+    (4, "far", "5874897-12-31", "294276-12-31 23:59:59.999999", "294276-12-31 23:59:59+00", None, None, "[0:1]={7,8}"),
+]  # fmt: skip
+NOTES = {1: "infinite", 2: "minus", 3: "before Christ", 4: "far"}
+
+
+@pytest.fixture
+def log(tmp_path):
+    with HandmadeLog(tmp_path / "log") as written:
+        yield written
+
+
+def fill(log: HandmadeLog) -> tuple[int, int]:
+    middle = log.commit(relation(1, "public.odd", COLUMNS), *(insert(1, *row) for row in ROWS))
+    return middle, log.commit(*(update(1, *row) for row in ROWS))
+
+
+def notes(rows: list[dict[str, Any]]) -> dict[int, str]:
+    return {row["id"]: row["note"] for row in rows}
+
+
+def test_files_hold_them(tmp_path, log):
+    _, end = fill(log)
+    for kind in ("parquet", "jsonl"):
+        write(opened(kind, tmp_path / kind, log), log, 0, end)
+    found = ds.dataset(tmp_path / "parquet" / "public.odd").to_table()
+    assert notes(found.select(["id", "note"]).to_pylist()) == NOTES
+    special = {row["id"]: dict(row["_special"] or ()) for row in found.select(["id", "_special"]).to_pylist()}
+    assert special[1] == {"day": "infinity", "at": "infinity", "zoned": "infinity", "amount": "NaN"}
+    assert special[3] == {"many": "{{1,2},{3,4}}"}
+    (path,) = (tmp_path / "jsonl" / "public.odd").iterdir()
+    lines = [json.loads(line)["after"] for line in path.read_text("utf-8").splitlines()]
+    assert notes(lines) == NOTES
+
+
+@pytest.mark.parametrize("by_spark", [False, True], ids=["delta-rs", "spark"])
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+def test_delta_tables_hold_them_for_spark_and_for_others(kind, by_spark, spark, tmp_path, log, monkeypatch):
+    if by_spark:
+        if kind == "append":
+            pytest.skip("appends are never Spark's")
+        monkeypatch.setattr(small_merge, "TARGET_BYTES_MAX", -1)
+    middle, end = fill(log)
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, middle, spark)
+    write(sink, log, middle, end, spark)
+    folder = str(tmp_path / "lake" / "public.odd")
+
+    table = DeltaTable(folder)
+    assert notes(table.to_pyarrow_table(columns=["id", "note"]).to_pylist()) == NOTES
+    assert table.to_pyarrow_table(filters=[("id", ">", 2)], columns=["id"]).num_rows == (
+        2 if kind == "mirror" else 4
+    )
+    assert len(table.to_pyarrow_table()) == (4 if kind == "mirror" else 8)
+
+    read = spark.read.format("delta").load(folder)
+    assert {row.id: row.note for row in read.select("id", "note").collect()} == NOTES
+    early = read.where("day < '1000-01-01'").selectExpr("id", "cast(day as string) day").distinct().collect()
+    assert {row.id for row in early} == {2, 3}
+    assert read.where("id = 3 and real = 0 and amount = 0").count() == (1 if kind == "mirror" else 2)
+    text = read.where("id = 1").selectExpr(
+        "to_json(_position.special) s" if kind == "mirror" else "to_json(_special) s"
+    )
+    assert json.loads(text.first().s)["at"] == "infinity"

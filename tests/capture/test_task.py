@@ -163,7 +163,7 @@ def test_connections_cut_at_random_bytes_lose_and_double_nothing(
     pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy]
 ) -> None:
     seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    print(f"seed {seed}")  # noqa: T201 - reproduces a failure
     rng = random.Random(seed)
     between = proxy(pg.port)
     pg.execute(CREATE_ITEMS)

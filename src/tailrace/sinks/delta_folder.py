@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -28,6 +29,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from tailrace.changelog import durable
 from tailrace.errors import Kind, TailraceError
+from tailrace.sinks.key_bounds import NOTHING
 
 _NAME_REFUSED = frozenset(" ,;{}()\n\t=")
 
@@ -100,6 +102,20 @@ class DeltaFolder:
         if self._delta is None:
             return 0
         return sum(pa.table(self._delta.get_add_actions(flatten=True))["size_bytes"].to_pylist())
+
+    def highest(self, column: str) -> int | None:
+        """Return the greatest value of a column of whole numbers, by the files' statistics; None
+        if they don't tell, `key_bounds.NOTHING` if there are no files.
+        """
+        assert self._delta is not None, "only of an existing table"
+        added = pa.table(self._delta.get_add_actions(flatten=True))
+        if not len(added):
+            return NOTHING
+        if f"max.{column}" not in added.column_names:
+            return None
+        bounds = added[f"max.{column}"]
+        known = bounds.null_count == 0 and pa.types.is_integer(bounds.type)
+        return int(pc.max(bounds).as_py()) if known else None
 
     def evolve(self, wanted: pa.Schema) -> None:
         """Give the table the columns of `wanted` that it lacks, in a commit of its own.

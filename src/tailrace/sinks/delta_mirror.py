@@ -23,6 +23,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
 from tailrace.sinks import layout
 from tailrace.sinks.delta_folder import AddedFile, united
+from tailrace.sinks.key_bounds import apart, beyond
 from tailrace.sinks.merge import NetSource, merge
 from tailrace.sinks.mirror_files import POSITION, Composition, NetWriter, bounds_of, compose, open_net
 from tailrace.sinks.small_merge import SmallMerge, is_small, merge_small
@@ -67,10 +68,26 @@ class DeltaMirror:
             _commit_whole_rows(spark, work, files, schema, anew=anew)
         elif anew:
             _begin(work, schema, _rows(spark, work, files, schema))
+        elif _all_new(files, work):
+            work.folder.append(
+                [_placed(work, file) for file in files if file.facts["net_rows"]], work.version
+            )
         else:
             source = _net(spark, work, files, schema)
             if source.rows and not _merged_small(spark, work, source, schema):
                 merge(spark, work.folder, source, work.version)
+
+
+def _all_new(files: Sequence[StagedFile], work: TableWork) -> bool:
+    """Tell whether the range only brought rows whose keys the target surely does not have."""
+    column = files[-1].relation.key[0]
+    facts = [file.facts for file in files]
+    return (
+        all(each["plain"] for each in facts)
+        and any(each["net_rows"] for each in facts)
+        and apart(facts, column)
+        and beyond(facts, column, work.folder.highest(column))
+    )
 
 
 def _merged_small(spark: SparkSession, work: TableWork, source: NetSource, schema: pa.Schema) -> bool:
@@ -135,7 +152,10 @@ def _rows(
 ) -> list[AddedFile]:
     """Return data files with the rows of a table that was empty before `files`."""
     snapshots = {file.facts["snapshot"] for file in files if file.rows}
-    disjoint = len(files) == 1 or (len(snapshots) == 1 and None not in snapshots)
+    disjoint = (len(snapshots) == 1 and None not in snapshots) or apart(
+        [file.facts for file in files], files[-1].relation.key[0]
+    )
+    disjoint = disjoint or len(files) == 1
     if disjoint and all(file.facts["plain"] for file in files):
         return [_placed(work, file) for file in files if file.facts["net_rows"]]
     added = []
@@ -163,8 +183,10 @@ def _folder(work: TableWork) -> Path:
 def _net(spark: SparkSession, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema) -> NetSource:
     """Return the net changes of all `files`, in files that have one event a key."""
     key = files[-1].relation.key
-    if len(files) == 1:
-        found = [{**files[0].facts, "path": _staged(work, files[0]), "rows": files[0].facts["net_rows"]}]
+    if len(files) == 1 or apart([file.facts for file in files], key[0]):
+        found = [
+            {**file.facts, "path": _staged(work, file), "rows": file.facts["net_rows"]} for file in files
+        ]
     else:
         found = _composed(spark, work, files, schema, rows_only=False)
     return NetSource(

@@ -144,7 +144,7 @@ def write_events(path: str, events: pa.Table | None, relation: Relation) -> dict
     if not plain:
         for name in EXTRAS:
             data = data.append_column(events.schema.field(name), events[name])
-    writer = ParquetWriter(path, "snappy")
+    writer = ParquetWriter(path, "zstd")
     writer.write_table(data)
     return {
         **writer.close(),

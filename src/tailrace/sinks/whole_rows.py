@@ -65,7 +65,7 @@ class WholeRowWriter:
         data = pa.concat_tables(self._rows)
         schema = data.drop_columns([UPSERT]).schema
         plain = bool(data[UPSERT].to_numpy().all())
-        writer = ParquetWriter(self._path, "snappy")
+        writer = ParquetWriter(self._path, "zstd")
         writer.write_table(data.drop_columns([UPSERT]) if plain else data)
         return {
             **writer.close(),

@@ -256,15 +256,17 @@ class Fault:
     strike: Callable[[Round], bool]
 
 
-def kill_at(failpoint: str, count: int = 1) -> Fault:
+def kill_at(failpoint: str, count: int = 1, *, until_caught_up: bool = True) -> Fault:
     """SIGKILL the process that reaches `failpoint` for the `count`-th time.
 
     In a Spark worker that kills the worker, and the engine has to cope or to stop.
+
+    :param until_caught_up: let the life end if it gets that far; False: it must come to the point.
     """
 
     def strike(round_: Round) -> bool:
         before = round_.hits()[failpoint]
-        life = round_.live(f"{failpoint}=kill@{count}")
+        life = round_.live(f"{failpoint}=kill@{count}", until_caught_up=until_caught_up)
         status = life.wait()
         reached = round_.hits()[failpoint] - before >= count
         assert status in ((-signal.SIGKILL, 1, 0) if reached else (0,)), (

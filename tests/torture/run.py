@@ -113,7 +113,8 @@ class Torture:
                 }
                 least = min(tried.values())
                 point = self._random.choice([p for p in points if tried[p] == least])
-                drawn.append(kill_at(point, self._random.choice((1, 1, 2, 3, 5))))
+                count = 1 if "retention" in point else self._random.choice((1, 1, 2, 3, 5))
+                drawn.append(kill_at(point, count))
             else:
                 drawn.append(self._random.choice(others))
         return drawn

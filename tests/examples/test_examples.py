@@ -1,0 +1,50 @@
+"""The examples work as they stand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fix_postgres import Database
+from tailrace import config
+from torture.harness import Round
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def test_the_pipeline_file_is_valid_and_fifteen_lines_long() -> None:
+    text = (EXAMPLES / "pipeline.yaml").read_text()
+    assert len([line for line in text.splitlines() if not line.startswith("#")]) == 15
+    loaded = config.load(EXAMPLES / "pipeline.yaml")
+    assert [sink.path.name for sink in loaded.sinks] == ["current", "history"]
+
+
+@pytest.mark.timeout(200)
+def test_a_spark_job_that_is_not_ours_reads_the_log(pg: Database, tmp_path: Path) -> None:
+    round_ = Round(tmp_path, pg, [], seed=5)
+    round_.workload.burst(20)
+    round_.write_file()
+    assert round_.live().wait() == 0
+    round_.workload.burst(40)
+    round_.workload.stop()
+    assert round_.live().wait() == 0
+    job = [sys.executable, str(EXAMPLES / "read_log_with_spark.py"), str(round_.log), "public.marker"]
+    # Elsewhere, and with nothing in the environment but what Spark needs itself.
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
+    done = subprocess.run(
+        job, capture_output=True, text=True, check=False, timeout=180, cwd=tmp_path,
+        env={**kept, "PYSPARK_PYTHON": sys.executable},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    markers = pg.query("select count(*) from marker")[0][0]
+    counted = {}
+    for line in done.stdout.split("Batch:")[-1].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and cells[1].isdigit():
+            counted[cells[0]] = int(cells[1])
+    assert set(counted) == {"r", "c"}
+    assert sum(counted.values()) == markers

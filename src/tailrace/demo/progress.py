@@ -24,9 +24,9 @@ class Progress:
     def phrase(self) -> str:
         """Say it in a few words."""
         if not self.log_end:
-            return "the pipeline starts"
+            return "no log yet"
         behind = self.log_end - min(self.sinks.values())
-        return f"{_size(self.log_end)} in the log, the lake {_size(behind)} behind"
+        return f"log {_size(self.log_end)}, lake {_size(behind)} behind"
 
     def beyond(self, before: Progress) -> bool:
         """Tell whether every sink got further than it was."""

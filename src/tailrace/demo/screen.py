@@ -32,7 +32,7 @@ class Step:
     def note(self, text: str) -> None:
         """Show progress: at once on a terminal, every few seconds elsewhere."""
         if self._status is not None:
-            self._status.update(f"{self._title} [dim]{escape(text)}[/]")
+            self._status.update(f"{self._title}  [dim]{escape(text)}[/]")
         elif time.monotonic() - self._noted_at >= _PLAIN_INTERVAL_S:
             self._noted_at = time.monotonic()
             self._console.print(f"        … {escape(text)}", highlight=False)
@@ -56,9 +56,9 @@ class Screen:
                 yield (step := Step(title, status, self._console))
         else:
             yield (step := Step(title, None, self._console))
-        result = f" [dim]{escape(step.result)}[/]" if step.result else ""
+        result = f"  [dim]{escape(step.result)}[/]" if step.result else ""
         seconds = time.monotonic() - began
-        self._console.print(f"[green]✓[/] [dim]{seconds:4.1f} s[/] {title}{result}", highlight=False)
+        self._console.print(f"[green]✓[/] [dim]{seconds:5.1f} s[/]  {title}{result}", highlight=False)
 
     def headline(self, text: str, below: str) -> None:
         self._console.print(f"\n[bold]{text}[/]\n[dim]{below}[/]\n", highlight=False)

@@ -59,7 +59,7 @@ def run(directory: Path | None = None, *, keep: bool = True, seconds: float = 12
     with ExitStack() as stack:
         places = stack.enter_context(own_directory(directory or Path("tailrace-demo")))
         password = secrets.token_urlsafe(16)
-        with screen.step(f"started PostgreSQL {POSTGRES_VERSION}, opened a small shop in it") as step:
+        with screen.step(f"start PostgreSQL {POSTGRES_VERSION}, open a small shop in it") as step:
             server = stack.enter_context(EmbeddedPostgres(install, password=password))
             server.create_database(DATABASE)
             shop = Shop(lambda: server.connect(DATABASE), writers=WRITERS, pause_s=PAUSE_S)
@@ -70,7 +70,7 @@ def run(directory: Path | None = None, *, keep: bool = True, seconds: float = 12
         screen.file(places.file, places.file.read_text(encoding="utf-8"))
         process = stack.enter_context(PipelineProcess(places.file, places.output))
         _trade(screen, places, shop, process, seconds)
-        with screen.step("compared the lake with the shop"), server.connect(DATABASE) as connection:
+        with screen.step("compare the lake with the shop"), server.connect(DATABASE) as connection:
             found = list(proof.findings(places.mirror, places.history, connection))
         screen.findings(found)
         proven = all(finding.holds for finding in found)
@@ -85,14 +85,14 @@ def run(directory: Path | None = None, *, keep: bool = True, seconds: float = 12
 def _trade(screen: Screen, places: Places, shop: Shop, process: PipelineProcess, seconds: float) -> None:
     """Let the shop work while the pipeline runs, is killed and runs again; drain it at the end."""
     with shop:
-        with screen.step("ran [bold]tailrace run pipeline.yaml[/] while the shop sells") as step:
+        with screen.step("[bold]tailrace run pipeline.yaml[/], while the shop sells") as step:
             _live(step, places, shop, process, seconds / 2)
-        with screen.step("killed it with SIGKILL, in the middle of its work") as step:
+        with screen.step("kill it with SIGKILL, in the middle of its work") as step:
             step.result = f"process {process.pid}; the shop goes on selling"
             process.kill()
-        with screen.step("ran it again, just so") as step:
+        with screen.step("run it again, just so") as step:
             _live(step, places, shop, process, seconds / 2)
-    with screen.step("closed the shop, let the pipeline catch up, stopped it") as step:
+    with screen.step("close the shop, let the pipeline catch up, stop it") as step:
         _catch_up(step, places, process, shop.last_sale())
         process.stop()
         step.result = f"{shop.transactions:,} transactions, {shop.changes:,} changes"
@@ -104,7 +104,7 @@ def _live(step: Step, places: Places, shop: Shop, process: PipelineProcess, seco
     process.start()
 
     def show(now: Progress) -> None:
-        step.result = f"{shop.transactions:,} transactions so far; {now.phrase}"
+        step.result = f"{shop.transactions:,} transactions, {now.phrase}"
         step.note(step.result)
 
     def moved() -> bool:

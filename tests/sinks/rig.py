@@ -21,7 +21,7 @@ from tailrace.sinks.delta_mirror import DeltaMirror
 from tailrace.sinks.delta_sink import DeltaSink
 from tailrace.sinks.jsonl import jsonl_sink
 from tailrace.sinks.parquet import parquet_sink
-from tailrace.spark.plan import pieces
+from tailrace.spark.plan import Piece
 
 TASK = "0"
 
@@ -67,11 +67,15 @@ def opened(kind: str, path: Path, log: HandmadeLog, **more: Any) -> Sink:
 
 
 def write(sink: Sink, log: HandmadeLog, start: int, end: int, spark: Any = None) -> SinkCommit:
-    """Write `[start, end)`, one piece a block, so that small ranges have several."""
+    """Write `[start, end)`, one piece a transaction: a plan would put small ones together."""
+    planned: list[Piece] = []
     with LogReader.open(log.path, TASK) as reader:
-        blocks = reader.blocks(start, end)
-    span = LogRange(TASK, start, end)
-    return sink.write(spark or InProcess(), log.path, span, pieces(TASK, blocks, start, end))
+        at = start
+        while at < end:
+            upto = reader.boundary_within(at, 1, 1, end)
+            planned.append(Piece(TASK, len(planned), at, upto, tuple(reader.blocks(at, upto))))
+            at = upto
+    return sink.write(spark or InProcess(), log.path, LogRange(TASK, start, end), planned)
 
 
 # ---------------------------------------------------------------------- frames

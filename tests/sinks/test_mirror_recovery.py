@@ -15,6 +15,7 @@ from sinks.rig import mirror_rows, opened, rekey, relation, snapshot, write
 from spark.wire import INT4, INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
+from tailrace.sinks import delta_mirror
 
 COLUMNS = {"id": INT8, "note": TEXT, "n": INT4}
 ACCOUNTS = relation(1, "public.accounts", COLUMNS)
@@ -65,8 +66,10 @@ def table(path: Path) -> list[dict[str, Any]]:
     return mirror_rows(path / "public.accounts")
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_mirror_is_the_source_at_the_end_of_each_range(seed, tmp_path, log):
+@pytest.mark.parametrize("bucket_rows", [1, 2_000_000], ids=["in buckets", "at once"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mirror_is_the_source_at_the_end_of_each_range(seed, bucket_rows, tmp_path, log, monkeypatch):
+    monkeypatch.setattr(delta_mirror, "BUCKET_ROWS", bucket_rows)
     story = live(log, seed, 30)
     sink = opened("mirror", tmp_path / "lake", log)
     start, rng = 0, random.Random(seed)
@@ -230,6 +233,23 @@ def test_an_added_column_is_added_to_the_history_once(tmp_path, log):
         {"id": 1, "more": None},
         {"id": 2, "more": None},
         {"id": 3, "more": "x"},
+    ]
+
+
+def test_a_dropped_column_stays_in_the_mirror_without_new_values(tmp_path, log):
+    middle = log.commit(relation(1, "public.t", COLUMNS), insert(1, 1, "a", 1), insert(1, 5, "b", 2))
+    narrow = relation(1, "public.t", {"id": INT8, "n": INT4})
+    end = log.commit(narrow, update(1, 1, 10), insert(1, 2, 20))
+    later = log.commit(relation(1, "public.t", COLUMNS), insert(1, 3, "again", 3))
+    sink = opened("mirror", tmp_path / "lake", log)
+    write(sink, log, 0, middle)
+    write(sink, log, middle, end)
+    write(sink, log, end, later)
+    assert mirror_rows(tmp_path / "lake" / "public.t") == [
+        {"id": 1, "note": "a", "n": 10},
+        {"id": 2, "note": None, "n": 20},
+        {"id": 3, "note": "again", "n": 3},
+        {"id": 5, "note": "b", "n": 2},
     ]
 
 

@@ -57,8 +57,8 @@ def test_files_hold_them(tmp_path, log):
     special = {row["id"]: dict(row["_special"] or ()) for row in found.select(["id", "_special"]).to_pylist()}
     assert special[1] == {"day": "infinity", "at": "infinity", "zoned": "infinity", "amount": "NaN"}
     assert special[3] == {"many": "{{1}}"}
-    (path,) = (tmp_path / "jsonl" / "public.odd").iterdir()
-    lines = [json.loads(line)["after"] for line in path.read_text("utf-8").splitlines()]
+    paths = sorted((tmp_path / "jsonl" / "public.odd").iterdir())
+    lines = [json.loads(line)["after"] for path in paths for line in path.read_text("utf-8").splitlines()]
     assert notes(lines) == NOTES
 
 

@@ -29,6 +29,7 @@ check: setup ## Lint, types, layers, documents.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_docs.py
+	$(BIN)/python scripts/generate_docs.py --check
 
 bench: setup ## Every benchmark, each with its ratio and its limit.
 	@for name in $(BENCHMARKS); do $(BIN)/tailrace bench $$name || exit 1; done

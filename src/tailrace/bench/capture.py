@@ -8,7 +8,7 @@ from pathlib import Path
 from tailrace.bench import backlog, peer, table
 from tailrace.bench.report import Result, machine, median
 
-ROWS = 1_000_000
+ROWS = 2_000_000
 TURNS = 3
 
 

@@ -114,7 +114,7 @@ class ParquetSink(SinkConfig):
     type: Literal["parquet"] = Field(description="Kind of the sink.")
     mode: Literal["append"] = Field(default="append", description="`append`: every change a row.")
     compression: Literal["none", "snappy", "zstd"] = Field(
-        default="snappy", description="Compression of the files."
+        default="zstd", description="Compression of the files."
     )
 
 

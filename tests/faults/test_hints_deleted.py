@@ -20,8 +20,7 @@ def test_positions_hints_and_half_written_files_may_all_go(
     pg: Database, make_round: Callable[..., Round]
 ) -> None:
     round_ = make_round(pg, "delta", "mirror", "parquet", "jsonl")
-    with round_.at_work():
-        assert kill_at("sink.before_position", 3).strike(round_)
+    assert round_.undergo(kill_at("sink.before_position", 3))
     deleted = [path for pattern in HINTS for path in round_.root.glob(pattern) if _delete(path)]
     assert any("position-" in path.name for path in deleted), "there was a hint to delete"
     assert round_.judge() == []

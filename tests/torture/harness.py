@@ -146,7 +146,10 @@ class Round:
             },
             "log": {"path": str(self.log), "segment_bytes": 64 * 1024},
             "sinks": [
-                {**SINKS[kind], "name": kind, "path": str(self.root / kind), "batch_rows_max": 20_000}
+                {
+                    **SINKS[kind], "name": kind, "path": str(self.root / kind),
+                    "batch_rows_max": 20_000, "retry_attempts_max": 2,
+                }
                 for kind in wanted
             ],
             "spark": {"master": "local[2]", "conf": {"spark.ui.enabled": "false"}},
@@ -183,6 +186,11 @@ class Round:
     def hits(self) -> Counter[str]:
         """Return how often each failpoint was reached, over all lives so far."""
         return Counter(self.hits_file.read_text().split()) if self.hits_file.exists() else Counter()
+
+    def undergo(self, fault: Fault) -> bool:
+        """Live one life that ends in `fault`, with writers at work; return whether it struck."""
+        with self.at_work(fault.transactions):
+            return fault.strike(self)
 
     @contextlib.contextmanager
     def at_work(self, transactions: int | None = 120) -> Iterator[ledger.Workload]:
@@ -254,6 +262,7 @@ class Fault:
 
     name: str
     strike: Callable[[Round], bool]
+    transactions: int | None = 120  # that writers make meanwhile; None: as many as they can
 
 
 def kill_at(failpoint: str, count: int = 1, *, until_caught_up: bool = True) -> Fault:
@@ -261,7 +270,8 @@ def kill_at(failpoint: str, count: int = 1, *, until_caught_up: bool = True) -> 
 
     In a Spark worker that kills the worker, and the engine has to cope or to stop.
 
-    :param until_caught_up: let the life end if it gets that far; False: it must come to the point.
+    :param until_caught_up: let the life end if it gets that far; False: the writers work until it
+        comes to the point.
     """
 
     def strike(round_: Round) -> bool:
@@ -274,7 +284,7 @@ def kill_at(failpoint: str, count: int = 1, *, until_caught_up: bool = True) -> 
         )
         return reached
 
-    return Fault(f"kill at {failpoint}@{count}", strike)
+    return Fault(f"kill at {failpoint}@{count}", strike, 120 if until_caught_up else None)
 
 
 def kill_at_random(latest_s: float) -> Fault:
@@ -354,7 +364,8 @@ def lose_power(latest_s: float) -> Fault:
         power.lose(round_.log, round_.durable_notes, round_.random)
         return True
 
-    return Fault("power lost", strike)
+    # Work goes on until the kill, so that there is always something not yet durable.
+    return Fault("power lost", strike, transactions=None)
 
 
 def _finish(round_: Round, life: Life) -> None:

@@ -2,7 +2,8 @@
 
     python -m torture.run [--cycles 100] [--sink parquet …] [--seed N] [--version 18]
 
-A cycle is one life of the pipeline ended by one fault. Ten cycles make a round: a new log, new
+A cycle is one life of the pipeline ended by one fault (a life that ends well, because it never
+came to the failpoint that was armed, is none). Ten cycles make a round: a new log, new
 sinks, at whose end the validator reads sink and source. The faults are drawn from the seed:
 half of them kill at a failpoint, the others are kills at random moments, a killed source, cut
 connections and a full disk. Exit status 1 if anything was found, or if a failpoint that this
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -53,6 +55,7 @@ class Torture:
         self._root = root
         self._random = random.Random(seed)
         self._names = itertools.count(1)
+        self._tried: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()
@@ -82,42 +85,41 @@ class Torture:
 
     def _run(self, round_: Round, cycles: int) -> None:
         round_.write_file()
-        fault = None
+        faults, struck = self._faults(round_), 0
+        fault = next(faults)
         try:
-            for fault in self._faults(round_, cycles):
+            while struck < cycles:
                 began = time.monotonic()
-                with round_.at_work():
-                    happened = fault.strike(round_)
+                happened = round_.undergo(fault)
                 (self.struck if happened else self.missed)[fault.name] += 1
+                struck += happened
                 note = "" if happened else " (not reached in this life)"
                 print(f"  {time.monotonic() - began:5.1f} s  {fault.name}{note}", flush=True)
+                fault = next(faults)
             found = round_.judge()
         except AssertionError as error:
-            found = [f"{fault.name if fault else 'round'}: {error}"]
+            found = [f"after {fault.name}: {error}"]
         self.problems += [f"{round_.database.name} (seed {round_.seed}): {problem}" for problem in found]
         verdict = "whole" if not found else "\n    ".join(["BROKEN:", *found])
         print(f"  round of {round_.workload.committed:,} transactions: {verdict}", flush=True)
 
-    def _faults(self, round_: Round, cycles: int) -> list[Fault]:
-        others = [kill_at_random(15), kill_at_random(15), kill_source(15), cut_connection(15)]
+    def _faults(self, round_: Round) -> Iterator[Fault]:
+        others = [kill_at_random(20), kill_at_random(20), kill_source(15), cut_connection(15)]
         others += [fill_disk(15)] if round_.disk else []
         # Snapshot's points come first, for they are passed once in a log's life.
-        snapshot = [kill_at(name) for name in sorted(NAMES) if name.startswith("snapshot.")]
+        yield kill_at(self._random.choice([name for name in sorted(NAMES) if name.startswith("snapshot.")]))
+        while True:
+            yield self._random.choice(others) if self._random.random() < 0.5 else self._at_a_failpoint()
+
+    def _at_a_failpoint(self) -> Fault:
+        """Return a kill at one of the points that were tried least."""
         points = [name for name in sorted(NAMES) if not name.startswith("snapshot.")]
-        drawn: list[Fault] = [self._random.choice(snapshot)]
-        while len(drawn) < cycles:
-            if self._random.random() < 0.5:
-                # The least tried point first, at one of its first few visits.
-                tried = {
-                    p: sum(n for f, n in self.struck.items() if f.startswith(f"kill at {p}@")) for p in points
-                }
-                least = min(tried.values())
-                point = self._random.choice([p for p in points if tried[p] == least])
-                count = 1 if "retention" in point else self._random.choice((1, 1, 2, 3, 5))
-                drawn.append(kill_at(point, count))
-            else:
-                drawn.append(self._random.choice(others))
-        return drawn
+        fewest = min(self._tried[point] for point in points)
+        point = self._random.choice([point for point in points if self._tried[point] == fewest])
+        self._tried[point] += 1
+        if "retention" in point:
+            return kill_at(point, until_caught_up=False)
+        return kill_at(point, self._random.choice((1, 1, 2, 3, 5)))
 
 
 def main() -> int:

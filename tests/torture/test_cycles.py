@@ -55,22 +55,13 @@ def round_(own_pg: EmbeddedPostgres, tmp_path: Path, proxy: Callable[[int], Prox
 
 def test_a_kill_at_each_failpoint_loses_doubles_and_tears_nothing(round_: Round) -> None:
     round_.write_file(sinks=[])
-    missed = []
-    for name in CAPTURE_POINTS:
-        with round_.at_work():
-            if not kill_at(name).strike(round_):
-                missed.append(name)
+    missed = [name for name in CAPTURE_POINTS if not round_.undergo(kill_at(name))]
     round_.settings["log"] = {"retention": {"size_bytes": 1 << 20}}
     round_.write_file()
-    for turn, name in enumerate(SINK_POINTS):
-        # Which sink comes to the point first is up to chance; later visits belong to others.
-        with round_.at_work():
-            if not kill_at(name, 1 + turn % 3).strike(round_):
-                missed.append(name)
-    for name in RETENTION_POINTS:
-        with round_.at_work(transactions=None):
-            if not kill_at(name, until_caught_up=False).strike(round_):
-                missed.append(name)
+    # Which sink comes to a point first is up to chance; later visits belong to others.
+    faults = [kill_at(name, 1 + turn % 3) for turn, name in enumerate(SINK_POINTS)]
+    faults += [kill_at(name, until_caught_up=False) for name in RETENTION_POINTS]
+    missed += [fault.name for fault in faults if not round_.undergo(fault)]
     assert round_.judge() == []
     assert missed == []
     assert set(round_.hits()) == NAMES
@@ -83,6 +74,5 @@ def test_kills_at_random_a_killed_source_cut_connections_and_a_full_disk_are_sur
     faults = [kill_at_random(12), kill_source(12), cut_connection(10)]
     faults += [fill_disk(10)] if round_.disk else []
     for fault in faults:
-        with round_.at_work():
-            assert fault.strike(round_)
+        assert round_.undergo(fault)
     assert round_.judge() == []

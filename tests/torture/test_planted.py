@@ -30,9 +30,7 @@ def make_round(pg: Database, tmp_path: Path, request: pytest.FixtureRequest) -> 
 
 def _lives_that_lose_power(round_: Round, lives: int = 4) -> None:
     for _ in range(lives):
-        # Work goes on until the kill, so that there is always something not yet durable.
-        with round_.at_work(transactions=None):
-            assert lose_power(8).strike(round_)
+        assert round_.undergo(lose_power(8))
 
 
 def test_power_loss_on_a_slow_disk_loses_nothing(make_round: Callable[[str], Round]) -> None:
@@ -103,7 +101,6 @@ def test_a_position_recorded_in_a_second_step_is_caught(make_round: Callable[...
     round_ = make_round("position_later", "parquet")
     round_.write_file()
     for _ in range(2):
-        with round_.at_work():
-            assert kill_at("sink.before_commit").strike(round_)
+        assert round_.undergo(kill_at("sink.before_commit"))
     problems = round_.judge()
     assert any("times" in problem for problem in problems), problems

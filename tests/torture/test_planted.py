@@ -92,9 +92,13 @@ def test_a_tail_that_recovery_does_not_cut_off_is_caught(make_round: Callable[[s
         connection.execute("insert into marker values (90, 0, %s)", (rows + 1,))
     assert kill_at("capture.after_append", 3).strike(round_)
     # WHEN recovery leaves what lies behind the last boundary
-    # THEN the validator sees twice what the source sent again
-    problems = round_.judge()
-    assert any("times" in problem for problem in problems), problems
+    # THEN the validator sees twice what the source sent again, unless the decoder sees first that
+    # one transaction begins inside another: which, depends on where the tail begins
+    try:
+        problems = round_.judge()
+    except AssertionError as refused:
+        problems = [str(refused)]
+    assert any("times" in text or "begins inside another" in text for text in problems), problems
 
 
 def test_a_position_recorded_in_a_second_step_is_caught(make_round: Callable[..., Round]) -> None:

@@ -45,6 +45,8 @@ def unknown_commands(text: str) -> Iterator[str]:
     """Yield the command lines that the command line would refuse."""
     for _, block in FENCE.findall(text):
         for line in block.splitlines():
+            if not line.lstrip().startswith("tailrace"):
+                continue
             words = shlex.split(line, comments=True)
             if words[:1] == ["tailrace"] and (problem := _problem_of(words[1:])):
                 yield f"`{line.strip()}`: {problem}"

@@ -32,9 +32,16 @@ def run(name: str, *, rows: int | None = None, as_json: bool = False) -> int:
         benchmark's own default.
     :raises KeyError: if there is no such benchmark.
     """
+    measurement(name)(rows).print(as_json=as_json)
+    return 0
+
+
+def measurement(name: str) -> Callable[[int | None], Result]:
+    """Return the function that measures the benchmark `name`.
+
+    :raises KeyError: if there is no such benchmark.
+    """
     if name not in NAMES:
         raise KeyError(name)
     measure: Callable[[int | None], Result] = importlib.import_module(f"tailrace.bench.{name}").measure
-    result = measure(rows)
-    result.print(as_json=as_json)
-    return 0
+    return measure

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tailrace.bench import backlog, table
 from tailrace.bench.report import Result, machine, median
+from tailrace.errors import Kind, TailraceError
 
 ROWS = 500_000
 TURNS = 5
@@ -66,5 +67,5 @@ def _decode(log: Path, rows: int) -> float:
             decoded += changes.rows().num_rows
     seconds = time.perf_counter() - started
     if decoded != rows:
-        raise RuntimeError(f"decoded {decoded} rows of {rows}")
+        raise TailraceError(Kind.INTERNAL, f"decode the log: {decoded} rows of {rows}")
     return seconds

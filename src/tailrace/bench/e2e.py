@@ -15,6 +15,7 @@ from tailrace.bench.process import PipelineProcess
 from tailrace.bench.report import Result, machine, median
 from tailrace.bench.visible import DeltaFolder, ParquetFolder
 from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.errors import Kind, TailraceError
 
 ROWS = 1_000_000
 WARM_UP_ROWS = 300_000
@@ -85,14 +86,14 @@ def _all_of(folder: ParquetFolder | DeltaFolder, rows: int) -> Any:
     def seen() -> bool:
         visible = folder.rows()
         if visible > rows:
-            raise RuntimeError(f"the sink shows {visible} rows of {rows}")
+            raise TailraceError(Kind.INTERNAL, f"count the sink's rows: it shows {visible} of {rows}")
         return visible == rows
 
     return seen
 
 
 def _has_slot(postgres: EmbeddedPostgres, slot: str) -> bool:
-    found = postgres.query("select 1 from pg_replication_slots where slot_name = %s and active", slot)
+    found = postgres.query("select 1 from pg_replication_slots where slot_name = %s and active", [slot])
     return bool(found)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 import yaml
 
 from tailrace.bench import table
+from tailrace.errors import Kind, TailraceError
 
 DEADLINE_S = 600.0
 
@@ -47,7 +48,7 @@ class PipelineProcess:
     def __enter__(self) -> Self:
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tailrace.cli.main", "run", str(self._file)],
+                [sys.executable, "-m", "tailrace", "run", str(self._file)],
                 stdout=errors,
                 stderr=errors,
             )
@@ -76,18 +77,21 @@ class PipelineProcess:
     def wait_until(self, done: Callable[[], bool], every_s: float) -> float:
         """Wait until `done`, asking every `every_s` seconds; return the seconds that it took.
 
-        :raises RuntimeError: if the process ends first, or nothing happens for ten minutes.
+        :raises TailraceError: if the process ends first, or nothing happens for ten minutes.
         """
         started = time.perf_counter()
         while not done():
             if self._running().poll() is not None:
-                raise RuntimeError(f"the pipeline ended: see\n{self._errors.read_text()[-2000:]}")
+                said = self._errors.read_text(errors="replace")[-2000:]
+                raise TailraceError(Kind.INTERNAL, f"run the benchmark's pipeline: it ended early:\n{said}")
             if time.perf_counter() > started + DEADLINE_S:
-                raise RuntimeError("the pipeline did not get there in ten minutes")
+                raise TailraceError(
+                    Kind.INTERNAL, f"run the benchmark's pipeline: not done within {DEADLINE_S:g} s"
+                )
             time.sleep(every_s)
         return time.perf_counter() - started
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            raise RuntimeError("the pipeline was not started")
+            raise TailraceError(Kind.INTERNAL, "use the benchmark's pipeline: it was not started")
         return self._process

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tailrace.bench.decode import captured
 from tailrace.bench.report import Result, machine, median
+from tailrace.errors import Kind, TailraceError
 
 ROWS = 3_000_000
 TURNS = 3
@@ -25,7 +26,7 @@ def measure(rows: int | None = None) -> Result:
         warm(spark)
         frame = spark.read.format("tailrace").option("path", str(log)).option("table", "public.orders").load()
         if (counted := frame.count()) != rows:
-            raise RuntimeError(f"Spark read {counted} rows of {rows}")
+            raise TailraceError(Kind.INTERNAL, f"read the log with Spark: {counted} rows of {rows}")
         seconds = []
         for _ in range(TURNS):
             started = time.perf_counter()

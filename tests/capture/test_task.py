@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from capture.captured import CREATE_ITEMS, SLOT, capturing, read_log, run_to_end
 from fix_postgres import Database
@@ -403,15 +404,14 @@ def test_a_password_is_in_no_error(pg: Database, tmp_path: Path, monkeypatch: py
     assert "canary" not in str(error)
 
 
-def test_tables_that_match_later_are_reported_and_not_added(
-    pg: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_that_match_later_are_reported_and_not_added(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
     pg.execute('create table "late ""one"""(id int primary key)')
-    with capturing(pg.dsn, tmp_path / "log") as running:
+    with structlog.testing.capture_logs() as said, capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
-    assert 'ADD TABLE \\"public\\".\\"late' in capsys.readouterr().out.replace("'", "").replace('"', '\\"')
+    repairs = [entry["sql"] for entry in said if "sql" in entry]
+    assert repairs == ['ALTER PUBLICATION "tailrace_t" ADD TABLE "public"."late ""one"""']
     tables = pg.query("select tablename from pg_publication_tables where pubname = 'tailrace_t'")
     assert tables == [("items",)]

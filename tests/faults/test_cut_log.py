@@ -51,6 +51,9 @@ def _last_blocks(log: Path, count: int) -> tuple[Path, int, int]:
 def killed(pg: Database, make_round: Callable[..., Round]) -> Round:
     """A pipeline killed with a few blocks appended that were not yet made durable."""
     round_ = make_round(pg, pause_s=0.005)
+    # One segment for all: a roll would wait for the fsync that hangs, and nothing be appended.
+    round_.settings["log"] = {"segment_bytes": 64 << 20}
+    round_.write_file()
     assert round_.live().wait() == 0
     with round_.at_work(transactions=None) as workload:
         life = round_.live("log.before_fsync=sleep:60000@5", until_caught_up=False)

@@ -160,11 +160,7 @@ class Round:
 
     def live(self, failpoints: str = "", *, until_caught_up: bool = True, **environment: str) -> Life:
         """Start one life of the pipeline, with `failpoints` armed."""
-        module = (
-            os.environ.get("GMOD", "tailrace")
-            if self.launcher is None
-            else f"torture.planted.{self.launcher}"
-        )
+        module = "tailrace" if self.launcher is None else f"torture.planted.{self.launcher}"
         command = [sys.executable, "-m", module, "run", str(self.file)]
         command += ["--until-caught-up"] if until_caught_up else []
         life = Life(

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 
 from tailrace.bench import backlog, table
 from tailrace.bench.report import Result, machine, median
+from tailrace.changelog.reader import LogReader
+from tailrace.decode.changes import decode_block
 from tailrace.errors import Kind, TailraceError
 
 ROWS = 500_000
@@ -16,22 +22,35 @@ TURNS = 5
 
 
 def measure(rows: int | None = None) -> Result:
-    """Decode a captured log of `rows` rows five times, after one pass that is not counted."""
+    """Decode a captured log of `rows` rows five times, after one pass that is not counted.
+
+    The reference reads the same rows as CSV into the same types, by Arrow's own reader.
+    """
     rows = rows or ROWS
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:
         log = Path(directory) / "log"
         captured(log, rows)
         _use_one_core()
-        seconds = [_decode(log, rows) for _ in range(TURNS + 1)][1:]
+        blocks = _Blocks(log, rows)
+        csv = _Csv(pa.Table.from_batches(blocks.batches()))
+        blocks.decode()
+        seconds, reference = [], []
+        for _ in range(TURNS):
+            seconds.append(_timed(blocks.decode))
+            reference.append(_timed(csv.read))
     return Result(
         name="decode",
         value=rows / median(seconds),
         unit="rows/s",
-        ratio=None,
-        reference="",
+        ratio=median([theirs / ours for ours, theirs in zip(seconds, reference, strict=True)]),
+        reference="Arrow's CSV reader on the same rows, one core",
         limit="one core; most of it is copying values out of the frames and Arrow's casts",
         setup=machine() | {"rows": rows, "columns": 10, "cores_used": 1, "turns": TURNS},
-        details={"fastest_rows_s": round(rows / min(seconds)), "slowest_rows_s": round(rows / max(seconds))},
+        details={
+            "reference_rows_s": round(rows / median(reference)),
+            "fastest_rows_s": round(rows / min(seconds)),
+            "slowest_rows_s": round(rows / max(seconds)),
+        },
     )
 
 
@@ -44,28 +63,51 @@ def captured(log: Path, rows: int) -> None:
 
 
 def _use_one_core() -> None:
-    import pyarrow as pa
-
     pa.set_cpu_count(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
-def _decode(log: Path, rows: int) -> float:
-    from tailrace.changelog.reader import LogReader
-    from tailrace.decode.changes import decode_block
+class _Blocks:
+    """The log's blocks in memory, and what decoding them needs."""
 
-    reader = LogReader.open(log, "0")
-    end = reader.end().offset
-    blocks = reader.blocks(reader.start, end)
-    schema = reader.all_schema_frames(reader.start, end)
-    raw = [(reader.read(block), block.header) for block in blocks]
-    decoded = 0
+    def __init__(self, log: Path, rows: int) -> None:
+        reader = LogReader.open(log, "0")
+        end = reader.end().offset
+        self._rows = rows
+        self._schema = reader.all_schema_frames(reader.start, end)
+        self._raw = [(reader.read(block), block.header) for block in reader.blocks(reader.start, end)]
+
+    def decode(self) -> None:
+        """Decode all rows to typed columns with their metadata columns, batch by batch."""
+        found = sum(batch.num_rows for batch in self.batches())
+        if found != self._rows:
+            raise TailraceError(Kind.INTERNAL, f"decode the log: {found} rows of {self._rows}")
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as they are decoded."""
+        for frames, header in self._raw:
+            for changes in decode_block(frames, header.log_offset, header.open_at_start, self._schema):
+                yield changes.rows()
+
+
+class _Csv:
+    """The table's own ten columns as CSV in memory."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        own = rows.select([name for name in rows.column_names if not name.startswith("_")])
+        sink = pa.BufferOutputStream()
+        pa_csv.write_csv(own, sink)
+        self._text = sink.getvalue()
+        self._convert = pa_csv.ConvertOptions(column_types=own.schema)
+
+    def read(self) -> pa.Table:
+        """Return the rows, read back into the same types."""
+        options = pa_csv.ReadOptions(use_threads=False)
+        return pa_csv.read_csv(pa.BufferReader(self._text), options, convert_options=self._convert)
+
+
+def _timed(work: Callable[[], object]) -> float:
     started = time.perf_counter()
-    for frames, header in raw:
-        for changes in decode_block(frames, header.log_offset, header.open_at_start, schema):
-            decoded += changes.rows().num_rows
-    seconds = time.perf_counter() - started
-    if decoded != rows:
-        raise TailraceError(Kind.INTERNAL, f"decode the log: {decoded} rows of {rows}")
-    return seconds
+    work()
+    return time.perf_counter() - started

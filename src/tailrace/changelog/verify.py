@@ -145,6 +145,22 @@ class _TaskCheck:
         self._report.segments += 1
         self._report.size_bytes += file.size()
         walk, builder = file.start(), RunBuilder(file.path.name)
+        reached, wrong = -1, None
+        while reached != walk.file_at:  # a writer may add blocks, and then the footer, meanwhile
+            reached = walk.file_at
+            if not self._check_to_the_end(file, walk, until, builder):
+                return walk
+            wrong = _footer_problem(file, walk, builder, sealed=until is not None)
+            if wrong is None or until is not None:
+                break
+        if wrong is not None:
+            self._problem(file.path, walk.file_at, wrong)
+        return walk
+
+    def _check_to_the_end(
+        self, file: SegmentFile, walk: Walk, until: int | None, builder: RunBuilder
+    ) -> bool:
+        """Check the blocks from where the walk stands; return whether a footer may follow."""
         while (error := self._check_blocks(file, walk, until, builder)) is not None:
             resume = index.find_block(file, walk.file_at + 1)
             if until is None and resume is None and self._is_torn(file, walk, error):
@@ -152,14 +168,13 @@ class _TaskCheck:
                     f"{file.path.name} ends in an unfinished block at byte {walk.file_at}, which was "
                     "never acknowledged; the next writer cuts it off"
                 )
-                return walk
+                return False
             if not self._grew(file, walk):
                 self._problem(file.path, walk.file_at, str(error))
                 if resume is None or index.footer_starts(file, resume):
-                    return walk
+                    return False
                 _go_on_at(file, walk, resume)
-        self._check_footer(file, walk, builder, sealed=until is not None)
-        return walk
+        return True
 
     def _is_torn(self, file: SegmentFile, walk: Walk, error: DamageError) -> bool:
         """Return whether a block was just being written, rather than damaged."""
@@ -201,20 +216,22 @@ class _TaskCheck:
         except DamageError as error:
             self._problem(file.path, block.file_at + header.header_size, str(error))
 
-    def _check_footer(self, file: SegmentFile, walk: Walk, builder: RunBuilder, *, sealed: bool) -> None:
-        size = file.size()
-        if walk.file_at == size and not sealed:
-            return
-        try:
-            refs, end, footer_at = index.read_footer(file)
-            if footer_at != walk.file_at or end != walk.offset or refs != builder.refs():
-                raise DamageError("the footer is not that of the blocks before it")
-        except DamageError as error:
-            self._problem(file.path, walk.file_at, f"{error}; readers do without it")
-
     def _problem(self, path: Path, byte: int, what: str) -> None:
         inside = str(path.relative_to(self._log.path))
         self._report.problems.append(Problem(inside, byte, what))
+
+
+def _footer_problem(file: SegmentFile, walk: Walk, builder: RunBuilder, *, sealed: bool) -> str | None:
+    """Return what is wrong with what follows the last block; `None` if nothing is."""
+    if walk.file_at == file.size() and not sealed:
+        return None
+    try:
+        refs, end, footer_at = index.read_footer(file)
+        if footer_at != walk.file_at or end != walk.offset or refs != builder.refs():
+            raise DamageError("the footer is not that of the blocks before it")
+    except DamageError as error:
+        return f"{error}; readers do without it"
+    return None
 
 
 def _go_on_at(file: SegmentFile, walk: Walk, file_at: int) -> None:

@@ -138,3 +138,20 @@ def test_a_damaged_reader_file_holds_everything(log: LogDirectory) -> None:
         apply(log, "0", RetentionRules(size_bytes=1))
     assert caught.value.kind is Kind.LOG_CORRUPT
     assert len(log.segments("0")) == 6
+
+
+def test_a_reader_asks_again_when_retention_takes_the_first_segment_before_it_looks(
+    log: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = LogReader.open(log, "0")
+    look = LogReader._first_boundary
+    taken: list[Path] = []
+
+    def look_too_late(self: LogReader) -> int:
+        if not taken:
+            taken.append(min(log.task_path("0").glob("*.seg")))
+            taken[0].unlink()
+        return look(self)
+
+    monkeypatch.setattr(LogReader, "_first_boundary", look_too_late)
+    assert reader.start > int(taken[0].stem, 16)

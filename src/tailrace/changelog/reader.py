@@ -102,9 +102,14 @@ class LogReader:
             self.refresh()  # retention may have been at work
             if not self._segments or self._segments[0] >= self._end.offset:
                 return self._end.offset
-            first = self._segments[0]
-            if self._start is None or self._start[0] != first:
-                self._start = (first, self._first_boundary())
+            while self._start is None or self._start[0] != self._segments[0]:
+                first = self._segments[0]
+                try:
+                    self._start = (first, self._first_boundary())
+                except TailraceError as error:
+                    # Retention took it after it was listed: the next one is the first now.
+                    if error.kind is not Kind.LOG_RANGE_GONE or self._segments[:1] in ([], [first]):
+                        raise
             return self._start[1]
 
     def end(self) -> Tail:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torture import power
 
-FSYNC_S = 0.7
+FSYNC_S = 1.5
 
 if __name__ == "__main__":
     power.record(FSYNC_S)

@@ -12,6 +12,7 @@ import typer.testing
 
 from fix_orders_log import LogOfOrders
 from tailrace import __version__
+from tailrace.changelog.readers import Readers
 from tailrace.cli.conversation import block, printable
 from tailrace.cli.main import app
 from tailrace.errors import Kind, TailraceError
@@ -138,6 +139,20 @@ def test_log_ls_lists_tasks_segments_and_readers(orders):
     assert (task["task"], task["start"], task["end"]) == ("0", 0, orders.writer.durable.offset)
     assert task["segments"][0]["file"].endswith(".seg")
     assert "task 0: 0 to " in run("log", "ls", path).stdout
+
+
+def test_log_forget_takes_readers_off_the_list_all_or_none(orders):
+    path, readers = orders.directory.path, Readers(orders.directory)
+    for name in ("kept", "gone", "gone too"):
+        readers.register(name, {"0": 0})
+    refused = run("log", "forget", path, "--reader", "gone", "--reader", "never was")
+    assert refused.exit_code == 1
+    assert "'never was'" in refused.output
+    assert len(readers.all()) == 3
+    done = run("log", "forget", path, "--reader", "gone", "--reader", "gone too", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"forgotten": ["gone", "gone too"], "readers": ["kept"]}
+    assert [reader.name for reader in readers.all()] == ["kept"]
 
 
 def test_log_verify_finds_a_flipped_byte(orders):

@@ -1,4 +1,4 @@
-"""`log ls` and `log verify`: a log's parts, and its health."""
+"""`log ls`, `log forget` and `log verify`: a log's parts, its readers and its health."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.changelog.readers import Readers
 from tailrace.changelog.verify import verify
 from tailrace.cli.conversation import print_json, printable
+from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
 
 
@@ -79,6 +80,29 @@ def _task(directory: LogDirectory, task: str) -> dict[str, Any]:
             for facts in segment_facts(directory, task)
         ],
     }
+
+
+def forget_readers(path: Path, names: list[str], *, as_json: bool) -> None:
+    """Take the readers of these names off the log's list; all or none.
+
+    :raises TailraceError: `LOG_MISSING`; `LOG_RANGE_INVALID` if one is not on the list.
+    """
+    readers = Readers(LogDirectory.open(path))
+    known = {reader.name for reader in readers.all()}
+    if unknown := sorted(set(names) - known):
+        raise TailraceError(
+            Kind.LOG_RANGE_INVALID,
+            f"forget reader {', '.join(map(repr, unknown))}: the log has no such reader",
+            f"its readers are: {', '.join(map(repr, sorted(known))) or 'none'}",
+            {"path": str(path)},
+        )
+    for name in dict.fromkeys(names):
+        readers.remove(name)
+    if as_json:
+        print_json({"forgotten": list(dict.fromkeys(names)), "readers": sorted(known - set(names))})
+        return
+    for name in dict.fromkeys(names):
+        print(f"forgot reader {printable(name)}")
 
 
 def verify_log(path: Path, *, as_json: bool) -> bool:

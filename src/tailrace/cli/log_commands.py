@@ -76,6 +76,27 @@ def show(
         show_changes(_directory(path), task, wanted, as_json=as_json)
 
 
+@log_app.command("forget")
+def forget(
+    path: LogPath,
+    reader: Annotated[
+        list[str], typer.Option("--reader", metavar="NAME", help="As `log ls` names it; may be repeated.")
+    ],
+    *,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Forget a reader that will not come back, so that retention waits for it no longer.
+
+    One that does come back is registered again, and fails if retention took what it needs.
+    """
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.listing import forget_readers
+
+        forget_readers(_directory(path), reader, as_json=as_json)
+
+
 @log_app.command("verify")
 def verify(path: LogPath, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False) -> None:
     """Read everything in a log and report all damage. Exit status 1 if there is any."""

@@ -54,5 +54,9 @@ class Retaining:
         if pruned.dropped_readers:
             log.warning("retention dropped slow readers", readers=pruned.dropped_readers)
         if pruned.held_by and pruned.held_by != self._held_by:
-            log.warning("readers hold more of the log than retention allows", readers=pruned.held_by)
+            log.warning(
+                "readers hold more of the log than retention allows",
+                readers=pruned.held_by,
+                hint="`tailrace log forget PATH --reader NAME` lets go of one that will not come back",
+            )
         self._held_by = pruned.held_by

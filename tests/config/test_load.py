@@ -97,7 +97,10 @@ name: again
     by_place = {problem.place: (problem.line, problem.message) for problem in problems}
     assert by_place == {
         "source.tabels": (4, "unknown key; did you mean 'tables'?"),
-        "source.tables[0]": (5, "must be of the form schema.table, such as public.orders or sales.*"),
+        "source.tables[0]": (
+            5,
+            "must be of the form schema.table, such as public.orders or sales.*; or /a regular expression/",
+        ),
         "source.port": (6, "must be a whole number"),
         "source.snapshot": (7, "must be one of 'initial', 'never' or 'only'"),
         "source.slot": (8, "must be 1 to 63 of the characters a-z, 0-9 and _"),
@@ -195,7 +198,42 @@ def test_sinks_without_a_name_are_named_after_type_and_path(tmp_path):
         ('public."say ""hi"""', "public", 'say "hi"', True),
         ("Public.Orders", "public", "orders", False),
         ("public.[ab]", "public", "a", False),
+        ("/public[.]order_[0-9]+/", "public", "order_12", True),
+        ("/public[.]order_[0-9]+/", "public", "order_x", False),
+        ("/public[.]order/", "public", "orders", False),
+        ("/(sales|hr)[.].*/", "hr", "a\nb", True),
+        ('"/a".b', "/a", "b", True),
+        ("public.ünï*", "public", "ünïcode", True),
     ],
 )
 def test_patterns_mean_tables(pattern, schema, table, fits):
     assert config.matches(pattern, schema, table) is fits
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names", "fits"),
+    [
+        ("public.users.email", ("public", "users", "email"), True),
+        ("public.users.email", ("public", "users", "email2"), False),
+        ("*.*.email", ("sales", "people.old", "email"), True),
+        ("public.*", ("public", "users", "email"), False),
+        ('public."a.b"."c.d"', ("public", "a.b", "c.d"), True),
+        ("public.users.*_at", ("public", "users", "created_at"), True),
+        ("/.*[.]ssn/", ("hr", "people", "ssn"), True),
+    ],
+)
+def test_patterns_mean_columns(pattern, names, fits):
+    assert config.matches_column(pattern, *names) is fits
+
+
+def test_patterns_that_name_one_table_are_known():
+    exact = ["public.orders", 'public."a*b"', '"*"."*"']
+    assert [pattern for pattern in (*exact, "public.*", "*.a", "/public.a/") if config.is_exact(pattern)] == (
+        exact
+    )
+
+
+def test_what_is_excluded_is_not_captured():
+    source = config.PostgresSource(tables=("public.*",), tables_exclude=("/.*_tmp/", "public.log"))
+    named = [name for name in ("a", "a_tmp", "log", "logs") if source.captures("public", name)]
+    assert named == ["a", "logs"]

@@ -14,6 +14,7 @@ import struct
 from dataclasses import dataclass
 
 from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
+from tailrace.config.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 
@@ -156,11 +157,13 @@ class PublishedTable:
         )
 
 
-def published_tables(session: Session, publication: str) -> list[PublishedTable]:
-    """Return the publication's tables, by name, as the session's snapshot sees them."""
+def published_tables(session: Session, source: PostgresSource) -> list[PublishedTable]:
+    """Return the tables of `source`'s publication, by name, as the session's snapshot sees them."""
     modern = session.server_version >= 150000
     rows = session.run(
-        _TABLES.format(columns=_COLUMNS_SINCE_15 if modern else "", publication=quote_literal(publication)),
+        _TABLES.format(
+            columns=_COLUMNS_SINCE_15 if modern else "", publication=quote_literal(source.publication)
+        ),
         "read the publication",
     )
     return [_table(session, row) for row in rows]

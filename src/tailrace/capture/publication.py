@@ -1,42 +1,79 @@
 """The publication: which tables it should have, and which it has.
 
-A partitioned table is published as itself, under its root's name and columns. The publication
-is created before the slot, because the server looks for it as of each change. One that exists
-is never altered: what is missing in it is said, with the SQL.
+The publication is created before the slot, because the server looks for it as of each change.
+One that exists is never altered: what is missing in it is said, with the SQL.
+
+With `publish_via_partition_root` a partitioned table is published as itself, under its root's
+name and columns; without it each partition is a table of its own, also those that come later.
+Children by inheritance are tables of their own always.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
 
-from tailrace.capture.session import Session, quote_identifier, quote_literal
-from tailrace.config.patterns import matches, matches_any
+from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
+from tailrace.config.patterns import is_exact, matches
+from tailrace.config.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 
 log = structlog.get_logger(__name__)
 
+#: A table's name: schema and name, as the catalogue holds them.
+Name = tuple[str, str]
+
+# What a change may lack of the old row is decided by each table that holds rows: a partition's
+# replica identity is its own, whatever its root's.
 _TABLES = """
-SELECT n.nspname AS schema, c.relname AS table, c.oid AS oid, c.relispartition AS partition,
+SELECT n.nspname AS schema, c.relname AS table, c.oid AS oid, c.relkind = 'p' AS partitioned,
+       c.relhassubclass AND c.relkind = 'r' AS has_children,
        (SELECT string_agg(a.relid::oid::text, ' ') FROM pg_partition_ancestors(c.oid) AS a
          WHERE a.relid <> c.oid) AS ancestors,
-       (c.relreplident = 'n' OR c.relreplident = 'd' AND NOT EXISTS (
-         SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)) AS keyless
+       (SELECT json_agg(json_build_array(ln.nspname, l.relname, l.relreplident,
+                 l.relreplident = 'n'
+                 OR l.relreplident = 'd' AND NOT EXISTS (
+                   SELECT FROM pg_index i WHERE i.indrelid = l.oid AND i.indisprimary AND i.indimmediate)
+                 OR l.relreplident = 'i' AND NOT EXISTS (
+                   SELECT FROM pg_index i WHERE i.indrelid = l.oid AND i.indisreplident)) ORDER BY 1, 2)
+          FROM pg_class l JOIN pg_namespace ln ON ln.oid = l.relnamespace
+         WHERE l.relkind = 'r'
+           AND l.oid IN (SELECT c.oid UNION SELECT relid::oid FROM pg_partition_tree(c.oid))) AS parts
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
    AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
  ORDER BY 1, 2
 """
 
+_PUBLISHED = """
+SELECT t.schemaname AS schema, t.tablename AS table
+  FROM pg_publication_tables t WHERE t.pubname = {name}
+UNION
+SELECT n.nspname, c.relname
+  FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+  JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE p.pubname = {name}
+"""
+
+_OTHER_THINGS = """
+SELECT n.nspname AS schema, c.relname AS name, c.relkind AS kind, c.relpersistence AS persistence
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('v', 'm', 'f', 'S') OR c.relkind IN ('r', 'p') AND c.relpersistence <> 'p'
+"""
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
+_PERSISTENCES = {"u": "an unlogged table", "t": "a temporary table"}
+
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A table of the source that a pattern means."""
+class Part:
+    """A table that holds rows: the table itself, or a partition of it."""
 
     schema: str
     name: str
+    identity: str  # pg_class.relreplident
     keyless: bool  # updates and deletes of it can't be published
 
     @property
@@ -45,16 +82,106 @@ class Table:
         return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
 
 
-def matching_tables(session: Session, patterns: Iterable[str]) -> list[Table]:
-    """Return the tables that `patterns` mean, by name; a partition only if no ancestor is meant."""
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the source that is meant to be captured."""
+
+    oid: int
+    schema: str
+    name: str
+    partitioned: bool
+    has_children: bool  # by inheritance
+    parts: tuple[Part, ...]
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def sql(self) -> str:
+        """Return its name as SQL holds it."""
+        return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+
+    @property
+    def keyless(self) -> bool:
+        """Whether updates and deletes of some of its rows can't be published."""
+        return any(part.keyless for part in self.parts)
+
+    @property
+    def identity_repair(self) -> str:
+        """Return the SQL that lets updates and deletes of all its rows be published."""
+        return "; ".join(
+            f"ALTER TABLE {part.sql} REPLICA IDENTITY FULL" for part in self.parts if part.keyless
+        )
+
+    def is_among(self, published: frozenset[Name]) -> bool:
+        """Tell whether it is published, by its own name or by those of all its partitions."""
+        if (self.schema, self.name) in published:
+            return True
+        parts = {(part.schema, part.name) for part in self.parts}
+        return bool(parts) and parts <= published
+
+
+def matching_tables(session: Session, source: PostgresSource) -> list[Table]:
+    """Return the tables that `source` means, by name; a partition only if no ancestor is meant."""
     rows = session.run(_TABLES, "list the tables")
-    meant = [row for row in rows if matches_any(patterns, row["schema"] or "", row["table"] or "")]
+    meant = [row for row in rows if source.captures(row["schema"] or "", row["table"] or "")]
     oids = {row["oid"] for row in meant}
-    return [
-        Table(row["schema"] or "", row["table"] or "", row["keyless"] == "t")
-        for row in meant
-        if oids.isdisjoint((row["ancestors"] or "").split())
-    ]
+    return [_table(row) for row in meant if oids.isdisjoint((row["ancestors"] or "").split())]
+
+
+def _table(row: Row) -> Table:
+    return Table(
+        oid=int(row["oid"] or 0),
+        schema=row["schema"] or "",
+        name=row["table"] or "",
+        partitioned=row["partitioned"] == "t",
+        has_children=row["has_children"] == "t",
+        parts=tuple(Part(*part) for part in json.loads(row["parts"] or "[]")),
+    )
+
+
+def require_matches(session: Session, source: PostgresSource, tables: Iterable[Table]) -> None:
+    """Check that each pattern of `source.tables` that names one table found it; tell of others.
+
+    :param tables: as `matching_tables` returns them.
+    :raises TailraceError: `TABLE_MISSING`.
+    """
+    tables = list(tables)
+    for pattern in unmatched(source.tables, tables):
+        if is_exact(pattern):
+            raise TailraceError(
+                Kind.TABLE_MISSING,
+                f"look for the tables: {why_missing(session, source, pattern)}",
+                "create the table first, or correct source.tables",
+                {"pattern": pattern},
+            )
+        log.warning("no table matches a pattern of source.tables", pattern=pattern)
+    if not tables:
+        raise TailraceError(
+            Kind.TABLE_MISSING,
+            f"look for the tables: no table matches {', '.join(source.tables)}",
+            "create the tables first, or correct source.tables",
+        )
+
+
+def unmatched(patterns: Iterable[str], tables: Iterable[Table]) -> list[str]:
+    """Return those of `patterns` that mean none of `tables` nor of their partitions."""
+    names = [(table.schema, table.name) for table in tables]
+    names += [(part.schema, part.name) for table in tables for part in table.parts]
+    return [pattern for pattern in patterns if not any(matches(pattern, *name) for name in names)]
+
+
+def why_missing(session: Session, source: PostgresSource, pattern: str) -> str:
+    """Return in words why a pattern of `source.tables` found no table."""
+    for row in session.run(_OTHER_THINGS, "look for the table"):
+        if matches(pattern, row["schema"] or "", row["name"] or ""):
+            kind = row["kind"] or ""
+            what = _KINDS.get(kind) or _PERSISTENCES.get(row["persistence"] or "", "no table")
+            return f"{pattern!r} is {what}, which PostgreSQL does not replicate"
+    if source.tables_exclude:
+        return f"no table matches {pattern!r}, or source.tables_exclude leaves it out"
+    return f"no table matches {pattern!r}"
 
 
 def publication_exists(session: Session, publication: str) -> bool:
@@ -81,51 +208,33 @@ def require_publication(session: Session, publication: str) -> None:
         )
 
 
-def warn_of_new_tables(session: Session, publication: str, patterns: Iterable[str]) -> None:
+def warn_of_new_tables(session: Session, source: PostgresSource) -> None:
     """Say which tables match by now and are not published; nothing is added silently."""
-    published = _published(session, publication)
-    for table in matching_tables(session, patterns):
-        if (table.schema, table.name) not in published:
+    published = published_names(session, source.publication)
+    for table in matching_tables(session, source):
+        if not table.is_among(published):
             log.warning(
                 "a table matches source.tables and is not captured",
-                table=f"{table.schema}.{table.name}",
-                sql=f"ALTER PUBLICATION {quote_identifier(publication)} ADD TABLE {table.sql}",
+                table=table.qualified_name,
+                sql=add_command(session, source, [table]),
             )
 
 
-def create_publication(session: Session, publication: str, patterns: tuple[str, ...]) -> None:
-    """Create the publication for the tables that `patterns` mean. Before the slot is created.
+def create_publication(session: Session, source: PostgresSource) -> None:
+    """Create the publication for the tables that `source` means. Before the slot is created.
 
-    :raises TailraceError: `TABLE_MISSING` if nothing matches, or a pattern without a star does
-        not; `SOURCE_PRIVILEGE_MISSING`.
+    :raises TailraceError: as `require_matches`; `SOURCE_PRIVILEGE_MISSING`.
     """
-    tables = matching_tables(session, patterns)
-    for pattern in patterns:
-        if "*" not in pattern and not any(matches(pattern, table.schema, table.name) for table in tables):
-            raise TailraceError(
-                Kind.TABLE_MISSING,
-                f"create the publication: there is no table {pattern}",
-                "create the table first, or correct source.tables",
-                {"pattern": pattern},
-            )
-    if not tables:
-        raise TailraceError(
-            Kind.TABLE_MISSING,
-            f"create the publication: no table matches {', '.join(patterns)}",
-            "create the tables first, or correct source.tables",
-        )
+    tables = matching_tables(session, source)
+    require_matches(session, source, tables)
     for table in tables:
         if table.keyless:
             log.warning(
                 "a table without a key is published: the server will refuse updates and deletes of it",
-                table=f"{table.schema}.{table.name}",
-                sql=f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL",
+                table=table.qualified_name,
+                sql=table.identity_repair,
             )
-    command = (
-        f"CREATE PUBLICATION {quote_identifier(publication)} FOR TABLE "
-        + ", ".join(table.sql for table in tables)
-        + " WITH (publish_via_partition_root = true)"
-    )
+    command = create_command(session, source, tables)
     try:
         session.run(command, "create the publication")
     except TailraceError as error:
@@ -134,24 +243,48 @@ def create_publication(session: Session, publication: str, patterns: tuple[str, 
         raise TailraceError(
             error.kind, error.message, f"let somebody who may run: {command}", error.context
         ) from None
-    log.info("created the publication", publication=publication, tables=len(tables))
+    log.info("created the publication", publication=source.publication, tables=len(tables))
 
 
-def check_publication(session: Session, publication: str, patterns: Iterable[str]) -> None:
-    """Check that the publication, which somebody else made, has what `patterns` mean.
+def create_command(session: Session, source: PostgresSource, tables: Iterable[Table]) -> str:
+    """Return the SQL that creates the publication for `tables`."""
+    options = [f"publish_via_partition_root = {str(source.publish_via_partition_root).lower()}"]
+    if session.server_version >= 180000:
+        options.append("publish_generated_columns = stored")
+    return (
+        f"CREATE PUBLICATION {quote_identifier(source.publication)} FOR TABLE "
+        f"{_clauses(session, source, tables)} WITH ({', '.join(options)})"
+    )
+
+
+def add_command(session: Session, source: PostgresSource, tables: Iterable[Table]) -> str:
+    """Return the SQL that adds `tables` to the publication."""
+    return (
+        f"ALTER PUBLICATION {quote_identifier(source.publication)} ADD TABLE "
+        f"{_clauses(session, source, tables)}"
+    )
+
+
+def _clauses(session: Session, source: PostgresSource, tables: Iterable[Table]) -> str:  # noqa: ARG001
+    # Without ONLY the children of a table would come along, named in source.tables or not.
+    return ", ".join(f"{'ONLY ' if table.has_children else ''}{table.sql}" for table in tables)
+
+
+def check_publication(session: Session, source: PostgresSource) -> None:
+    """Check that the publication, which somebody else made, has what `source` means.
 
     :raises TailraceError: `PUBLICATION_MISMATCH`, with the SQL; `TABLE_MISSING` if it is empty.
     """
-    tables = matching_tables(session, patterns)
-    published = _published(session, publication)
-    missing = [table for table in tables if (table.schema, table.name) not in published]
+    publication = source.publication
+    tables = matching_tables(session, source)
+    published = published_names(session, publication)
+    missing = [table for table in tables if not table.is_among(published)]
     if missing:
-        names = ", ".join(f"{table.schema}.{table.name}" for table in missing)
+        names = ", ".join(table.qualified_name for table in missing)
         raise TailraceError(
             Kind.PUBLICATION_MISMATCH,
             f"check the publication {publication!r}: it does not have {names}",
-            f"ALTER PUBLICATION {quote_identifier(publication)} ADD TABLE "
-            + ", ".join(table.sql for table in missing),
+            add_command(session, source, missing),
             {"publication": publication},
         )
     if not published:
@@ -161,19 +294,22 @@ def check_publication(session: Session, publication: str, patterns: Iterable[str
             "add tables to it, or drop it and let it be created",
             {"publication": publication},
         )
-    strange = published - {(table.schema, table.name) for table in tables}
-    if strange:
+    if strange := not_meant(published, tables):
         log.warning(
             "the publication has tables that source.tables does not name; they are captured too",
             publication=publication,
-            tables=sorted(f"{schema}.{table}" for schema, table in strange),
+            tables=[f"{schema}.{table}" for schema, table in strange],
         )
 
 
-def _published(session: Session, publication: str) -> set[tuple[str, str]]:
-    rows = session.run(
-        "SELECT schemaname, tablename FROM pg_publication_tables "  # noqa: S608 - quoted
-        f"WHERE pubname = {quote_literal(publication)}",
-        "read the publication",
-    )
-    return {(row["schemaname"] or "", row["tablename"] or "") for row in rows}
+def published_names(session: Session, publication: str) -> frozenset[Name]:
+    """Return the names under which the publication has tables, and those that it lists."""
+    rows = session.run(_PUBLISHED.format(name=quote_literal(publication)), "read the publication")
+    return frozenset((row["schema"] or "", row["table"] or "") for row in rows)
+
+
+def not_meant(published: frozenset[Name], tables: Iterable[Table]) -> list[Name]:
+    """Return what is published beside `tables` and their partitions, by name."""
+    known = {(table.schema, table.name) for table in tables}
+    known |= {(part.schema, part.name) for table in tables for part in table.parts}
+    return sorted(published - known)

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 from tailrace.capture.reconcile import SlotFacts, SourceFacts
 from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
+from tailrace.config.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn, parse_lsn
 
 #: Creating a slot waits for every transaction that is older; somebody may have left one open.
 SLOT_CREATION_DEADLINE_S = 3600.0
+
+#: The first version that knows the option `origin`.
+ORIGIN_VERSION_MIN = 160000
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,30 @@ def drop_slot(session: Session, slot: str) -> None:
     session.run(f"DROP_REPLICATION_SLOT {quote_identifier(slot)}", "drop the slot of an unfinished start")
 
 
-def start_command(slot: str, position: int, publication: str, server_version: int) -> str:
-    """Return START_REPLICATION at `position`."""
-    options = f"proto_version '1', publication_names {quote_literal(quote_identifier(publication))}"
-    if server_version >= 140000:
+def require_supported(source: PostgresSource, server_version: int) -> None:
+    """Check that the server knows what `source` asks of its stream.
+
+    :raises TailraceError: `SOURCE_MISCONFIGURED`.
+    """
+    if source.origin != "any" and server_version < ORIGIN_VERSION_MIN:
+        raise TailraceError(
+            Kind.SOURCE_MISCONFIGURED,
+            f"ask for changes with source.origin {source.origin!r}: the server is PostgreSQL "
+            f"{server_version // 10000}, and only 16 and later can leave changes out by their origin",
+            "upgrade the server, or take source.origin out",
+        )
+
+
+def start_command(source: PostgresSource, position: int, server_version: int) -> str:
+    """Return START_REPLICATION at `position` with what `source` asks for."""
+    options = f"proto_version '1', publication_names {quote_literal(quote_identifier(source.publication))}"
+    if source.messages and server_version >= 140000:
         options += ", messages 'true'"
-    return f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {format_lsn(position)} ({options})"
+    if source.origin != "any":
+        options += f", origin {quote_literal(source.origin)}"
+    return (
+        f"START_REPLICATION SLOT {quote_identifier(source.slot)} LOGICAL {format_lsn(position)} ({options})"
+    )
 
 
 def _left_at(session: Session, timeline: int, stored: int) -> int | None:

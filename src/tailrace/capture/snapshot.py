@@ -27,6 +27,7 @@ from tailrace.capture.failures import connection_lost
 from tailrace.capture.session import Session, Stopped, quote_literal
 from tailrace.capture.transport import Transport
 from tailrace.capture.wire import lines
+from tailrace.config.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US, format_lsn
 from tailrace.protocol import frames
@@ -63,14 +64,14 @@ class Snapshot:
         stopping: threading.Event,
         *,
         slot: str | None,
-        publication: str,
+        source: PostgresSource,
         frame_bytes_max: int,
         progress: dict[str, TableProgress],
     ) -> None:
         self._appender = appender
         self._stopping = stopping
         self._slot = slot
-        self._publication = publication
+        self._source = source
         self._frame_bytes_max = frame_bytes_max
         self._progress = progress
         self._ordinal = 0
@@ -84,7 +85,7 @@ class Snapshot:
         """
         self._import(session, created.snapshot)
         lsn, now_us = created.consistent_point, time.time_ns() // 1000
-        tables = published_tables(session, self._publication)
+        tables = published_tables(session, self._source)
         for table in tables:
             self._progress[table.qualified_name] = TableProgress(0, table.rows_estimated, done=False)
         content = {"tables": [table.qualified_name for table in tables]}
@@ -101,7 +102,7 @@ class Snapshot:
         """Write the tables' facts and the consistent point, without rows."""
         self._import(session, created.snapshot)
         lsn, now_us = created.consistent_point, time.time_ns() // 1000
-        tables = published_tables(session, self._publication)
+        tables = published_tables(session, self._source)
         session.run("COMMIT", "end the snapshot")
         chunk = b"".join(table.facts_frame(lsn) for table in tables)
         self._append(chunk + frames.control_frame(frames.PROGRESS, lsn, now_us, {}))

@@ -203,6 +203,7 @@ class CaptureTask:
         if self._appender is not None:
             self._appender.discard_open_unit()
         with closing(Session.connect(self._source, self._stopping, replication=True)) as session:
+            server.require_supported(self._source, session.server_version)
             appender = self._open_log(session)
             state = self._state()
             facts = server.facts(session, self._source.slot, state.timeline if state else None)
@@ -282,9 +283,9 @@ class CaptureTask:
             server.drop_slot(session, source.slot)
         self._keep(state)
         if exists:
-            check_publication(session, source.publication, source.tables)
+            check_publication(session, source)
         else:
-            create_publication(session, source.publication, source.tables)
+            create_publication(session, source)
         slot = server.create_slot(session, source.slot, temporary=source.snapshot == "only")
         failpoints.hit("snapshot.after_slot")
         state = replace(state, consistent_point=slot.consistent_point)
@@ -293,7 +294,7 @@ class CaptureTask:
             self._appender,
             self._stopping,
             slot=None if source.snapshot == "only" else source.slot,
-            publication=source.publication,
+            source=source,
             frame_bytes_max=source.frame_bytes_max,
             progress=self._snapshot,
         )
@@ -315,9 +316,9 @@ class CaptureTask:
         with closing(Session.connect(source, self._stopping)) as session:
             require_publication(session, source.publication)
             if state is not None and state.publication_created:
-                warn_of_new_tables(session, source.publication, source.tables)
+                warn_of_new_tables(session, source)
             else:
-                check_publication(session, source.publication, source.tables)
+                check_publication(session, source)
             self._refresh_facts(session)
         resumed = CaptureState(
             phase=Phase.STREAMING,
@@ -336,7 +337,7 @@ class CaptureTask:
         in_force = self._appender.schema_in_force
         tail = self._appender.tail
         changed = b""
-        for table in published_tables(session, self._source.publication):
+        for table in published_tables(session, self._source):
             frame = table.facts_frame(tail.position)
             known = in_force.get(f"F{table.oid}", b"")
             if known[frames.CONTROL_JSON_AT :] != frame[frames.CONTROL_JSON_AT :]:
@@ -354,9 +355,7 @@ class CaptureTask:
         transport = session.streaming(source.frame_bytes_max)
         try:
             transport.start(
-                server.start_command(
-                    source.slot, appender.tail.position, source.publication, session.server_version
-                ),
+                server.start_command(source, appender.tail.position, session.server_version),
                 START_DEADLINE_S,
             )
             status = StatusTimer(

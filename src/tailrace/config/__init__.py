@@ -7,7 +7,7 @@ Start with `load`. The models state every setting with its default, unit and mea
 from __future__ import annotations
 
 from tailrace.config.load import load, read
-from tailrace.config.patterns import matches, matches_any
+from tailrace.config.patterns import is_exact, matches, matches_any, matches_column
 from tailrace.config.postgres import PostgresSource
 from tailrace.config.problems import Problem
 from tailrace.config.sections import (
@@ -34,8 +34,10 @@ __all__ = [
     "Secret",
     "SinkConfig",
     "SparkConfig",
+    "is_exact",
     "load",
     "matches",
     "matches_any",
+    "matches_column",
     "read",
 ]

@@ -1,29 +1,58 @@
-"""Which tables a pattern means: `schema.table`, where `*` stands for any run of characters.
+"""Which tables and columns a pattern means.
 
-The first dot ends the schema. A name in double quotes is taken as it stands, dots and stars
-included; a quote inside is doubled, as in SQL. Case matters: names are compared as the
-catalogue holds them.
+A pattern is written in one of two forms:
+
+- `schema.table` or `schema.table.column`, where `*` stands for any run of characters. The first
+  dot ends the schema and, where there is a column, the last one begins it. A name in double
+  quotes is taken as it stands, dots and stars included; a quote inside is doubled, as in SQL.
+- `/expression/`, a regular expression of Python's that has to fit the whole of the name, its
+  parts joined by dots as the catalogue holds them, without quotes.
+
+Case matters in both: names are compared as the catalogue holds them.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import AfterValidator
 
-_PART = r'(?:"(?:[^"]|"")+"|[^".]+)'
-_PATTERN = re.compile(rf'({_PART})\.("(?:[^"]|"")+"|[^"]+)')
+_QUOTED = r'"(?:[^"]|"")+"'
+_PART = rf'(?:{_QUOTED}|[^".]+)'
+_TABLE = re.compile(rf'({_PART})\.({_QUOTED}|[^"]+)')
+_COLUMN = re.compile(rf'({_PART})\.({_QUOTED}|[^"]+)\.({_PART})')
 
 
 def check_pattern(text: str) -> str:
     """Return `text`.
 
-    :raises ValueError: if it is not of the form `schema.table`.
+    :raises ValueError: if it is neither of the form `schema.table` nor a regular expression.
     """
-    if not _PATTERN.fullmatch(text) or "\0" in text:
-        raise ValueError("must be of the form schema.table, such as public.orders or sales.*")
+    return _checked(text, _TABLE, "schema.table, such as public.orders or sales.*")
+
+
+def check_column_pattern(text: str) -> str:
+    """Return `text`.
+
+    :raises ValueError: if it is neither of the form `schema.table.column` nor a regular expression.
+    """
+    return _checked(text, _COLUMN, "schema.table.column, such as public.users.email or *.*.email")
+
+
+def _checked(text: str, form: re.Pattern[str], form_in_words: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not hold a NUL byte")
+    expression = _expression(text)
+    if expression is not None:
+        try:
+            re.compile(expression, re.DOTALL)
+        except re.error as error:
+            raise ValueError(f"is no regular expression that Python knows: {error.msg}") from None
+    elif not form.fullmatch(text):
+        raise ValueError(f"must be of the form {form_in_words}; or /a regular expression/")
     return text
 
 
@@ -33,14 +62,16 @@ def _some(patterns: tuple[str, ...]) -> tuple[str, ...]:
     return patterns
 
 
-#: A field of patterns, at least one.
-Patterns = Annotated[tuple[Annotated[str, AfterValidator(check_pattern)], ...], AfterValidator(_some)]
+TablePattern = Annotated[str, AfterValidator(check_pattern)]
+ColumnPattern = Annotated[str, AfterValidator(check_column_pattern)]
+
+#: A field of patterns of tables, at least one.
+Patterns = Annotated[tuple[TablePattern, ...], AfterValidator(_some)]
 
 
 def matches(pattern: str, schema: str, table: str) -> bool:
     """Tell whether `pattern` means this table."""
-    found = _PATTERN.fullmatch(pattern)
-    return found is not None and _fits(found[1], schema) and _fits(found[2], table)
+    return _fits(pattern, (schema, table))
 
 
 def matches_any(patterns: Iterable[str], schema: str, table: str) -> bool:
@@ -48,8 +79,42 @@ def matches_any(patterns: Iterable[str], schema: str, table: str) -> bool:
     return any(matches(pattern, schema, table) for pattern in patterns)
 
 
-def _fits(part: str, name: str) -> bool:
+def matches_column(pattern: str, schema: str, table: str, column: str) -> bool:
+    """Tell whether `pattern`, one of columns, means this column."""
+    return _fits(pattern, (schema, table, column))
+
+
+def is_exact(pattern: str) -> bool:
+    """Tell whether a pattern of tables names just one."""
+    found = None if _expression(pattern) is not None else _TABLE.fullmatch(pattern)
+    return found is not None and not any("*" in part and part[0] != '"' for part in found.groups())
+
+
+def _expression(pattern: str) -> str | None:
+    """Return the regular expression that `pattern` is; None if it is of the other form."""
+    return pattern[1:-1] if len(pattern) > 2 and pattern[0] == pattern[-1] == "/" else None
+
+
+def _fits(pattern: str, names: tuple[str, ...]) -> bool:
+    compiled = _compiled(pattern, len(names))
+    if isinstance(compiled, re.Pattern):
+        return compiled.fullmatch(".".join(names)) is not None
+    return len(compiled) == len(names) and all(
+        part.fullmatch(name) is not None for part, name in zip(compiled, names, strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(pattern: str, parts: int) -> re.Pattern[str] | tuple[re.Pattern[str], ...]:
+    # One expression for the whole name, or one for each of its parts; none fits a wrong form.
+    expression = _expression(pattern)
+    if expression is not None:
+        return re.compile(expression, re.DOTALL)
+    found = (_TABLE if parts == 2 else _COLUMN).fullmatch(pattern)
+    return () if found is None else tuple(re.compile(_of_part(part), re.DOTALL) for part in found.groups())
+
+
+def _of_part(part: str) -> str:
     if part.startswith('"'):
-        return part[1:-1].replace('""', '"') == name
-    expression = ".*".join(re.escape(piece) for piece in part.split("*"))
-    return re.fullmatch(expression, name, re.DOTALL) is not None
+        return re.escape(part[1:-1].replace('""', '"'))
+    return ".*".join(re.escape(piece) for piece in part.split("*"))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
 from tailrace.config.fields import MIB, ByteCount, FileName, Section, Text
-from tailrace.config.patterns import Patterns
+from tailrace.config.patterns import Patterns, TablePattern, matches_any
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
 
@@ -183,7 +183,27 @@ class PostgresSource(LibpqOptions):
         description="Connection string without a password; fields given beside it come before what it says.",
     )
     tables: Patterns = Field(
-        default=("public.*",), description="Tables to capture: `schema.table`, `*` for any run of characters."
+        default=("public.*",),
+        description="Tables to capture: `schema.table`, `*` for any run of characters; or "
+        "`/a regular expression/` for the whole name. See [selection](selection.md).",
+    )
+    tables_exclude: tuple[TablePattern, ...] = Field(
+        default=(), description="Tables to leave out of those that `tables` means; patterns as there."
+    )
+    publish_via_partition_root: bool = Field(
+        default=True,
+        description="Whether a partitioned table is one table, under its root's name, or each partition one "
+        "of its own. For a publication that Tailrace creates; one that exists stays as it is.",
+    )
+    messages: bool = Field(
+        default=True,
+        description="Whether logical messages (`pg_logical_emit_message`) are captured; PostgreSQL 14 and "
+        "later.",
+    )
+    origin: Literal["any", "none"] = Field(
+        default="any",
+        description="`none`: only changes that were made on this server, not those that it replicated from "
+        "another (PostgreSQL 16 and later).",
     )
     slot: Annotated[str, AfterValidator(_slot_name)] = Field(
         default="", description="Replication slot. Default: `tailrace_<name>`."
@@ -228,6 +248,10 @@ class PostgresSource(LibpqOptions):
         if self.reconnect_delay_s > self.reconnect_delay_s_max:
             raise ValueError("reconnect_delay_s must not be larger than reconnect_delay_s_max")
         return self
+
+    def captures(self, schema: str, table: str) -> bool:
+        """Tell whether `tables` means this table and `tables_exclude` does not."""
+        return matches_any(self.tables, schema, table) and not matches_any(self.tables_exclude, schema, table)
 
     def for_pipeline(self, name: str) -> PostgresSource:
         """Return the source with its slot and publication named after pipeline `name` if unnamed."""

@@ -6,14 +6,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 
-from tailrace.capture.publication import Table, matching_tables
-from tailrace.capture.server import slot_facts
+from tailrace.capture.publication import (
+    Table,
+    add_command,
+    create_command,
+    matching_tables,
+    not_meant,
+    published_names,
+    unmatched,
+    why_missing,
+)
+from tailrace.capture.server import require_supported, slot_facts
 from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
 from tailrace.changelog.directory import LogDirectory
-from tailrace.config import PipelineConfig, matches, matches_any
-from tailrace.errors import Kind
+from tailrace.config import PipelineConfig, PostgresSource, is_exact
+from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.feed import TASK
-from tailrace.pipeline.findings import Finding, error, warning
+from tailrace.pipeline.findings import Finding, error, from_failure, warning
 from tailrace.pipeline.lock_probe import is_written
 
 SERVER_VERSION_MIN = 130000
@@ -48,11 +57,10 @@ SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
 """
 
 _PUBLICATION = """
-SELECT puballtables AS all_tables, pubinsert AS c, pubupdate AS u, pubdelete AS d, pubtruncate AS t
+SELECT puballtables AS all_tables, pubinsert AS c, pubupdate AS u, pubdelete AS d, pubtruncate AS t,
+       pubviaroot AS via_root
   FROM pg_publication WHERE pubname = {name}
 """
-
-_PUBLISHED = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = {name}"
 
 
 def source_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Iterator[Finding]:
@@ -71,9 +79,10 @@ def source_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Itera
             return
         server = session.run(_SERVER, "look at the server")[0]
         yield from _server_findings(session, server)
+        yield from _option_findings(session, pipeline.source)
         yield from _slot_findings(session, server, pipeline, log)
-        tables = matching_tables(session, pipeline.source.tables)
-        yield from _pattern_findings(pipeline, tables)
+        tables = matching_tables(session, pipeline.source)
+        yield from _pattern_findings(session, pipeline, tables)
         rows = {(row["schema"], row["table"]): row for row in session.run(_TABLES, "look at the tables")}
         yield from _publication_findings(session, server, pipeline, tables, rows, log)
         for table in tables:
@@ -107,6 +116,13 @@ def _server_findings(session: Session, server: Row) -> Iterator[Finding]:
             "the server is a standby, which can't decode before PostgreSQL 16",
             "name the primary in source.host",
         )
+
+
+def _option_findings(session: Session, source: PostgresSource) -> Iterator[Finding]:
+    try:
+        require_supported(source, session.server_version)
+    except TailraceError as failure:
+        yield from_failure(failure)
 
 
 def _slot_findings(
@@ -157,23 +173,27 @@ def _slot_findings(
         )
 
 
-def _pattern_findings(pipeline: PipelineConfig, tables: list[Table]) -> Iterator[Finding]:
-    for pattern in pipeline.source.tables:
-        if not any(matches(pattern, table.schema, table.name) for table in tables):
-            told = error if "*" not in pattern or not tables else warning
-            yield told(
+def _pattern_findings(session: Session, pipeline: PipelineConfig, tables: list[Table]) -> Iterator[Finding]:
+    for pattern in unmatched(pipeline.source.tables, tables):
+        if is_exact(pattern):
+            yield error(
+                Kind.TABLE_MISSING,
+                f"source.tables: {why_missing(session, pipeline.source, pattern)}",
+                "create the table, or correct source.tables",
+            )
+        else:
+            yield (warning if tables else error)(
                 Kind.TABLE_MISSING,
                 f"source.tables: no table matches {pattern!r}",
                 "create the table, or correct source.tables",
             )
     for number, sink in enumerate(pipeline.sinks):
-        for pattern in sink.tables or ():
-            if not any(matches(pattern, table.schema, table.name) for table in tables):
-                yield warning(
-                    Kind.TABLE_MISSING,
-                    f"sinks[{number}].tables: no captured table matches {pattern!r}",
-                    f"correct sinks[{number}].tables",
-                )
+        for pattern in unmatched(sink.tables or (), tables):
+            yield warning(
+                Kind.TABLE_MISSING,
+                f"sinks[{number}].tables: no captured table matches {pattern!r}",
+                f"correct sinks[{number}].tables",
+            )
 
 
 def _publication_findings(
@@ -194,7 +214,7 @@ def _publication_findings(
                 "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
             )
         elif not _true(server, "superuser"):
-            yield from _may_publish(server, name, tables, rows)
+            yield from _may_publish(session, server, pipeline.source, tables, rows)
         return
     publication = found[0]
     names = {"c": "insert", "u": "update", "d": "delete", "t": "truncate"}
@@ -205,57 +225,62 @@ def _publication_findings(
             f"the publication {name!r} leaves out {', '.join(left_out)}",
             f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate');",
         )
-    published = {
-        (row["schemaname"], row["tablename"])
-        for row in session.run(_PUBLISHED.format(name=quote_literal(name)), "read the publication")
-    }
+    published = published_names(session, name)
     for table in tables:
-        if (table.schema, table.name) not in published:
+        if not table.is_among(published):
             yield error(
                 Kind.PUBLICATION_MISMATCH,
                 f"the publication {name!r} does not have this table",
-                f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {table.sql};",
-                f"{table.schema}.{table.name}",
+                f"{add_command(session, pipeline.source, [table])};",
+                table.qualified_name,
             )
-    meant = {(table.schema, table.name) for table in tables}
-    for schema, table_name in sorted(published - meant, key=str):
-        if not matches_any(pipeline.source.tables, schema or "", table_name or ""):
-            yield warning(
-                Kind.PUBLICATION_MISMATCH,
-                f"the publication {name!r} has this table, source.tables does not; it is captured too",
-                "name it in source.tables, or take it out of the publication",
-                f"{schema}.{table_name}",
-            )
+    for schema, table_name in not_meant(published, tables):
+        yield warning(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {name!r} has this table, source.tables does not; it is captured too",
+            "name it in source.tables, or take it out of the publication",
+            f"{schema}.{table_name}",
+        )
+    if _true(publication, "via_root") != pipeline.source.publish_via_partition_root and any(
+        table.partitioned for table in tables
+    ):
+        wanted = str(pipeline.source.publish_via_partition_root).lower()
+        yield warning(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {name!r} has publish_via_partition_root = "
+            f"{str(_true(publication, 'via_root')).lower()}, the configuration says {wanted}; the "
+            "publication counts",
+            f"before the first run: ALTER PUBLICATION {quote_identifier(name)} SET "
+            f"(publish_via_partition_root = {wanted}); later: set source.publish_via_partition_root to what "
+            "the publication has",
+        )
 
 
 def _may_publish(
-    server: Row, publication: str, tables: list[Table], rows: dict[tuple[str | None, str | None], Row]
+    session: Session,
+    server: Row,
+    source: PostgresSource,
+    tables: list[Table],
+    rows: dict[tuple[str | None, str | None], Row],
 ) -> Iterator[Finding]:
     role = quote_identifier(server["role"] or "")
+    command = f"{create_command(session, source, tables)};"
     if not _true(server, "may_create"):
         yield error(
             Kind.SOURCE_PRIVILEGE_MISSING,
-            f"the role {server['role']!r} may not create the publication {publication!r} in this database",
+            f"the role {server['role']!r} may not create the publication {source.publication!r} in this "
+            "database",
             f"GRANT CREATE ON DATABASE {quote_identifier(server['database'] or '')} TO {role}; "
-            f"or let its owner create it: {_create_publication(publication, tables)}",
+            f"or let its owner create it: {command}",
         )
     for table in tables:
         if not _true(rows[table.schema, table.name], "owned"):
             yield error(
                 Kind.SOURCE_PRIVILEGE_MISSING,
                 f"the role {server['role']!r} does not own the table, so it can't put it into a publication",
-                f"ALTER TABLE {table.sql} OWNER TO {role}; or let a superuser run: "
-                + _create_publication(publication, tables),
-                f"{table.schema}.{table.name}",
+                f"ALTER TABLE {table.sql} OWNER TO {role}; or let a superuser run: {command}",
+                table.qualified_name,
             )
-
-
-def _create_publication(publication: str, tables: list[Table]) -> str:
-    names = ", ".join(table.sql for table in tables)
-    return (
-        f"CREATE PUBLICATION {quote_identifier(publication)} FOR TABLE {names} "
-        "WITH (publish_via_partition_root = true);"
-    )
 
 
 def _table_findings(table: Table, row: Row, server: Row, pipeline: PipelineConfig) -> Iterator[Finding]:
@@ -286,7 +311,7 @@ def _table_findings(table: Table, row: Row, server: Row, pipeline: PipelineConfi
         yield warning(
             Kind.SOURCE_MISCONFIGURED,
             "the table has no replica identity: once published, its updates and deletes are refused",
-            f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or give it a primary key",
+            f"{table.identity_repair}; or give it a primary key",
             name,
         )
     has_key = _true(row, "has_key") if row["identity"] in ("d", "f") else _true(row, "has_identity_index")

@@ -31,6 +31,7 @@ from tailrace.config.sections import (
     SinkConfig,
     SparkConfig,
 )
+from tailrace.config.slot_care import HeartbeatConfig, SlotWatchConfig
 from tailrace.secrets import Secret
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -125,6 +126,8 @@ def described(name: str, command: typing.Any) -> Iterator[str]:
 PARTS: dict[str, Callable[[], str]] = {
     "pipeline": lambda: fields(PipelineConfig),
     "source": lambda: fields(PostgresSource, without=LibpqOptions),
+    "heartbeat": lambda: fields(HeartbeatConfig),
+    "slot_watch": lambda: fields(SlotWatchConfig),
     "connection": lambda: fields(LibpqOptions),
     "log": lambda: fields(LogConfig),
     "retention": lambda: fields(RetentionConfig),

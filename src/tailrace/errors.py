@@ -97,6 +97,12 @@ POLICY: dict[Kind, Policy] = {
 }
 
 
+#: Kinds after which changes are lost to the log: only a new log with a new snapshot goes on.
+NEEDS_SNAPSHOT: frozenset[Kind] = frozenset(
+    {Kind.SLOT_INVALIDATED, Kind.SLOT_MISSING, Kind.SLOT_AHEAD_OF_LOG}
+)
+
+
 class TailraceError(Exception):
     """A failure with a name, its circumstances and the way out.
 

@@ -35,6 +35,8 @@ class FakeProgress:
     snapshot: dict = field(default_factory=dict)
     reconnects: int = 0
     error: TailraceError | None = None
+    slot: object = None
+    concerns: tuple = ()
 
 
 class FakeCapture:
@@ -193,19 +195,19 @@ def test_the_run_fails_when_all_sinks_have(stage):
     assert run.error.hint == "hint"
 
 
-def test_the_run_fails_when_capture_does_and_says_so_in_the_status(stage):
+def test_a_lost_slot_ends_the_run_and_the_status_says_what_is_needed(stage):
     engine = stage.engine()
     stage.capture.log.insert(1)
     stage.capture.failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "begin anew")
     run = running(engine)
     assert run.join(10)
     assert run.error.kind is Kind.SLOT_MISSING
-    assert engine.view().state is State.FAILED
+    assert engine.view().state is State.NEEDS_SNAPSHOT
     written = json.loads((stage.config.log.path / FILE_NAME).read_text())
-    assert (written["state"], written["error"]["kind"]) == ("failed", "slot_missing")
+    assert (written["state"], written["error"]["kind"]) == ("needs_snapshot", "slot_missing")
     stage.capture.log.close()
     told = document(stage.config)
-    assert (told["state"], told["error"]["kind"]) == ("failed", "slot_missing")
+    assert (told["state"], told["error"]["kind"]) == ("needs_snapshot", "slot_missing")
 
 
 def test_until_caught_up_ends_at_the_logs_end_with_every_sink_there(stage, monkeypatch):

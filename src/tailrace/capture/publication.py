@@ -220,6 +220,26 @@ def warn_of_new_tables(session: Session, source: PostgresSource) -> None:
             )
 
 
+def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Name]:
+    """Return the names of those of the tables `oids` that exist and that the publication does not have.
+
+    None at all if there is no such publication: the stream says that by itself.
+    """
+    listed = ",".join(str(oid) for oid in oids)
+    if not listed:
+        return []
+    name = quote_literal(publication)
+    rows = session.run(
+        "SELECT n.nspname AS schema, c.relname AS table FROM pg_class c "  # noqa: S608 - quoted
+        "JOIN pg_namespace n ON n.oid = c.relnamespace "
+        f"WHERE c.oid = ANY ('{{{listed}}}'::oid[]) "
+        f"AND EXISTS (SELECT FROM pg_publication WHERE pubname = {name}) "
+        f"AND c.oid NOT IN (SELECT relid FROM pg_get_publication_tables({name})) ORDER BY 1, 2",
+        "compare the publication with what is captured",
+    )
+    return [(row["schema"] or "", row["table"] or "") for row in rows]
+
+
 def create_publication(session: Session, source: PostgresSource) -> None:
     """Create the publication for the tables that `source` means. Before the slot is created.
 

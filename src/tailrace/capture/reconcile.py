@@ -14,6 +14,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tailrace.capture.invalidation import explained, prevention
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import SourceFingerprint, format_lsn
 
@@ -58,7 +59,8 @@ class CaptureState:
 class SlotFacts:
     """A row of `pg_replication_slots`, the same for all versions of the server.
 
-    `invalidation` is empty for a sound slot. LSNs are None where the server has NULL.
+    `invalidation` is empty for a sound slot, else a word of `invalidation.REASONS`. LSNs are None
+    where the server has NULL. `failover` and `synced` (from a primary) came with 17.
     """
 
     plugin: str
@@ -68,6 +70,8 @@ class SlotFacts:
     restart_lsn: int | None
     confirmed_flush_lsn: int | None
     invalidation: str = ""
+    failover: bool = False
+    synced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class SourceFacts:
     flush_lsn: int
     slot: SlotFacts | None
     left_stored_timeline_at: int | None = None
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,7 @@ def decide(source: SourceFacts, log: LogFacts, mode: SnapshotMode) -> Start:
             {"slot": log.source.slot},
         )
     _check_kind(source.slot, source, log)
+    _check_own(source.slot, source, log)
     _check_sound(source.slot, log)
     _check_position(source.slot, log)
     _check_free(source.slot, log)
@@ -241,14 +247,25 @@ def _check_kind(slot: SlotFacts, source: SourceFacts, log: LogFacts) -> None:
         )
 
 
+def _check_own(slot: SlotFacts, source: SourceFacts, log: LogFacts) -> None:
+    if slot.synced and source.standby:
+        raise TailraceError(
+            Kind.SOURCE_MISCONFIGURED,
+            f"use the slot {log.source.slot!r}: the server is a standby, which follows its primary's slot",
+            "connect to the primary; after a failover this server takes over from where the slot is",
+            {"slot": log.source.slot},
+        )
+
+
 def _check_sound(slot: SlotFacts, log: LogFacts) -> None:
     if slot.invalidation:
         raise TailraceError(
             Kind.SLOT_INVALIDATED,
             f"resume at {format_lsn(log.position)}: the server has invalidated the slot "
-            f"{log.source.slot!r} ({slot.invalidation})",
-            "changes are lost to this log; raise max_slot_wal_keep_size, then "
-            + _NEW_LOG.format(drop=" and drop the slot"),
+            f"{log.source.slot!r} ({explained(slot.invalidation)})",
+            "changes are lost to this log; "
+            + _NEW_LOG.format(drop=" and drop the slot")
+            + f". So that it does not happen again: {prevention(slot.invalidation)}",
             {"slot": log.source.slot},
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tailrace.capture.invalidation import invalidation
 from tailrace.capture.reconcile import SlotFacts, SourceFacts
 from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
 from tailrace.config.postgres import PostgresSource
@@ -19,6 +20,9 @@ SLOT_CREATION_DEADLINE_S = 3600.0
 
 #: The first version that knows the option `origin`.
 ORIGIN_VERSION_MIN = 160000
+
+#: The first version with failover slots.
+FAILOVER_VERSION = 170000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,20 @@ def facts(session: Session, slot: str, stored_timeline: int | None) -> SourceFac
     left_at = None
     if stored_timeline is not None and stored_timeline < timeline:
         left_at = _left_at(session, timeline, stored_timeline)
-    return SourceFacts(system_identifier, database, timeline, flush_lsn, slot_facts(session, slot), left_at)
+    return SourceFacts(
+        system_identifier,
+        database,
+        timeline,
+        flush_lsn,
+        slot_facts(session, slot),
+        left_at,
+        standby=is_standby(session),
+    )
+
+
+def is_standby(session: Session) -> bool:
+    """Tell whether the server follows another one."""
+    return session.run("SELECT pg_is_in_recovery() AS standby", "look at the server")[0]["standby"] == "t"
 
 
 def slot_facts(session: Session, slot: str) -> SlotFacts | None:
@@ -68,18 +85,24 @@ def slot_facts(session: Session, slot: str) -> SlotFacts | None:
         active_pid=int(row["active_pid"]) if row["active_pid"] else None,
         restart_lsn=_lsn(row, "restart_lsn"),
         confirmed_flush_lsn=_lsn(row, "confirmed_flush_lsn"),
-        invalidation=_invalidation(row),
+        invalidation=invalidation(row),
+        failover=row.get("failover") == "t",
+        synced=row.get("synced") == "t",
     )
 
 
-def create_slot(session: Session, slot: str, *, temporary: bool) -> CreatedSlot:
+def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool = False) -> CreatedSlot:
     """Create the slot and export its snapshot, which lives until the session's next command.
 
+    :param failover: have standbys synchronise it. A temporary slot can't be one of those.
     :raises TailraceError: `SLOT_FOREIGN` if there is one, `SOURCE_MISCONFIGURED`,
         `SOURCE_PRIVILEGE_MISSING`.
     """
     option = "(SNAPSHOT 'export')" if session.server_version >= 150000 else "EXPORT_SNAPSHOT"
     kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
+    if failover and not temporary:
+        require_failover(session)
+        option = "(SNAPSHOT 'export', FAILOVER true)"
     try:
         row = session.run(
             f"CREATE_REPLICATION_SLOT {quote_identifier(slot)} {kind} pgoutput {option}",
@@ -97,6 +120,30 @@ def create_slot(session: Session, slot: str, *, temporary: bool) -> CreatedSlot:
             error.context,
         ) from None
     return CreatedSlot(parse_lsn(_text(row, "consistent_point")), _text(row, "snapshot_name"))
+
+
+def require_failover(session: Session) -> None:
+    """Make sure that the server knows failover slots.
+
+    :raises TailraceError: `SOURCE_MISCONFIGURED`.
+    """
+    if session.server_version < FAILOVER_VERSION:
+        raise TailraceError(
+            Kind.SOURCE_MISCONFIGURED,
+            "make a failover slot: the server has none before PostgreSQL 17",
+            "take slot_failover out of the file, or upgrade the server to 17 or later",
+        )
+
+
+def make_failover(session: Session, slot: str) -> None:
+    """Have standbys synchronise the slot from now on. A replication session; nobody uses the slot.
+
+    :raises TailraceError: `SOURCE_MISCONFIGURED`, `SLOT_IN_USE`.
+    """
+    require_failover(session)
+    session.run(
+        f"ALTER_REPLICATION_SLOT {quote_identifier(slot)} (FAILOVER true)", "make the slot a failover slot"
+    )
 
 
 def drop_slot(session: Session, slot: str) -> None:
@@ -138,17 +185,6 @@ def _left_at(session: Session, timeline: int, stored: int) -> int | None:
         if len(parts) >= 2 and parts[0] == str(stored):
             return parse_lsn(parts[1])
     return None
-
-
-def _invalidation(row: Row) -> str:
-    """Return why the slot can't be used; `invalidation_reason` came with 17, `conflicting` with 16."""
-    if reason := row.get("invalidation_reason"):
-        return reason
-    if row.get("conflicting") == "t":
-        return "conflicting with recovery"
-    if row.get("wal_status") == "lost":
-        return "WAL that it needs was removed"
-    return ""
 
 
 def _lsn(row: Row, name: str) -> int | None:

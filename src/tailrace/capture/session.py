@@ -133,6 +133,13 @@ class Session:
             for row in range(result.ntuples)
         ]
 
+    def affected(self, command: str, attempted: str) -> int | None:
+        """Run SQL; return how many rows its last statement touched, None if it is of another kind.
+
+        :raises TailraceError: what the server refused with, or `SOURCE_UNREACHABLE`.
+        """
+        return self._result(command, attempted, QUERY_DEADLINE_S).command_tuples
+
     def _result(self, command: str, attempted: str, deadline_s: float) -> pq.abc.PGresult:
         until = time.monotonic() + deadline_s
         readable = select.poll()
@@ -140,6 +147,7 @@ class Session:
         try:
             self._pgconn.send_query(command.encode())
             last: pq.abc.PGresult | None = None
+            failure: TailraceError | None = None
             while True:
                 while self._pgconn.is_busy():
                     if self._stopping.is_set():
@@ -154,9 +162,12 @@ class Session:
                     break
                 last = result
                 if result.status == pq.ExecStatus.FATAL_ERROR:
-                    raise result_failure(result, attempted)
+                    # What follows is read, too: the session may be used again.
+                    failure = failure or result_failure(result, attempted)
         except psycopg.Error as error:
             raise connection_lost(attempted, f"the connection broke: {_short(error)}") from None
+        if failure is not None:
+            raise failure
         if last is None or last.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
             raise TailraceError(Kind.SOURCE_QUERY_FAILED, f"{attempted}: an answer of an unexpected kind")
         return last

@@ -27,9 +27,8 @@ log = structlog.get_logger(__name__)
 #: How long one receive waits at most; stopping is noticed within this.
 RECEIVE_WAIT_S = 0.2
 
-#: While nothing comes for us, the log's position follows the server's WAL end when either is
-#: exceeded: the server can then remove WAL that only others wrote.
-IDLE_PROGRESS_S = 10.0
+#: While nothing comes for us, the log's position follows the server's WAL end when it is so far
+#: behind, or after the heartbeat's time: the server can then remove WAL that only others wrote.
 IDLE_PROGRESS_BYTES = 16 * 1024 * 1024
 
 
@@ -44,6 +43,7 @@ class Stream:
     """Receives from one started transport until the connection ends or stopping is asked for.
 
     :param silence_s: without any message for so long, the connection counts as dead.
+    :param idle_s: after so long without a change the log's position follows the server's.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Stream:
         stopping: threading.Event,
         *,
         silence_s: float,
+        idle_s: float,
         wanted: Wanted,
     ) -> None:
         self._transport = transport
@@ -61,6 +62,7 @@ class Stream:
         self._status = status
         self._stopping = stopping
         self._silence_s = silence_s
+        self._idle_s = idle_s
         self._wanted = wanted
         self._filter = ResumptionFilter(appender.tail.position)
         self._progress_at = time.monotonic()
@@ -120,7 +122,7 @@ class Stream:
             keepalive.reply_wanted  # a server that shuts down waits until we have reached its end
             or position < self._wanted.position
             or ahead > IDLE_PROGRESS_BYTES
-            or now - self._progress_at >= IDLE_PROGRESS_S
+            or now - self._progress_at >= self._idle_s
         )
         if due:
             frame = frames.control_frame(

@@ -31,6 +31,8 @@ from tailrace.capture.publication import (
 )
 from tailrace.capture.reconcile import Action, CaptureState, LogFacts, Phase, SourceFacts, Start, decide
 from tailrace.capture.session import Session, Stopped
+from tailrace.capture.slot_health import Concern, SlotHealth
+from tailrace.capture.slot_watch import SlotWatch
 from tailrace.capture.snapshot import Snapshot, TableProgress
 from tailrace.capture.status import StatusTimer
 from tailrace.capture.stream import Stream, Wanted
@@ -73,6 +75,8 @@ class CaptureProgress:
     snapshot: dict[str, TableProgress]
     reconnects: int
     error: TailraceError | None  # why it is connecting again
+    slot: SlotHealth | None = None  # when it was last looked at
+    concerns: tuple[Concern, ...] = ()
 
 
 class CaptureTask:
@@ -100,6 +104,7 @@ class CaptureTask:
         self._reconnects = 0
         self._silence_s = source.receive_timeout_s
         self._error: TailraceError | None = None
+        self._watch = SlotWatch(self._source, self._captured, name=name)
 
     def run(self) -> None:
         """Capture until `stop`, or until the snapshot is done if that is all that is wanted.
@@ -107,12 +112,14 @@ class CaptureTask:
         :raises TailraceError: what a person must deal with, or what did not pass within
             `source.reconnect_s_max`.
         """
+        self._watch.start()
         try:
             self._run_connections()
         except Stopped:
             pass
         finally:
             self._phase = "stopped"
+            self._watch.close()
             if self._appender is not None:
                 self._appender.close()
 
@@ -150,6 +157,8 @@ class CaptureTask:
             snapshot={name: replace(table) for name, table in dict(self._snapshot).items()},
             reconnects=self._reconnects,
             error=self._error,
+            slot=self._watch.health,
+            concerns=self._watch.concerns,
         )
 
     # Connections
@@ -216,6 +225,7 @@ class CaptureTask:
                 return
             else:
                 self._resume(facts, state)
+                self._keep_failover(session, facts)
         self._error = None
         with closing(Session.connect(self._source, self._stopping, replication=True)) as session:
             self._receive(session)
@@ -286,7 +296,9 @@ class CaptureTask:
             check_publication(session, source)
         else:
             create_publication(session, source)
-        slot = server.create_slot(session, source.slot, temporary=source.snapshot == "only")
+        slot = server.create_slot(
+            session, source.slot, temporary=source.snapshot == "only", failover=source.slot_failover
+        )
         failpoints.hit("snapshot.after_slot")
         state = replace(state, consistent_point=slot.consistent_point)
         self._keep(state)
@@ -331,6 +343,18 @@ class CaptureTask:
         if resumed != state:
             self._keep(resumed)
 
+    def _keep_failover(self, session: Session, facts: SourceFacts) -> None:
+        if self._source.slot_failover and facts.slot is not None and not facts.slot.failover:
+            server.make_failover(session, self._source.slot)
+            log.info("the slot is synchronised to standbys from now on", pipeline=self._name)
+
+    def _captured(self) -> list[int]:
+        """Return the oids of the tables in the log. Any thread."""
+        appender = self._appender
+        # A list of a dictionary's keys is made in one step, whatever the receiver does meanwhile.
+        keys = [] if appender is None else list(appender.schema_in_force)
+        return [int(key[1:]) for key in keys if key.startswith("F")]
+
     def _refresh_facts(self, session: Session) -> None:
         """Append the facts of tables that are not what the log has in force."""
         assert self._appender is not None
@@ -371,6 +395,7 @@ class CaptureTask:
                 status,
                 self._stopping,
                 silence_s=self._silence_s,
+                idle_s=source.heartbeat.interval_s,
                 wanted=self._wanted,
             )
             self._phase = "streaming"

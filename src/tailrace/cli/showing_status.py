@@ -30,6 +30,7 @@ def words(found: dict[str, Any]) -> list[str]:
         end = "no log yet" if task["log_end"] is None else f"log end {task['log_end']:,}"
         behind = _lag(task["source_lag_bytes"], task["source_lag_s"])
         lines.append(f"  source          {task['state']:<10} {end}, {behind} behind the source")
+        lines += _slot(task)
     for sink in found["sinks"]:
         place = "nothing yet" if sink["position"] is None else f"at {sink['position']:,}"
         behind = _lag(sink["lag_bytes"], sink["lag_s"])
@@ -38,6 +39,21 @@ def words(found: dict[str, Any]) -> list[str]:
             lines += _error(sink["error"], "    ")
     if found["error"]:
         lines += _error(found["error"], "  ")
+    return lines
+
+
+def _slot(task: dict[str, Any]) -> list[str]:
+    lines = []
+    if (slot := task.get("slot")) is not None:
+        held, safe = slot["retained_bytes"], slot["safe_wal_size_bytes"]
+        words = [slot["wal_status"] or "unknown"]
+        words += [] if held is None else [f"{held:,} bytes of WAL held"]
+        words += [] if safe is None else [f"{max(0, safe):,} more are safe"]
+        lines.append(f"  slot            {', '.join(words)}")
+    for warning in task.get("warnings") or ():
+        lines.append(f"    warning: {printable(warning['message'])}")
+        if warning["repair"]:
+            lines.append(f"    repair:  {printable(warning['repair'])}")
     return lines
 
 

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Va
 
 from tailrace.config.fields import MIB, ByteCount, FileName, Section, Text
 from tailrace.config.patterns import Patterns, TablePattern, matches_any
+from tailrace.config.slot_care import HeartbeatConfig, SlotWatchConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
 
@@ -210,6 +211,17 @@ class PostgresSource(LibpqOptions):
     )
     publication: Annotated[str, AfterValidator(_publication_name)] = Field(
         default="", description="Publication. Default: `tailrace_<name>`."
+    )
+    slot_failover: bool = Field(
+        default=False,
+        description="Create the slot so that standbys synchronise it and it outlives a failover. "
+        "PostgreSQL 17 or later.",
+    )
+    heartbeat: HeartbeatConfig = Field(
+        default=HeartbeatConfig(), description="How the slot's position follows an idle server."
+    )
+    slot_watch: SlotWatchConfig = Field(
+        default=SlotWatchConfig(), description="When the state of the slot is worth a warning."
     )
     snapshot: Literal["initial", "never", "only"] = Field(
         default="initial",

@@ -16,7 +16,7 @@ import structlog
 from tailrace.capture.session import Stopped
 from tailrace.capture.task import CaptureTask
 from tailrace.config import PipelineConfig, SinkConfig
-from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.feed import TASK, Feed
 from tailrace.pipeline.lifecycle import Event, Lifecycle, State
@@ -26,6 +26,7 @@ from tailrace.pipeline.source import wal_end
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status import StatusFile
 from tailrace.pipeline.views import EngineView, SinkState, SinkView, TaskView
+from tailrace.pipeline.way_out import with_way_out
 from tailrace.sinks.build import build
 
 log = structlog.get_logger(__name__)
@@ -213,8 +214,8 @@ class Engine:
         self._step(Event.EVERYTHING_STOPPED)
 
     def _fail(self, error: TailraceError) -> None:
-        self._error = self._error or error
-        self._step(Event.FAILURE)
+        self._error = self._error or with_way_out(error, self._config)
+        self._step(Event.CHANGES_LOST if error.kind in NEEDS_SNAPSHOT else Event.FAILURE)
 
     def _step(self, event: Event) -> None:
         before = self._life.state
@@ -247,6 +248,8 @@ def task_view(task: CaptureTask) -> TaskView:
         snapshot_rows_estimated=sum(table.rows_estimated for table in tables),
         reconnects=progress.reconnects,
         error=progress.error,
+        slot=progress.slot,
+        concerns=progress.concerns,
     )
 
 

@@ -4,10 +4,11 @@
         │            │            │
         ╰────────────┴─────┬──────╯
                            ▼
-                       STOPPING ──▶ STOPPED | FAILED
+                       STOPPING ──▶ STOPPED | FAILED | NEEDS_SNAPSHOT
 
 A failure first goes through STOPPING like any other end: sinks finish their batch and what is
-durable is acknowledged. What the engine becomes in the end depends on whether it failed.
+durable is acknowledged. What the engine becomes in the end depends on whether it failed, and
+whether changes are lost to the log, so that only a new snapshot leads on.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class State(enum.StrEnum):
     STOPPING = "stopping"
     STOPPED = "stopped"
     FAILED = "failed"
+    NEEDS_SNAPSHOT = "needs_snapshot"  # failed, and no new start without a new log helps
 
 
 class Event(enum.StrEnum):
@@ -36,6 +38,7 @@ class Event(enum.StrEnum):
     STOP_CALLED = "stop called"
     ALL_DONE = "all done"
     FAILURE = "failure"
+    CHANGES_LOST = "changes lost"
     EVERYTHING_STOPPED = "everything stopped"
 
 
@@ -52,6 +55,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     **{(state, Event.STOP_CALLED): State.STOPPING for state in _RUNNING},
     **{(state, Event.ALL_DONE): State.STOPPING for state in _RUNNING},
     **{(state, Event.FAILURE): State.STOPPING for state in (*_RUNNING, State.STOPPING)},
+    **{(state, Event.CHANGES_LOST): State.STOPPING for state in (*_RUNNING, State.STOPPING)},
     # Signals come as often as a person is impatient.
     (State.STOPPING, Event.STOP_CALLED): State.STOPPING,
     (State.STOPPING, Event.ALL_DONE): State.STOPPING,
@@ -65,6 +69,7 @@ class Lifecycle:
 
     state: State = State.STARTING
     failed: bool = False
+    lost: bool = False  # it failed because changes are lost to the log
     story: tuple[tuple[State, Event], ...] = ()
 
     def step(self, event: Event) -> Lifecycle:
@@ -77,10 +82,11 @@ class Lifecycle:
         target = TRANSITIONS.get((self.state, event))
         if target is None:
             raise IllegalTransition(self.state, event, story)
-        failed = self.failed or event is Event.FAILURE
+        lost = self.lost or event is Event.CHANGES_LOST
+        failed = self.failed or lost or event is Event.FAILURE
         if target is State.STOPPED and failed:
-            target = State.FAILED
-        return replace(self, state=target, failed=failed, story=story)
+            target = State.NEEDS_SNAPSHOT if lost else State.FAILED
+        return replace(self, state=target, failed=failed, lost=lost, story=story)
 
     @property
     def is_running(self) -> bool:

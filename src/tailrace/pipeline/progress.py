@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.pipeline.lifecycle import State
-from tailrace.pipeline.views import EngineView, SinkView, lag_s
+from tailrace.pipeline.views import EngineView, SinkView, TaskView, lag_s
 
 #: Rates are means over this long: long enough to be calm, short enough to be true.
 WINDOW_S = 10.0
@@ -130,6 +130,8 @@ def line(view: EngineView, pace: Pace) -> str:
     ]
     parts.append(f"{size(pace.bytes_per_s)}/s")
     parts.append(f"behind source {lag(view.task.source_lag_bytes, view.task.source_lag_s(now_us))}")
+    if view.task.concerns:
+        parts.append(f"slot: {slot(view.task)}")
     for number, sink in enumerate(view.sinks):
         parts.append(f"| {sink.name} {sink.state} at {sink.position or 0:,}")
         parts.append(f"behind log {lag(*sink_lag(sink, view.task.log_end, now_us))}")
@@ -154,6 +156,8 @@ def table(view: EngineView, pace: Pace) -> Table:
         lag(task.source_lag_bytes, task.source_lag_s(now_us)),
         "",
     )
+    if task.concerns:
+        shown.add_row("slot", Text(slot(task)))
     for number, sink in enumerate(view.sinks):
         eta_s = pace.eta_s(number)
         shown.add_row(
@@ -175,6 +179,16 @@ def phase(view: EngineView) -> str:
         share = min(99, 100 * task.snapshot_rows // task.snapshot_rows_estimated)
         return f"snapshot {share} %"
     return "waiting for disk" if task.state == "waiting_for_disk" else str(view.state)
+
+
+def slot(task: TaskView) -> str:
+    """Return the slot's state in few words, for when something is wrong with it."""
+    if task.slot is None:
+        return task.concerns[0].key
+    held = task.slot.retained_bytes
+    words = [task.slot.wal_status] if held is None else [task.slot.wal_status, f"{size(held)} held"]
+    # The first says most; the log line has it with what repairs it.
+    return ", ".join(filter(None, [*words, task.concerns[0].key.partition(":")[0]]))
 
 
 def sink_lag(sink: SinkView, log_end: int | None, now_us: int) -> tuple[int | None, float | None]:

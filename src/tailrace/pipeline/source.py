@@ -1,4 +1,4 @@
-"""The one question that the engine asks the source itself: how far is it?"""
+"""What is asked of the source beside the capture: how far it is, and how its slot is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import threading
 from contextlib import closing
 
 from tailrace.capture.session import Session
+from tailrace.capture.slot_health import SlotHealth
+from tailrace.capture.slot_watch import look
 from tailrace.config import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import parse_lsn
@@ -24,7 +26,11 @@ def wal_end(source: PostgresSource, stop: threading.Event) -> int:
     :raises Stopped: if `stop` was set meanwhile.
     """
     with closing(Session.connect(source, stop)) as session:
-        lsn = session.run(_WAL_END, "ask the source for the end of its WAL")[0]["lsn"]
+        return _wal_end(session)
+
+
+def _wal_end(session: Session) -> int:
+    lsn = session.run(_WAL_END, "ask the source for the end of its WAL")[0]["lsn"]
     if lsn is None:
         raise TailraceError(
             Kind.SOURCE_QUERY_FAILED, "ask the source for the end of its WAL: it does not tell"
@@ -32,13 +38,24 @@ def wal_end(source: PostgresSource, stop: threading.Event) -> int:
     return parse_lsn(lsn)
 
 
-def wal_end_within(source: PostgresSource, timeout_s: float) -> int | None:
-    """As `wal_end`, but None if there is no answer in time, name look-up included."""
-    found: list[int] = []
+def look_within(source: PostgresSource, timeout_s: float) -> tuple[int | None, SlotHealth | None]:
+    """Return `wal_end` and the slot's health; None for what is not told in time.
+
+    The name's look-up counts, too. Never raises.
+    """
+    ends: list[int] = []
+    slots: list[SlotHealth] = []
     hurried = source.model_copy(update={"connect_timeout": max(2, int(timeout_s))})
     stop = threading.Event()
-    asking = Background("ask-source", lambda: found.append(wal_end(hurried, stop)))
+
+    def ask() -> None:
+        with closing(Session.connect(hurried, stop)) as session:
+            ends.append(_wal_end(session))
+            if (health := look(session, source.slot)) is not None:
+                slots.append(health)
+
+    asking = Background("ask-source", ask)
     asking.start()
     asking.join(timeout_s)
     stop.set()
-    return found[0] if found else None
+    return next(iter(ends), None), next(iter(slots), None)

@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from tailrace.capture.slot_health import SlotHealth, concerns
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, SinkConfig
@@ -26,12 +27,15 @@ from tailrace.pipeline.background import as_failure
 from tailrace.pipeline.feed import TASK
 from tailrace.pipeline.lifecycle import State
 from tailrace.pipeline.lock_probe import is_written
-from tailrace.pipeline.source import wal_end_within
+from tailrace.pipeline.source import look_within
 from tailrace.pipeline.views import EngineView, SinkView, lag_s
+from tailrace.pipeline.way_out import with_way_out
 
 log = structlog.get_logger(__name__)
 
 FILE_NAME = "status.json"
+#: States that an engine does not leave any more.
+ENDED = (State.STOPPED, State.FAILED, State.NEEDS_SNAPSHOT)
 WRITE_INTERVAL_S = 1.0
 #: Older than this, the file tells of an engine that hangs or of one that was killed.
 FRESH_S = 10.0
@@ -92,6 +96,8 @@ def of_engine(view: EngineView) -> dict[str, Any]:
                 "bytes": task.bytes,
                 "reconnects": task.reconnects,
                 "error": task.error.as_json() if task.error else None,
+                "slot": task.slot.as_json() if task.slot else None,
+                "warnings": [concern.as_json() for concern in task.concerns],
             }
         ],
         "sinks": [of_sink(sink, task.log_end, now_us) for sink in view.sinks],
@@ -125,14 +131,15 @@ def document(config: PipelineConfig) -> dict[str, Any]:
     written = _read(path / FILE_NAME)
     if is_written(path, TASK):
         fresh = written is not None and time.time() - written.get("updated_us", 0) / 1e6 < FRESH_S
-        if written is not None and fresh and written.get("state") not in (State.STOPPED, State.FAILED):
+        if written is not None and fresh and written.get("state") not in ENDED:
             return written
         return _at_rest(config, None, State.STARTING)
     return _at_rest(config, written, State.STOPPED)
 
 
 def _at_rest(config: PipelineConfig, written: dict[str, Any] | None, state: State) -> dict[str, Any]:
-    error = written.get("error") if written and written.get("state") == State.FAILED else None
+    left = State(written["state"]) if written and written.get("state") in ENDED else State.STOPPED
+    error = written.get("error") if written and left is not State.STOPPED else None
     now_us = time.time_ns() // 1000
     try:
         directory = LogDirectory.open(config.log.path)
@@ -144,13 +151,33 @@ def _at_rest(config: PipelineConfig, written: dict[str, Any] | None, state: Stat
         return _frame(
             config, state, _task(state, None, None, None), [_unknown(sink) for sink in config.sinks], error
         )
-    source_end = wal_end_within(config.source, ASK_SOURCE_S)
+    source_end, health = look_within(config.source, ASK_SOURCE_S)
     source_lag = None if source_end is None else max(0, source_end - end.position)
     task = _task(state, end.offset, source_lag, lag_s(source_lag, end.position_time_us, now_us))
     task["position"] = format_lsn(end.position)
+    task |= _slot(config, health)
     before = {sink["name"]: sink for sink in written["sinks"]} if written else {}
     sinks = [_sink(sink, config.name, directory, reader, before.get(sink.name)) for sink in config.sinks]
-    return _frame(config, State.FAILED if error else state, task, sinks, error)
+    if error:
+        state = left if left is not State.STOPPED else State.FAILED
+    if state is not State.STARTING and health is not None and health.invalidation:
+        state, error = State.NEEDS_SNAPSHOT, error or _invalidated(config, health)
+    return _frame(config, state, task, sinks, error)
+
+
+def _slot(config: PipelineConfig, health: SlotHealth | None) -> dict[str, Any]:
+    if health is None:
+        return {"slot": None, "warnings": []}
+    found = concerns(config.source.slot, health, config.source.slot_watch)
+    return {"slot": health.as_json(), "warnings": [concern.as_json() for concern in found]}
+
+
+def _invalidated(config: PipelineConfig, health: SlotHealth) -> dict[str, Any]:
+    (concern,) = concerns(config.source.slot, health, config.source.slot_watch)
+    error = TailraceError(
+        Kind.SLOT_INVALIDATED, concern.message, concern.repair, {"slot": config.source.slot}
+    )
+    return with_way_out(error, config).as_json()
 
 
 def _sink(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from tailrace.capture.slot_health import Concern, SlotHealth
 from tailrace.changelog.endmark import Tail
 from tailrace.errors import TailraceError
 from tailrace.pipeline.lifecycle import State
@@ -62,6 +63,8 @@ class TaskView:
     snapshot_rows_estimated: int
     reconnects: int
     error: TailraceError | None = None  # why it is connecting again
+    slot: SlotHealth | None = None  # when it was last looked at
+    concerns: tuple[Concern, ...] = ()
 
     @classmethod
     def at_rest(cls, task: str, tail: Tail) -> TaskView:

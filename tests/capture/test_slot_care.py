@@ -1,0 +1,281 @@
+"""The slot is looked after: WAL is freed while others work, and what threatens it is said in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from capture.captured import CREATE_ITEMS, SLOT, Running, capturing, make_task, read_log, run_to_end
+from fix_postgres import SETTINGS, Database
+from fix_wait import wait_until
+from tailrace.capture import slot_watch
+from tailrace.embedded.install import find_install
+from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.errors import Kind
+from tailrace.model import parse_lsn
+
+QUICK: dict[str, Any] = {"heartbeat": {"interval_s": 1.0}, "slot_watch": {"interval_s": 0.2}}
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_watch, "SOON_S", 0.2)
+
+
+@contextmanager
+def own_server(**settings: str) -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(find_install(18), settings={**SETTINGS, **settings}, durable=False) as server:
+        yield server
+
+
+def positions(pg: Database) -> tuple[int, int]:
+    (row,) = pg.query(
+        "select restart_lsn::text, confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s",
+        [SLOT],
+    )
+    return parse_lsn(row[0]), parse_lsn(row[1])
+
+
+def keys(running: Running) -> set[str]:
+    return {concern.key for concern in running.task.progress().concerns}
+
+
+def test_wal_is_freed_while_only_another_database_is_busy(each_pg: Database, tmp_path: Path) -> None:
+    """No heartbeat table, no write access: the server's keepalives are enough."""
+    pg = each_pg
+    pg.execute(CREATE_ITEMS)
+    pg.server.execute("drop table if exists busy; create table busy(id int)")  # in another database
+    with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
+        running.wait_for("streaming")
+        for _ in range(2):
+            restart, confirmed = positions(pg)
+            pg.server.execute("insert into busy select generate_series(1, 20000)")
+            # A checkpoint writes what the server itself writes every 15 seconds while there is
+            # work: the running transactions, without which no restart_lsn moves.
+            pg.server.execute("checkpoint")
+            busy_until = parse_lsn(pg.query("select pg_current_wal_lsn()::text")[0][0])
+            assert busy_until - confirmed > 1 << 20
+            wait_until(lambda: positions(pg)[1] >= busy_until, 60, "the acknowledgement")  # noqa: B023
+            pg.server.execute("checkpoint")
+            wait_until(lambda: positions(pg)[0] >= busy_until, 60, "the WAL to be freed")  # noqa: B023
+            assert positions(pg)[0] > restart
+        assert running.task.progress().reconnects == 0
+    assert read_log(tmp_path / "log").ids == []
+    pg.server.execute("drop table busy")
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "seen"),
+    [
+        ({"action": "message"}, "message"),
+        ({"action": "transaction"}, "message"),
+        ({"query": "update public.beats set at = now()"}, "rows"),
+    ],
+    ids=["message", "transaction", "query"],
+)
+def test_a_heartbeat_of_ones_own_comes_through(
+    pg: Database, tmp_path: Path, heartbeat: dict[str, str], seen: str
+) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute("create table beats(id int primary key, at timestamptz); insert into beats values (1, now())")
+    with capturing(pg.dsn, tmp_path / "log", heartbeat={"interval_s": 0.2, **heartbeat}) as running:
+        running.wait_for("streaming")
+        first = running.task.progress().rows
+        if seen == "rows":
+            wait_until(lambda: running.task.progress().rows > first, 30)
+        else:
+            running.catch_up(pg.query)
+            wait_until(
+                lambda: any(b"tailrace.heartbeat" in m for m in read_log(tmp_path / "log").messages), 30
+            )
+
+
+def test_a_heartbeat_that_does_nothing_or_fails_is_said_and_hurts_nobody(
+    pg: Database, tmp_path: Path
+) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute("create table beats(id int primary key, at timestamptz)")
+    beat = {"interval_s": 0.2, "query": "update public.beats set at = now()"}
+    with capturing(pg.dsn, tmp_path / "log", **{**QUICK, "heartbeat": beat}) as running:
+        wait_until(lambda: "heartbeat_without_effect" in keys(running), 30)
+        pg.execute("insert into beats values (1)")
+        wait_until(lambda: not keys(running), 30)
+        pg.execute("drop table beats")
+        wait_until(lambda: "heartbeat_failed" in keys(running), 30)
+        pg.execute("insert into items values (1, 'x')")
+        running.catch_up(pg.query)
+    assert read_log(tmp_path / "log").inserts[-1] == 1
+
+
+def test_a_slot_close_to_its_limit_is_said_before_it_is_lost(tmp_path: Path) -> None:
+    with own_server(max_slot_wal_keep_size="48MB", max_prepared_transactions="4") as server:
+        server.execute(CREATE_ITEMS)
+        server.execute("create table others(id int)")
+        watch = {"interval_s": 0.2, "safe_wal_share_warned": 1.0, "transaction_age_warned_s": 0.0}
+        # Somebody's open transactions keep restart_lsn where it is, whatever is acknowledged.
+        with (
+            structlog.testing.capture_logs() as said,
+            capturing(
+                server.dsn(), tmp_path / "log", tables=("public.items",), **{**QUICK, "slot_watch": watch}
+            ) as running,
+            server.connect(autocommit=False, application_name="forgotten\x1b[31m") as idle,
+        ):
+            running.wait_for("streaming")
+            idle.execute("insert into others values (0)")
+            server.execute(
+                "begin; insert into others values (0); prepare transaction 'it''s'", dbname="postgres"
+            )
+            for _ in range(3):
+                server.execute("insert into others select generate_series(1, 200000)")
+                server.execute("select pg_switch_wal()")
+            pid = idle.info.backend_pid
+            wait_until(lambda: {f"wal_held:{pid}", "wal_held:it's"} <= keys(running), 60)
+            wait_until(lambda: keys(running) & {"slot_near_limit", "slot_unreserved"}, 60)
+            found = {concern.key: concern for concern in running.task.progress().concerns}
+            assert f"process {pid}" in found[f"wal_held:{pid}"].message
+            assert "\x1b" not in found[f"wal_held:{pid}"].message
+            assert "idle in transaction" in found[f"wal_held:{pid}"].message
+            health = running.task.progress().slot
+            assert health is not None
+            assert health.held_bytes > 0
+            assert (health.as_json()["retained_bytes"] or 0) > 16 << 20
+            # Each repair does what it says.
+            server.execute(found["wal_held:it's"].repair.partition("can: ")[2])
+            server.execute(found[f"wal_held:{pid}"].repair.partition("can: ")[2])
+            worst = found.get("slot_near_limit") or found["slot_unreserved"]
+            for statement in worst.repair.split(";")[:2]:
+                server.execute(statement)
+            server.execute("checkpoint")
+            wait_until(lambda: not any(key.startswith("wal_held") for key in keys(running)), 60)
+            idle.close()
+        assert any(str(entry["event"]).startswith("process ") for entry in said)
+
+
+def lose(server: EmbeddedPostgres) -> None:
+    """Write until the server has given the slot up."""
+    server.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    server.execute("select pg_reload_conf()")
+
+    def lost() -> bool:
+        server.execute(
+            "insert into items select n, 'x' from generate_series(1, 20000) n on conflict do nothing"
+        )
+        server.execute("select pg_switch_wal()")
+        server.execute("checkpoint")
+        status = server.query("select wal_status from pg_replication_slots where slot_name = %s", [SLOT])
+        return bool(status[0][0] == "lost")
+
+    wait_until(lost, 60, "the slot to be lost")
+
+
+def test_a_slot_lost_while_streaming_stops_with_its_reason(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    own_pg.execute(CREATE_ITEMS)
+    running = Running(
+        make_task(own_pg.dsn(), tmp_path / "log", reconnect_delay_s=5.0, reconnect_delay_s_max=5.0)
+    )
+    running.wait_for("streaming")
+    # Away from the server for long: the walsender is thrown out, and the next look finds it lost.
+    own_pg.execute("select pg_terminate_backend(active_pid) from pg_replication_slots")
+    lose(own_pg)
+    running.join(60)
+    assert getattr(running.error, "kind", None) is Kind.SLOT_INVALIDATED
+    assert "wal_removed" in str(running.error)
+    assert "max_slot_wal_keep_size" in str(running.error)
+
+
+def test_what_a_new_slot_waits_for_is_named_within_seconds(pg: Database, tmp_path: Path) -> None:
+    pg.execute(CREATE_ITEMS)
+    with pg.connect(autocommit=False, application_name="report") as idle:
+        idle.execute("insert into items values (1, 'not yet')")
+        pid = idle.info.backend_pid
+        with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
+            wait_until(lambda: f"slot_creation:{pid}" in keys(running), 60)
+            (concern,) = running.task.progress().concerns
+            assert "report" in concern.message
+            assert running.task.progress().phase == "snapshot"
+            idle.commit()
+            running.wait_for("streaming", 60)
+            wait_until(lambda: not keys(running), 30)
+    assert read_log(tmp_path / "log").snapshot == [1]
+
+
+def test_a_table_taken_out_of_the_publication_is_said_while_running_and_after(
+    each_pg: Database, tmp_path: Path
+) -> None:
+    pg = each_pg
+    pg.execute(CREATE_ITEMS)
+    pg.execute('create table "o\'th;er ""x"(id int primary key)')
+    key = "table_left_out:public.o'th;er \"x"
+    with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
+        running.wait_for("streaming")
+        pg.execute('alter publication tailrace_t drop table "o\'th;er ""x"')
+        wait_until(lambda: key in keys(running), 30)
+    with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
+        wait_until(lambda: key in keys(running), 30)
+        (concern,) = running.task.progress().concerns
+        pg.execute(concern.repair)
+        wait_until(lambda: not keys(running), 30)
+
+
+def test_the_watch_outlives_its_connection_and_capture_outlives_the_watch(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
+        running.wait_for("streaming")
+        wait_until(lambda: running.task.progress().slot is not None, 30)
+        before = running.task.progress().slot
+        pg.server.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = %s and backend_type = 'client backend'",
+            [pg.name],
+        )
+        pg.execute("insert into items values (1, 'x')")
+        wait_until(lambda: running.task.progress().slot not in (None, before), 30)
+        running.catch_up(pg.query)
+        assert running.task.progress().reconnects == 0
+
+
+def test_a_failover_slot_is_made_and_an_older_one_becomes_one(each_pg: Database, tmp_path: Path) -> None:
+    pg = each_pg
+    pg.execute(CREATE_ITEMS)
+    if pg.server.version < 17:
+        error = run_to_end(pg.dsn, tmp_path / "log", slot_failover=True)
+        assert error is not None
+        assert error.kind is Kind.SOURCE_MISCONFIGURED
+        assert "17" in error.message
+        return
+    failover = "select failover from pg_replication_slots where slot_name = %s"
+    with capturing(pg.dsn, tmp_path / "plain") as running:
+        running.wait_for("streaming")
+        assert pg.query(failover, [SLOT]) == [(False,)]
+    with capturing(pg.dsn, tmp_path / "plain", slot_failover=True) as running:
+        running.wait_for("streaming")
+        assert pg.query(failover, [SLOT]) == [(True,)]
+    pg.execute("select pg_drop_replication_slot(%s)", [SLOT])
+    with capturing(pg.dsn, tmp_path / "new", slot_failover=True) as running:
+        running.wait_for("streaming")
+        assert pg.query(failover, [SLOT]) == [(True,)]
+
+
+def test_a_standby_that_holds_everything_up_is_named(tmp_path: Path) -> None:
+    with own_server() as server:
+        server.execute(CREATE_ITEMS)
+        options = {**QUICK, "slot_failover": True}
+        with capturing(server.dsn(), tmp_path / "log", **options) as running:
+            running.wait_for("streaming")
+            server.execute("alter system set synchronized_standby_slots = 'gone'")
+            server.execute("select pg_reload_conf()")
+            wait_until(lambda: "standby_waited:gone" in keys(running), 30)
+            repair = running.task.progress().concerns[0].repair.partition("slots: ")[2]
+            for statement in repair.split(";")[:2]:
+                server.execute(statement)
+            server.execute("insert into items values (1, 'x')")
+            wait_until(lambda: not keys(running), 30)
+            running.catch_up(server.query)
+    assert read_log(tmp_path / "log").inserts == [1]

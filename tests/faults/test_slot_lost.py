@@ -1,0 +1,88 @@
+"""A slot that the server gave up: a state of its own, and a way out that leads out when followed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from fix_wait import wait_until
+from tailrace.embedded.postgres import EmbeddedPostgres
+
+SLOT = "tailrace_shop"
+
+
+def tailrace(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tailrace", *words], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def status(file: Path) -> dict:
+    return json.loads(tailrace("status", str(file), "--json").stdout)
+
+
+def lose(server: EmbeddedPostgres) -> None:
+    server.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    server.execute("select pg_reload_conf()")
+
+    def lost() -> bool:
+        server.execute("insert into others select generate_series(1, 20000)")
+        server.execute("select pg_switch_wal()")
+        server.execute("checkpoint")
+        return server.query("select wal_status from pg_replication_slots where slot_name = %s", [SLOT]) == [
+            ("lost",)
+        ]
+
+    wait_until(lost, 60, "the slot to be lost")
+
+
+def test_the_hint_after_a_lost_slot_leads_out_when_followed(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    server = own_pg
+    server.execute("create table items(id int primary key); create table others(id int)")
+    server.execute("insert into items select generate_series(1, 10)")
+    root = tmp_path / "it's here"  # a path that a shell would take apart
+    root.mkdir()
+    file = root / "shop.yaml"
+    source = {"host": "127.0.0.1", "port": server.port, "user": "postgres", "dbname": "postgres"}
+    content = {"name": "shop", "source": {**source, "tables": ["public.items"]}, "log": {"path": "log"}}
+    file.write_text(yaml.safe_dump(content))
+    # GIVEN a pipeline that is down while its slot is lost
+    assert tailrace("run", str(file), "--until-caught-up").returncode == 0
+    server.execute("insert into items select generate_series(11, 20)")
+    lose(server)
+    # THEN `status` tells it even before anything ran again, and `check` does
+    told = status(file)
+    assert (told["state"], told["error"]["kind"]) == ("needs_snapshot", "slot_invalidated")
+    assert told["tasks"][0]["slot"]["invalidation_reason"] == "wal_removed"
+    assert tailrace("check", str(file)).returncode == 1
+    # AND `run` ends at once with the reason, as often as it is tried; nothing was changed
+    for _ in range(2):
+        failed = tailrace("run", str(file), "--until-caught-up")
+        assert failed.returncode == 1
+        assert "slot_invalidated" in failed.stderr
+        assert "wal_removed" in failed.stderr
+        told = status(file)
+        assert told["state"] == "needs_snapshot"
+    assert server.query("select count(*) from pg_replication_slots") == [(1,)]
+    # WHEN what the hint says is done to the letter
+    hint = told["error"]["hint"]
+    steps = [step.strip() for step in re.split(r"\(\d\) ", hint.partition("Run: ")[2]) if step.strip()]
+    assert len(steps) == 3
+    server.execute(steps[0].removeprefix("in the database: "))
+    subprocess.run(steps[1], shell=True, check=True)  # noqa: S602 - a person would type it
+    assert "tailrace run" in steps[2]
+    for statement in re.findall(r"(ALTER SYSTEM[^;]*;|SELECT pg_reload_conf\(\);)", hint):
+        server.execute(statement)
+    # THEN it goes on, with all rows in a new log, and the old one is still there
+    again = tailrace("run", str(file), "--until-caught-up")
+    assert again.returncode == 0, again.stderr
+    assert status(file)["state"] == "stopped"
+    shown = tailrace("log", "show", str(root / "log"), "--json").stdout.splitlines()
+    assert sorted(json.loads(line)["after"]["id"] for line in shown) == list(range(1, 21))
+    assert (root / "log.before").is_dir()
+    assert server.query("show max_slot_wal_keep_size") == [("64GB",)]

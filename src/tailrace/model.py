@@ -53,24 +53,30 @@ class ReplicaIdentity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column as a Relation message describes it.
+    """A column as a Relation message describes it, and what the facts beside it tell.
 
     `in_identity` is the message's flag: part of the replica identity, hence true for every
-    column under `ReplicaIdentity.FULL`.
+    column under `ReplicaIdentity.FULL`. `number` is `pg_attribute.attnum`, 0 if it is not known:
+    it stays when the column is renamed. `missing` and `unknown`: see `protocol.facts`.
     """
 
     name: str
     type_oid: int
     type_modifier: int  # -1: none
     in_identity: bool
+    number: int = 0
+    missing: str | None = None
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
     """One version of a table's shape, in force from the Relation message on.
 
-    `primary_key` comes from the catalogue at capture's start, not from the stream, and is
-    empty where it is not known; it is used only where the replica identity can't tell the key.
+    `primary_key` comes from the catalogue, not from the stream, and is empty where it is not
+    known; it is used only where the replica identity can't tell the key. `version` counts the
+    shapes that the log has had under the table's name; 0: not known. `replaced` is the relation
+    that had the name before, and `replaced_name` what that is called now, if it is still there.
     """
 
     oid: int
@@ -79,6 +85,9 @@ class Relation:
     identity: ReplicaIdentity
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...] = ()
+    version: int = 0
+    replaced: int = 0
+    replaced_name: tuple[str, str] | None = None
 
     @property
     def qualified_name(self) -> str:
@@ -86,10 +95,13 @@ class Relation:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Names of the columns that identify a row, in table order; empty if nothing does."""
+        """Names of the columns that identify a row; empty if nothing does.
+
+        Those of the replica identity; the primary key where that is the whole row, or nothing.
+        """
         if self.identity is ReplicaIdentity.FULL:
             return self.primary_key
-        return tuple(column.name for column in self.columns if column.in_identity)
+        return tuple(column.name for column in self.columns if column.in_identity) or self.primary_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,10 @@ from decode.wire import (
     xlog,
 )  # fmt: skip
 from tailrace.decode.changes import decode_block
-from tailrace.decode.pgoutput import parse_relation
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 from tailrace.protocol.frames import XLOG_PAYLOAD_AT
+from tailrace.protocol.pgoutput import parse_relation
 
 REFUSED = {Kind.DECODE_FAILED, Kind.PROTOCOL_VIOLATION, Kind.SCHEMA_MISSING}
 SHAPE = relation(

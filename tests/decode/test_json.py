@@ -42,6 +42,7 @@ def test_a_change_in_full() -> None:
             "version": "1.0", "connector": "postgresql", "name": "shop", "ts_ms": us // 1000,
             "snapshot": "false", "db": "db", "sequence": '["1000","100"]', "ts_us": us, "ts_ns": us * 1000,
             "schema": "public", "table": "orders", "txId": 7, "lsn": 100, "xmin": None,
+            "schema_version": None,
         },
         "transaction": None,
         "op": "c",

@@ -50,6 +50,8 @@ class Appender:
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._sync_loop, name="tailrace-sync", daemon=True)
         self.on_durable: Callable[[], None] = _nothing
+        #: Given a chunk that describes tables and the scan state before it, returns it with facts.
+        self.annotate: Callable[[Bytes, Numbers], Bytes] = _as_it_is
         self.waiting_for_disk = False
         self.rows = 0
         self.bytes = 0
@@ -93,6 +95,12 @@ class Appender:
         """
         self.raise_failure()
         summary = frames.summarise(chunk, self._state)
+        if summary.has_schema:
+            before = self._writer.scan_state()
+            annotated = self.annotate(chunk, before)
+            if annotated is not chunk:
+                chunk, self._state = annotated, before
+                summary = frames.summarise(chunk, self._state)
         failpoints.hit("capture.before_append")
         self._append(chunk, summary)
         failpoints.hit("capture.after_append")
@@ -190,3 +198,7 @@ class Appender:
 
 def _nothing() -> None:
     return
+
+
+def _as_it_is(chunk: Bytes, _state: Numbers) -> Bytes:
+    return chunk

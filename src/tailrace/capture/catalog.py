@@ -11,11 +11,15 @@ All names are data: quoted where SQL is made of them, never taken apart.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from tailrace.capture.schema_watch import known_facts
 from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
+from tailrace.capture.table_facts import CatalogTable, catalog_tables, facts_of, versioned
 from tailrace.config.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import Column
 from tailrace.protocol import frames
 
 #: Types from here on are not built in, and pgoutput sends a Type message for them.
@@ -91,6 +95,7 @@ class PublishedTable:
     row_filter: str | None
     columns: tuple[PublishedColumn, ...]
     primary_key: tuple[str, ...]
+    catalog: CatalogTable | None = None  # what the facts are made of
 
     @property
     def qualified_name(self) -> str:
@@ -131,30 +136,21 @@ class PublishedTable:
         )
         return b"".join(frames.xlog_frame(lsn, lsn, server_time_us, message) for message in messages)
 
-    def facts_frame(self, lsn: int) -> bytes:
-        """Return the facts frame as of `lsn`; equal facts have equal json."""
-        return frames.control_frame(
-            frames.FACTS,
-            lsn,
-            0,
-            {
-                "relation": self.oid,
-                "schema": self.schema,
-                "table": self.name,
-                "primary_key": list(self.primary_key),
-                "columns": [
-                    {
-                        "name": column.name,
-                        "type": column.declared,
-                        "type_oid": column.type_oid,
-                        "base_oid": column.base_oid,
-                        "base_modifier": column.base_modifier,
-                        "not_null": column.required,
-                    }
-                    for column in self.columns
-                ],
-            },
-        )
+    def facts_frame(self, lsn: int, in_force: Mapping[str, bytes] | None = None) -> bytes:
+        """Return the facts frame as of `lsn`; equal facts have equal json.
+
+        :param in_force: schema frames in force where it is to stand, by key: the table's version
+            goes on from them.
+        """
+        known = known_facts(in_force or {})
+        sent = [
+            Column(column.name, column.type_oid, column.type_modifier, column.in_identity)
+            for column in self.columns
+        ]
+        name = (self.schema, self.name)
+        facts = facts_of(sent, name, self.catalog, known.get(self.oid), relation=self.oid, xid=None)
+        facts = versioned(facts, known, reshaped=False)
+        return frames.control_frame(frames.FACTS, lsn, 0, facts.as_json())
 
 
 def published_tables(session: Session, source: PostgresSource) -> list[PublishedTable]:
@@ -166,7 +162,9 @@ def published_tables(session: Session, source: PostgresSource) -> list[Published
         ),
         "read the publication",
     )
-    return [_table(session, row) for row in rows]
+    tables = [_table(session, row) for row in rows]
+    found = catalog_tables(session, [table.oid for table in tables])
+    return [replace(table, catalog=found.get(table.oid)) for table in tables]
 
 
 def _table(session: Session, row: Row) -> PublishedTable:

@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import structlog
 
 from tailrace import failpoints
 from tailrace.capture import server
 from tailrace.capture.appender import Appender
-from tailrace.capture.catalog import published_tables
 from tailrace.capture.publication import (
     check_publication,
     create_publication,
@@ -30,6 +28,7 @@ from tailrace.capture.publication import (
     warn_of_new_tables,
 )
 from tailrace.capture.reconcile import Action, CaptureState, LogFacts, Phase, SourceFacts, Start, decide
+from tailrace.capture.schema_watch import SchemaWatch
 from tailrace.capture.session import Session, Stopped
 from tailrace.capture.slot_health import Concern, SlotHealth
 from tailrace.capture.slot_watch import SlotWatch
@@ -42,7 +41,6 @@ from tailrace.config.postgres import PostgresSource
 from tailrace.config.sections import LogConfig
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.model import SourceFingerprint, format_lsn
-from tailrace.protocol import frames
 
 log = structlog.get_logger(__name__)
 
@@ -331,7 +329,6 @@ class CaptureTask:
                 warn_of_new_tables(session, source)
             else:
                 check_publication(session, source)
-            self._refresh_facts(session)
         resumed = CaptureState(
             phase=Phase.STREAMING,
             system_identifier=facts.system_identifier,
@@ -354,21 +351,6 @@ class CaptureTask:
         # A list of a dictionary's keys is made in one step, whatever the receiver does meanwhile.
         keys = [] if appender is None else list(appender.schema_in_force)
         return [int(key[1:]) for key in keys if key.startswith("F")]
-
-    def _refresh_facts(self, session: Session) -> None:
-        """Append the facts of tables that are not what the log has in force."""
-        assert self._appender is not None
-        in_force = self._appender.schema_in_force
-        tail = self._appender.tail
-        changed = b""
-        for table in published_tables(session, self._source):
-            frame = table.facts_frame(tail.position)
-            known = in_force.get(f"F{table.oid}", b"")
-            if known[frames.CONTROL_JSON_AT :] != frame[frames.CONTROL_JSON_AT :]:
-                changed += frame
-        if changed:
-            end = frames.control_frame(frames.PROGRESS, tail.position, tail.position_time_us, {})
-            self._appender.append(np.frombuffer(changed + end, np.uint8))
 
     # Streaming
 
@@ -400,11 +382,16 @@ class CaptureTask:
             )
             self._phase = "streaming"
             appender.on_durable = status.progressed
+            watch = SchemaWatch(
+                lambda: Session.connect(source, self._stopping), lambda: appender.schema_in_force
+            )
+            appender.annotate = watch.annotate
             status.start()
             try:
                 self._stream.run()
             finally:
                 self._bear_silence()
+                watch.close()
                 try:
                     appender.sync()
                 finally:

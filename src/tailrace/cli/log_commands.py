@@ -97,6 +97,26 @@ def forget(
         forget_readers(_directory(path), reader, as_json=as_json)
 
 
+@log_app.command("schemas")
+def schemas(
+    path: LogPath,
+    *,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", help="Only this table: schema.table; * for any run of characters."),
+    ] = None,
+    task: Annotated[str, typer.Option("--task", help="The task to read.")] = "0",
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Show every version of each table's schema in a log, and where it begins."""
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.showing_schemas import show_schemas
+
+        show_schemas(_directory(path), task, table, as_json=as_json)
+
+
 @log_app.command("verify")
 def verify(path: LogPath, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False) -> None:
     """Read everything in a log and report all damage. Exit status 1 if there is any."""

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tailrace.decode.pgoutput import parse_relation
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
+from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import XLOG_PAYLOAD_AT, control_json, schema_frames
+from tailrace.protocol.pgoutput import parse_relation
 
 
 class Catalog:
@@ -63,16 +64,24 @@ def _key(frame: bytes) -> str:
 @functools.lru_cache(maxsize=4096)
 def _relation(frame: bytes, facts: bytes | None) -> Relation:
     relation = parse_relation(frame[XLOG_PAYLOAD_AT:])
-    key = () if facts is None else _primary_key(facts)
-    if not set(key) <= {column.name for column in relation.columns}:
-        key = ()  # a column of the key was renamed or dropped since: the key is not known
-    return dataclasses.replace(relation, primary_key=key)
+    return relation if facts is None else _with_facts(relation, Facts.from_json(control_json(facts)))
 
 
-def _primary_key(facts: bytes) -> tuple[str, ...]:
-    names = control_json(facts).get("primary_key") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TailraceError(
-            Kind.PROTOCOL_VIOLATION, "read a table's facts: its primary key is no list of names"
-        )
-    return tuple(names)
+def _with_facts(relation: Relation, facts: Facts) -> Relation:
+    names = [column.name for column in relation.columns]
+    if not set(facts.primary_key) <= set(names):
+        return relation  # they are of another version: a column of the key was renamed or dropped since
+    relation = dataclasses.replace(relation, primary_key=facts.primary_key)
+    if [column.name for column in facts.columns] != names:
+        return relation
+    columns = tuple(
+        dataclasses.replace(column, number=known.number, missing=known.missing, unknown=known.unknown)
+        for column, known in zip(relation.columns, facts.columns, strict=True)
+    )
+    return dataclasses.replace(
+        relation,
+        columns=columns,
+        version=facts.version,
+        replaced=facts.replaced,
+        replaced_name=facts.replaced_name,
+    )

@@ -2,7 +2,8 @@
 
 Every number is the commit's or the change's own: no clock is read, so that the same range of the
 log gives the same bytes for ever. `ts_ms` and its like are the commit's time, and `sequence` is
-[commit LSN, LSN of the change], which rises from change to change as Debezium's does.
+[commit LSN, LSN of the change], which rises from change to change as Debezium's does. What
+`source` has beyond Debezium's is `schema_version`: it counts the shapes of the table in the log.
 
 Values: integers and floats as numbers (NaN and infinities as text), numeric as text, date as
 days and timestamp as microseconds since 1970, timestamptz as ISO 8601 in UTC, bytea as base64,
@@ -50,6 +51,7 @@ _STYLES = {
 _MS, _US, _NS, _COMMIT_LSN, _LSN, _XID, _ORDINAL, _LOG_OFFSET = range(8)
 
 _Template = list[tuple[str, int]]
+_Members = dict[str, str | int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,11 @@ def _template(tuples: Tuples, task: str, source: SourceFacts) -> _Template:
     snapshot = len(tuples) > 0 and tuples.op[0] == ord(Op.READ)
     none = jsontext.NO_NUMBER
     images = [('{"message":', none)] if relation is None else [('{"before":', none), (',"after":', none)]
-    first = {"version": source.version, "connector": "postgresql", "name": source.name}
-    second = {"snapshot": "true" if snapshot else "false", "db": source.database}
-    third = {"schema": schema, "table": table}
+    first: _Members = {"version": source.version, "connector": "postgresql", "name": source.name}
+    second: _Members = {"snapshot": "true" if snapshot else "false", "db": source.database}
+    third: _Members = {"schema": schema, "table": table}
+    version = relation.version if relation is not None and relation.version else None
+    last = _members({"schema_version": version})
     return [
         *images,
         (f',"source":{{{_members(first)},"ts_ms":', _MS),
@@ -127,7 +131,7 @@ def _template(tuples: Tuples, task: str, source: SourceFacts) -> _Template:
         (',"ts_ns":', _NS),
         (f',{_members(third)},"txId":', _XID),
         (',"lsn":', _LSN),
-        (',"xmin":null},"transaction":null,"op":"', jsontext.OP_LETTER),
+        (f',"xmin":null,{last}}},"transaction":null,"op":"', jsontext.OP_LETTER),
         ('","ts_ms":', _MS),
         (',"ts_us":', _US),
         (',"ts_ns":', _NS),
@@ -138,7 +142,7 @@ def _template(tuples: Tuples, task: str, source: SourceFacts) -> _Template:
     ]
 
 
-def _members(values: dict[str, str]) -> str:
+def _members(values: _Members) -> str:
     return json.dumps(values, separators=(",", ":"))[1:-1]
 
 

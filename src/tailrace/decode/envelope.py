@@ -28,7 +28,8 @@ from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
 _MAP = pa.map_(pa.string(), pa.string())
 
-#: The envelope's columns. `message_prefix` and `message_content` belong to logical messages.
+#: The envelope's columns. `message_prefix` and `message_content` belong to logical messages;
+#: `schema_version` counts the shapes of the table, and is null where the log does not tell.
 SCHEMA = pa.schema(
     [
         pa.field("op", pa.string()),
@@ -45,6 +46,7 @@ SCHEMA = pa.schema(
         pa.field("after", _MAP),
         pa.field("message_prefix", pa.string()),
         pa.field("message_content", pa.binary()),
+        pa.field("schema_version", pa.int32()),
     ]
 )
 
@@ -130,9 +132,14 @@ def envelope(tuples: Tuples, task: str) -> pa.RecordBatch:
         table = pa.repeat(pa.scalar(relation.table), count)
     columns = [
         op, schema, table, pa.repeat(pa.scalar(task), count), log_offset, commit_lsn, ordinal, xid,
-        commit_ts, key, before, after, prefix, content,
+        commit_ts, key, before, after, prefix, content, _version(relation, count),
     ]  # fmt: skip
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _version(relation: Relation | None, count: int) -> pa.Int32Array:
+    known = relation.version if relation is not None and relation.version else None
+    return pa.repeat(pa.scalar(known, pa.int32()), count)
 
 
 def image_choices(tuples: Tuples) -> tuple[Bytes, Bytes]:

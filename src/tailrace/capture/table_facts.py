@@ -1,0 +1,231 @@
+"""What the catalogue knows of tables, beside a Relation message: the facts that the log keeps.
+
+One question answers for any number of tables. It takes no lock that a user could notice, and
+reads no row of a user's table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tailrace.capture.alignment import CatalogColumn, aligned
+from tailrace.capture.session import Session
+from tailrace.model import Column
+from tailrace.protocol.facts import ColumnFacts, Facts
+
+#: A default of more bytes is not kept with the facts: rows from before it count as unknown.
+MISSING_BYTES_MAX = 1 << 20
+
+_TABLES = """
+SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
+       CASE c.relkind WHEN 'p'
+         THEN (SELECT sum(l.relfilenode::bigint)
+                 FROM pg_partition_tree(c.oid) p JOIN pg_class l ON l.oid = p.relid)
+         ELSE c.relfilenode::bigint END AS filenode, c.xmin::text::bigint AS xid,
+       (SELECT json_build_object('xid', i.xmin::text::bigint,
+                                 'numbers', array_to_json((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+          FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) AS key,
+       (SELECT json_agg(json_build_object(
+            'number', a.attnum, 'name', a.attname, 'dropped', a.attisdropped,
+            'type_oid', a.atttypid::bigint, 'type_modifier', a.atttypmod,
+            'type', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
+            'generated', a.attgenerated <> '', 'filled', a.atthasdef OR a.attidentity <> '',
+            'xid', a.xmin::text::bigint, 'base', {base}, 'missing', {missing}) ORDER BY a.attnum)
+          FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid
+         WHERE a.attrelid = c.oid AND a.attnum > 0) AS columns,
+       (txid_snapshot_xmax(txid_current_snapshot()) % 4294967296) AS next_xid
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = ANY ('{{{oids}}}'::oid[])
+"""
+
+_BASE = """(WITH RECURSIVE base(oid, modifier, depth) AS (
+            SELECT a.atttypid, a.atttypmod, 0
+          UNION ALL
+            SELECT d.typbasetype, d.typtypmod, b.depth + 1 FROM base b JOIN pg_type d ON d.oid = b.oid
+             WHERE d.typtype = 'd')
+       SELECT json_build_array(oid::bigint, modifier) FROM base ORDER BY depth DESC LIMIT 1)"""
+
+# Partitions have what their root, which has no rows of its own, does not.
+_MISSING = """CASE WHEN t.typdelim = ',' THEN COALESCE({own}, CASE WHEN c.relkind = 'p' THEN (
+            SELECT {leaf} FROM pg_partition_tree(c.oid) p
+              JOIN pg_attribute m ON m.attrelid = p.relid AND m.attname = a.attname
+                   AND NOT m.attisdropped AND m.atthasmissing LIMIT 1) END) END"""
+_TEXT = "CASE WHEN {a}.atthasmissing THEN ({a}.attmissingval::text::text[])[1] END"
+
+_QUERY = _TABLES.replace("{base}", _BASE).replace(
+    "{missing}", _MISSING.format(own=_TEXT.format(a="a"), leaf=_TEXT.format(a="m"))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTable:
+    """A table as the catalogue has it now, with its dropped columns and the xids of its rows."""
+
+    oid: int
+    schema: str
+    table: str
+    xid: int
+    filenode: int
+    columns: tuple[dict[str, Any], ...]
+    key_numbers: tuple[int, ...]
+    key_xid: int
+    next_xid: int
+
+    def later(self, xid: int, than: int | None) -> bool:
+        """Tell whether transaction `xid` began at or after `than`; xids wrap around."""
+        if than is None or xid < 3:
+            return False
+        return (self.next_xid - xid) % (1 << 32) <= (self.next_xid - than) % (1 << 32)
+
+
+def catalog_tables(session: Session, oids: Sequence[int]) -> dict[int, CatalogTable]:
+    """Return the tables that are still there, by oid.
+
+    :raises TailraceError: as `Session.run`.
+    """
+    command = _QUERY.replace("{{{oids}}}", "{" + ",".join(str(int(oid)) for oid in oids) + "}")
+    rows = session.run(command, "look up changed tables")
+    found = {}
+    for row in rows:
+        key = json.loads(row["key"] or "null") or {"xid": 0, "numbers": []}
+        found[int(row["oid"] or 0)] = CatalogTable(
+            oid=int(row["oid"] or 0),
+            schema=row["schema"] or "",
+            table=row["table"] or "",
+            xid=int(row["xid"] or 0),
+            filenode=int(row["filenode"] or 0),
+            columns=tuple(json.loads(row["columns"] or "[]")),
+            key_numbers=tuple(key["numbers"]),
+            key_xid=int(key["xid"]),
+            next_xid=int(row["next_xid"] or 0),
+        )
+    return found
+
+
+def facts_of(
+    sent: Sequence[Column],
+    name: tuple[str, str],
+    table: CatalogTable | None,
+    before: Facts | None,
+    *,
+    relation: int,
+    xid: int | None,
+) -> Facts:
+    """Return the facts of a table as a Relation message describes it.
+
+    :param sent: the message's columns.
+    :param table: what the catalogue has now; None: the table is gone.
+    :param before: the facts of the same relation that were in force.
+    :param xid: the transaction that sends the message; None: the catalogue is of its moment.
+    """
+    known = {} if before is None else {column.name: column.number for column in before.columns}
+    if table is None:
+        # Dropped since: what was known of columns by name is all there is.
+        columns = tuple(
+            _unseen(column, None if before is None else before.column(known.get(column.name, 0)))
+            for column in sent
+        )
+        key = () if before is None else before.primary_key
+        return Facts(
+            relation, *name, _within(key, columns), columns, filenode=before.filenode if before else 0
+        )
+    catalog = [
+        CatalogColumn(
+            each["number"], each["name"], each["dropped"], each["type_oid"], each["type_modifier"],
+            table.later(each["xid"], xid), unsent=each["generated"],
+        )
+        for each in table.columns
+    ]  # fmt: skip
+    numbers = aligned(sent, catalog, known)
+    by_number = {each["number"]: each for each in table.columns}
+    written = before is not None and before.filenode != table.filenode
+    columns = tuple(
+        _column(column, by_number.get(number), before, written=written)
+        for column, number in zip(sent, numbers, strict=True)
+    )
+    key = _key(table, columns)
+    if before is not None and before.primary_key and table.later(table.key_xid, xid):
+        # The key that the catalogue has came later: until then it was what was known.
+        held = {column.number: column.name for column in columns}
+        kept = tuple(held.get(known.get(column, 0), "") for column in before.primary_key)
+        key = kept if all(kept) and xid != table.key_xid else key
+    # A file that later transactions made is not this version's: were it taken for that, the next
+    # version would not be seen to have been written anew.
+    ahead = before is not None and before.filenode and table.later(table.xid, xid)
+    filenode = before.filenode if before is not None and ahead else table.filenode
+    return Facts(relation, *name, key, columns, filenode=filenode)
+
+
+def _key(table: CatalogTable, columns: Sequence[ColumnFacts]) -> tuple[str, ...]:
+    names = {column.number: column.name for column in columns}
+    key = tuple(names.get(number, "") for number in table.key_numbers)
+    return key if all(key) else ()
+
+
+def _within(key: tuple[str, ...], columns: Sequence[ColumnFacts]) -> tuple[str, ...]:
+    return key if set(key) <= {column.name for column in columns} else ()
+
+
+def _unseen(column: Column, before: ColumnFacts | None) -> ColumnFacts:
+    facts = before or ColumnFacts(column.name)
+    return replace(facts, name=column.name, type_oid=column.type_oid, type_modifier=column.type_modifier)
+
+
+def _column(
+    column: Column, held: dict[str, Any] | None, before: Facts | None, *, written: bool
+) -> ColumnFacts:
+    if held is None:
+        return _unseen(column, None)
+    old = None if before is None else before.column(held["number"])
+    if held["dropped"]:
+        return replace(_unseen(column, old), number=held["number"])
+    missing, unknown = held["missing"], False
+    if missing is not None and len(missing.encode()) > MISSING_BYTES_MAX:
+        missing, unknown = None, True
+    if old is not None:
+        # What rows from before the column have was settled when it came.
+        missing, unknown = old.missing if old.missing is not None else missing, old.unknown
+    elif before is not None and missing is None and held["filled"] and written:
+        unknown = True
+    same = (held["type_oid"], held["type_modifier"]) == (column.type_oid, column.type_modifier)
+    base_oid, base_modifier = held["base"] if same else (column.type_oid, column.type_modifier)
+    return ColumnFacts(
+        name=column.name,
+        number=held["number"],
+        type=held["type"] if same else (old.type if old is not None else ""),
+        type_oid=column.type_oid,
+        type_modifier=column.type_modifier,
+        base_oid=base_oid,
+        base_modifier=base_modifier,
+        not_null=held["not_null"],
+        missing=missing,
+        unknown=unknown,
+    )
+
+
+def versioned(facts: Facts, known: Mapping[int, Facts], *, reshaped: bool) -> Facts:
+    """Return `facts` with their version, and what they replace, given all that was in force.
+
+    :param known: facts in force, by relation.
+    :param reshaped: the Relation message itself differs from the one in force.
+    """
+    before = known.get(facts.relation)
+    namesakes = [
+        other
+        for other in known.values()
+        if other.qualified_name == facts.qualified_name and other.relation != facts.relation
+    ]
+    newest = max((other.version for other in (*namesakes, *([before] if before else []))), default=0)
+    if before is not None:
+        carried = replace(
+            facts, version=before.version, filenode=before.filenode,
+            replaced=before.replaced, replaced_name=before.replaced_name,
+        )  # fmt: skip
+        if carried == before and not reshaped:
+            return replace(carried, filenode=facts.filenode)
+        return replace(carried, version=newest + 1, filenode=facts.filenode)
+    replaced = max(namesakes, key=lambda other: other.version, default=None)
+    return replace(facts, version=newest + 1, replaced=0 if replaced is None else replaced.relation)

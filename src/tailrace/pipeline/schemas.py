@@ -1,0 +1,113 @@
+"""Every version of every table that a log has: what `tailrace log schemas` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.config import matches
+from tailrace.decode.catalog import Catalog
+from tailrace.model import Relation
+from tailrace.protocol import frames
+from tailrace.protocol.facts import ColumnFacts, Facts, differences
+from tailrace.protocol.frames import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """A table's shape from some place in the log on.
+
+    `log_offset`: of the Relation message; None: it was in force where the log begins. `commit_lsn`
+    is that of the transaction that showed it first, 0 if it is not known. `columns` are in table
+    order, and `changes` says what is other than in the version before.
+    """
+
+    relation: Relation
+    columns: tuple[ColumnFacts, ...]
+    log_offset: int | None
+    commit_lsn: int
+    changes: tuple[str, ...]
+
+
+def versions(directory: LogDirectory, task: str, table: str | None = None) -> list[SchemaVersion]:
+    """Return the versions in log order; of tables that match the pattern `table`, if it is given.
+
+    :raises TailraceError: `LOG_CORRUPT`, `PROTOCOL_VIOLATION`.
+    """
+    listing = _Listing(table)
+    with LogReader.open(directory, task) as reader:
+        start, end = reader.start, reader.end().offset
+        for number, ref in enumerate(reader.blocks(start, end)):
+            if number == 0:
+                listing.begin(reader.schema_before(ref))
+            if ref.header.has_schema:
+                listing.take(reader.read(ref), ref.header.log_offset)
+    return listing.found
+
+
+class _Listing:
+    """Takes schema frames in log order and notes each version of a table once."""
+
+    def __init__(self, table: str | None) -> None:
+        self.found: list[SchemaVersion] = []
+        self._table = table
+        self._catalog = Catalog()
+        self._facts: dict[int, tuple[Facts, int]] = {}
+        self._noted: dict[int, Relation] = {}
+        self._shown: dict[str, Facts] = {}  # by table
+
+    def begin(self, in_force: list[bytes]) -> None:
+        """Take the frames that are in force where the log begins."""
+        keys = [self._apply(frame) for frame in in_force]
+        for key in keys:
+            if key.startswith("R"):
+                self._note(int(key[1:]), None)
+
+    def take(self, block: Bytes, log_offset: int) -> None:
+        """Take a block's frames."""
+        described: tuple[int, int] | None = None  # relation and place of a message just before
+        for at, view in frames.each_frame(block):
+            key = self._apply(bytes(view)) if view[frames.KIND_AT] in b"wx" else ""
+            if described is not None:
+                # A snapshot's facts stand just behind the message, the stream's before it.
+                self._note(*described)
+                described = None
+            if key.startswith("R"):
+                described = int(key[1:]), log_offset + at
+        if described is not None:
+            self._note(*described)
+
+    def _apply(self, frame: bytes) -> str:
+        found = frames.schema_frames(np.frombuffer(frame, np.uint8))
+        if not found:
+            return ""
+        self._catalog.apply(frame)
+        if found[0][0].startswith("F"):
+            facts = Facts.from_json(frames.control_json(frame))
+            self._facts[facts.relation] = facts, int.from_bytes(frame[7:15], "big")
+        return found[0][0]
+
+    def _note(self, oid: int, log_offset: int | None) -> None:
+        relation = self._catalog.relation(oid)
+        if self._noted.get(oid) == relation:
+            return
+        self._noted[oid] = relation
+        facts, lsn = self._facts.get(oid, (None, 0))
+        if facts is None or facts.version != relation.version:
+            columns = tuple(
+                ColumnFacts(column.name, type_oid=column.type_oid, type_modifier=column.type_modifier)
+                for column in relation.columns
+            )
+            facts = Facts(oid, relation.schema, relation.table, relation.primary_key, columns)
+        name = relation.qualified_name
+        before = self._shown.get(name) or next(
+            (each for each in reversed(self._shown.values()) if each.relation == oid), None
+        )
+        changes = tuple(differences(before, facts)) if before is not None else ()
+        self._shown.pop(name, None)
+        self._shown[name] = facts
+        if self._table is None or matches(self._table, relation.schema, relation.table):
+            self.found.append(SchemaVersion(relation, facts.columns, log_offset, lsn, changes))

@@ -1,0 +1,163 @@
+"""Facts about one version of a table: what the catalogue knows and a Relation message can't say.
+
+They stand in the log, as the JSON of a facts frame, before the Relation message that they belong
+to. A column's `number` (`pg_attribute.attnum`) is what stays when it is renamed, and what a new
+column of an old name does not have: by it, a rename is told from a drop and an addition.
+
+Pure. What logs of older versions of Tailrace lack is read as unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from tailrace.errors import Kind, TailraceError
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """One column that the server sends, in the order of the Relation message.
+
+    `missing`: the text that rows from before the column have in it, where PostgreSQL added it with
+    a default and wrote no row. `unknown`: those rows were written with values that nobody sent
+    (a default such as `random()`, a sequence).
+    """
+
+    name: str
+    number: int = 0  # 0: not known
+    type: str = ""  # as SQL writes it, for people
+    type_oid: int = 0
+    type_modifier: int = -1
+    base_oid: int = 0  # of a domain, the type under it; else the type itself
+    base_modifier: int = -1
+    not_null: bool = False
+    missing: str | None = None
+    unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A table from some Relation message on.
+
+    `version` counts the shapes that the log has had under the table's name, from 1; 0: not
+    known. `filenode` changes when PostgreSQL wrote all rows anew. `replaced` is the relation that
+    had the name before, if another one, and `replaced_name` what that is called now, if it is
+    still there.
+    """
+
+    relation: int
+    schema: str
+    table: str
+    primary_key: tuple[str, ...]
+    columns: tuple[ColumnFacts, ...] = ()
+    version: int = 0
+    filenode: int = 0
+    replaced: int = 0
+    replaced_name: tuple[str, str] | None = None
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    def column(self, number: int) -> ColumnFacts | None:
+        """Return the column of this number; None if there is none, or `number` is 0."""
+        return next((column for column in self.columns if number and column.number == number), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `from_json` takes; equal facts give equal JSON."""
+        defaults = asdict(ColumnFacts(""))
+        columns = [
+            {
+                name: value
+                for name, value in asdict(column).items()
+                if name in _ALWAYS or value != defaults[name]
+            }
+            for column in self.columns
+        ]
+        replaced = {} if not self.replaced else {"replaced": self.replaced}
+        if self.replaced_name is not None:
+            replaced["replaced_name"] = list(self.replaced_name)  # type: ignore[assignment]
+        return {
+            "relation": self.relation,
+            "schema": self.schema,
+            "table": self.table,
+            "version": self.version,
+            "filenode": self.filenode,
+            "primary_key": list(self.primary_key),
+            "columns": columns,
+            **replaced,
+        }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Self:
+        """Return the facts in a facts frame's JSON.
+
+        :raises TailraceError: `PROTOCOL_VIOLATION` if they are none.
+        """
+        key = content.get("primary_key") or []
+        columns = content.get("columns") or []
+        replaced_name = content.get("replaced_name")
+        if not _are(key, str) or not _are(columns, dict):
+            raise _violation("its primary key or columns are no lists of what they should be")
+        try:
+            return cls(
+                relation=int(content["relation"]),
+                schema=str(content.get("schema", "")),
+                table=str(content.get("table", "")),
+                primary_key=tuple(key),
+                columns=tuple(_column(each) for each in columns),
+                version=int(content.get("version", 0)),
+                filenode=int(content.get("filenode", 0)),
+                replaced=int(content.get("replaced", 0)),
+                replaced_name=None if replaced_name is None else (replaced_name[0], replaced_name[1]),
+            )
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+            raise _violation("a number or name is missing") from None
+
+
+_ALWAYS = ("name", "number", "type", "type_oid", "base_oid", "base_modifier", "not_null")
+_FIELDS = {field: type(value) for field, value in asdict(ColumnFacts("")).items()}
+
+
+def _column(content: dict[str, Any]) -> ColumnFacts:
+    known = {name: value for name, value in content.items() if name in _FIELDS}
+    for name, value in known.items():
+        if name != "missing" and not isinstance(value, _FIELDS[name]):
+            raise _violation(f"a column's {name} is of the wrong type")
+    return ColumnFacts(**known)
+
+
+def _are(values: object, kind: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def _violation(found: str) -> TailraceError:
+    return TailraceError(Kind.PROTOCOL_VIOLATION, f"read a table's facts: {found}")
+
+
+def differences(before: Facts, after: Facts) -> list[str]:
+    """Return what changed from one version of a table to the next, for people, in a fixed order."""
+    found = []
+    if before.qualified_name != after.qualified_name:
+        found.append(f"renamed from {before.qualified_name}")
+    if before.relation != after.relation:
+        return [*found, "created anew"]
+    old_names = {column.name: column for column in before.columns}
+    kept: set[str] = set()
+    for column in after.columns:
+        old = before.column(column.number) if column.number else old_names.get(column.name)
+        if old is None:
+            found.append(f"column {column.name} added ({column.type})")
+            continue
+        kept.add(old.name)
+        if old.name != column.name:
+            found.append(f"column {old.name} renamed to {column.name}")
+        if (old.type_oid, old.type_modifier) != (column.type_oid, column.type_modifier):
+            found.append(f"column {column.name}: {old.type} to {column.type}")
+        if old.not_null != column.not_null:
+            found.append(f"column {column.name}: {'not null' if column.not_null else 'nullable'}")
+    found += [f"column {column.name} dropped" for column in before.columns if column.name not in kept]
+    if before.primary_key != after.primary_key:
+        found.append(f"primary key ({', '.join(before.primary_key)}) to ({', '.join(after.primary_key)})")
+    return found

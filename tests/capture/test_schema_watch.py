@@ -1,0 +1,180 @@
+"""Facts of tables, as of the place in the stream where they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from capture.captured import capturing, read_log
+from fix_postgres import Database
+from tailrace.capture.alignment import CatalogColumn, aligned
+from tailrace.changelog.directory import LogDirectory
+from tailrace.model import Column
+from tailrace.pipeline.schemas import versions
+
+INT, TEXT = 23, 25
+
+
+def sent(*columns):
+    return [Column(name, kind, -1, in_identity=False) for name, kind in columns]
+
+
+def there(number, name, kind=INT, *, later=False, unsent=False):
+    return CatalogColumn(number, name, False, kind, -1, later, unsent)
+
+
+def gone(number, *, later=False):
+    return CatalogColumn(number, f"........pg.dropped.{number}........", True, 0, -1, later)
+
+
+@pytest.mark.parametrize(
+    ("message", "catalog", "before", "numbers"),
+    [
+        ("ab", [there(1, "a"), there(2, "b")], {}, [1, 2]),
+        ("ab", [there(1, "a"), there(2, "x"), there(3, "b")], {}, [1, 3]),  # x is not published
+        # renamed since: the last transaction to write the row is later than the message
+        ("ab", [there(1, "a"), there(2, "c", later=True)], {"a": 1, "b": 2}, [1, 2]),
+        # dropped since, another added since
+        ("ab", [there(1, "a"), gone(2, later=True), there(3, "c", later=True)], {"a": 1, "b": 2}, [1, 2]),
+        # dropped before the message: what was added is sent
+        ("ab", [there(1, "a"), gone(2), there(3, "b")], {"a": 1, "b": 2}, [1, 3]),
+        # dropped and added again under its name, after the message
+        ("ab", [there(1, "a"), gone(2, later=True), there(3, "b", later=True)], {"a": 1, "b": 2}, [1, 2]),
+        # added before the message, dropped since
+        ("ab", [there(1, "a"), gone(2), gone(3, later=True)], {"a": 1, "c": 2}, [1, 3]),
+        # nothing to hold on to
+        ("ab", [there(1, "a"), gone(2)], {}, [1, 0]),
+        # names changed places since
+        ("ab", [there(1, "b", later=True), there(2, "a", later=True)], {"a": 1, "b": 2}, [1, 2]),
+    ],
+)
+def test_columns_of_a_message_are_found_in_a_catalogue_that_is_ahead(message, catalog, before, numbers):
+    assert aligned(sent(*((name, INT) for name in message)), catalog, before) == numbers
+
+
+def numbered(facts):
+    return {column["name"]: column["number"] for column in facts["columns"]}
+
+
+def test_each_change_of_a_table_is_in_the_log_before_its_first_row(each_pg: Database, tmp_path: Path):
+    pg = each_pg
+    pg.execute("create table items(id int primary key, a text, b text)")
+    pg.execute("insert into items values (1, 'a', 'b')")
+    with capture_logs() as logs, capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("insert into items values (2, 'a', 'b')")
+        pg.execute("alter table items rename a to c")
+        pg.execute("alter table items add d int default 5, add e uuid default gen_random_uuid()")
+        pg.execute("insert into items values (3, 'a', 'b')")
+        running.catch_up(pg.query)
+        pg.execute("alter table items drop b, alter id type bigint")
+        pg.execute("alter table items replica identity full")
+        pg.execute("insert into items values (4, 'a', 7)")
+        running.catch_up(pg.query)
+        pg.execute("truncate items")
+        pg.execute("alter table items drop constraint items_pkey, add primary key (d)")
+        pg.execute("insert into items values (5, 'a', 8)")
+        running.catch_up(pg.query)
+    found = read_log(tmp_path / "log").facts
+    shapes = {facts["version"]: facts for facts in found}
+    assert list(shapes) == [1, 2, 3, 4]
+    assert numbered(shapes[1]) == {"id": 1, "a": 2, "b": 3}
+    assert numbered(shapes[2]) == {"id": 1, "c": 2, "b": 3, "d": 4, "e": 5}
+    added = shapes[2]["columns"][3:]
+    if shapes[2]["columns"][3].get("missing") is None:
+        assert added[1].get("unknown"), "a default that differs from row to row"
+    assert numbered(shapes[3]) == {"id": 1, "c": 2, "d": 4, "e": 5}
+    assert [shapes[version]["primary_key"] for version in shapes] == [["id"], ["id"], ["id"], ["d"]]
+    said = [entry["changes"] for entry in logs if entry["event"] == "schema changed"]
+    assert said[0][0] == "column a renamed to c"
+    assert "column b dropped" in said[1]
+    assert said[2][-1] == "primary key (id) to (d)"
+    listed = versions(LogDirectory.open(tmp_path / "log"), "0", "public.items")
+    assert [(each.relation.version, each.relation.key) for each in listed] == [
+        (1, ("id",)),
+        (2, ("id",)),
+        (3, ("id",)),
+        (4, ("d",)),
+    ]
+    assert [list(each.changes) for each in listed[1:]] == said
+
+
+def test_a_column_with_a_default_says_what_older_rows_have(pg: Database, tmp_path: Path):
+    pg.execute("create table items(id int primary key)")
+    pg.execute("insert into items values (1)")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("alter table items add a text default 'it''s {,}', add b int, add c int[] default '{1,2}'")
+        pg.execute("alter table items alter b set default 3")
+        pg.execute("insert into items values (2)")
+        running.catch_up(pg.query)
+    columns = read_log(tmp_path / "log").facts[-1]["columns"]
+    assert [column.get("missing") for column in columns] == [None, "it's {,}", None, "{1,2}"]
+    assert not any(column.get("unknown") for column in columns)
+
+
+def test_a_table_made_anew_goes_on_counting_and_says_what_became_of_the_old_one(pg: Database, tmp_path: Path):
+    pg.execute("create table items(id int primary key)")
+    pg.execute("create table things(id int primary key)")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("insert into items values (1)")
+        pg.execute("insert into things values (1)")
+        pg.execute("drop table items")
+        pg.execute("create table items(id int primary key, a int)")
+        pg.execute("alter table things rename to old_things")
+        pg.execute("create table things(id int primary key)")
+        pg.execute("alter publication tailrace_t add table items, things")
+        pg.execute("insert into items values (1, 2)")
+        pg.execute("insert into things values (2)")
+        running.catch_up(pg.query)
+    *_, items, things = read_log(tmp_path / "log").facts
+    assert (items["table"], items["version"], items["replaced"] > 0) == ("items", 2, True)
+    assert "replaced_name" not in items
+    assert (things["version"], things["replaced_name"]) == (2, ["public", "old_things"])
+
+
+def test_what_is_asked_while_the_database_is_ahead_is_right_for_each_place(pg: Database, tmp_path: Path):
+    pg.execute("create table items(id int primary key, a int, b int)")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+    for row, change in enumerate(
+        [
+            "select",
+            "alter table items rename a to x",
+            "alter table items drop b",
+            "alter table items add b int default 9",
+            "alter table items drop x, drop b",
+        ]
+    ):
+        pg.execute(change)
+        pg.execute("insert into items(id) values (%s)", [row])
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.catch_up(pg.query)
+    found = [numbered(facts) for facts in read_log(tmp_path / "log").facts]
+    assert found[-5:] == [
+        {"id": 1, "a": 2, "b": 3},
+        {"id": 1, "x": 2, "b": 3},
+        {"id": 1, "x": 2},
+        {"id": 1, "x": 2, "b": 4},
+        {"id": 1},
+    ]
+
+
+def test_the_session_that_looks_up_may_be_ended(pg: Database, tmp_path: Path):
+    pg.execute("create table items(id int primary key)")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        for row in range(3):
+            pg.execute(f"alter table items add c{row} int")
+            pg.execute("insert into items(id) values (%s)", [row])
+            running.catch_up(pg.query)
+            ended = pg.query(
+                "select pg_terminate_backend(pid) from pg_stat_activity where query like %s and pid <> %s",
+                ["%l.relfilenode%", pg.query("select pg_backend_pid()")[0][0]],
+            )
+            assert ended
+        assert running.task.progress().reconnects == 0
+    assert len(read_log(tmp_path / "log").facts[-1]["columns"]) == 4

@@ -140,10 +140,11 @@ def facts_of(
         for each in table.columns
     ]  # fmt: skip
     numbers = aligned(sent, catalog, known)
+    later_numbers = {column.number for column in catalog if column.later}
     by_number = {each["number"]: each for each in table.columns}
     written = before is not None and before.filenode != table.filenode
     columns = tuple(
-        _column(column, by_number.get(number), before, written=written)
+        _column(column, by_number.get(number), before, written=written, later=number in later_numbers)
         for column, number in zip(sent, numbers, strict=True)
     )
     key = _key(table, columns)
@@ -175,7 +176,7 @@ def _unseen(column: Column, before: ColumnFacts | None) -> ColumnFacts:
 
 
 def _column(
-    column: Column, held: dict[str, Any] | None, before: Facts | None, *, written: bool
+    column: Column, held: dict[str, Any] | None, before: Facts | None, *, written: bool, later: bool
 ) -> ColumnFacts:
     if held is None:
         return _unseen(column, None)
@@ -200,7 +201,7 @@ def _column(
         type_modifier=column.type_modifier,
         base_oid=base_oid,
         base_modifier=base_modifier,
-        not_null=held["not_null"],
+        not_null=old.not_null if old is not None and later else held["not_null"],
         missing=missing,
         unknown=unknown,
     )

@@ -39,6 +39,8 @@ class Kind(enum.StrEnum):
     SLOT_FOREIGN = "slot_foreign"  # exists, but this log did not make it
     SLOT_INVALIDATED = "slot_invalidated"
     SLOT_AHEAD_OF_LOG = "slot_ahead_of_log"
+    SLOT_AT_RISK = "slot_at_risk"  # a warning: it may be lost, or fills the disk
+    TRANSACTION_OPEN = "transaction_open"  # a warning: it holds WAL, or a new slot waits for it
     PUBLICATION_MISSING = "publication_missing"
     PUBLICATION_MISMATCH = "publication_mismatch"
     TABLE_MISSING = "table_missing"
@@ -99,7 +101,7 @@ POLICY: dict[Kind, Policy] = {
 
 #: Kinds after which changes are lost to the log: only a new log with a new snapshot goes on.
 NEEDS_SNAPSHOT: frozenset[Kind] = frozenset(
-    {Kind.SLOT_INVALIDATED, Kind.SLOT_MISSING, Kind.SLOT_AHEAD_OF_LOG}
+    {Kind.SLOT_INVALIDATED, Kind.SLOT_MISSING, Kind.SLOT_AHEAD_OF_LOG, Kind.PUBLICATION_MISSING}
 )
 
 

@@ -42,7 +42,10 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "42710": (Kind.SLOT_FOREIGN, "drop it, or choose another name in source.slot or source.publication"),
     "53300": (
         Kind.SOURCE_UNREACHABLE,
-        "all connections or WAL senders are taken: raise max_connections or max_wal_senders",
+        (
+            "all connections or WAL senders are taken; it is tried again. To have more: ALTER SYSTEM SET "
+            "max_wal_senders = …; (or max_connections), then restart the server"
+        ),
     ),
     "53400": (
         Kind.SOURCE_MISCONFIGURED,
@@ -74,34 +77,6 @@ _PUBLICATION_GONE = (
 
 #: Classes whose messages speak of objects and states, never of the rows of a table.
 _SPEAKING_CLASSES = frozenset({"08", "0A", "28", "3D", "42", "53", "55", "57", "58"})
-
-#: What libpq says when no connection came about: there is no SQLSTATE then.
-_CONNECTING: tuple[tuple[tuple[str, ...], Kind, str], ...] = (
-    (
-        ("starting up", "shutting down", "in recovery mode", "not yet accepting"),
-        Kind.SOURCE_SHUTTING_DOWN,
-        "it is tried again until the server is back",
-    ),
-    (
-        ("too many clients", "connection slots", "max_wal_senders", "too many connections"),
-        *_STATES["53300"],
-    ),
-    (
-        ("authentication failed", "no pg_hba.conf entry", "no password supplied", "not permitted to log in"),
-        *_STATES["28"],
-    ),
-    (
-        ("permission denied", "must be superuser or replication role", "replication attribute"),
-        *_STATES["42501"],
-    ),
-    (
-        ("does not support SSL", "sslmode", "certificate", "SSL error", "channel binding"),
-        Kind.SOURCE_AUTH_FAILED,
-        "TLS did not come about as sslmode demands: check sslmode, sslrootcert and the server's ssl setting",
-    ),
-    (("database",), Kind.SOURCE_MISCONFIGURED, "check source.dbname"),
-    (("role",), *_STATES["28"]),
-)
 
 
 def from_fields(fields: dict[str, str], attempted: str) -> TailraceError:
@@ -144,22 +119,6 @@ def from_notice(fields: dict[str, str], attempted: str) -> TailraceError | None:
     kind, hint = _PUBLICATION_GONE
     return TailraceError(
         kind, f"{attempted}: the server skips changes: {fields.get('M', '')}", hint, {"sqlstate": "55000"}
-    )
-
-
-def from_connecting(message: str, address: str) -> TailraceError:
-    """Return the error for a connection that did not come about; `message` is libpq's."""
-    said = " ".join(redact(message).split())
-    for words, kind, hint in _CONNECTING:
-        if any(word in said for word in words):
-            # "database … does not exist" and "role … does not exist" need both parts.
-            if words in (("database",), ("role",)) and "does not exist" not in said:
-                continue
-            return TailraceError(kind, f"connect to {address}: {said}", hint)
-    return TailraceError(
-        Kind.SOURCE_UNREACHABLE,
-        f"connect to {address}: {said}",
-        "check host and port, and that the server runs and listens there",
     )
 
 

@@ -208,7 +208,7 @@ def _begin(source: SourceFacts, log: LogFacts) -> Start:
         raise TailraceError(
             Kind.SLOT_FOREIGN,
             f"begin a new log: the slot {log.source.slot!r} exists, and this log did not make it",
-            f"drop it with SELECT pg_drop_replication_slot({_literal(log.source.slot)}), or name another one "
+            f"drop it with SELECT pg_drop_replication_slot({_literal(log.source.slot)}); or name another one "
             "in source.slot",
             {"slot": log.source.slot},
         )
@@ -222,7 +222,7 @@ def _begin(source: SourceFacts, log: LogFacts) -> Start:
             Kind.SLOT_FOREIGN,
             f"begin again after an interrupted start: the slot {log.source.slot!r} is not the one that was "
             "created then, or somebody has read from it",
-            f"drop it with SELECT pg_drop_replication_slot({_literal(log.source.slot)}), or name another one "
+            f"drop it with SELECT pg_drop_replication_slot({_literal(log.source.slot)}); or name another one "
             "in source.slot",
             {"slot": log.source.slot},
         )
@@ -289,7 +289,7 @@ def _check_free(slot: SlotFacts, log: LogFacts) -> None:
             Kind.SLOT_IN_USE,
             f"use the slot {log.source.slot!r}: it is active for the server process {slot.active_pid}",
             "another pipeline uses it, or an old connection has not timed out yet; if it is nobody's: "
-            f"SELECT pg_terminate_backend({slot.active_pid})",
+            f"SELECT pg_terminate_backend({slot.active_pid});",
             {"slot": log.source.slot, "pid": slot.active_pid},
         )
 

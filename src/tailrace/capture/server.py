@@ -101,7 +101,6 @@ def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool 
     option = "(SNAPSHOT 'export')" if session.server_version >= 150000 else "EXPORT_SNAPSHOT"
     kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
     if failover and not temporary:
-        require_failover(session)
         option = "(SNAPSHOT 'export', FAILOVER true)"
     try:
         row = session.run(
@@ -122,25 +121,11 @@ def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool 
     return CreatedSlot(parse_lsn(_text(row, "consistent_point")), _text(row, "snapshot_name"))
 
 
-def require_failover(session: Session) -> None:
-    """Make sure that the server knows failover slots.
-
-    :raises TailraceError: `SOURCE_MISCONFIGURED`.
-    """
-    if session.server_version < FAILOVER_VERSION:
-        raise TailraceError(
-            Kind.SOURCE_MISCONFIGURED,
-            "make a failover slot: the server has none before PostgreSQL 17",
-            "take slot_failover out of the file, or upgrade the server to 17 or later",
-        )
-
-
 def make_failover(session: Session, slot: str) -> None:
     """Have standbys synchronise the slot from now on. A replication session; nobody uses the slot.
 
     :raises TailraceError: `SOURCE_MISCONFIGURED`, `SLOT_IN_USE`.
     """
-    require_failover(session)
     session.run(
         f"ALTER_REPLICATION_SLOT {quote_identifier(slot)} (FAILOVER true)", "make the slot a failover slot"
     )
@@ -156,6 +141,13 @@ def require_supported(source: PostgresSource, server_version: int) -> None:
 
     :raises TailraceError: `SOURCE_MISCONFIGURED`.
     """
+    if source.slot_failover and server_version < FAILOVER_VERSION:
+        raise TailraceError(
+            Kind.SOURCE_MISCONFIGURED,
+            f"make the slot a failover slot: the server is PostgreSQL {server_version // 10000}, and only 17 "
+            "and later have them",
+            "upgrade the server, or take source.slot_failover out",
+        )
     if source.origin != "any" and server_version < ORIGIN_VERSION_MIN:
         raise TailraceError(
             Kind.SOURCE_MISCONFIGURED,

@@ -16,7 +16,8 @@ import psycopg
 import structlog
 from psycopg import pq
 
-from tailrace.capture.failures import connection_lost, from_connecting
+from tailrace.capture.failures import connection_lost
+from tailrace.capture.refusals import from_connecting
 from tailrace.capture.transport import LibpqTransport, SocketTransport, Transport, result_failure
 from tailrace.capture.wire import split_wire, unwrap_copy
 from tailrace.config.postgres import PostgresSource

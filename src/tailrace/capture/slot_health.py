@@ -37,6 +37,12 @@ class Holder:
     application: str
     state: str
     age_s: float | None
+    xid: str = ""
+
+    @property
+    def identity(self) -> str:
+        """Return what tells this transaction from any other, also of the same process."""
+        return f"{self.pid}/{self.xid}"
 
     @property
     def words(self) -> str:

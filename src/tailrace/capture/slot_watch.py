@@ -50,14 +50,16 @@ _HOLDERS = """
 SELECT * FROM (
   SELECT l.pid AS pid, '' AS gid, a.usename AS user, a.datname AS database,
          a.application_name AS application, a.state AS state,
-         extract(epoch FROM clock_timestamp() - a.xact_start) AS age_s, l.xid_age
-    FROM (SELECT pid, max(age(transactionid)) AS xid_age FROM pg_locks
+         extract(epoch FROM clock_timestamp() - a.xact_start) AS age_s, l.xid_age, l.xid
+    FROM (SELECT pid, max(age(transactionid)) AS xid_age,
+                 (array_agg(transactionid::text ORDER BY age(transactionid) DESC))[1] AS xid
+            FROM pg_locks
            WHERE locktype = 'transactionid' AND granted AND mode = 'ExclusiveLock' AND pid IS NOT NULL
            GROUP BY pid) l
     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
   UNION ALL
   SELECT NULL, p.gid, p.owner, p.database, '', 'prepared',
-         extract(epoch FROM clock_timestamp() - p.prepared), age(p.transaction)
+         extract(epoch FROM clock_timestamp() - p.prepared), age(p.transaction), p.transaction::text
     FROM pg_prepared_xacts p
 ) t ORDER BY xid_age DESC LIMIT 5
 """
@@ -111,6 +113,7 @@ def holders(session: Session) -> tuple[Holder, ...]:
             application=row["application"] or "",
             state=row["state"] or "",
             age_s=float(row["age_s"]) if row["age_s"] else None,
+            xid=row["xid"] or "",
         )
         for row in session.run(_HOLDERS, "look for open transactions")
     )
@@ -139,6 +142,7 @@ class SlotWatch:
         self._thread = threading.Thread(target=self._run, name="tailrace-slot-watch", daemon=True)
         self._session: Session | None = None
         self._said: dict[str, float] = {}
+        self._first_seen: dict[str, float] = {}
         self._failures = 0
         self._beat_concern: Concern | None = None
         #: Replaced whole; read from any thread.
@@ -202,6 +206,8 @@ class SlotWatch:
     def _look(self, session: Session) -> None:
         source = self._source
         health = look(session, source.slot)
+        if health is not None and health.holders:
+            health = replace(health, holders=self._aged(health.holders))
         found = [] if health is None else concerns(source.slot, health, source.slot_watch)
         if health is not None and not health.creating:
             found += self._left_out(session)
@@ -209,6 +215,15 @@ class SlotWatch:
             found.append(self._beat_concern)
         self.health, self.concerns = health, tuple(found)
         self._say(found, REPEAT_SOON_S if health is not None and health.creating else REPEAT_S)
+
+    def _aged(self, seen: tuple[Holder, ...]) -> tuple[Holder, ...]:
+        """Return `seen`, with the time since they were first seen where the server hides their age."""
+        now = time.monotonic()
+        self._first_seen = {holder.identity: self._first_seen.get(holder.identity, now) for holder in seen}
+        return tuple(
+            replace(holder, age_s=now - self._first_seen[holder.identity]) if holder.age_s is None else holder
+            for holder in seen
+        )
 
     def _left_out(self, session: Session) -> list[Concern]:
         publication = self._source.publication

@@ -89,7 +89,9 @@ def fail(error: TailraceError, *, debug: bool = False, as_json: bool = False) ->
 
 def block(error: TailraceError) -> str:
     """Return `error` as a person reads it: kind, message, where, hint."""
-    message, *more = printable(error.message).split("\n")
+    # Only what is wrong with the file comes as several lines; a name could forge one elsewhere.
+    told = error.message.split("\n") if error.kind is Kind.CONFIG_INVALID else [error.message]
+    message, *more = map(printable, told)
     lines = [f"error: {error.kind}: {message}", *more]
     shown = {name: value for name, value in error.context.items() if value not in ("", None)}
     if shown:
@@ -103,7 +105,7 @@ def block(error: TailraceError) -> str:
 
 def printable(text: str) -> str:
     """Return `text` with control characters escaped: names come from others, terminals obey."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def print_json(document: dict[str, Any]) -> None:

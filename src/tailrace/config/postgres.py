@@ -286,11 +286,18 @@ class PostgresSource(LibpqOptions):
         if options.get("options") and overrides.get("options"):
             overrides["options"] = f"{options['options']} {overrides['options']}"
         options.update({name: str(value) for name, value in overrides.items() if value is not None})
-        if "sslmode" not in options:
-            options["sslmode"] = "prefer" if _is_local(options) else "verify-full"
+        options["sslmode"] = _sslmode(options)
         for name in SECRET_OPTIONS:
             remember(options.get(name, ""))
         return make_conninfo("", **options)
+
+    def tls(self) -> tuple[bool, str]:
+        """Return whether the server is on this machine, and the sslmode that is used.
+
+        :raises TailraceError: as `conninfo`.
+        """
+        options = self._connection_options()
+        return _is_local(options), _sslmode(options)
 
     @property
     def address(self) -> str:
@@ -320,6 +327,20 @@ class PostgresSource(LibpqOptions):
             if value is not None and (name in given or name not in options):
                 options[name] = resolved(value) if isinstance(value, Secret) else str(value)
         return options
+
+
+def _sslmode(options: dict[str, str]) -> str:
+    given = options.get("sslmode")
+    if given is None:
+        return "prefer" if _is_local(options) else "verify-full"
+    if given in ("allow", "prefer") and not _is_local(options):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"connect with sslmode {given}: it goes on in plain text, without a word, if the server or "
+            "anybody between says that there is no TLS",
+            "set sslmode: verify-full in source (or require; or disable, if plain text is what is meant)",
+        )
+    return given
 
 
 def _is_local(options: dict[str, str]) -> bool:

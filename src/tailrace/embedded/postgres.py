@@ -211,7 +211,7 @@ class EmbeddedPostgres:
         options.setdefault("autocommit", True)
         if self.password is not None:
             options.setdefault("password", self.password)
-        return psycopg.connect(self.dsn(dbname), connect_timeout=10, **options)
+        return psycopg.connect(self.dsn(), dbname=dbname, connect_timeout=10, **options)
 
     def execute(
         self, statement: str, parameters: Sequence[Any] | None = None, *, dbname: str = "postgres"

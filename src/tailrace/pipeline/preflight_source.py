@@ -1,4 +1,4 @@
-"""Preflight at the source: the server, the role, the slot, the publication and each table."""
+"""Preflight at the source: the publication and each table, after the server and the slot."""
 
 from __future__ import annotations
 
@@ -16,33 +16,15 @@ from tailrace.capture.publication import (
     unmatched,
     why_missing,
 )
-from tailrace.capture.server import require_supported, slot_facts
 from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind
 from tailrace.pipeline.feed import TASK
-from tailrace.pipeline.findings import Finding, error, from_failure, warning
-from tailrace.pipeline.lock_probe import is_written
+from tailrace.pipeline.findings import Finding, error, warning
+from tailrace.pipeline.preflight_server import server_facts, server_findings, slot_findings
 
 SERVER_VERSION_MIN = 130000
-
-_SERVER = """
-SELECT current_setting('wal_level') AS wal_level,
-       current_setting('max_replication_slots')::int AS slots_max,
-       (SELECT count(*) FROM pg_replication_slots) AS slots,
-       current_setting('max_wal_senders')::int AS senders_max,
-       (SELECT count(*) FROM pg_stat_replication) AS senders,
-       pg_is_in_recovery() AS standby,
-       current_user AS role,
-       current_database() AS database,
-       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS superuser,
-       (SELECT rolreplication FROM pg_roles WHERE rolname = current_user) AS replication,
-       EXISTS (SELECT FROM pg_roles r
-                WHERE r.rolname IN ('rds_replication', 'rds_superuser', 'cloudsqlsuperuser')
-                  AND pg_has_role(current_user, r.oid, 'member')) AS managed_replication,
-       has_database_privilege(current_database(), 'CREATE') AS may_create
-"""
 
 _TABLES = """
 SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
@@ -77,100 +59,15 @@ def source_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Itera
                 "upgrade the server",
             )
             return
-        server = session.run(_SERVER, "look at the server")[0]
-        yield from _server_findings(session, server)
-        yield from _option_findings(session, pipeline.source)
-        yield from _slot_findings(session, server, pipeline, log)
+        server = server_facts(session)
+        yield from server_findings(session, server, pipeline.source)
+        yield from slot_findings(session, server, pipeline, log)
         tables = matching_tables(session, pipeline.source)
         yield from _pattern_findings(session, pipeline, tables)
         rows = {(row["schema"], row["table"]): row for row in session.run(_TABLES, "look at the tables")}
         yield from _publication_findings(session, server, pipeline, tables, rows, log)
         for table in tables:
             yield from _table_findings(table, rows[table.schema, table.name], server, pipeline)
-
-
-def _server_findings(session: Session, server: Row) -> Iterator[Finding]:
-    if server["wal_level"] != "logical":
-        yield error(
-            Kind.SOURCE_MISCONFIGURED,
-            f"wal_level is {server['wal_level']}; capture needs logical",
-            "ALTER SYSTEM SET wal_level = logical; then restart the server",
-        )
-    if _number(server, "senders_max") <= _number(server, "senders"):
-        yield error(
-            Kind.SOURCE_MISCONFIGURED,
-            f"no WAL sender is free: {server['senders']} of {server['senders_max']} are in use",
-            f"ALTER SYSTEM SET max_wal_senders = {_number(server, 'senders') + 4}; then restart the server",
-        )
-    if not (
-        _true(server, "superuser") or _true(server, "replication") or _true(server, "managed_replication")
-    ):
-        yield error(
-            Kind.SOURCE_PRIVILEGE_MISSING,
-            f"the role {server['role']!r} may not replicate",
-            f"ALTER ROLE {quote_identifier(server['role'] or '')} REPLICATION;",
-        )
-    if _true(server, "standby") and session.server_version < 160000:
-        yield error(
-            Kind.SOURCE_MISCONFIGURED,
-            "the server is a standby, which can't decode before PostgreSQL 16",
-            "name the primary in source.host",
-        )
-
-
-def _option_findings(session: Session, source: PostgresSource) -> Iterator[Finding]:
-    try:
-        require_supported(source, session.server_version)
-    except TailraceError as failure:
-        yield from_failure(failure)
-
-
-def _slot_findings(
-    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None
-) -> Iterator[Finding]:
-    name = pipeline.source.slot
-    drop = f"SELECT pg_drop_replication_slot({quote_literal(name)});"
-    slot = slot_facts(session, name)
-    started = log is not None and TASK in log.tasks() and bool(log.segments(TASK))
-    if slot is None:
-        if started:
-            yield error(
-                Kind.SLOT_MISSING,
-                f"the log has begun, but its slot {name!r} is gone: changes since then can't be had any more",
-                "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
-            )
-        elif _number(server, "slots_max") <= _number(server, "slots"):
-            yield error(
-                Kind.SOURCE_MISCONFIGURED,
-                f"no replication slot is free: max_replication_slots is {server['slots_max']}",
-                f"ALTER SYSTEM SET max_replication_slots = {_number(server, 'slots') + 4}; then restart the "
-                "server; or drop a slot that nobody needs",
-            )
-        return
-    if slot.invalidation:
-        yield error(
-            Kind.SLOT_INVALIDATED,
-            f"the slot {name!r} can't be used any more: {slot.invalidation}",
-            f"{drop} then raise max_slot_wal_keep_size and begin a new log with a new snapshot",
-        )
-    if not started:
-        yield error(
-            Kind.SLOT_FOREIGN,
-            f"the slot {name!r} exists, but this pipeline has no log yet: it is not known whose it is",
-            f"if nobody needs it: {drop} Otherwise choose another name in source.slot",
-        )
-    elif slot.plugin != "pgoutput" or slot.database != server["database"]:
-        yield error(
-            Kind.SLOT_FOREIGN,
-            f"the slot {name!r} is for plugin {slot.plugin!r} and database {slot.database!r}",
-            "choose another name in source.slot",
-        )
-    if slot.active_pid is not None and not is_written(pipeline.log.path, TASK):
-        yield error(
-            Kind.SLOT_IN_USE,
-            f"the slot {name!r} is in use by the server process {slot.active_pid}",
-            f"stop its client, or: SELECT pg_terminate_backend({slot.active_pid});",
-        )
 
 
 def _pattern_findings(session: Session, pipeline: PipelineConfig, tables: list[Table]) -> Iterator[Finding]:

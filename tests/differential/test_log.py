@@ -1,0 +1,29 @@
+"""Random schemas, transactions and changes of schemas: the log's history gives the source's tables.
+
+`TAILRACE_SEEDS=7,8,9 pytest tests/differential/test_log.py` runs the seeds that are named.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from differential.ddl import DDL
+from differential.story import Story
+from fix_postgres import Database
+
+SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "1,2,3,4,5,6").split(",")]
+
+
+def again(seed: int, problems: list[str]) -> str:
+    """Return what a failure prints: how to see it again, and what is wrong."""
+    return "\n".join([f"\nTAILRACE_SEEDS={seed} pytest {Path(__file__).name}", *problems])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_folded_log_is_the_source(pg: Database, tmp_path: Path, seed: int) -> None:
+    with Story(seed, pg, tmp_path, DDL) as story:
+        story.chapters(3, 40)
+    assert not story.problems, again(seed, story.problems)

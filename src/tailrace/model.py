@@ -52,12 +52,44 @@ class ReplicaIdentity(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ValueType:
+    """What is known of how a column's values are written, domains resolved.
+
+    `oid` and `modifier` (-1: none) are those of the type under all domains. `name` is that
+    type's if it is not built in. `item` and `delimiter` are set for arrays that are not built in.
+    """
+
+    oid: int
+    modifier: int = -1
+    name: str = ""
+    item: ValueType | None = None
+    delimiter: str = ","
+
+
+@dataclass(frozen=True, slots=True)
+class ValueModes:
+    """Debezium's handling modes: how values are given where there is a choice.
+
+    None, for a mode, is Tailrace's own form (docs/types.md). The values are Debezium's.
+    """
+
+    decimal: str | None = None  # precise, double, string
+    time: str | None = None  # adaptive, adaptive_time_microseconds, connect, isostring, microseconds, …
+    interval: str | None = None  # numeric, string
+    binary: str | None = None  # bytes, base64, base64-url-safe, hex
+    hstore: str | None = None  # json, map
+    money_fraction_digits: int = 2
+    unavailable_placeholder: str = "__debezium_unavailable_value"
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column as a Relation message describes it, and what the facts beside it tell.
 
     `in_identity` is the message's flag: part of the replica identity, hence true for every
     column under `ReplicaIdentity.FULL`. `number` is `pg_attribute.attnum`, 0 if it is not known:
     it stays when the column is renamed. `missing` and `unknown`: see `protocol.facts`.
+    `value_type` says what the log knows beyond the message of a type that is not built in.
     """
 
     name: str
@@ -67,6 +99,7 @@ class Column:
     number: int = 0
     missing: str | None = None
     unknown: bool = False
+    value_type: ValueType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +110,7 @@ class Relation:
     known; it is used only where the replica identity can't tell the key. `version` counts the
     shapes that the log has had under the table's name; 0: not known. `replaced` is the relation
     that had the name before, and `replaced_name` what that is called now, if it is still there.
+    `modes` are the reader's choice of how values are given to it.
     """
 
     oid: int
@@ -88,6 +122,7 @@ class Relation:
     version: int = 0
     replaced: int = 0
     replaced_name: tuple[str, str] | None = None
+    modes: ValueModes = ValueModes()
 
     @property
     def qualified_name(self) -> str:

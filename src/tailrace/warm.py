@@ -15,10 +15,15 @@ KERNEL_MODULES = (
     "tailrace.protocol.frames",
     "tailrace.capture.resumption",
     "tailrace.capture.wire",
+    "tailrace.decode.clock",
+    "tailrace.decode.decimals",
     "tailrace.decode.envelope",
+    "tailrace.decode.forms",
     "tailrace.decode.gather",
+    "tailrace.decode.hstore",
     "tailrace.decode.jsontext",
     "tailrace.decode.kernel",
+    "tailrace.decode.lettering",
     "tailrace.decode.literals",
 )
 

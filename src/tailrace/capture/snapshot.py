@@ -114,7 +114,8 @@ class Snapshot:
         session.run(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}", "take over the slot's snapshot")
 
     def _copy(self, session: Session, table: PublishedTable, lsn: int, now_us: int) -> None:
-        self._append(table.schema_frames(lsn, now_us - POSTGRES_EPOCH_US) + table.facts_frame(lsn))
+        # Facts first: whoever reads the schema frames one by one then finds one version, not two.
+        self._append(table.facts_frame(lsn) + table.schema_frames(lsn, now_us - POSTGRES_EPOCH_US))
         progress = self._progress[table.qualified_name]
         transport = session.copying(self._frame_bytes_max)
         transport.start(table.copy_command(), SILENCE_S_MAX)

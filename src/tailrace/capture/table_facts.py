@@ -33,7 +33,8 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
             'type_oid', a.atttypid::bigint, 'type_modifier', a.atttypmod,
             'type', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
             'generated', a.attgenerated <> '', 'filled', a.atthasdef OR a.attidentity <> '',
-            'xid', a.xmin::text::bigint, 'base', {base}, 'missing', {missing}) ORDER BY a.attnum)
+            'xid', a.xmin::text::bigint, 'base', {base}, 'types', {types},
+            'missing', {missing}) ORDER BY a.attnum)
           FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid
          WHERE a.attrelid = c.oid AND a.attnum > 0) AS columns,
        (txid_snapshot_xmax(txid_current_snapshot()) % 4294967296) AS next_xid
@@ -48,6 +49,23 @@ _BASE = """(WITH RECURSIVE base(oid, modifier, depth) AS (
              WHERE d.typtype = 'd')
        SELECT json_build_array(oid::bigint, modifier) FROM base ORDER BY depth DESC LIMIT 1)"""
 
+# What a type that is not built in is made of: a domain of its base type, an array of its items.
+_TYPES = """CASE WHEN a.atttypid >= 10000 THEN (
+       WITH RECURSIVE used(oid) AS (
+           SELECT a.atttypid
+         UNION
+           SELECT CASE y.typtype WHEN 'd' THEN y.typbasetype ELSE y.typelem END
+             FROM used u JOIN pg_type y ON y.oid = u.oid
+            WHERE y.typtype = 'd' OR y.typoutput = 'pg_catalog.array_out'::regproc)
+       SELECT json_object_agg(y.oid::text,
+              CASE WHEN y.typtype = 'd' THEN
+                     json_build_object('name', y.typname, 'base', y.typbasetype::bigint, 'modifier', y.typtypmod)
+                   WHEN y.typoutput = 'pg_catalog.array_out'::regproc THEN
+                     json_build_object('name', y.typname, 'item', y.typelem::bigint, 'delimiter', e.typdelim)
+                   ELSE json_build_object('name', y.typname) END ORDER BY y.oid)
+         FROM used u JOIN pg_type y ON y.oid = u.oid LEFT JOIN pg_type e ON e.oid = y.typelem
+        WHERE y.oid >= 10000) END"""
+
 # Partitions have what their root, which has no rows of its own, does not.
 _MISSING = """CASE WHEN t.typdelim = ',' THEN COALESCE({own}, CASE WHEN c.relkind = 'p' THEN (
             SELECT {leaf} FROM pg_partition_tree(c.oid) p
@@ -55,8 +73,10 @@ _MISSING = """CASE WHEN t.typdelim = ',' THEN COALESCE({own}, CASE WHEN c.relkin
                    AND NOT m.attisdropped AND m.atthasmissing LIMIT 1) END) END"""
 _TEXT = "CASE WHEN {a}.atthasmissing THEN ({a}.attmissingval::text::text[])[1] END"
 
-_QUERY = _TABLES.replace("{base}", _BASE).replace(
-    "{missing}", _MISSING.format(own=_TEXT.format(a="a"), leaf=_TEXT.format(a="m"))
+_QUERY = (
+    _TABLES.replace("{base}", _BASE)
+    .replace("{types}", _TYPES)
+    .replace("{missing}", _MISSING.format(own=_TEXT.format(a="a"), leaf=_TEXT.format(a="m")))
 )
 
 
@@ -204,6 +224,7 @@ def _column(
         not_null=old.not_null if old is not None and later else held["not_null"],
         missing=missing,
         unknown=unknown,
+        types=(held["types"] or {}) if same else {},
     )
 
 

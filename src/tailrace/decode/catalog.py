@@ -9,20 +9,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
+from tailrace.decode.postgres_types import FIRST_NOT_BUILT_IN, from_facts, from_message
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Relation
+from tailrace.model import Column, Relation, ValueModes, ValueType
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import XLOG_PAYLOAD_AT, control_json, schema_frames
-from tailrace.protocol.pgoutput import parse_relation
+from tailrace.protocol.pgoutput import parse_relation, parse_type
 
 
 class Catalog:
-    """Schema frames in force, the last of each table. `apply` them in log order."""
+    """Schema frames in force, the last of each table. `apply` them in log order.
 
-    def __init__(self, frames: Iterable[bytes] = ()) -> None:
+    :param modes: how values are to be given; every relation carries them.
+    """
+
+    def __init__(self, frames: Iterable[bytes] = (), modes: ValueModes | None = None) -> None:
+        self._modes = modes or ValueModes()
         self._frames: dict[str, bytes] = {}
         for frame in frames:
             self.apply(frame)
@@ -47,7 +53,10 @@ class Catalog:
                 "the log is damaged or was written by another program: run `tailrace log verify`",
                 {"relation": oid},
             )
-        return _relation(frame, self._frames.get(f"F{oid}"))
+        relation = _parsed(frame)
+        oids = (column.type_oid for column in relation.columns if column.type_oid >= FIRST_NOT_BUILT_IN)
+        messages = tuple(self._frames.get(f"Y{type_oid}") for type_oid in oids)
+        return _relation(frame, self._frames.get(f"F{oid}"), messages, self._modes)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,9 +71,35 @@ def _key(frame: bytes) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _relation(frame: bytes, facts: bytes | None) -> Relation:
-    relation = parse_relation(frame[XLOG_PAYLOAD_AT:])
-    return relation if facts is None else _with_facts(relation, Facts.from_json(control_json(facts)))
+def _parsed(frame: bytes) -> Relation:
+    return parse_relation(frame[XLOG_PAYLOAD_AT:])
+
+
+@functools.lru_cache(maxsize=4096)
+def _relation(
+    frame: bytes, facts_frame: bytes | None, messages: tuple[bytes | None, ...], modes: ValueModes
+) -> Relation:
+    facts = None if facts_frame is None else Facts.from_json(control_json(facts_frame))
+    # What is known of a type holds wherever the type is, whichever version the facts are of.
+    types = {} if facts is None else {oid: of for column in facts.columns for oid, of in column.types.items()}
+    relation = _parsed(frame)
+    waiting = iter(messages)
+    columns = tuple(
+        column
+        if column.type_oid < FIRST_NOT_BUILT_IN
+        else dataclasses.replace(column, value_type=_value_type(column, types, next(waiting)))
+        for column in relation.columns
+    )
+    relation = dataclasses.replace(relation, columns=columns, modes=modes)
+    return relation if facts is None else _with_facts(relation, facts)
+
+
+def _value_type(column: Column, types: dict[str, Any], message: bytes | None) -> ValueType:
+    if str(column.type_oid) in types:
+        return from_facts(column.type_oid, column.type_modifier, types)
+    if message is None:
+        return ValueType(column.type_oid, column.type_modifier)
+    return from_message(*parse_type(message[XLOG_PAYLOAD_AT:]))
 
 
 def _with_facts(relation: Relation, facts: Facts) -> Relation:

@@ -18,7 +18,7 @@ from tailrace.decode.envelope import envelope
 from tailrace.decode.rows import old_keys, old_rows, typed_rows
 from tailrace.decode.tuples import Tuples, find_tuples
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Relation
+from tailrace.model import Relation, ValueModes
 from tailrace.protocol import frames
 from tailrace.protocol.frames import Bytes, Numbers, OpenUnit
 
@@ -154,6 +154,7 @@ def decode_block(
     schema: Iterable[bytes],
     *,
     tables: frozenset[int] | None = None,
+    modes: ValueModes | None = None,
 ) -> list[TableChanges]:
     """Return the changes in whole frames, by table and version of the table.
 
@@ -162,6 +163,7 @@ def decode_block(
     :param open_at_start: the unit that is open there.
     :param schema: schema frames in force there, in log order.
     :param tables: relation oids that are wanted, and no messages; None: everything.
+    :param modes: how values are given; None: Tailrace's own forms.
     :raises TailraceError: `PROTOCOL_VIOLATION` if the frames make no sense, `SCHEMA_MISSING` if
         no Relation message describes a table.
     """
@@ -189,7 +191,7 @@ def decode_block(
     if result[kernel.ERROR]:
         raise _violation(int(result[kernel.ERROR]), int(result[kernel.ERROR_AT]))
     in_block = [_frame(raw, int(at)) for at in schema_at[: result[kernel.SCHEMAS]]]
-    relations, group_of = _relations(groups[: result[kernel.GROUPS]], Catalog(schema), in_block)
+    relations, group_of = _relations(groups[: result[kernel.GROUPS]], Catalog(schema, modes), in_block)
     parts = _by_group(changes, int(result[kernel.CHANGES]), group_of, len(relations))
     return [
         TableChanges(relation, raw, log_offset, part) for relation, part in zip(relations, parts, strict=True)

@@ -7,8 +7,9 @@ log gives the same bytes for ever. `ts_ms` and its like are the commit's time, a
 
 Values: integers and floats as numbers (NaN and infinities as text), numeric as text, date as
 days and timestamp as microseconds since 1970, timestamptz as ISO 8601 in UTC, bytea as base64,
-arrays as arrays, all else as PostgreSQL's text. A row that was sent in part (the old key) holds
-only those columns. A value that was not sent is `__debezium_unavailable_value`.
+arrays as arrays, all else as PostgreSQL's text; otherwise where the relation's modes say so
+(`types` decides). A row that was sent in part (the old key) holds only those columns. A value
+that was not sent is `__debezium_unavailable_value`, or what the modes put in its place.
 """
 
 from __future__ import annotations
@@ -21,31 +22,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.decode import jsontext, kernel
+from tailrace.decode import forms, jsontext, kernel
 from tailrace.decode.envelope import image_choices
 from tailrace.decode.gather import require_utf8
 from tailrace.decode.tuples import Tuples
-from tailrace.decode.types import item_type
-from tailrace.model import Column, Op
+from tailrace.decode.types import column_type
+from tailrace.model import Op, ValueModes
 from tailrace.protocol.frames import Bytes, Numbers
 
 #: The least that is set aside for lines at once.
 _CHUNK_BYTES_MIN = 1 << 16
-
-_STYLES = {
-    16: jsontext.BOOLEAN,
-    17: jsontext.HEX_BASE64,
-    20: jsontext.INTEGER,
-    21: jsontext.INTEGER,
-    23: jsontext.INTEGER,
-    26: jsontext.INTEGER,
-    28: jsontext.INTEGER,
-    700: jsontext.FLOATING,
-    701: jsontext.FLOATING,
-    1082: jsontext.DAYS,
-    1114: jsontext.MICROSECONDS,
-    1184: jsontext.ISO_UTC,
-}
 
 # Rows of the numbers that a template may name.
 _MS, _US, _NS, _COMMIT_LSN, _LSN, _XID, _ORDINAL, _LOG_OFFSET = range(8)
@@ -83,7 +69,7 @@ def json_lines(tuples: Tuples, task: str, source: SourceFacts) -> pa.LargeString
     arguments = (
         tuples.op, _numbers(tuples), texts, text_at, np.array([slot for _, slot in template], np.int64),
         len(choice), choice, whole, names, name_at, np.array([style for _, style in columns], np.int64),
-        old.start, old.length, old.kind, current.start, current.length, current.kind,
+        _unavailable(tuples), old.start, old.length, old.kind, current.start, current.length, current.kind,
         np.empty(int(longest) + 1, np.uint8),
     )  # fmt: skip
     ends = np.empty(len(tuples), np.int64)
@@ -147,16 +133,15 @@ def _members(values: _Members) -> str:
 
 
 def _columns(tuples: Tuples) -> list[tuple[str, int]]:
-    if tuples.relation is None:
-        return [("prefix", jsontext.QUOTED), ("content", jsontext.BASE64)]
-    return [(column.name, _style(column)) for column in tuples.relation.columns]
+    relation = tuples.relation
+    if relation is None:
+        return [("prefix", forms.QUOTED), ("content", forms.BASE64)]
+    return [(column.name, column_type(column, relation.modes).json) for column in relation.columns]
 
 
-def _style(column: Column) -> int:
-    item = item_type(column.type_oid)
-    if item is not None:
-        return _STYLES.get(item, jsontext.QUOTED) + jsontext.ARRAY_OF
-    return _STYLES.get(column.type_oid, jsontext.QUOTED)
+def _unavailable(tuples: Tuples) -> Bytes:
+    modes = tuples.relation.modes if tuples.relation else ValueModes()
+    return np.frombuffer(json.dumps(modes.unavailable_placeholder).encode(), np.uint8)
 
 
 def _numbers(tuples: Tuples) -> Numbers:

@@ -12,48 +12,48 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.decode.decimals import scale_of, write_money, write_unscaled
+from tailrace.decode.forms import (
+    AMOUNT_DOUBLE,
+    BASE64,
+    BOOLEAN,
+    DOUBLE,
+    FLOATING,
+    INTEGER,
+    NUMBERS,
+    PAIRS,
+    PAIRS_QUOTED,
+    TEXTS,
+    VARIABLE_SCALE,
+    delimiter_in,
+    form_in,
+    parameter_in,
+    read_number,
+    write_text,
+)
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.kernel import NONE, NULL, TEXT, TRIPLE, UNCHANGED
-from tailrace.decode.literals import (
-    DATE,
-    PLAIN,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    hex_digit,
-    is_hex,
-    is_null_item,
-    item_end,
-    read_temporal,
-    unquote_item,
-)
+from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_integer, write_quoted
+from tailrace.decode.literals import PLAIN, is_null_item, item_end, unquote_item
 from tailrace.protocol.frames import FROZEN_BYTES
-
-# Styles. An array's style is that of its items, with `ARRAY_OF` added.
-QUOTED, INTEGER, FLOATING, BOOLEAN, DAYS, MICROSECONDS, ISO_UTC, HEX_BASE64, BASE64 = range(9)
-ARRAY_OF = 16
 
 # What stands after a constant of the template, in place of the row of a number.
 NO_NUMBER, OP_LETTER = -1, -2
 
-#: A value grows at most so much: every byte as \\u00xx, and a constant for what has no bytes.
-GROWTH, GROWTH_FIXED = 6, 48
+#: A value grows at most so much: every byte of a JSON document within a string as \\\\u00xx, and
+#: a constant for what has no bytes.
+GROWTH, GROWTH_FIXED = 7, 64
 
 #: A number of 64 bits with its sign.
 NUMBER_BYTES_MAX = 20
 
-_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
-_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _NULL = np.frombuffer(b"null", np.uint8)
 _TRUE = np.frombuffer(b"true", np.uint8)
 _FALSE = np.frombuffer(b"false", np.uint8)
-_UNAVAILABLE = np.frombuffer(b'"__debezium_unavailable_value"', np.uint8)
+_SCALE = np.frombuffer(b'{"scale":', np.uint8)
+_VALUE = np.frombuffer(b',"value":"', np.uint8)
 
-#: For each control character the letter of its short escape, or 0.
-_SHORT = np.zeros(32, np.uint8)
-for _code, _letter in ((8, "b"), (9, "t"), (10, "n"), (12, "f"), (13, "r")):
-    _SHORT[_code] = ord(_letter)
-
-_WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
+_WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
 _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
 
@@ -63,80 +63,7 @@ def _write_number(value, out, to):  # type: ignore[no-untyped-def]
         for k in range(4):
             out[to + k] = _NULL[k]
         return to + 4
-    if value < 0:
-        out[to] = 45
-        to += 1
-    rest = np.uint64(abs(value))
-    digits = 1
-    limit = np.uint64(10)
-    while digits < 19 and rest >= limit:
-        digits += 1
-        limit *= np.uint64(10)
-    for k in range(digits - 1, -1, -1):
-        out[to + k] = np.uint8(48 + rest % np.uint64(10))
-        rest //= np.uint64(10)
-    return to + digits
-
-
-@nb.njit(_WRITER, nogil=True, cache=True)
-def _write_quoted(b, p, length, out, to):  # type: ignore[no-untyped-def]
-    out[to] = 34
-    to += 1
-    for k in range(p, p + length):
-        letter = b[k]
-        if letter >= 32 and letter != 34 and letter != 92:
-            out[to] = letter
-            to += 1
-        elif letter >= 32:
-            out[to] = 92
-            out[to + 1] = letter
-            to += 2
-        elif _SHORT[letter] != 0:
-            out[to] = 92
-            out[to + 1] = _SHORT[letter]
-            to += 2
-        else:
-            out[to] = 92
-            out[to + 1] = 117  # 'u'
-            out[to + 2] = 48
-            out[to + 3] = 48
-            out[to + 4] = _HEX[letter >> 4]
-            out[to + 5] = _HEX[letter & 15]
-            to += 6
-    out[to] = 34
-    return to + 1
-
-
-@nb.njit(inline="always")
-def _triple(a, b, c, count, out, to):  # type: ignore[no-untyped-def]
-    # Four letters of base64 for `count` (1 to 3) bytes.
-    out[to] = _BASE64[a >> 2]
-    out[to + 1] = _BASE64[((a & 3) << 4) | (b >> 4)]
-    out[to + 2] = _BASE64[((b & 15) << 2) | (c >> 6)] if count > 1 else 61
-    out[to + 3] = _BASE64[c & 63] if count > 2 else 61
-    return to + 4
-
-
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean, nb.uint8[::1], nb.int64), nogil=True, cache=True
-)
-def _write_base64(b, p, length, from_hex, out, to):  # type: ignore[no-untyped-def]
-    size = (length - 2) // 2 if from_hex else length
-    out[to] = 34
-    to += 1
-    three = np.zeros(3, np.int64)
-    for first in range(0, size, 3):
-        count = min(3, size - first)
-        for k in range(3):
-            three[k] = 0
-            if k < count and from_hex:
-                at = p + 2 + 2 * (first + k)
-                three[k] = hex_digit(b[at]) * 16 + hex_digit(b[at + 1])
-            elif k < count:
-                three[k] = b[p + first + k]
-        to = _triple(three[0], three[1], three[2], count, out, to)
-    out[to] = 34
-    return to + 1
+    return write_integer(value, out, to)
 
 
 @nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean), nogil=True, cache=True)
@@ -170,73 +97,89 @@ def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(_WRITER, nogil=True, cache=True)
-def _write_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
-    # `2024-01-01 00:00:00+00` as `2024-01-01T00:00:00Z`; years before 1 and after 9999 as ISO's
-    # signed years. read_temporal has accepted the text.
-    end = p + length
-    before_christ = b[end - 1] == 67
-    if before_christ:
-        end -= 3
-    year = np.int64(0)
-    first = p
-    while b[p] != 45:
-        year = year * 10 + (b[p] - 48)
-        p += 1
-    out[to] = 34
-    to += 1
-    if before_christ:
-        year -= 1
-        if year > 0:
-            out[to] = 45
-            to += 1
-    elif p - first > 4:
-        out[to] = 43
-        to += 1
-    digits = max(4, p - first)
-    for k in range(digits - 1, -1, -1):
-        out[to + k] = 48 + year % 10
-        year //= 10
-    to += digits
-    while p < end:
-        out[to] = 84 if b[p] == 32 else b[p]
-        to += 1
-        p += 1
-    if b[end - 3] == 43 and b[end - 2] == 48 and b[end - 1] == 48:
-        to -= 3
-        out[to] = 90
-        to += 1
-    out[to] = 34
-    return to + 1
+def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
+    # A number with a point, so that every reader takes it for a double; -1 if it is none.
+    if form_in(style) == AMOUNT_DOUBLE:
+        end = write_money(b, p, length, parameter_in(style), out, to)
+    else:
+        if not _is_number(b, p, length, True):
+            return np.int64(-1)
+        copy_bytes(out, to, b, p, length)
+        end = to + length
+    for k in range(to, end):
+        if out[k] == 46:
+            return end
+    if end >= 0:
+        out[end] = 46
+        out[end + 1] = 48
+        end += 2
+    return end
 
 
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
-)
+@nb.njit(_WRITER, nogil=True, cache=True)
+def _write_variable_scale(b, p, length, _style, out, to):  # type: ignore[no-untyped-def]
+    # Debezium's VariableScaleDecimal; -1 if it is no number.
+    scale = scale_of(b, p, length)
+    copy_bytes(out, to, _SCALE, np.int64(0), np.int64(len(_SCALE)))
+    to = write_integer(scale, out, to + len(_SCALE))
+    copy_bytes(out, to, _VALUE, np.int64(0), np.int64(len(_VALUE)))
+    to = write_unscaled(b, p, length, scale, out, to + len(_VALUE))
+    if to >= 0:
+        out[to] = 34
+        out[to + 1] = 125
+        to += 2
+    return to
+
+
+@nb.njit(_WRITER, nogil=True, cache=True)
+def _write_form(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
+    # A value in a form that is not the text as it is; -1 if it does not have it.
+    form = form_in(style)
+    if form == DOUBLE or form == AMOUNT_DOUBLE:
+        return _write_double(b, p, length, style, out, to)
+    if form == VARIABLE_SCALE:
+        return _write_variable_scale(b, p, length, style, out, to)
+    if form == PAIRS:
+        return write_text(b, p, length, style, out, to)
+    if form == PAIRS_QUOTED:
+        document = np.empty(6 * length + 16, np.uint8)
+        end = write_text(b, p, length, PAIRS, document, 0)
+        return end if end < 0 else write_quoted(document, 0, end, out, to)
+    if form < TEXTS:
+        value, became = read_number(b, p, length, form)
+        return write_integer(value, out, to) if became == PLAIN else np.int64(-1)
+    end = write_text(b, p, length, style, out, to + 1)
+    if end >= 0:
+        out[to] = 34
+        out[end] = 34
+        end += 1
+    return end
+
+
+@nb.njit(_WRITER, nogil=True, cache=True)
 def _write_scalar(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
-    if style == INTEGER or style == FLOATING:
-        if _is_number(b, p, length, style == FLOATING):
+    form = form_in(style)
+    if form == INTEGER or form == FLOATING:
+        if _is_number(b, p, length, form == FLOATING):
             copy_bytes(out, to, b, p, length)
             return to + length
-    elif style == BOOLEAN:
+    elif form == BOOLEAN:
         if length == 1 and b[p] == 116:
             copy_bytes(out, to, _TRUE, np.int64(0), np.int64(4))
             return to + 4
         if length == 1 and b[p] == 102:
             copy_bytes(out, to, _FALSE, np.int64(0), np.int64(5))
             return to + 5
-    elif style == DAYS or style == MICROSECONDS:
-        value, became = read_temporal(b, p, length, DATE if style == DAYS else TIMESTAMP)
-        if became == PLAIN:
-            return _write_number(value, out, to)
-    elif style == ISO_UTC:
-        if read_temporal(b, p, length, TIMESTAMPTZ)[1] == PLAIN:
-            return _write_iso(b, p, length, out, to)
-    elif style == HEX_BASE64:
-        if is_hex(b, p, length):
-            return _write_base64(b, p, length, True, out, to)
-    elif style == BASE64:
-        return _write_base64(b, p, length, False, out, to)
-    return _write_quoted(b, p, length, out, to)
+    elif form == BASE64:
+        out[to] = 34
+        to = write_base64(b, p, length, False, PLAIN_LETTERS, out, to + 1)
+        out[to] = 34
+        return to + 1
+    elif form >= NUMBERS:
+        end = _write_form(b, p, length, style, out, to)
+        if end >= 0:
+            return end
+    return write_quoted(b, p, length, out, to)
 
 
 @nb.njit(
@@ -247,6 +190,7 @@ def _write_scalar(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
 def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
     # Arrays of any depth, without recursion. What is no array, or has its own bounds
     # (`[0:1]={…}`), is written as text.
+    delimiter = delimiter_in(style)
     start = p
     begun = to
     end = p + length
@@ -267,13 +211,13 @@ def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-unty
             p += 1
             if depth == 0:
                 break
-        elif letter == 44 and not item_next and depth > 0:
+        elif letter == delimiter and not item_next and depth > 0:
             out[to] = 44
             to += 1
             p += 1
             item_next = True
         elif item_next and depth > 0:
-            after, size, quoted = item_end(b, p, end)
+            after, size, quoted = item_end(b, p, end, delimiter)
             if after < 0:
                 break
             if quoted != 0:
@@ -289,19 +233,21 @@ def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-unty
         else:
             break
     if depth != 0 or p != end or p == start:
-        return _write_quoted(b, start, length, out, begun)
+        return write_quoted(b, start, length, out, begun)
     return to
 
 
 @nb.njit(
     nb.int64(
-        FROZEN_BYTES, nb.int64, nb.boolean[::1], FROZEN_BYTES, nb.int64[::1], nb.int64[::1], *_SPANS,
-        nb.uint8[::1], nb.uint8[::1], nb.int64,
+        FROZEN_BYTES, nb.int64, nb.boolean[::1], FROZEN_BYTES, nb.int64[::1], nb.int64[::1], FROZEN_BYTES,
+        *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64,
     ),
     nogil=True,
     cache=True,
 )  # fmt: skip
-def _write_object(b, r, wanted, names, name_at, styles, start, length, kind, scratch, out, to):  # type: ignore[no-untyped-def]
+def _write_object(  # type: ignore[no-untyped-def]
+    b, r, wanted, names, name_at, styles, unavailable, start, length, kind, scratch, out, to
+):
     out[to] = 123
     to += 1
     first = True
@@ -321,10 +267,10 @@ def _write_object(b, r, wanted, names, name_at, styles, start, length, kind, scr
             copy_bytes(out, to, _NULL, np.int64(0), np.int64(4))
             to += 4
         elif held == UNCHANGED:
-            copy_bytes(out, to, _UNAVAILABLE, np.int64(0), np.int64(len(_UNAVAILABLE)))
-            to += len(_UNAVAILABLE)
-        elif styles[c] >= ARRAY_OF:
-            to = _write_array(b, p, size, styles[c] - ARRAY_OF, scratch, out, to)
+            copy_bytes(out, to, unavailable, np.int64(0), np.int64(len(unavailable)))
+            to += len(unavailable)
+        elif delimiter_in(styles[c]) != 0:
+            to = _write_array(b, p, size, styles[c], scratch, out, to)
         else:
             to = _write_scalar(b, p, size, styles[c], out, to)
     out[to] = 125
@@ -335,7 +281,7 @@ def _write_object(b, r, wanted, names, name_at, styles, start, length, kind, scr
     TRIPLE(
         FROZEN_BYTES, nb.int64, nb.uint8[::1], nb.int64[:, ::1], FROZEN_BYTES, nb.int64[::1], nb.int64[::1],
         nb.int64, nb.uint8[:, ::1], nb.boolean[:, ::1], FROZEN_BYTES, nb.int64[::1], nb.int64[::1],
-        *_SPANS, *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
+        FROZEN_BYTES, *_SPANS, *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
     ),
     nogil=True,
     cache=True,
@@ -354,6 +300,7 @@ def write_lines(  # type: ignore[no-untyped-def]
     names,
     name_at,
     styles,
+    unavailable,
     old_start,
     old_length,
     old_kind,
@@ -368,14 +315,15 @@ def write_lines(  # type: ignore[no-untyped-def]
 
     The template's first `images` constants are each followed by an object (the row before, the
     row after) or null, as `choice` says: 0 null, else the row of `wanted`, from 1, with its
-    columns. Each other constant is followed by what `slots` names: a row of `numbers` or more.
+    columns, where a value that was not sent is `unavailable`. Each other constant is followed by
+    what `slots` names: a row of `numbers` or more.
 
     Returns the change to go on with, the bytes written and the bytes that the next change needs.
     `ends` gets the place after each line.
     """
     columns = start.shape[0]
     fixed = text_at[len(text_at) - 1] + len(slots) * NUMBER_BYTES_MAX
-    fixed += images * (2 + name_at[columns] + columns * (GROWTH_FIXED + 1))
+    fixed += images * (2 + name_at[columns] + columns * (max(GROWTH_FIXED, len(unavailable)) + 1))
     to = np.int64(0)
     for r in range(first, len(op)):
         need = fixed
@@ -401,6 +349,7 @@ def write_lines(  # type: ignore[no-untyped-def]
                         names,
                         name_at,
                         styles,
+                        unavailable,
                         start,
                         length,
                         kind,
@@ -410,7 +359,7 @@ def write_lines(  # type: ignore[no-untyped-def]
                     )
                 else:
                     to = _write_object(
-                        b, r, wanted[chosen - 1], names, name_at, styles,
+                        b, r, wanted[chosen - 1], names, name_at, styles, unavailable,
                         old_start, old_length, old_kind, scratch, out, to,
                     )  # fmt: skip
             elif slots[part] == OP_LETTER:

@@ -54,8 +54,10 @@ def _two(b, p):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
-def _zone(b, p, end):  # type: ignore[no-untyped-def]
-    # Seconds that the zone `+hh[:mm[:ss]]` at `p` is ahead of UTC, and the place after it, or -1.
+def zone(b, p, end):  # type: ignore[no-untyped-def]
+    """Return the seconds that the zone `+hh[:mm[:ss]]` at `p` is ahead of UTC, and the place after
+    it, or -1.
+    """
     seconds = np.int64(0)
     unit = np.int64(3600)
     sign = np.int64(-1) if b[p] == 45 else np.int64(1)
@@ -126,7 +128,7 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     if flavour == TIMESTAMPTZ:
         if p >= end or (b[p] != 43 and b[p] != 45):
             return nothing
-        ahead, p = _zone(b, p, end)
+        ahead, p = zone(b, p, end)
     # The bound lies some days inside what 64 bits hold (294247-01-10): an offset may add to it.
     if p != end or days < -106751986 or days > 106751986:
         return nothing
@@ -217,8 +219,8 @@ def read_byteas(b, start, length, kind, offsets, out, valid, outcome):  # type: 
     return specials
 
 
-@nb.njit(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
-def item_end(b, p, end):  # type: ignore[no-untyped-def]
+@nb.njit(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), nogil=True, cache=True)
+def item_end(b, p, end, delimiter):  # type: ignore[no-untyped-def]
     """Find the end of the array item that begins at `p`.
 
     Returns the place after it, the length of its text without quotes and backslashes, and
@@ -236,7 +238,7 @@ def item_end(b, p, end):  # type: ignore[no-untyped-def]
             return np.int64(-1), np.int64(0), np.int64(1)
         return p + 1, size, np.int64(1)
     first = p
-    while p < end and b[p] != 44 and b[p] != 125:
+    while p < end and b[p] != delimiter and b[p] != 125:
         if b[p] == 34 or b[p] == 92 or b[p] == 123:
             return np.int64(-1), np.int64(0), np.int64(0)
         p += 1
@@ -256,8 +258,8 @@ def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
     )
 
 
-@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
-def measure_array(b, p, length):  # type: ignore[no-untyped-def]
+@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), nogil=True, cache=True)
+def measure_array(b, p, length, delimiter):  # type: ignore[no-untyped-def]
     """Return the number of items and of their bytes; -1 if it is no plain one-dimensional array."""
     end = p + length - 1
     if length < 2 or b[p] != 123 or b[end] != 125:
@@ -266,8 +268,8 @@ def measure_array(b, p, length):  # type: ignore[no-untyped-def]
     items = np.int64(0)
     size = np.int64(0)
     while p < end:
-        p, length, _ = item_end(b, p, end)
-        if p < 0 or (p < end and (b[p] != 44 or p + 1 == end)):
+        p, length, _ = item_end(b, p, end, delimiter)
+        if p < 0 or (p < end and (b[p] != delimiter or p + 1 == end)):
             return np.int64(-1), np.int64(0)
         items += 1
         size += length
@@ -276,11 +278,11 @@ def measure_array(b, p, length):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(
-    TRIPLE(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]),
+    TRIPLE(*_CELLS, nb.int64, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]),
     nogil=True,
     cache=True,
 )
-def measure_arrays(b, start, length, kind, offsets, valid, outcome):  # type: ignore[no-untyped-def]
+def measure_arrays(b, start, length, kind, delimiter, offsets, valid, outcome):  # type: ignore[no-untyped-def]
     """Measure a column of arrays: specials, items, bytes of items; `offsets` counts items."""
     specials = np.int64(0)
     items = np.int64(0)
@@ -289,7 +291,7 @@ def measure_arrays(b, start, length, kind, offsets, valid, outcome):  # type: ig
     for r in range(len(start)):
         outcome[r] = PLAIN
         if kind[r] == TEXT:
-            count, more = measure_array(b, start[r], length[r])
+            count, more = measure_array(b, start[r], length[r], delimiter)
             if count < 0:
                 outcome[r] = SPECIAL_NULL
                 specials += 1
@@ -319,6 +321,7 @@ def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
         FROZEN_BYTES,
         nb.int32[::1],
         nb.int32[::1],
+        nb.int64,
         nb.int32[::1],
         nb.uint8[::1],
         nb.int32[::1],
@@ -328,14 +331,14 @@ def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
     nogil=True,
     cache=True,
 )
-def read_arrays(b, start, length, offsets, out, item_start, item_length, item_kind):  # type: ignore[no-untyped-def]
+def read_arrays(b, start, length, delimiter, offsets, out, item_start, item_length, item_kind):  # type: ignore[no-untyped-def]
     """Write the items of arrays that `measure_arrays` accepted as cells over `out`."""
     to = np.int64(0)
     for r in range(len(start)):
         p = np.int64(start[r]) + 1
         end = np.int64(start[r]) + length[r] - 1
         for item in range(offsets[r], offsets[r + 1]):
-            after, size, quoted = item_end(b, p, end)
+            after, size, quoted = item_end(b, p, end, delimiter)
             item_start[item] = to
             item_length[item] = size
             item_kind[item] = TEXT

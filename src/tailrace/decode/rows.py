@@ -84,7 +84,8 @@ def _before(
         return None
     specials: _Specials = []
     columns = [_typed(relation, c, tuples.old_column(c, rows), specials) for c in places]
-    fields = [pa.field(relation.columns[c].name, column_type(relation.columns[c]).arrow) for c in places]
+    kept = [relation.columns[c] for c in places]
+    fields = [pa.field(column.name, column_type(column, relation.modes).arrow) for column in kept]
     columns.append(pa.array(tuples.fields[kernel.LOG_OFFSET][rows]))
     columns.append(_special_map(specials, len(rows)))
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, _LOG_OFFSET, _SPECIAL]))
@@ -111,7 +112,7 @@ def or_null(numbers: Numbers) -> pa.Int64Array:
 
 def _typed(relation: Relation, column: int, cells: Cells, specials: _Specials) -> pa.Array:
     name = relation.columns[column].name
-    typed = _named(relation, name, column_type(relation.columns[column]).read, cells)
+    typed = _named(relation, name, column_type(relation.columns[column], relation.modes).read, cells)
     rows = typed.special_rows
     if len(rows):
         odd = Cells(cells.buffer, cells.start[rows], cells.length[rows], cells.kind[rows])

@@ -9,7 +9,7 @@ Pure. What logs of older versions of Tailrace lack is read as unknown.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from tailrace.errors import Kind, TailraceError
@@ -21,7 +21,9 @@ class ColumnFacts:
 
     `missing`: the text that rows from before the column have in it, where PostgreSQL added it with
     a default and wrote no row. `unknown`: those rows were written with values that nobody sent
-    (a default such as `random()`, a sequence).
+    (a default such as `random()`, a sequence). `types` says, by oid, what is under the column's type
+    if it is not built in: of a domain its `base` and `modifier`, of an array its `item` and
+    `delimiter`, and so on down; of every one its `name`.
     """
 
     name: str
@@ -34,6 +36,7 @@ class ColumnFacts:
     not_null: bool = False
     missing: str | None = None
     unknown: bool = False
+    types: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

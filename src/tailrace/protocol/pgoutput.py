@@ -103,3 +103,16 @@ def parse_relation(message: bytes) -> Relation:
     if len({column.name for column in columns}) != count:
         cursor.refuse("two columns have one name")
     return Relation(oid, schema, table, ReplicaIdentity(letter), tuple(columns))
+
+
+def parse_type(message: bytes) -> tuple[int, str, str]:
+    """Return what a Type message ('Y' and after) says: oid, schema and name.
+
+    :raises TailraceError: `PROTOCOL_VIOLATION` if the message is not one.
+    """
+    cursor = Cursor(message, "Type")
+    if cursor.u8() != ord("Y"):
+        cursor.refuse("it is of another type")
+    oid, schema, name = cursor.u32(), cursor.text(), cursor.text()
+    cursor.end()
+    return oid, schema, name

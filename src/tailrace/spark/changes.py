@@ -15,6 +15,7 @@ from tailrace.changelog.format import BlockRef
 from tailrace.changelog.reader import LogReader
 from tailrace.decode.catalog import Catalog
 from tailrace.decode.changes import TableChanges, decode_block
+from tailrace.model import ValueModes
 from tailrace.protocol.frames import Bytes, schema_frames
 from tailrace.spark.plan import MIB, Piece
 
@@ -24,7 +25,10 @@ STRETCH_BYTES_MAX = 4 * MIB
 
 
 def changes_of(
-    log: Path | str, piece: Piece, tables: Collection[str] | None = None
+    log: Path | str,
+    piece: Piece,
+    tables: Collection[str] | None = None,
+    modes: ValueModes | None = None,
 ) -> Iterator[list[TableChanges]]:
     """Yield the changes of `piece`, stretch by stretch, in log order.
 
@@ -32,6 +36,7 @@ def changes_of(
     `[piece.start, piece.end)`. From one list to the next the log offsets only rise.
 
     :param tables: qualified names (`schema.table`) to decode; None: all, and logical messages.
+    :param modes: how values are given; None: Tailrace's own forms.
     :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`.
     """
     if not piece.blocks:
@@ -54,6 +59,7 @@ def changes_of(
             schema.frames(),
             # A table that gets a wanted name within the stretch is not among `wanted`.
             tables=None if changes_shape else wanted,
+            modes=modes,
         )
         if changes_shape:
             schema.apply(raw)

@@ -1,0 +1,88 @@
+"""Every type, by snapshot and by stream, against what SELECT says: the same, byte for byte."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from decode.wire import SOURCE
+from fix_postgres import VERSIONS, Servers, _fresh_database
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.types import METADATA
+from tailrace.model import ValueModes
+from zoo.keeping import Zoo, capture
+
+MODES = {
+    "none": ValueModes(),
+    "precise": ValueModes("precise", "adaptive", "numeric", "bytes", "json"),
+    "double": ValueModes("double", "adaptive_time_microseconds", "string", "base64", "map"),
+    "string": ValueModes("string", "connect", "string", "base64-url-safe", "map", money_fraction_digits=0),
+    "iso": ValueModes("string", "isostring", "numeric", "hex", "json", money_fraction_digits=3),
+    "micro": ValueModes("double", "microseconds", "numeric", "bytes", "map"),
+    "nano": ValueModes("precise", "nanoseconds", "string", "hex", "json"),
+}
+
+
+@pytest.fixture(scope="module", params=VERSIONS, ids=lambda version: f"pg{version}")
+def zoo(request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    databases = _fresh_database(servers.get(request.param))
+    database = next(databases)
+    yield capture(database, tmp_path_factory.mktemp("zoo") / "log")
+    next(databases, None)
+
+
+def after(changes: TableChanges) -> list[str | None]:
+    return [dict(row)["v"] for row in changes.envelope("0").column("after").to_pylist()]
+
+
+def json_values(changes: TableChanges) -> list[str]:
+    """Return the JSON texts of `v`, byte for byte."""
+    lines = changes.json_lines("0", SOURCE).to_pylist()
+    return [line.partition('"after":{"id":')[2].partition(',"v":')[2].rpartition('},"source":')[0] for line in lines]
+
+
+def specials(rows: pa.RecordBatch) -> list[str | None]:
+    return [dict(entry)["v"] if entry else None for entry in rows.column("_special").to_pylist()]
+
+
+def test_snapshot_and_stream_say_what_select_says(zoo: Zoo) -> None:
+    found = zoo.changes()
+    assert set(found) == set(zoo.types)
+    for table, ways in found.items():
+        for changes in ways:
+            assert after(changes) == zoo.selected[table], table
+
+
+@pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
+def test_a_row_is_the_same_by_snapshot_and_by_stream(zoo: Zoo, modes: ValueModes) -> None:
+    for table, (copied, streamed) in zoo.changes(modes).items():
+        assert copied.relation == dataclasses.replace(streamed.relation, oid=copied.relation.oid)
+        assert json_values(copied) == json_values(streamed), table
+        one, other = copied.rows(), streamed.rows()
+        one.validate(full=True)
+        assert one.schema == other.schema
+        # As bytes, in which NaN is NaN and -0 is not 0; what is null has no bytes that count.
+        assert ipc(one.column("v")) == ipc(other.column("v")), table
+        assert one.column("_special").equals(other.column("_special")), table
+        for value, text, special in zip(one.column("v"), after(copied), specials(one), strict=True):
+            assert special in {None, text}
+            assert value.is_valid or text is None or special == text, table
+        for line, text in zip(json_values(copied), after(copied), strict=True):
+            assert (json.loads(line) is None) == (text is None)
+
+
+def ipc(array: pa.Array) -> bytes:
+    sink = pa.BufferOutputStream()
+    copied = array.take(pa.array(range(len(array))))  # what lies behind a buffer's end is anything
+    batch = pa.record_batch([copied], ["v"])
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()

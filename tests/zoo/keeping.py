@@ -86,7 +86,9 @@ def _house(connection: psycopg.Connection[Any], animal: Animal) -> dict[str, str
     connection.execute(f'create table "{table}" (id int primary key, v {animal.type})')
     for number, value in enumerate((*animal.values, None)):
         connection.execute(
-            sql.SQL("insert into {} values ({}, {})").format(sql.Identifier(table), number, sql.Literal(value))
+            sql.SQL("insert into {} values ({}, {})").format(
+                sql.Identifier(table), number, sql.Literal(value)
+            )
         )
     if not animal.array:
         return {table: animal.type}
@@ -94,11 +96,11 @@ def _house(connection: psycopg.Connection[Any], animal: Animal) -> dict[str, str
     connection.execute(f'create table "{arrays}" (id int primary key, v {animal.type}[])')
     # The last row, NULL, is an item like any other; the server writes what arrays look like.
     made = (
-        f"select 0, array_agg(v order by id) from \"{table}\"",
-        f"select 1, array[v] from \"{table}\" where id = 0",
-        f"select 2, array[array[v, null], array[v, v]] from \"{table}\" where id = 0",
-        f"select 3, array_fill(v, array[2], array[5]) from \"{table}\" where id = 0",
-        f"select 4, array[array[array[v]]] from \"{table}\" where id = 0",
+        f'select 0, array_agg(v order by id) from "{table}"',
+        f'select 1, array[v] from "{table}" where id = 0',
+        f'select 2, array[array[v, null], array[v, v]] from "{table}" where id = 0',
+        f'select 3, array_fill(v, array[2], array[5]) from "{table}" where id = 0',
+        f'select 4, array[array[array[v]]] from "{table}" where id = 0',
         f"select 5, '{{}}'::{animal.type}[]",
         f"select 6, null::{animal.type}[]",
         f"select 7, array[null]::{animal.type}[]",

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import json
-from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 
 from decode.wire import SOURCE
 from fix_postgres import VERSIONS, Servers, _fresh_database
 from tailrace.decode.changes import TableChanges
-from tailrace.decode.types import METADATA
 from tailrace.model import ValueModes
 from zoo.keeping import Zoo, capture
 
@@ -46,7 +41,10 @@ def after(changes: TableChanges) -> list[str | None]:
 def json_values(changes: TableChanges) -> list[str]:
     """Return the JSON texts of `v`, byte for byte."""
     lines = changes.json_lines("0", SOURCE).to_pylist()
-    return [line.partition('"after":{"id":')[2].partition(',"v":')[2].rpartition('},"source":')[0] for line in lines]
+    return [
+        line.partition('"after":{"id":')[2].partition(',"v":')[2].rpartition('},"source":')[0]
+        for line in lines
+    ]
 
 
 def specials(rows: pa.RecordBatch) -> list[str | None]:

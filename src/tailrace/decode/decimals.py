@@ -131,7 +131,7 @@ def write_money(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
             if since >= 0:
                 since += 1
         elif letter == 46 or letter == 44:
-            sign_between = count > 1
+            sign_between = bool(count > 1)
         elif letter == 45 or letter == 40:  # '-' '('
             negative = True
         elif letter == 0xE2 and k + 2 < p + length and b[k + 1] == 0x88 and b[k + 2] == 0x92:

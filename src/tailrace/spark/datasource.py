@@ -75,7 +75,10 @@ class TailraceDataSource(DataSource):
         )
         if options.table is None:
             return schema.to_spark(ENVELOPE)
-        known = schema.relations(reader.all_schema_frames(reader.start, end))
+        blocks = reader.blocks(reader.start, end)
+        known = schema.relations(
+            reader.all_schema_frames(reader.start, end), len(reader.schema_before(blocks[0])) if blocks else 0
+        )
         return schema.to_spark(schema.table_schema(known, options.table))
 
     def reader(self, schema: StructType) -> BatchReader:

@@ -9,7 +9,7 @@ all its values without loss; where there is none, it is PostgreSQL's text.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,7 @@ from tailrace.decode.catalog import Catalog
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.types import METADATA, row_schema
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Relation
+from tailrace.model import Relation, ValueModes
 from tailrace.protocol.frames import schema_frames
 
 if TYPE_CHECKING:
@@ -45,14 +45,22 @@ def to_arrow(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def relations(frames: Iterable[bytes]) -> list[Relation]:
-    """Return every version of every table that schema frames describe, in log order."""
-    catalog = Catalog()
+def relations(frames: Sequence[bytes], in_force: int = 0, modes: ValueModes | None = None) -> list[Relation]:
+    """Return every version of every table that schema frames describe, in log order.
+
+    :param in_force: so many of them, the first, are in force at once; what they say together is
+        one version of each table.
+    """
+    catalog = Catalog(frames[:in_force], modes)
     found: dict[Relation, None] = {}
-    for frame in frames:
-        catalog.apply(frame)
+    described: set[int] = set()
+    for place, frame in enumerate(frames):
+        if place >= in_force:
+            catalog.apply(frame)
         for key, _ in schema_frames(np.frombuffer(frame, np.uint8)):
             if key.startswith("R"):
+                described.add(int(key[1:]))
+            if key[0] in "RF" and int(key[1:]) in described:
                 found[catalog.relation(int(key[1:]))] = None
     return list(found)
 

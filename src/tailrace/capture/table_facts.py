@@ -58,10 +58,10 @@ _TYPES = """CASE WHEN a.atttypid >= 10000 THEN (
              FROM used u JOIN pg_type y ON y.oid = u.oid
             WHERE y.typtype = 'd' OR y.typoutput = 'pg_catalog.array_out'::regproc)
        SELECT json_object_agg(y.oid::text,
-              CASE WHEN y.typtype = 'd' THEN
-                     json_build_object('name', y.typname, 'base', y.typbasetype::bigint, 'modifier', y.typtypmod)
-                   WHEN y.typoutput = 'pg_catalog.array_out'::regproc THEN
-                     json_build_object('name', y.typname, 'item', y.typelem::bigint, 'delimiter', e.typdelim)
+              CASE WHEN y.typtype = 'd' THEN json_build_object(
+                     'name', y.typname, 'base', y.typbasetype::bigint, 'modifier', y.typtypmod)
+                   WHEN y.typoutput = 'pg_catalog.array_out'::regproc THEN json_build_object(
+                     'name', y.typname, 'item', y.typelem::bigint, 'delimiter', e.typdelim)
                    ELSE json_build_object('name', y.typname) END ORDER BY y.oid)
          FROM used u JOIN pg_type y ON y.oid = u.oid LEFT JOIN pg_type e ON e.oid = y.typelem
         WHERE y.oid >= 10000) END"""

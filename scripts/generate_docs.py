@@ -1,4 +1,4 @@
-"""Writes the reference parts of docs/configuration.md and docs/cli.md from the code.
+"""Writes the reference parts of docs/configuration.md, cli.md and postgresql.md from the code.
 
 Each part stands between two marks, `<!-- generated: NAME -->` and `<!-- end -->`; all other
 text is written by hand and left alone. With `--check` nothing is written, and the exit status
@@ -148,7 +148,7 @@ def generated(page: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the pages, or under `--check` compare them; return the exit status."""
     stale = []
-    for page in (DOCS / "configuration.md", DOCS / "cli.md"):
+    for page in (DOCS / "configuration.md", DOCS / "cli.md", DOCS / "postgresql.md"):
         before = page.read_text("utf-8")
         after = generated(before)
         if after != before:

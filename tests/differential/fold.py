@@ -109,15 +109,14 @@ class Fold:
         """Fold whole transactions."""
         ordered = list(changes)
         self._order(ordered)
-        for commit_lsn, group in groupby(ordered, key=lambda change: change.commit_lsn):
+        for (commit_lsn, _), group in groupby(ordered, key=lambda change: _rank(change)[:2]):
             self._transaction(commit_lsn, list(group))
 
     def _order(self, changes: Sequence[Change]) -> None:
         wrong = [
             f"{_place(after)} lies behind {_place(before)} in the log"
             for before, after in pairwise(changes)
-            if (after.commit_lsn, after.ordinal) <= (before.commit_lsn, before.ordinal)
-            or after.log_offset <= before.log_offset
+            if _rank(after) <= _rank(before) or after.log_offset <= before.log_offset
         ]
         self.problems += wrong[:EXAMPLES]
 
@@ -175,6 +174,12 @@ def differences(name: str, found: Iterable[Row], wanted: Iterable[Row], key: Seq
 
 def _fixed(row: Row, columns: Iterable[str]) -> Fixed:
     return tuple((column, row[column]) for column in columns)
+
+
+def _rank(change: Change) -> tuple[int, bool, int]:
+    # A snapshot is told to be at the end of the last record that it saw, where the record of the
+    # next commit may begin: its rows come before that transaction's.
+    return change.commit_lsn, change.op != "r", change.ordinal
 
 
 def _place(change: Change) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["fix_postgres", "fix_proxy", "fix_spark"]
@@ -19,3 +21,9 @@ settings.load_profile("default")
 def pytest_configure() -> None:
     """End on SIGTERM as on Ctrl-C, so that a run that is cut short still stops its servers."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_imported() -> None:
+    """Forget how an earlier test's command set up the logs: a level would hide what a test looks for."""
+    structlog.reset_defaults()

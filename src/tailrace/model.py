@@ -70,7 +70,7 @@ class ValueType:
 class ValueModes:
     """Debezium's handling modes: how values are given where there is a choice.
 
-    None, for a mode, is Tailrace's own form (docs/types.md). The values are Debezium's.
+    None, for a mode, is Tailrace's own form (see `decode.types`). The values are Debezium's.
     """
 
     decimal: str | None = None  # precise, double, string

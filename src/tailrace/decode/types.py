@@ -5,7 +5,7 @@ the type under it. A value that its Arrow type can't hold exactly becomes null, 
 outermost value; its row is then listed in `Typed.special_rows`, and the row's `_special` carries
 PostgreSQL's text. A mode that was chosen may round, as it does with Debezium: that is not special.
 
-How a column's cells are read is in `columns`; docs/types.md is made from what stands here.
+How a column's cells are read is in `columns`.
 """
 
 from __future__ import annotations

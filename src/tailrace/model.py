@@ -111,6 +111,7 @@ class Relation:
     shapes that the log has had under the table's name; 0: not known. `replaced` is the relation
     that had the name before, and `replaced_name` what that is called now, if it is still there.
     `modes` are the reader's choice of how values are given to it.
+    `chosen_key` is the configuration's and comes before both.
     """
 
     oid: int
@@ -123,6 +124,7 @@ class Relation:
     replaced: int = 0
     replaced_name: tuple[str, str] | None = None
     modes: ValueModes = ValueModes()
+    chosen_key: tuple[str, ...] = ()
 
     @property
     def qualified_name(self) -> str:
@@ -132,8 +134,11 @@ class Relation:
     def key(self) -> tuple[str, ...]:
         """Names of the columns that identify a row; empty if nothing does.
 
-        Those of the replica identity; the primary key where that is the whole row, or nothing.
+        Those that the configuration chose; else those of the replica identity; the primary key
+        where that is the whole row, or nothing.
         """
+        if self.chosen_key:
+            return self.chosen_key
         if self.identity is ReplicaIdentity.FULL:
             return self.primary_key
         return tuple(column.name for column in self.columns if column.in_identity) or self.primary_key

@@ -25,6 +25,7 @@ KERNEL_MODULES = (
     "tailrace.decode.kernel",
     "tailrace.decode.lettering",
     "tailrace.decode.literals",
+    "tailrace.decode.masks",
 )
 
 

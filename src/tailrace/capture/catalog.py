@@ -14,9 +14,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tailrace.capture.columns import GENERATED_VERSION_MIN
 from tailrace.capture.schema_watch import known_facts
 from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
 from tailrace.capture.table_facts import CatalogTable, catalog_tables, facts_of, versioned
+from tailrace.config.disclosure import Columns
 from tailrace.config.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column
@@ -162,12 +164,12 @@ def published_tables(session: Session, source: PostgresSource) -> list[Published
         ),
         "read the publication",
     )
-    tables = [_table(session, row) for row in rows]
+    tables = [_table(session, source, row) for row in rows]
     found = catalog_tables(session, [table.oid for table in tables])
     return [replace(table, catalog=found.get(table.oid)) for table in tables]
 
 
-def _table(session: Session, row: Row) -> PublishedTable:
+def _table(session: Session, source: PostgresSource, row: Row) -> PublishedTable:
     oid = int(row["oid"] or 0)
     name = f"{row['schema']}.{row['table']}"
     # The publication's list is compared by the server, where names are what they are.
@@ -176,10 +178,11 @@ def _table(session: Session, row: Row) -> PublishedTable:
     if listed is not None:
         named = f"{quote_literal(listed)}::jsonb ? a.attname::text"
     rows = session.run(_COLUMNS.format(oid=oid, named=named), f"read the columns of {name}")
-    generated_too = session.server_version >= 180000
+    generated_too = session.server_version >= GENERATED_VERSION_MIN
     sent = [r for r in rows if r["published"] == "t" and (generated_too or not r["generated"])]
     key = sorted((int(r["key_place"]), r["name"] or "") for r in rows if r["key_place"] is not None)
-    columns = tuple(_column(r) for r in sent)
+    left_out = _left_out(source, row, rows)
+    columns = tuple(_column(r) for r in sent if r["name"] not in left_out)
     lost = {r["name"] for r in rows if r["identity"] == "t"} - {column.name for column in columns}
     if lost:
         raise TailraceError(
@@ -199,6 +202,20 @@ def _table(session: Session, row: Row) -> PublishedTable:
         columns=columns,
         primary_key=tuple(column for _, column in key),
     )
+
+
+def _left_out(source: PostgresSource, table: Row, columns: list[Row]) -> frozenset[str]:
+    """Return the columns that need not be copied, because nobody will see them."""
+    if not source.leaves_columns_out:
+        return frozenset()
+    identity = frozenset(row["name"] or "" for row in columns if row["identity"] == "t")
+    known = Columns(
+        names=tuple(row["name"] or "" for row in columns),
+        identity=identity,
+        full=table["identity"] == "f",
+        primary_key=frozenset(row["name"] or "" for row in columns if row["key_place"] is not None),
+    )
+    return source.left_out(table["schema"] or "", table["table"] or "", known) - identity
 
 
 def _column(row: Row) -> PublishedColumn:

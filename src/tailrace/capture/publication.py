@@ -16,6 +16,13 @@ from dataclasses import dataclass
 
 import structlog
 
+from tailrace.capture.columns import (
+    COLUMN_LISTS_VERSION_MIN,
+    GENERATED_VERSION_MIN,
+    TableColumns,
+    columns_of,
+    require_disclosable,
+)
 from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
 from tailrace.config.patterns import is_exact, matches
 from tailrace.config.postgres import PostgresSource
@@ -243,7 +250,7 @@ def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Na
 def create_publication(session: Session, source: PostgresSource) -> None:
     """Create the publication for the tables that `source` means. Before the slot is created.
 
-    :raises TailraceError: as `require_matches`; `SOURCE_PRIVILEGE_MISSING`.
+    :raises TailraceError: as `require_matches`; `SOURCE_PRIVILEGE_MISSING`; `CONFIG_INVALID`.
     """
     tables = matching_tables(session, source)
     require_matches(session, source, tables)
@@ -254,6 +261,8 @@ def create_publication(session: Session, source: PostgresSource) -> None:
                 table=table.qualified_name,
                 sql=table.identity_repair,
             )
+    if not source.discloses_all:
+        require_disclosable(source, table_columns(session, tables).values())
     command = create_command(session, source, tables)
     try:
         session.run(command, "create the publication")
@@ -269,7 +278,7 @@ def create_publication(session: Session, source: PostgresSource) -> None:
 def create_command(session: Session, source: PostgresSource, tables: Iterable[Table]) -> str:
     """Return the SQL that creates the publication for `tables`."""
     options = [f"publish_via_partition_root = {str(source.publish_via_partition_root).lower()}"]
-    if session.server_version >= 180000:
+    if session.server_version >= GENERATED_VERSION_MIN:
         options.append("publish_generated_columns = stored")
     return (
         f"CREATE PUBLICATION {quote_identifier(source.publication)} FOR TABLE "
@@ -285,9 +294,73 @@ def add_command(session: Session, source: PostgresSource, tables: Iterable[Table
     )
 
 
-def _clauses(session: Session, source: PostgresSource, tables: Iterable[Table]) -> str:  # noqa: ARG001
+def _clauses(session: Session, source: PostgresSource, tables: Iterable[Table]) -> str:
+    tables = list(tables)
+    lists: dict[int, str] = {}
+    if source.leaves_columns_out:
+        lists = {
+            oid: columns.column_list(source, session.server_version)
+            for oid, columns in table_columns(session, tables).items()
+        }
     # Without ONLY the children of a table would come along, named in source.tables or not.
-    return ", ".join(f"{'ONLY ' if table.has_children else ''}{table.sql}" for table in tables)
+    return ", ".join(
+        f"{'ONLY ' if table.has_children else ''}{table.sql}{lists.get(table.oid, '')}" for table in tables
+    )
+
+
+def table_columns(session: Session, tables: Iterable[Table]) -> dict[int, TableColumns]:
+    """Return the columns of `tables` by the tables' oid."""
+    return columns_of(session, [(table.oid, table.schema, table.name) for table in tables])
+
+
+def check_disclosure(session: Session, source: PostgresSource) -> None:
+    """Check that the settings of columns, masks and keys can hold for the tables that are meant,
+    and tell what leaves the server all the same, or is not published by now.
+
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    if source.discloses_all:
+        return
+    tables = table_columns(session, matching_tables(session, source))
+    require_disclosable(source, tables.values())
+    if session.server_version < COLUMN_LISTS_VERSION_MIN:
+        return
+    published = published_columns(session, source.publication)
+    for table in tables.values():
+        sent = published.get((table.schema, table.name))
+        if sent is None:
+            continue
+        if late := set(table.sendable) - table.generated - sent - table.left_out(source):
+            log.warning(
+                "columns of a table are not published: they were added after its column list was made",
+                table=f"{table.schema}.{table.name}",
+                columns=sorted(late),
+                sql=list_command(session, source, table),
+            )
+        if leaving := table.left_out(source) & sent:
+            log.warning(
+                "columns that are left out leave the server; they are dropped when the log is read",
+                table=f"{table.schema}.{table.name}",
+                columns=sorted(leaving),
+            )
+
+
+def list_command(session: Session, source: PostgresSource, table: TableColumns) -> str:
+    """Return the SQL that gives a table in the publication the column list that it should have."""
+    name = f"{quote_identifier(table.schema)}.{quote_identifier(table.name)}"
+    alter = f"ALTER PUBLICATION {quote_identifier(source.publication)}"
+    columns = table.column_list(source, session.server_version)
+    return f"BEGIN; {alter} DROP TABLE {name}; {alter} ADD TABLE {name}{columns}; COMMIT"
+
+
+def published_columns(session: Session, publication: str) -> dict[Name, set[str]]:
+    """Return which columns the publication sends of each table. PostgreSQL 15 and later."""
+    rows = session.run(
+        "SELECT schemaname AS schema, tablename AS table, array_to_json(attnames)::text AS names "  # noqa: S608 - quoted
+        f"FROM pg_publication_tables WHERE pubname = {quote_literal(publication)}",
+        "read the publication",
+    )
+    return {(row["schema"] or "", row["table"] or ""): set(json.loads(row["names"] or "[]")) for row in rows}
 
 
 def check_publication(session: Session, source: PostgresSource) -> None:

@@ -21,6 +21,7 @@ from tailrace import failpoints
 from tailrace.capture import server
 from tailrace.capture.appender import Appender
 from tailrace.capture.publication import (
+    check_disclosure,
     check_publication,
     create_publication,
     publication_exists,
@@ -36,6 +37,7 @@ from tailrace.capture.snapshot import Snapshot, TableProgress
 from tailrace.capture.status import StatusTimer
 from tailrace.capture.stream import Stream, Wanted
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import keep_disclosure
 from tailrace.changelog.writer import LogOptions, LogWriter, Tail
 from tailrace.config.postgres import PostgresSource
 from tailrace.config.sections import LogConfig
@@ -237,6 +239,7 @@ class CaptureTask:
         else:
             self._log = self._open_directory(session, self._directory)
         self._appender = Appender(LogWriter.open(self._log, TASK, options=self._options), self._stopping)
+        keep_disclosure(self._log, TASK, self._source.disclosure)
         self._appender.start()
         return self._appender
 
@@ -294,6 +297,7 @@ class CaptureTask:
             check_publication(session, source)
         else:
             create_publication(session, source)
+        check_disclosure(session, source)
         slot = server.create_slot(
             session, source.slot, temporary=source.snapshot == "only", failover=source.slot_failover
         )
@@ -329,6 +333,7 @@ class CaptureTask:
                 warn_of_new_tables(session, source)
             else:
                 check_publication(session, source)
+            check_disclosure(session, source)
         resumed = CaptureState(
             phase=Phase.STREAMING,
             system_identifier=facts.system_identifier,

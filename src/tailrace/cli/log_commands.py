@@ -10,6 +10,7 @@ import typer
 from tailrace.cli.conversation import DONE, FAILED, AsJson, Debug, Verbose, conversation
 
 if TYPE_CHECKING:
+    from tailrace.config import Disclosure
     from tailrace.pipeline.points import Point
 
 log_app = typer.Typer(
@@ -61,6 +62,10 @@ def show(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many changes.")] = None,
     task: Annotated[str, typer.Option("--task", help="The task to read.")] = "0",
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="As the log holds it, without the pipeline's masks and with all columns."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document a change and nothing else.")
     ] = False,
@@ -70,10 +75,12 @@ def show(
     """Show the changes in a log, decoded, in log order."""
     with conversation(verbose=verbose, debug=debug):
         from tailrace.cli.showing_changes import show_changes
+        from tailrace.config import Disclosure
         from tailrace.pipeline.inspection import Selection
 
         wanted = Selection(table, _key(key), transaction, _point(begin, "--from"), _point(end, "--to"), limit)
-        show_changes(_directory(path), task, wanted, as_json=as_json)
+        log, rules = _log_and_rules(path)
+        show_changes(log, task, wanted, Disclosure() if raw else rules, as_json=as_json)
 
 
 @log_app.command("forget")
@@ -127,11 +134,17 @@ def verify(path: LogPath, *, as_json: AsJson = False, verbose: Verbose = False, 
 
 
 def _directory(path: Path) -> Path:
+    return _log_and_rules(path)[0]
+
+
+def _log_and_rules(path: Path) -> tuple[Path, Disclosure | None]:
+    """Return where the log is, and what is let out of it if a pipeline's file was given."""
     if path.is_file():
         from tailrace import config
 
-        return config.load(path).log.path
-    return path
+        pipeline = config.load(path)
+        return pipeline.log.path, pipeline.source.disclosure
+    return path, None
 
 
 def _key(parts: list[str] | None) -> dict[str, str] | None:

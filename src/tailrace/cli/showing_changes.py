@@ -9,19 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.cli.conversation import printable
+from tailrace.config import Disclosure
+from tailrace.decode.disclosed import Disclosed
 from tailrace.model import format_lsn
 from tailrace.pipeline.inspection import Selection, json_lines
 
 _WORDS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete", "t": "truncate", "m": "message"}
 
 
-def show_changes(path: Path, task: str, wanted: Selection, *, as_json: bool) -> None:
+def show_changes(
+    path: Path, task: str, wanted: Selection, rules: Disclosure | None, *, as_json: bool
+) -> None:
     """Print the wanted changes of the log at `path`.
 
-    :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`.
+    :param rules: what of the tables is let out; None: as it is kept beside the log.
+    :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`;
+        `SECRET_MISSING` if the salt of a mask can't be had.
     """
-    for line in json_lines(LogDirectory.open(path), task, wanted):
+    directory = LogDirectory.open(path)
+    disclosed = Disclosed.of(kept_disclosure(directory, task) if rules is None else rules)
+    for line in json_lines(directory, task, wanted, disclosed):
         sys.stdout.write(line if as_json else words(json.loads(line)) + "\n")
     sys.stdout.flush()
 

@@ -6,6 +6,7 @@ Start with `load`. The models state every setting with its default, unit and mea
 
 from __future__ import annotations
 
+from tailrace.config.disclosure import Disclosure, Mask
 from tailrace.config.load import load, read
 from tailrace.config.patterns import is_exact, matches, matches_any, matches_column
 from tailrace.config.postgres import PostgresSource
@@ -24,8 +25,10 @@ from tailrace.secrets import Secret
 
 __all__ = [
     "DeltaSink",
+    "Disclosure",
     "JsonlSink",
     "LogConfig",
+    "Mask",
     "ParquetSink",
     "PipelineConfig",
     "PostgresSource",

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
+from tailrace.config.disclosure import Disclosure
 from tailrace.config.fields import MIB, ByteCount, FileName, Section, Text
 from tailrace.config.patterns import Patterns, TablePattern, matches_any
 from tailrace.config.slot_care import HeartbeatConfig, SlotWatchConfig
@@ -175,7 +176,7 @@ class LibpqOptions(Section):
     oauth_scope: Text | None = Field(default=None, description="OAuth scope.")
 
 
-class PostgresSource(LibpqOptions):
+class PostgresSource(LibpqOptions, Disclosure):
     """A PostgreSQL database whose changes are captured."""
 
     type: Literal["postgresql"] = Field(default="postgresql", description="Kind of the source.")

@@ -14,6 +14,7 @@ import pyarrow as pa
 from tailrace.decode import kernel
 from tailrace.decode.catalog import Catalog
 from tailrace.decode.debezium import SourceFacts, json_lines
+from tailrace.decode.disclosed import EVERYTHING, Disclosed, Shape
 from tailrace.decode.envelope import envelope
 from tailrace.decode.rows import old_keys, old_rows, typed_rows
 from tailrace.decode.tuples import Tuples, find_tuples
@@ -29,12 +30,22 @@ BLOCK_BYTES_MAX = 2**31 - 1
 class TableChanges:
     """Changes of one version of a table in log order, or logical messages (no relation).
 
+    `relation` is the table as it is let out: with `shape`, without some columns, masked, keyed.
     Nothing is decoded before it is asked for. The arrays have one entry a change; `op` holds the
     codes of `model.Op`'s letters, `xid` and `commit_time_us` are `kernel.NONE` where there is none.
     """
 
-    def __init__(self, relation: Relation | None, raw: Bytes, log_offset: int, fields: Numbers) -> None:
-        self._relation = relation
+    def __init__(
+        self,
+        relation: Relation | None,
+        raw: Bytes,
+        log_offset: int,
+        fields: Numbers,
+        shape: Shape | None = None,
+    ) -> None:
+        self._relation = relation if shape is None else shape.relation
+        self._held = relation
+        self._shape = shape
         self._raw = raw
         self._block_offset = log_offset
         self._fields = fields
@@ -85,7 +96,7 @@ class TableChanges:
         if first == 0 and last == self.count:
             return self
         part = self._fields[:, first:last]
-        return TableChanges(self._relation, self._raw, self._block_offset, part)
+        return TableChanges(self._held, self._raw, self._block_offset, part, self._shape)
 
     def rows(self, as_text: Collection[str] = ()) -> pa.RecordBatch:
         """Return typed rows in `types.row_schema`; columns named in `as_text` as PostgreSQL's
@@ -143,7 +154,8 @@ class TableChanges:
 
     def _tuples(self) -> Tuples:
         if self._found is None:
-            self._found = find_tuples(self._relation, self._raw, self._block_offset, self._fields)
+            found = find_tuples(self._held, self._raw, self._block_offset, self._fields)
+            self._found = found if self._shape is None else self._shape.apply(found)
         return self._found
 
 
@@ -155,6 +167,7 @@ def decode_block(
     *,
     tables: frozenset[int] | None = None,
     modes: ValueModes | None = None,
+    disclosed: Disclosed = EVERYTHING,
 ) -> list[TableChanges]:
     """Return the changes in whole frames, by table and version of the table.
 
@@ -164,8 +177,9 @@ def decode_block(
     :param schema: schema frames in force there, in log order.
     :param tables: relation oids that are wanted, and no messages; None: everything.
     :param modes: how values are given; None: Tailrace's own forms.
+    :param disclosed: what of the tables is let out.
     :raises TailraceError: `PROTOCOL_VIOLATION` if the frames make no sense, `SCHEMA_MISSING` if
-        no Relation message describes a table.
+        no Relation message describes a table, `CONFIG_INVALID` as `Disclosed.shape`.
     """
     if len(raw) > BLOCK_BYTES_MAX:
         raise TailraceError(Kind.DECODE_FAILED, "decoded a block: it is longer than 2 GiB")
@@ -194,7 +208,8 @@ def decode_block(
     relations, group_of = _relations(groups[: result[kernel.GROUPS]], Catalog(schema, modes), in_block)
     parts = _by_group(changes, int(result[kernel.CHANGES]), group_of, len(relations))
     return [
-        TableChanges(relation, raw, log_offset, part) for relation, part in zip(relations, parts, strict=True)
+        TableChanges(relation, raw, log_offset, part, None if relation is None else disclosed.shape(relation))
+        for relation, part in zip(relations, parts, strict=True)
     ]
 
 

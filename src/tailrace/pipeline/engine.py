@@ -224,8 +224,10 @@ class Engine:
             log.info("engine", state=str(self._life.state), because=str(event))
 
     def _make_feed(self, config: SinkConfig) -> Feed:
-        name = self._config.name
-        return Feed(config, name, self._config.log.path, lambda: build(config, name), self._spark)
+        rules = self._config.source.disclosure
+        return Feed(
+            config, self._config.name, self._config.log.path, lambda: build(config, rules), self._spark
+        )
 
 
 def task_view(task: CaptureTask) -> TaskView:

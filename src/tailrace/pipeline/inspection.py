@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from tailrace import __version__
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
-from tailrace.config import matches
+from tailrace.config import is_exact, matches
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.debezium import SourceFacts
+from tailrace.decode.disclosed import Disclosed
 from tailrace.pipeline.points import Point, locate
 from tailrace.spark import plan
 from tailrace.spark.changes import changes_of
@@ -43,15 +44,16 @@ class Selection:
     limit: int | None = None
 
 
-def json_lines(directory: LogDirectory, task: str, wanted: Selection) -> Iterator[str]:
+def json_lines(directory: LogDirectory, task: str, wanted: Selection, disclosed: Disclosed) -> Iterator[str]:
     """Yield the wanted changes in log order, each as the JSON Lines sink writes it, with newline.
 
+    :param disclosed: what of the tables is let out.
     :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`.
     """
     source = directory.identity.source
     facts = SourceFacts(source.slot.removeprefix("tailrace_"), source.database, __version__)
     left = wanted.limit
-    for stretch in _stretches(directory, task, wanted):
+    for stretch in _stretches(directory, task, wanted, disclosed):
         chosen = [(changes, mask) for changes in stretch if (mask := _mask(changes, task, wanted)).any()]
         if not chosen:
             continue
@@ -67,17 +69,19 @@ def json_lines(directory: LogDirectory, task: str, wanted: Selection) -> Iterato
                 return
 
 
-def _stretches(directory: LogDirectory, task: str, wanted: Selection) -> Iterator[list[TableChanges]]:
+def _stretches(
+    directory: LogDirectory, task: str, wanted: Selection, disclosed: Disclosed
+) -> Iterator[list[TableChanges]]:
     with LogReader.open(directory, task) as reader:
         start, end = reader.start, reader.end().offset
         blocks = reader.blocks(start, end)
         # A place that was named may lie inside a transaction: pieces are cut anywhere.
         begin = start if wanted.begin is None else locate(reader, wanted.begin)
         until = end if wanted.end is None else min(end, locate(reader, wanted.end))
-    exact = wanted.table is not None and "*" not in wanted.table and '"' not in wanted.table
+    exact = wanted.table is not None and is_exact(wanted.table) and '"' not in wanted.table
     tables = (wanted.table,) if exact and wanted.table is not None else None
     for piece in plan.pieces(task, blocks, begin, until):
-        yield from changes_of(directory.path, piece, tables)
+        yield from changes_of(directory.path, piece, tables, disclosed=disclosed)
 
 
 def _mask(changes: TableChanges, task: str, wanted: Selection) -> Mask:

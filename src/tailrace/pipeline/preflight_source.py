@@ -22,6 +22,7 @@ from tailrace.config import PipelineConfig, PostgresSource, is_exact
 from tailrace.errors import Kind
 from tailrace.pipeline.feed import TASK
 from tailrace.pipeline.findings import Finding, error, warning
+from tailrace.pipeline.preflight_columns import column_findings
 from tailrace.pipeline.preflight_server import server_facts, server_findings, slot_findings
 
 SERVER_VERSION_MIN = 130000
@@ -66,6 +67,7 @@ def source_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Itera
         yield from _pattern_findings(session, pipeline, tables)
         rows = {(row["schema"], row["table"]): row for row in session.run(_TABLES, "look at the tables")}
         yield from _publication_findings(session, server, pipeline, tables, rows, log)
+        yield from column_findings(session, pipeline.source, tables)
         for table in tables:
             yield from _table_findings(table, rows[table.schema, table.name], server, pipeline)
 
@@ -212,7 +214,7 @@ def _table_findings(table: Table, row: Row, server: Row, pipeline: PipelineConfi
             name,
         )
     has_key = _true(row, "has_key") if row["identity"] in ("d", "f") else _true(row, "has_identity_index")
-    if not has_key:
+    if not has_key and not pipeline.source.key_of(table.schema, table.name):
         yield from _keyless_findings(table, name, pipeline)
 
 
@@ -223,8 +225,9 @@ def _keyless_findings(table: Table, name: str, pipeline: PipelineConfig) -> Iter
             yield error(
                 Kind.SINK_KEY_MISSING,
                 f"sinks[{number}] is a mirror, and the table has no key to mirror it by",
-                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or set keyless: full_row in sinks[{number}] "
-                f"and ALTER TABLE {table.sql} REPLICA IDENTITY FULL;",
+                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or name columns that tell its rows apart in "
+                f"source.message_keys, or set keyless: full_row in sinks[{number}], and "
+                f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL;",
                 name,
             )
 

@@ -101,9 +101,9 @@ class Replay:
             begin = None if self._begin is None else locate(reader, self._begin)
         self._end = tail.offset
         spark = SparkHost(self._pipeline)
-        name = self._pipeline.name
+        name, rules = self._pipeline.name, self._pipeline.source.disclosure
         self._feed = Feed(
-            self._sink, name, directory.path, lambda: build(self._sink, name), spark, begin_at=begin
+            self._sink, name, directory.path, lambda: build(self._sink, rules), spark, begin_at=begin
         )
         self._feed.finish_at(tail.offset)
         feeding = Background("replay", self._feed.run)

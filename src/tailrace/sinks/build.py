@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tailrace.config.disclosure import Disclosure
 from tailrace.config.sections import DeltaSink as DeltaConfig
 from tailrace.config.sections import JsonlSink as JsonlConfig
 from tailrace.config.sections import ParquetSink as ParquetConfig
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
     from tailrace.changelog.directory import LogIdentity
 
 
-def build(config: SinkConfig, pipeline: str) -> Sink:  # noqa: ARG001 — the pipeline is told by `open`
+def build(config: SinkConfig, rules: Disclosure) -> Sink:
     """Return the sink that `config` describes, not yet opened.
 
-    :param pipeline: whose sink it is; `open` is told the same.
+    :param rules: what of the tables is let out of the log.
     """
     if isinstance(config, ParquetConfig):
-        return parquet_sink(config.name, config.path, config.tables, config.compression)
+        return parquet_sink(config.name, config.path, config.tables, config.compression, rules)
     if isinstance(config, JsonlConfig):
-        return jsonl_sink(config.name, config.path, config.tables)
+        return jsonl_sink(config.name, config.path, config.tables, rules)
     if isinstance(config, DeltaConfig):
         mode = DeltaAppend() if config.mode == "append" else DeltaMirror(config.keyless)
-        return DeltaSink(config.name, config.path, config.tables, mode)
+        return DeltaSink(config.name, config.path, config.tables, mode, rules)
     raise TailraceError(
         Kind.INTERNAL, f"build a sink: nothing is known of {type(config).__name__}", "", {"sink": config.name}
     )

@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tailrace import failpoints
+from tailrace.config.disclosure import Disclosure
+from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange
 from tailrace.sinks import layout
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.delta_folder import AddedFile, DeltaFolder
+from tailrace.sinks.mask_marks import require_same_masks
 from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
 from tailrace.sinks.write_files import OpenWriter, StagedFile, WriteJob, run, write_piece
 
@@ -74,11 +77,20 @@ class DeltaSink:
 
     type = "delta"
 
-    def __init__(self, name: str, path: Path, tables: tuple[str, ...] | None, mode: DeltaMode) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        tables: tuple[str, ...] | None,
+        mode: DeltaMode,
+        rules: Disclosure | None = None,
+    ) -> None:
+        """:param rules: what of the tables is let out; None: everything."""
         self.name = name
         self._path = path
         self._tables = tables
         self._mode = mode
+        self._rules = rules or Disclosure()
         self._target: Target | None = None
         self._folders: dict[tuple[str, str], DeltaFolder] = {}
         self._have: dict[str, dict[str, int]] = {}
@@ -176,7 +188,7 @@ class DeltaSink:
             staging.mkdir(parents=True)
         job = WriteJob(
             str(log), str(staging), span.task, have, span.end, "parquet", self._tables,
-            have, self._tables_have(span.task),
+            have, self._tables_have(span.task), Disclosed.of(self._rules),
         )  # fmt: skip
         done = run(spark, wanted, partial(write_piece, job, self._mode.opener()), self.name)
         return [file for files in done for file in files]
@@ -187,6 +199,8 @@ class DeltaSink:
             TableWork(self._folder(span.task, directory, files[0].table), staging, files, span.end)
             for directory, files in _by_directory(staged)
         ]
+        if self._mode.kind == "mirror":
+            require_same_masks(self._opened(), Disclosed.of(self._rules), work)
         with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit") as pool:
             # Every table is given its chance; the first that failed is what is raised.
             outcomes = [pool.submit(self._commit_table, spark, each) for each in work]

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from tailrace import failpoints
 from tailrace.changelog import durable
+from tailrace.config.disclosure import Disclosure
+from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange
 from tailrace.sinks import layout
@@ -39,13 +41,20 @@ class FileSink:
     """Implements `contract.Sink`; see this module's docstring for how."""
 
     def __init__(
-        self, name: str, kind: str, path: Path, tables: tuple[str, ...] | None, opener: OpenerFor
+        self,
+        name: str,
+        kind: str,
+        path: Path,
+        tables: tuple[str, ...] | None,
+        opener: OpenerFor,
+        rules: Disclosure,
     ) -> None:
         self.name = name
         self.type = kind
         self._path = path
         self._tables = tables
         self._opener = opener
+        self._rules = rules
         self._target: Target | None = None
         self._log: LogIdentity | None = None
         self._positions: dict[str, int | None] = {}
@@ -127,7 +136,10 @@ class FileSink:
             remove_folder(staging)  # of a write that failed, with another end perhaps
             staging.mkdir(parents=True)
         assert self._log is not None
-        job = WriteJob(str(log), str(staging), span.task, have, span.end, self.type, self._tables, have, {})
+        job = WriteJob(
+            str(log), str(staging), span.task, have, span.end, self.type, self._tables, have, {},
+            Disclosed.of(self._rules),
+        )  # fmt: skip
         opener = self._opener(self._log, target.pipeline, span.task)
         done = run(spark, wanted, partial(write_piece, job, opener), self.name)
         return [file for files in done for file in files]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tailrace import __version__
+from tailrace.config.disclosure import Disclosure
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.debezium import SourceFacts
 from tailrace.model import Relation
@@ -45,11 +46,16 @@ def open_jsonl(path: str, _relation: Relation, task: str, source: SourceFacts) -
     return JsonlWriter(path, task, source)
 
 
-def jsonl_sink(name: str, path: Path, tables: tuple[str, ...] | None) -> FileSink:
-    """Return a sink that writes JSON Lines files, a folder a table, every change a line."""
+def jsonl_sink(
+    name: str, path: Path, tables: tuple[str, ...] | None, rules: Disclosure | None = None
+) -> FileSink:
+    """Return a sink that writes JSON Lines files, a folder a table, every change a line.
+
+    :param rules: what of the tables is let out; None: everything.
+    """
 
     def opener(log: LogIdentity, pipeline: str, task: str) -> OpenWriter:
         source = SourceFacts(pipeline, log.source.database, __version__)
         return partial(open_jsonl, task=task, source=source)
 
-    return FileSink(name, "jsonl", path, tables, opener)
+    return FileSink(name, "jsonl", path, tables, opener, rules or Disclosure())

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tailrace.config.disclosure import Disclosure
 from tailrace.decode.changes import TableChanges
 from tailrace.model import Relation
 from tailrace.sinks.files import FileSink
@@ -113,15 +114,20 @@ def open_parquet(path: str, _relation: Relation, compression: str = "snappy") ->
 
 
 def parquet_sink(
-    name: str, path: Path, tables: tuple[str, ...] | None, compression: str = "snappy"
+    name: str,
+    path: Path,
+    tables: tuple[str, ...] | None,
+    compression: str = "snappy",
+    rules: Disclosure | None = None,
 ) -> FileSink:
     """Return a sink that writes Parquet files, a folder a table, every change a row.
 
     :param compression: `none`, `snappy` or `zstd`.
+    :param rules: what of the tables is let out; None: everything.
     """
     open_writer = partial(open_parquet, compression=compression)
 
     def opener(_log: LogIdentity, _pipeline: str, _task: str) -> OpenWriter:
         return open_writer
 
-    return FileSink(name, "parquet", path, tables, opener)
+    return FileSink(name, "parquet", path, tables, opener, rules or Disclosure())

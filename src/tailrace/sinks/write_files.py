@@ -28,6 +28,7 @@ import pyarrow as pa
 from tailrace import failpoints
 from tailrace.config.patterns import matches_any
 from tailrace.decode.changes import TableChanges
+from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
 from tailrace.sinks import layout
@@ -51,6 +52,7 @@ class WriteJob:
 
     `have` maps tables, by their folders, to the log offset up to which the sink has them
     already: their changes before it are left out. Tables that it does not name are `have_all` far.
+    `disclosed` holds secrets: a job is only ever part of a task's closure, which nothing shows.
     """
 
     log: str
@@ -62,6 +64,7 @@ class WriteJob:
     tables: tuple[str, ...] | None
     have_all: int
     have: dict[str, int]
+    disclosed: Disclosed = EVERYTHING
 
     def first_missing(self, relation: Relation) -> int:
         """Return the log offset from which on the sink lacks the table; `end` if it isn't wanted."""
@@ -115,7 +118,7 @@ def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[St
     parts: dict[str, int] = {}
     done: list[StagedFile] = []
     missing_from: dict[Relation, int] = {}
-    for changes in itertools.chain.from_iterable(changes_of(job.log, piece)):
+    for changes in itertools.chain.from_iterable(changes_of(job.log, piece, disclosed=job.disclosed)):
         relation = changes.relation
         if relation is None:
             continue  # a logical message belongs to no table

@@ -15,6 +15,7 @@ from tailrace.changelog.format import BlockRef
 from tailrace.changelog.reader import LogReader
 from tailrace.decode.catalog import Catalog
 from tailrace.decode.changes import TableChanges, decode_block
+from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.model import ValueModes
 from tailrace.protocol.frames import Bytes, schema_frames
 from tailrace.spark.plan import MIB, Piece
@@ -29,6 +30,7 @@ def changes_of(
     piece: Piece,
     tables: Collection[str] | None = None,
     modes: ValueModes | None = None,
+    disclosed: Disclosed = EVERYTHING,
 ) -> Iterator[list[TableChanges]]:
     """Yield the changes of `piece`, stretch by stretch, in log order.
 
@@ -37,7 +39,8 @@ def changes_of(
 
     :param tables: qualified names (`schema.table`) to decode; None: all, and logical messages.
     :param modes: how values are given; None: Tailrace's own forms.
-    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`.
+    :param disclosed: what of the tables is let out.
+    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`, `CONFIG_INVALID`.
     """
     if not piece.blocks:
         return
@@ -60,6 +63,7 @@ def changes_of(
             # A table that gets a wanted name within the stretch is not among `wanted`.
             tables=None if changes_shape else wanted,
             modes=modes,
+            disclosed=disclosed,
         )
         if changes_shape:
             schema.apply(raw)

@@ -75,9 +75,12 @@ class TailraceDataSource(DataSource):
         )
         if options.table is None:
             return schema.to_spark(ENVELOPE)
+        disclosed = position.disclosed(options.path, options.task, raw=options.raw)
         blocks = reader.blocks(reader.start, end)
         known = schema.relations(
-            reader.all_schema_frames(reader.start, end), len(reader.schema_before(blocks[0])) if blocks else 0
+            reader.all_schema_frames(reader.start, end),
+            len(reader.schema_before(blocks[0])) if blocks else 0,
+            disclosed=disclosed,
         )
         return schema.to_spark(schema.table_schema(known, options.table))
 
@@ -105,11 +108,18 @@ class PiecePartition(InputPartition):
 
 
 class _Rows:
-    """The executors' side of both readers: a piece as Arrow batches in the query's schema."""
+    """The executors' side of both readers: a piece as Arrow batches in the query's schema.
+
+    What may be let out of the log is settled where the query is planned, and travels with the
+    tasks: executors need not have its secrets.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        from tailrace.spark import position
+
         self._options = options
         self._schema = schema
+        self._disclosed = position.disclosed(options.path, options.task, raw=options.raw)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tailrace.spark.changes import changes_of
@@ -120,7 +130,8 @@ class _Rows:
             return
         conformer = Conformer(to_arrow(self._schema))
         table = self._options.table
-        for stretch in changes_of(self._options.path, piece, None if table is None else {table}):
+        tables = None if table is None else {table}
+        for stretch in changes_of(self._options.path, piece, tables, disclosed=self._disclosed):
             if table is not None:
                 yield from map(conformer.rows, stretch)
             elif stretch:

@@ -22,6 +22,7 @@ OPTIONS: dict[str, str] = {
     "maxRowsPerTrigger": "streaming",
     "maxBytesPerTrigger": "streaming",
     "readerName": "streaming",
+    "raw": "both",
 }
 _BY_KEY = {name.lower(): name for name in OPTIONS}
 
@@ -31,7 +32,8 @@ class ReadOptions:
     """What a reader was asked for.
 
     `starting` and `ending` are places in the log as written: `earliest`, `latest`, a log
-    offset, an LSN or a time; `position.resolve` finds them. `task` is "" if none was named.
+    offset, an LSN or a time; `position.resolve` finds them. `task` is "" if none was named. `raw`
+    asks for what the log holds, without the masks and left-out columns of its pipeline.
     """
 
     path: str
@@ -42,6 +44,7 @@ class ReadOptions:
     rows_max: int | None
     bytes_max: int | None
     reader_name: str | None
+    raw: bool
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> ReadOptions:
@@ -76,6 +79,7 @@ class ReadOptions:
             rows_max=_positive(values, "maxRowsPerTrigger"),
             bytes_max=_positive(values, "maxBytesPerTrigger"),
             reader_name=values.get("readerName") or None,
+            raw=_flag(values, "raw"),
         )
 
     def refuse_limits(self) -> None:
@@ -140,3 +144,14 @@ def _positive(values: Mapping[str, str], name: str) -> int | None:
             "give a whole number above 0",
         )
     return number
+
+
+def _flag(values: Mapping[str, str], name: str) -> bool:
+    value = values.get(name, "false").lower()
+    if value not in ("true", "false"):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"read a change log: the option {name} is {values[name]!r}",
+            "give true or false",
+        )
+    return value == "true"

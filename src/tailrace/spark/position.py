@@ -11,7 +11,9 @@ import functools
 from typing import Any
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
+from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import parse_lsn
 
@@ -31,6 +33,17 @@ def opened(path: str, task: str) -> LogReader:
 @functools.lru_cache(maxsize=8)
 def _reader(path: str, task: str, log_id: str) -> LogReader:  # noqa: ARG001 — part of the key
     return LogReader.open(path, task)
+
+
+def disclosed(path: str, task: str, *, raw: bool) -> Disclosed:
+    """Return what of a task's log is let out; its secrets are resolved here and now.
+
+    :param raw: everything, as the log holds it.
+    :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`, `LOG_FORMAT_UNKNOWN`, `SECRET_MISSING`.
+    """
+    if raw:
+        return EVERYTHING
+    return Disclosed.of(kept_disclosure(LogDirectory.open(path), task))
 
 
 def task_named(path: str, task: str) -> str:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from tailrace.decode.catalog import Catalog
 from tailrace.decode.changes import TableChanges
+from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.decode.types import METADATA, row_schema
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation, ValueModes
@@ -45,11 +46,17 @@ def to_arrow(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def relations(frames: Sequence[bytes], in_force: int = 0, modes: ValueModes | None = None) -> list[Relation]:
+def relations(
+    frames: Sequence[bytes],
+    in_force: int = 0,
+    modes: ValueModes | None = None,
+    disclosed: Disclosed = EVERYTHING,
+) -> list[Relation]:
     """Return every version of every table that schema frames describe, in log order.
 
     :param in_force: so many of them, the first, are in force at once; what they say together is
         one version of each table.
+    :param disclosed: what of the tables is let out.
     """
     catalog = Catalog(frames[:in_force], modes)
     found: dict[Relation, None] = {}
@@ -61,7 +68,7 @@ def relations(frames: Sequence[bytes], in_force: int = 0, modes: ValueModes | No
             if key.startswith("R"):
                 described.add(int(key[1:]))
             if key[0] in "RF" and int(key[1:]) in described:
-                found[catalog.relation(int(key[1:]))] = None
+                found[disclosed.relation(catalog.relation(int(key[1:])))] = None
     return list(found)
 
 

@@ -1,0 +1,148 @@
+"""Preflight of columns, masks and keys: do the settings fit the tables and the publication?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tailrace.capture.columns import COLUMN_LISTS_VERSION_MIN, TableColumns
+from tailrace.capture.publication import Table, list_command, published_columns, table_columns
+from tailrace.capture.session import Session, quote_identifier
+from tailrace.config import PostgresSource, matches, matches_any, matches_column
+from tailrace.decode.disclosed import Disclosed
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.findings import Finding, error, from_failure, warning
+
+#: A shorter salt can be found by trying, and with it the values.
+SALT_LENGTH_MIN = 16
+
+
+def column_findings(session: Session, source: PostgresSource, tables: list[Table]) -> Iterator[Finding]:
+    """Yield what is wrong with columns, masks and keys of the tables that are meant."""
+    columns = table_columns(session, tables)
+    yield from _secret_findings(source)
+    yield from _pattern_findings(source, list(columns.values()))
+    published = (
+        published_columns(session, source.publication)
+        if session.server_version >= COLUMN_LISTS_VERSION_MIN
+        else {}
+    )
+    for table in tables:
+        found = columns[table.oid]
+        yield from _conflict_findings(source, table, found)
+        if table.partitioned and source.publish_via_partition_root:
+            yield from _partition_findings(source, table)
+        if (sent := published.get((table.schema, table.name))) is not None:
+            yield from _published_findings(session, source, table, found, frozenset(sent))
+            continue
+        leaving = found.left_out(source) - found.needed
+        if leaving and not found.column_list(source, session.server_version):
+            yield _leaving(session, table, found, leaving, "")
+
+
+def _secret_findings(source: PostgresSource) -> Iterator[Finding]:
+    try:
+        Disclosed.of(source.disclosure)
+    except TailraceError as failure:
+        yield from_failure(failure)
+        return
+    for number, mask in enumerate(source.masks):
+        if mask.salt is not None and len(mask.salt.resolve()) < SALT_LENGTH_MIN:
+            yield warning(
+                Kind.CONFIG_INVALID,
+                f"source.masks[{number}]: the salt {mask.salt} is shorter than {SALT_LENGTH_MIN} characters, "
+                "so it can be found by trying, and with it the values",
+                "use a longer one, before the first run: hashes change with it",
+            )
+
+
+def _pattern_findings(source: PostgresSource, tables: list[TableColumns]) -> Iterator[Finding]:
+    names = [(table.schema, table.name, column) for table in tables for column in table.columns.names]
+    places = {"source.columns": source.columns, "source.columns_exclude": source.columns_exclude}
+    places |= {f"source.masks[{number}].columns": mask.columns for number, mask in enumerate(source.masks)}
+    for place, patterns in places.items():
+        for pattern in patterns:
+            if not any(matches_column(pattern, *name) for name in names):
+                yield warning(
+                    Kind.TABLE_MISSING,
+                    f"{place}: no column of a captured table matches {pattern!r}",
+                    f"correct {place}",
+                )
+    for pattern in source.message_keys:
+        if not any(matches(pattern, table.schema, table.name) for table in tables):
+            yield warning(
+                Kind.TABLE_MISSING,
+                f"source.message_keys: no captured table matches {pattern!r}",
+                "correct source.message_keys",
+            )
+
+
+def _conflict_findings(source: PostgresSource, table: Table, columns: TableColumns) -> Iterator[Finding]:
+    for conflict in source.conflicts(table.schema, table.name, columns.columns):
+        repair = conflict.repair
+        if conflict.needs_full:
+            repair = "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY FULL" for part in table.parts)
+            repair += f"; or {conflict.repair}"
+        yield error(Kind.CONFIG_INVALID, conflict.message, repair, table.qualified_name)
+
+
+def _partition_findings(source: PostgresSource, table: Table) -> Iterator[Finding]:
+    for part in table.parts:
+        if matches_any(source.tables_exclude, part.schema, part.name):
+            yield warning(
+                Kind.CONFIG_INVALID,
+                f"source.tables_exclude means the partition {part.schema}.{part.name}, whose rows are "
+                "captured with its root all the same",
+                "take it out of source.tables_exclude, or set source.publish_via_partition_root: false and "
+                "name the partitions in source.tables",
+                table.qualified_name,
+            )
+
+
+def _published_findings(
+    session: Session, source: PostgresSource, table: Table, columns: TableColumns, sent: frozenset[str]
+) -> Iterator[Finding]:
+    needed = frozenset(columns.sendable) if columns.full_somewhere else columns.needed
+    fit = f"{list_command(session, source, columns)};"
+    if lost := needed - sent:
+        generated = f"ALTER PUBLICATION {quote_identifier(source.publication)} SET "
+        generated += "(publish_generated_columns = stored);"
+        names = ", ".join(map(repr, sorted(lost)))
+        yield error(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {source.publication!r} does not send {names}, which the table's replica "
+            "identity needs: PostgreSQL refuses updates and deletes of the table",
+            generated if lost <= columns.generated else fit,
+            table.qualified_name,
+        )
+    if late := frozenset(columns.sendable) - columns.generated - sent - columns.left_out(source) - lost:
+        names = ", ".join(map(repr, sorted(late)))
+        yield warning(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {source.publication!r} does not send the columns {names}",
+            fit,
+            table.qualified_name,
+        )
+    if leaving := (columns.left_out(source) & sent) - columns.needed:
+        yield _leaving(session, table, columns, leaving, fit)
+
+
+def _leaving(
+    session: Session, table: Table, columns: TableColumns, leaving: frozenset[str], sql: str
+) -> Finding:
+    names = ", ".join(map(repr, sorted(leaving)))
+    if columns.full_somewhere:
+        why = "the table has REPLICA IDENTITY FULL, under which PostgreSQL must send all columns"
+        full = [part for part in table.parts if part.identity == "f"]
+        sql = "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY DEFAULT" for part in full)
+        sql += f"; if it has a primary key, before the first run; else leave it: {names} are in the log only"
+    elif session.server_version < COLUMN_LISTS_VERSION_MIN:
+        why = "PostgreSQL before 15 sends all columns"
+        sql = "upgrade the server, or leave it"
+    else:
+        why = "the publication has them"
+    return warning(
+        Kind.PUBLICATION_MISMATCH,
+        f"the columns {names} are left out, but leave the server and get into the log, because {why}",
+        sql,
+        table.qualified_name,
+    )

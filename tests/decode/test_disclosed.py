@@ -1,0 +1,245 @@
+"""What is let out of the log: columns, masks and keys, in every form that changes are read in."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decode.wire import UNCHANGED, decode, delete, insert, json_of, relation, snapshot, transaction, update
+from tailrace.config import Disclosure
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.disclosed import Disclosed
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol import frames
+
+SALT = "Canary: a salt that must be seen nowhere"
+HASH = {"columns": ["public.orders.note"], "method": "hash", "salt": "${env:SALT}"}
+OID = 16385
+USERS = [("id", 23, -1), ("mail", 25, -1), ("age", 23, -1), ("big", 25, -1)]
+
+
+@pytest.fixture(autouse=True)
+def _salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SALT", SALT)
+
+
+def hashed(text: str) -> str:
+    return hmac.digest(SALT.encode(), text.encode(), hashlib.sha256).hex()
+
+
+def read(data: bytes, **rules: Any) -> TableChanges:
+    [changes] = decode(data, disclosed=Disclosed.of(Disclosure(**rules)))
+    return changes
+
+
+def refusal(data: bytes, **rules: Any) -> TailraceError:
+    with pytest.raises(TailraceError) as caught:
+        read(data, **rules)
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    return caught.value
+
+
+STORY = transaction(
+    relation(columns=USERS),
+    insert("1", "a@x", "30", "long"),
+    insert("2", None, "31", "long"),
+    update("1", "b@x", "32", UNCHANGED),
+    update("7", "a@x", "33", UNCHANGED, key=("1", None, None, None)),
+    delete("7", None, None, None),
+)
+
+
+def test_a_column_left_out_is_in_no_form() -> None:
+    changes = read(STORY, columns_exclude=["public.orders.mail", "*.*.big"])
+    rows = changes.rows()
+    assert rows.schema.names[:3] == ["id", "age", "_op"]
+    assert rows.column("age").to_pylist() == [30, 31, 32, 33, None]
+    assert rows.column("_unchanged").to_pylist() == [[]] * 5
+    envelope = changes.envelope("0")
+    assert dict(envelope.column("after")[0].as_py()) == {"id": "1", "age": "30"}
+    lines = json_of(changes)
+    assert lines[3]["before"] == {"id": 1}
+    assert lines[3]["after"] == {"id": 7, "age": 33}
+    assert b"x" not in b"".join(json.dumps(line["after"]).encode() for line in lines)
+
+
+def test_an_include_list_keeps_the_key_and_leaves_other_tables_alone() -> None:
+    changes = read(STORY, columns=["public.orders.mail"])
+    assert changes.rows().schema.names[:3] == ["id", "mail", "_op"]
+    changes = read(STORY, columns=["public.other.mail"])
+    assert changes.rows().schema.names[:5] == ["id", "mail", "age", "big", "_op"]
+
+
+def test_masks_reach_every_form_and_old_keys() -> None:
+    rules = {
+        "masks": [
+            {"columns": ["public.orders.id", "*.*.mail"], "method": "hash", "salt": "${env:SALT}"},
+            {"columns": ["public.orders.age"], "method": "fixed", "value": 0},
+            {"columns": ["public.orders.*"], "method": "truncate", "length": 2},
+        ]
+    }
+    changes = read(STORY, **rules)
+    rows = changes.rows()
+    assert rows.schema.types[:4] == [pa.string(), pa.string(), pa.int32(), pa.string()]
+    assert rows.column("id").to_pylist() == [hashed(text) for text in "12177"]
+    mails = [hashed("a@x"), None, hashed("b@x"), hashed("a@x"), None]
+    assert rows.column("mail").to_pylist() == mails
+    assert rows.column("age").to_pylist() == [0, 0, 0, 0, None]
+    assert rows.column("big").to_pylist() == ["lo", "lo", None, None, None]
+    assert rows.column("_unchanged").to_pylist() == [[], [], ["big"], ["big"], []]
+    old = changes.old_keys()
+    assert old is not None
+    assert old.column("id").to_pylist() == [hashed("1")]
+    envelope = changes.envelope("0")
+    assert dict(envelope.column("key")[3].as_py()) == {"id": hashed("7")}
+    assert dict(envelope.column("before")[3].as_py()) == {"id": hashed("1")}
+    assert dict(envelope.column("before")[4].as_py()) == {"id": hashed("7")}
+    line = json_of(changes)[3]
+    assert line["before"] == {"id": hashed("1")}
+    assert line["after"] == {
+        "id": hashed("7"), "mail": hashed("a@x"), "age": 0, "big": "__debezium_unavailable_value",
+    }  # fmt: skip
+
+
+def test_old_rows_are_masked_as_new_ones() -> None:
+    data = transaction(
+        relation(columns=USERS, key=[name for name, _, _ in USERS], identity="f"),
+        update("1", "b@x", "32", UNCHANGED, old=("1", "a@x", "30", "long")),
+        delete("1", "b@x", "32", "long", mark=b"O"),
+    )
+    mask = {"columns": ["*.*.mail", "*.*.big"], "method": "hash", "salt": "${env:SALT}"}
+    changes = read(data, masks=[mask])
+    old = changes.old_rows()
+    assert old is not None
+    assert old.column("mail").to_pylist() == [hashed("a@x")]
+    assert changes.rows().column("big").to_pylist() == [hashed("long")] * 2  # from the old row
+    assert [line["before"]["mail"] for line in json_of(changes)] == [hashed("a@x"), hashed("b@x")]
+
+
+def test_snapshot_rows_are_masked_after_their_escapes_are_undone() -> None:
+    text = b"1\ta\\tb\t\\N\tx\n2\t\\N\t5\ty\n"
+    data = snapshot(relation(columns=USERS), frames.snapshot_frame(OID, 0, 2, text))
+    masks = [HASH | {"columns": ["*.*.mail"]}, {"columns": ["*.*.age"], "method": "fixed"}]
+    rows = read(data, masks=masks).rows()
+    assert rows.column("mail").to_pylist() == [hashed("a\tb"), None]
+    assert rows.column("age").to_pylist() == [None, "****"]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.none(), st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=9)
+        )
+    ),
+    st.integers(0, 5),
+)
+def test_truncation_counts_characters(values: list[str | None], length: int) -> None:
+    shape = relation(columns=[("id", 23, -1), ("note", 25, -1)])
+    data = transaction(shape, *(insert(str(at), value) for at, value in enumerate(values)))
+    found = decode(
+        data,
+        disclosed=Disclosed.of(
+            Disclosure(masks=[{"columns": ["*.*.note"], "method": "truncate", "length": length}])
+        ),
+    )
+    texts = [text for changes in found for text in changes.rows().column("note").to_pylist()]
+    assert texts == [None if value is None else value[:length] for value in values]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "type_", "found"),
+    [
+        (23, 7, pa.int32(), 7),
+        (23, 1.5, pa.string(), "1.5"),
+        (701, 1.5, pa.float64(), 1.5),
+        (25, 7, pa.string(), "7"),
+        (1082, "2000-01-01", pa.string(), "2000-01-01"),
+        (16, None, pa.string(), "****"),
+    ],
+)
+def test_a_fixed_number_keeps_the_type_of_a_column_of_numbers(
+    kind: int, value: Any, type_: pa.DataType, found: Any
+) -> None:
+    shape = relation(columns=[("id", 23, -1), ("v", kind, -1)])
+    mask = {"columns": ["*.*.v"], "method": "fixed", "value": value}
+    rows = read(transaction(shape, insert("1", "1")), masks=[mask]).rows()
+    assert (rows.schema.field("v").type, rows.column("v").to_pylist()) == (type_, [found])
+
+
+def test_null_takes_values_away_and_keeps_the_type() -> None:
+    rows = read(STORY, masks=[{"columns": ["*.*.age"], "method": None}]).rows()
+    assert rows.schema.field("age").type == pa.int32()
+    assert rows.column("age").null_count == 5
+
+
+KEYLESS = [("host", 25, -1), ("ts", 20, -1), ("what", 25, -1)]
+
+
+def test_a_key_of_ones_own_is_the_key() -> None:
+    names = [name for name, _, _ in KEYLESS]
+    data = transaction(
+        relation(columns=KEYLESS, key=names, identity="f"),
+        insert("a", "1", "x"),
+        update("b", "1", "x", old=("a", "1", "x")),
+        delete("b", "1", "x", mark=b"O"),
+    )
+    changes = read(data, message_keys={"public.ord*": ["ts", "host"]})
+    assert changes.relation is not None
+    assert changes.relation.key == ("host", "ts")
+    assert dict(changes.envelope("0").column("key")[0].as_py()) == {"host": "a", "ts": "1"}
+    old = changes.old_keys()
+    assert old is not None
+    assert old.drop_columns(["_log_offset", "_special"]).to_pylist() == [{"host": "a", "ts": 1}]
+    inserts = transaction(relation(columns=KEYLESS, key=(), identity="n"), insert("a", "1", "x"))
+    keyed = read(inserts, message_keys={"public.orders": ["host"]}).relation
+    assert keyed is not None
+    assert keyed.key == ("host",)
+
+
+def test_what_would_make_rows_indistinct_is_refused() -> None:
+    hidden = refusal(STORY, columns_exclude=["public.orders.id"])
+    assert "columns_exclude leaves out what the table's key needs: 'id'" in hidden.message
+    for method in ({"method": "truncate", "length": 1}, {"method": "fixed"}, {"method": "null"}):
+        assert "equal, for 'id'" in refusal(STORY, masks=[{"columns": ["*.*.id"], **method}]).message
+    assert "the table has not: 'nowhere'" in refusal(STORY, message_keys={"public.*": ["nowhere"]}).message
+    assert "old row: 'mail'" in refusal(STORY, message_keys={"public.*": ["id", "mail"]}).message
+    chosen = refusal(
+        transaction(relation(columns=KEYLESS, key=(), identity="n"), insert("a", "1", "x")),
+        message_keys={"public.*": ["host"]},
+        columns_exclude=["*.*.host"],
+    )
+    assert "needs: 'host'" in chosen.message
+
+
+def test_salts_are_shown_nowhere_and_travel_with_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    disclosed = Disclosed.of(Disclosure(masks=[HASH]))
+    assert "Canary" not in repr(disclosed) + repr(disclosed.__dict__)
+    carried = pickle.dumps(disclosed)
+    monkeypatch.delenv("SALT")
+    [changes] = decode(transaction(relation(), insert("1", "a", "2")), disclosed=pickle.loads(carried))  # noqa: S301
+    assert changes.rows().column("note").to_pylist() == [hashed("a")]
+    with pytest.raises(TailraceError) as caught:
+        Disclosed.of(Disclosure(masks=[HASH]))
+    assert caught.value.kind is Kind.SECRET_MISSING
+    monkeypatch.setenv("SALT", "")
+    with pytest.raises(TailraceError) as caught:
+        Disclosed.of(Disclosure(masks=[HASH]))
+    assert caught.value.kind is Kind.CONFIG_INVALID
+
+
+def test_marks_tell_masks_apart_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    [shape] = decode(transaction(relation(), insert("1", "a", "2")))
+    assert shape.relation is not None
+    first = Disclosed.of(Disclosure(masks=[HASH])).mask_marks(shape.relation)
+    assert list(first) == ["note"]
+    assert Disclosed.of(Disclosure(masks=[HASH])).mask_marks(shape.relation) == first
+    monkeypatch.setenv("SALT", "another")
+    assert Disclosed.of(Disclosure(masks=[HASH])).mask_marks(shape.relation) != first

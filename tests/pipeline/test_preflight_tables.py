@@ -1,0 +1,161 @@
+"""Preflight of tables, columns, masks and keys: each misfit with its own message and its SQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fix_postgres import Database
+from pipeline.test_preflight import errors, found, pipeline_file
+from tailrace.errors import Kind
+from tailrace.pipeline.findings import Finding, Severity
+from tailrace.pipeline.preflight import preflight
+
+
+def checked(directory: Any, pg: Database, source: str, sinks: str = "") -> list[Finding]:
+    return preflight(pipeline_file(directory, pg.server, pg.name, source=source, sinks=sinks))
+
+
+def test_things_that_are_no_tables_are_called_by_their_names(pg, tmp_path):
+    pg.execute("create table t (id int primary key)")
+    pg.execute("create unlogged table quick (id int primary key)")
+    pg.execute("create view v as select * from t")
+    pg.execute("create materialized view m as select * from t")
+    pg.execute("create sequence s")
+    names = ["quick", "v", "m", "s", "none", "t"]
+    tables = ", ".join(f"public.{name}" for name in names)
+    messages = [finding.message for finding in checked(tmp_path, pg, f"  tables: [{tables}]\n")]
+    assert messages == [
+        "source.tables: 'public.quick' is an unlogged table, which PostgreSQL does not replicate",
+        "source.tables: 'public.v' is a view, which PostgreSQL does not replicate",
+        "source.tables: 'public.m' is a materialized view, which PostgreSQL does not replicate",
+        "source.tables: 's' is a sequence".replace("'s'", "'public.s'")
+        + ", which PostgreSQL does not replicate",
+        "source.tables: no table matches 'public.none'",
+    ]
+    # A star passes them over.
+    assert checked(tmp_path, pg, "") == []
+
+
+def test_origins_need_a_later_server(each_pg, tmp_path):
+    each_pg.execute("create table t (id int primary key)")
+    messages = [finding.message for finding in checked(tmp_path, each_pg, "  origin: none\n")]
+    assert len(messages) == (each_pg.server.version < 16)
+    assert all("the server is PostgreSQL 15" in message for message in messages)
+
+
+def test_a_replica_identity_whose_index_is_gone_and_one_of_a_partition_are_seen(pg, tmp_path):
+    pg.execute("create table i (a int not null, b int)")
+    pg.execute("create unique index i_a on i (a)")
+    pg.execute("alter table i replica identity using index i_a")
+    pg.execute("drop index i_a")
+    pg.execute("create table p (id int primary key, at date) partition by range (id)")
+    pg.execute('create table "p 1" partition of p for values from (0) to (10)')
+    pg.execute("create table p2 partition of p for values from (10) to (20)")
+    pg.execute('alter table "p 1" replica identity nothing')
+    file = pipeline_file(tmp_path, pg.server, pg.name)
+    result = found(file)
+    repair = result[Kind.SOURCE_MISCONFIGURED, "public.p"].repair
+    assert repair.startswith('ALTER TABLE "public"."p 1" REPLICA IDENTITY FULL;')
+    assert (Kind.SOURCE_MISCONFIGURED, "public.i") in result
+    for finding in result.values():
+        pg.execute(finding.repair.split(";")[0])
+    assert preflight(file) == []
+
+
+RULES = """  columns_exclude: ["public.users.ssn", "*.nothing.x"]
+  masks:
+    - {columns: ["public.users.mail"], method: hash, salt: "${env:SALT}"}
+    - {columns: ["*.*.nowhere"], method: fixed}
+  message_keys: {"public.log": [host], "public.gone": [a]}
+"""
+
+
+def test_settings_of_columns_that_find_nothing_or_leak_are_told(each_pg, tmp_path, monkeypatch):
+    pg = each_pg
+    pg.execute("create table users (id int primary key, mail text, ssn text)")
+    pg.execute("create table log (host text, what text)")
+    pg.execute("alter table log replica identity full")
+    monkeypatch.setenv("SALT", "short")
+    mirror = "{type: delta, mode: mirror, path: ./lake}"
+    result = checked(tmp_path, pg, RULES, mirror)
+    told = {(finding.severity, finding.message.split(";")[0]) for finding in result}
+    salt = "source.masks[0]: the salt ${env:SALT} is shorter than 16 characters, so it can be found by "
+    salt += "trying, and with it the values"
+    assert told == {
+        (Severity.WARNING, "source.columns_exclude: no column of a captured table matches '*.nothing.x'"),
+        (Severity.WARNING, "source.masks[1].columns: no column of a captured table matches '*.*.nowhere'"),
+        (Severity.WARNING, "source.message_keys: no captured table matches 'public.gone'"),
+        (Severity.WARNING, salt),
+    }
+    monkeypatch.delenv("SALT")
+    assert [
+        finding.kind for finding in checked(tmp_path, pg, RULES) if finding.severity is Severity.ERROR
+    ] == [Kind.SECRET_MISSING]
+
+
+def test_keys_that_would_be_lost_are_refused_with_the_way_out(pg, tmp_path):
+    pg.execute("create table t (id int primary key, a int not null, b text)")
+    pg.execute("create table u (id int primary key, a int not null, b text)")
+    source = (
+        '  columns_exclude: ["public.t.id"]\n  message_keys: {"public.u": [a], "public.t": [a, id]}\n'
+        '  masks: [{columns: ["public.u.a"], method: truncate, length: 1}]\n'
+    )
+    file = pipeline_file(tmp_path, pg.server, pg.name, source=source)
+    messages = [(finding.table, finding.message) for finding in errors(file)]
+    assert messages == [
+        ("public.t", "source.message_keys names what updates and deletes don't send of the old row: 'a'"),
+        ("public.t", "source.columns_exclude leaves out what the table's key needs: 'id'"),
+        ("public.u", "source.message_keys names what updates and deletes don't send of the old row: 'a'"),
+        ("public.u", "source.masks has the method truncate, which makes different keys equal, for 'a'"),
+    ]
+    pg.execute(errors(file)[2].repair.split(";")[0])
+    assert [finding.table for finding in errors(file)] == ["public.t", "public.t", "public.u"]
+
+
+def test_publications_that_break_the_sources_own_updates_are_named(each_pg, tmp_path):
+    pg = each_pg
+    pg.execute("create table t (id int primary key, a int, secret text)")
+    pg.execute("create table whole (id int primary key, a int)")
+    pg.execute("alter table whole replica identity full")
+    pg.execute("insert into whole values (1, 1)")
+    pg.execute(f"create publication tailrace_{pg.name} for table t (id, secret), whole (id)")
+    file = pipeline_file(tmp_path, pg.server, pg.name, source='  columns_exclude: ["public.t.secret"]\n')
+    result = preflight(file)
+    told = {(finding.severity, finding.table): finding for finding in result}
+    assert set(told) == {(Severity.ERROR, "public.whole"), (Severity.WARNING, "public.t")}
+    messages = [finding.message for finding in result]
+    assert (
+        "PostgreSQL refuses updates and deletes of the table" in told[Severity.ERROR, "public.whole"].message
+    )
+    assert any("does not send the columns 'a'" in message for message in messages)
+    assert any("'secret' are left out, but leave the server" in message for message in messages)
+    for finding in (told[Severity.ERROR, "public.whole"], told[Severity.WARNING, "public.t"]):
+        with pg.connect(autocommit=True) as connection:
+            connection.execute(finding.repair)
+    assert preflight(file) == []
+    pg.execute("update whole set a = 2")
+    assert pg.query("select tablename, attnames::text from pg_publication_tables where tablename = 't'") == [
+        ("t", "{id,a}")
+    ]
+
+
+def test_what_full_rows_must_send_is_told_to_leave_the_server(pg, tmp_path):
+    pg.execute("create table t (id int primary key, secret text)")
+    pg.execute("alter table t replica identity full")
+    (finding,) = checked(tmp_path, pg, '  columns_exclude: ["public.t.secret"]\n')
+    assert "under which PostgreSQL must send all columns" in finding.message
+    pg.execute(finding.repair.split(";")[0])
+    assert checked(tmp_path, pg, '  columns_exclude: ["public.t.secret"]\n') == []
+
+
+def test_partitions_that_are_excluded_or_published_in_another_way_are_told(pg, tmp_path):
+    pg.execute("create table p (id int primary key) partition by range (id)")
+    pg.execute("create table p1 partition of p for values from (0) to (10)")
+    (finding,) = checked(tmp_path, pg, "  tables_exclude: [public.p1]\n")
+    assert "whose rows are captured with its root all the same" in finding.message
+    pg.execute(f"create publication tailrace_{pg.name} for table p")
+    (finding,) = checked(tmp_path, pg, "")
+    assert "publish_via_partition_root = false, the configuration says true" in finding.message
+    assert checked(tmp_path, pg, "  publish_via_partition_root: false\n") == []
+    pg.execute(finding.repair.removeprefix("before the first run: ").split(";")[0])
+    assert checked(tmp_path, pg, "") == []

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from tailrace.cli.main import app
+from tailrace.config.disclosure import Disclosure, Mask
 from tailrace.config.fields import MIB, Section
 from tailrace.config.postgres import LibpqOptions, PostgresSource
 from tailrace.config.sections import (
@@ -38,11 +39,11 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def fields(model: type[BaseModel], without: type[BaseModel] | None = None) -> str:
+def fields(model: type[BaseModel], *without: type[BaseModel]) -> str:
     """Return a table of a section's settings, those of `without` left out."""
     rows = ["| Setting | Values | Default | Meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        if without is not None and name in without.model_fields:
+        if any(name in other.model_fields for other in without):
             continue
         default = "" if field.default is PydanticUndefined else shown(field.default)
         required = " (required)" if field.is_required() else ""
@@ -76,7 +77,8 @@ def values(annotation: object) -> str:
         named = dict.fromkeys(values(argument) for argument in plain or arguments)
         return " or ".join(filter(None, named)) or "reference"
     if origin is tuple:
-        return "list of sections" if "Sink" in str(arguments[0]) else f"list of {values(arguments[0])}"
+        item = values(arguments[0])
+        return "list of sections" if "Sink" in str(arguments[0]) or item == "section" else f"list of {item}"
     if origin is dict:
         return "mapping"
     known = {
@@ -125,16 +127,18 @@ def described(name: str, command: typing.Any) -> Iterator[str]:
 
 PARTS: dict[str, Callable[[], str]] = {
     "pipeline": lambda: fields(PipelineConfig),
-    "source": lambda: fields(PostgresSource, without=LibpqOptions),
+    "source": lambda: fields(PostgresSource, LibpqOptions, Disclosure),
     "heartbeat": lambda: fields(HeartbeatConfig),
     "slot_watch": lambda: fields(SlotWatchConfig),
+    "disclosure": lambda: fields(Disclosure),
+    "mask": lambda: fields(Mask),
     "connection": lambda: fields(LibpqOptions),
     "log": lambda: fields(LogConfig),
     "retention": lambda: fields(RetentionConfig),
     "sink": lambda: fields(SinkConfig),
-    "delta": lambda: fields(DeltaSink, without=SinkConfig),
-    "parquet": lambda: fields(ParquetSink, without=SinkConfig),
-    "jsonl": lambda: fields(JsonlSink, without=SinkConfig),
+    "delta": lambda: fields(DeltaSink, SinkConfig),
+    "parquet": lambda: fields(ParquetSink, SinkConfig),
+    "jsonl": lambda: fields(JsonlSink, SinkConfig),
     "spark": lambda: fields(SparkConfig),
     "commands": commands,
 }

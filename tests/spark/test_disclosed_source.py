@@ -1,0 +1,58 @@
+"""The Spark source lets out of a log what its pipeline lets out."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fix_orders_log import LogOfOrders
+from tailrace.changelog.disclosure import keep_disclosure, kept_disclosure
+from tailrace.config import Disclosure
+from tailrace.errors import Kind, TailraceError
+
+SALT = "a salt that is long enough"
+
+
+def test_readers_of_a_log_get_what_sinks_get(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogOfOrders(tmp_path / "log")
+    assert kept_disclosure(log.directory, "0") == Disclosure()
+    log.insert(1, 2)
+    log.close()
+    (tmp_path / "salt").write_text(SALT)
+    mask = {"columns": ["public.orders.id"], "method": "hash", "salt": f"${{file:{tmp_path / 'salt'}}}"}
+    rules = Disclosure(masks=[mask], columns_exclude=["*.*.what"])
+    keep_disclosure(log.directory, "0", rules)
+    assert kept_disclosure(log.directory, "0") == rules
+
+    def rows(**options: str) -> list[dict[str, Any]]:
+        read = spark.read.format("tailrace").options(path=str(tmp_path / "log"), **options)
+        return [row.asDict() for row in read.load().collect()]
+
+    hashes = {hmac.digest(SALT.encode(), text, hashlib.sha256).hex() for text in (b"1", b"2")}
+    typed = rows(table="public.orders")
+    assert {row["id"] for row in typed} == hashes
+    assert "what" not in typed[0]
+    assert {row["after"]["id"] for row in rows()} == hashes
+    assert {(row["id"], row["what"]) for row in rows(table="public.orders", raw="true")} == {
+        (1, "thing"),
+        (2, "thing"),
+    }
+    (tmp_path / "salt").unlink()
+    with pytest.raises(Exception, match="secret_missing"):
+        rows()
+    assert len(rows(raw="true")) == 2
+
+
+def test_settings_of_a_later_version_are_not_guessed_at(tmp_path: Path) -> None:
+    log = LogOfOrders(tmp_path / "log")
+    log.close()
+    log.directory.state_write("tasks/0/disclosure.state", {"masks": [], "shuffled": True})
+    with pytest.raises(TailraceError) as caught:
+        kept_disclosure(log.directory, "0")
+    assert caught.value.kind is Kind.LOG_FORMAT_UNKNOWN

@@ -117,9 +117,9 @@ def test_what_each_replica_identity_sends(each_pg: Database, tmp_path: Path) -> 
         each_pg.execute("update n set id = 2")
 
 
-def test_keys_swapped_in_one_transaction(each_pg: Database, tmp_path: Path) -> None:
+def test_keys_swapped_in_one_transaction(pg: Database, tmp_path: Path) -> None:
     prepared(
-        each_pg,
+        pg,
         """
         create table s (id int primary key, v text);
         create table deferred (id int primary key deferrable initially deferred, v text);
@@ -131,7 +131,7 @@ def test_keys_swapped_in_one_transaction(each_pg: Database, tmp_path: Path) -> N
         """,
     )
     captured(
-        each_pg,
+        pg,
         tmp_path / "log",
         """
         insert into s values (1, 'a'), (2, 'b');
@@ -200,12 +200,12 @@ def test_truncates_stand_where_they_happened(each_pg: Database, tmp_path: Path) 
     assert offsets == sorted(set(offsets))
 
 
-def test_statements_of_all_kinds_come_as_rows(each_pg: Database, tmp_path: Path) -> None:
-    prepared(each_pg, "create table t (id int primary key, v text);\ncreate table empty (id int primary key)")
+def test_statements_of_all_kinds_come_as_rows(pg: Database, tmp_path: Path) -> None:
+    prepared(pg, "create table t (id int primary key, v text);\ncreate table empty (id int primary key)")
     log = tmp_path / "log"
-    with capturing(each_pg.dsn, log, snapshot="never") as running:
+    with capturing(pg.dsn, log, snapshot="never") as running:
         running.wait_for("streaming")
-        with each_pg.connect(autocommit=True) as connection:
+        with pg.connect(autocommit=True) as connection:
             connection.execute("insert into t values (1, 'a'), (2, 'b')")
             connection.execute("insert into t values (1, 'z') on conflict (id) do update set v = excluded.v")
             connection.execute("insert into t values (1, 'y') on conflict do nothing")
@@ -231,7 +231,7 @@ def test_statements_of_all_kinds_come_as_rows(each_pg: Database, tmp_path: Path)
             connection.execute("create temporary table own (id int primary key)")
             connection.execute("insert into own values (1)")
             connection.execute("select txid_current()")  # a transaction without changes
-        running.catch_up(each_pg.query)
+        running.catch_up(pg.query)
     after = [(op, row and (row["id"], row["v"])) for op, _, row in changes(log)]
     assert after == [
         ("c", (1, "a")),
@@ -314,10 +314,10 @@ def test_partitioned_tables_by_root_and_by_partition(each_pg: Database, tmp_path
     assert sorted(found[8:]) == [(f"m{number}", "t", None, None) for number in (1, 2, 3, 4)]
 
 
-def test_names_of_all_kinds(each_pg: Database, tmp_path: Path) -> None:
+def test_names_of_all_kinds(pg: Database, tmp_path: Path) -> None:
     schemas = ["s", 'S "q"', "a.b", "ünï"]
     names = ["t", 'T "quoted"', "dot.ted", "sp ace", "ünïcode", "x" * 63, "select", "*", "/slash/"]
-    with each_pg.connect(autocommit=True) as connection:
+    with pg.connect(autocommit=True) as connection:
         for schema in schemas:
             quoted = schema.replace('"', '""')
             connection.execute(f'create schema "{quoted}"')
@@ -327,14 +327,14 @@ def test_names_of_all_kinds(each_pg: Database, tmp_path: Path) -> None:
                 connection.execute(f"insert into {table} values (1, 'snapshot')")
     log = tmp_path / "log"
     quoted_names = tuple('"' + schema.replace('"', '""') + '".*' for schema in schemas)
-    with capturing(each_pg.dsn, log, tables=quoted_names) as running:
+    with capturing(pg.dsn, log, tables=quoted_names) as running:
         running.wait_for("streaming")
-        with each_pg.connect(autocommit=True) as connection:
+        with pg.connect(autocommit=True) as connection:
             for schema in schemas:
                 for name in names:
                     table = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, name))
                     connection.execute(f"insert into {table} values (2, 'stream')")
-        running.catch_up(each_pg.query)
+        running.catch_up(pg.query)
     found = {
         (line["source"]["schema"], line["source"]["table"], line["op"], line["after"]["id"])
         for line in told(log)

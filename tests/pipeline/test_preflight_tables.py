@@ -159,3 +159,13 @@ def test_partitions_that_are_excluded_or_published_in_another_way_are_told(pg, t
     assert checked(tmp_path, pg, "  publish_via_partition_root: false\n") == []
     pg.execute(finding.repair.removeprefix("before the first run: ").split(";")[0])
     assert checked(tmp_path, pg, "") == []
+
+
+def test_a_full_root_with_partitions_that_are_not_is_an_error(pg, tmp_path):
+    pg.execute("create table p (id int primary key, v text) partition by range (id)")
+    pg.execute("create table p1 partition of p for values from (0) to (10)")
+    pg.execute("alter table p replica identity full")
+    (finding,) = checked(tmp_path, pg, "")
+    assert (finding.severity, finding.table) == (Severity.ERROR, "public.p")
+    pg.execute(finding.repair)
+    assert checked(tmp_path, pg, "") == []

@@ -30,7 +30,7 @@ def column_findings(session: Session, source: PostgresSource, tables: list[Table
         found = columns[table.oid]
         yield from _conflict_findings(source, table, found)
         if table.partitioned and source.publish_via_partition_root:
-            yield from _partition_findings(source, table)
+            yield from _partition_findings(source, table, found)
         if (sent := published.get((table.schema, table.name))) is not None:
             yield from _published_findings(session, source, table, found, frozenset(sent))
             continue
@@ -85,7 +85,17 @@ def _conflict_findings(source: PostgresSource, table: Table, columns: TableColum
         yield error(Kind.CONFIG_INVALID, conflict.message, repair, table.qualified_name)
 
 
-def _partition_findings(source: PostgresSource, table: Table) -> Iterator[Finding]:
+def _partition_findings(source: PostgresSource, table: Table, columns: TableColumns) -> Iterator[Finding]:
+    partial = [part for part in table.parts if part.identity != "f"]
+    if columns.columns.full and partial:
+        # The server fills a row that it calls whole from a key: the rest of it reads as NULL.
+        yield error(
+            Kind.SOURCE_MISCONFIGURED,
+            "the root has REPLICA IDENTITY FULL and partitions have not: their old rows would arrive with "
+            "NULL in place of what was not sent",
+            "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY FULL" for part in partial) + ";",
+            table.qualified_name,
+        )
     for part in table.parts:
         if matches_any(source.tables_exclude, part.schema, part.name):
             yield warning(

@@ -11,6 +11,7 @@ from tailrace.cli.conversation import DONE, FAILED, AsJson, Debug, Verbose, conv
 
 if TYPE_CHECKING:
     from tailrace.config import Disclosure
+    from tailrace.model import ValueModes
     from tailrace.pipeline.points import Point
 
 log_app = typer.Typer(
@@ -72,15 +73,20 @@ def show(
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Show the changes in a log, decoded, in log order."""
+    """Show the changes in a log, decoded, in log order.
+
+    Given the pipeline's file, in the form that its handling modes ask for.
+    """
     with conversation(verbose=verbose, debug=debug):
         from tailrace.cli.showing_changes import show_changes
         from tailrace.config import Disclosure
         from tailrace.pipeline.inspection import Selection
 
-        wanted = Selection(table, _key(key), transaction, _point(begin, "--from"), _point(end, "--to"), limit)
-        log, rules = _log_and_rules(path)
-        show_changes(log, task, wanted, Disclosure() if raw else rules, as_json=as_json)
+        directory, rules, modes = _log_and_forms(path)
+        wanted = Selection(
+            table, _key(key), transaction, _point(begin, "--from"), _point(end, "--to"), limit, modes
+        )
+        show_changes(directory, task, wanted, Disclosure() if raw else rules, as_json=as_json)
 
 
 @log_app.command("forget")
@@ -134,16 +140,16 @@ def verify(path: LogPath, *, as_json: AsJson = False, verbose: Verbose = False, 
 
 
 def _directory(path: Path) -> Path:
-    return _log_and_rules(path)[0]
+    return _log_and_forms(path)[0]
 
 
-def _log_and_rules(path: Path) -> tuple[Path, Disclosure | None]:
-    """Return where the log is, and what is let out of it if a pipeline's file was given."""
+def _log_and_forms(path: Path) -> tuple[Path, Disclosure | None, ValueModes | None]:
+    """Return where the log is; what is let out of it, and in which form, if a pipeline's file was given."""
     if path.is_file():
         from tailrace import config
 
         pipeline = config.load(path)
-        return pipeline.log.path, pipeline.source.disclosure
+        return pipeline.log.path, pipeline.source.disclosure, pipeline.source.value_modes
     return path, None
 
 

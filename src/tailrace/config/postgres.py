@@ -18,6 +18,7 @@ from tailrace.config.disclosure import Disclosure
 from tailrace.config.fields import MIB, ByteCount, FileName, Section, Text
 from tailrace.config.patterns import Patterns, TablePattern, matches_any
 from tailrace.config.slot_care import HeartbeatConfig, SlotWatchConfig
+from tailrace.config.values import ValueHandling
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
 
@@ -176,7 +177,7 @@ class LibpqOptions(Section):
     oauth_scope: Text | None = Field(default=None, description="OAuth scope.")
 
 
-class PostgresSource(LibpqOptions, Disclosure):
+class PostgresSource(ValueHandling, LibpqOptions, Disclosure):
     """A PostgreSQL database whose changes are captured."""
 
     type: Literal["postgresql"] = Field(default="postgresql", description="Kind of the source.")

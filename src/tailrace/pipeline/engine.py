@@ -224,9 +224,10 @@ class Engine:
             log.info("engine", state=str(self._life.state), because=str(event))
 
     def _make_feed(self, config: SinkConfig) -> Feed:
-        rules = self._config.source.disclosure
+        source = self._config.source
+        rules, modes = source.disclosure, source.value_modes
         return Feed(
-            config, self._config.name, self._config.log.path, lambda: build(config, rules), self._spark
+            config, self._config.name, self._config.log.path, lambda: build(config, rules, modes), self._spark
         )
 
 

@@ -21,6 +21,7 @@ from tailrace.config import is_exact, matches
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
+from tailrace.model import ValueModes
 from tailrace.pipeline.points import Point, locate
 from tailrace.spark import plan
 from tailrace.spark.changes import changes_of
@@ -33,7 +34,8 @@ class Selection:
     """What is wanted; None: any.
 
     `key` maps key columns to PostgreSQL's text of their values; the column "" stands for the
-    only column of a key. `begin` is inclusive, `end` exclusive.
+    only column of a key. `begin` is inclusive, `end` exclusive. `modes` say how values are given;
+    None: in Tailrace's own forms.
     """
 
     table: str | None = None
@@ -42,6 +44,7 @@ class Selection:
     begin: Point | None = None
     end: Point | None = None
     limit: int | None = None
+    modes: ValueModes | None = None
 
 
 def json_lines(directory: LogDirectory, task: str, wanted: Selection, disclosed: Disclosed) -> Iterator[str]:
@@ -81,7 +84,7 @@ def _stretches(
     exact = wanted.table is not None and is_exact(wanted.table) and '"' not in wanted.table
     tables = (wanted.table,) if exact and wanted.table is not None else None
     for piece in plan.pieces(task, blocks, begin, until):
-        yield from changes_of(directory.path, piece, tables, disclosed=disclosed)
+        yield from changes_of(directory.path, piece, tables, wanted.modes, disclosed)
 
 
 def _mask(changes: TableChanges, task: str, wanted: Selection) -> Mask:

@@ -101,9 +101,10 @@ class Replay:
             begin = None if self._begin is None else locate(reader, self._begin)
         self._end = tail.offset
         spark = SparkHost(self._pipeline)
-        name, rules = self._pipeline.name, self._pipeline.source.disclosure
+        name, source = self._pipeline.name, self._pipeline.source
+        rules, modes = source.disclosure, source.value_modes
         self._feed = Feed(
-            self._sink, name, directory.path, lambda: build(self._sink, rules), spark, begin_at=begin
+            self._sink, name, directory.path, lambda: build(self._sink, rules, modes), spark, begin_at=begin
         )
         self._feed.finish_at(tail.offset)
         feeding = Background("replay", self._feed.run)

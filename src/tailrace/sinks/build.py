@@ -10,6 +10,7 @@ from tailrace.config.sections import JsonlSink as JsonlConfig
 from tailrace.config.sections import ParquetSink as ParquetConfig
 from tailrace.config.sections import SinkConfig
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import ValueModes
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta_append import DeltaAppend
 from tailrace.sinks.delta_mirror import DeltaMirror
@@ -22,18 +23,19 @@ if TYPE_CHECKING:
     from tailrace.changelog.directory import LogIdentity
 
 
-def build(config: SinkConfig, rules: Disclosure) -> Sink:
+def build(config: SinkConfig, rules: Disclosure, modes: ValueModes) -> Sink:
     """Return the sink that `config` describes, not yet opened.
 
     :param rules: what of the tables is let out of the log.
+    :param modes: how the source wants values to be given.
     """
     if isinstance(config, ParquetConfig):
-        return parquet_sink(config.name, config.path, config.tables, config.compression, rules)
+        return parquet_sink(config.name, config.path, config.tables, config.compression, rules, modes)
     if isinstance(config, JsonlConfig):
-        return jsonl_sink(config.name, config.path, config.tables, rules)
+        return jsonl_sink(config.name, config.path, config.tables, rules, modes)
     if isinstance(config, DeltaConfig):
         mode = DeltaAppend() if config.mode == "append" else DeltaMirror(config.keyless)
-        return DeltaSink(config.name, config.path, config.tables, mode, rules)
+        return DeltaSink(config.name, config.path, config.tables, mode, rules, modes)
     raise TailraceError(
         Kind.INTERNAL, f"build a sink: nothing is known of {type(config).__name__}", "", {"sink": config.name}
     )

@@ -22,7 +22,7 @@ from tailrace import failpoints
 from tailrace.config.disclosure import Disclosure
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import LogRange
+from tailrace.model import LogRange, ValueModes
 from tailrace.sinks import layout
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.delta_folder import AddedFile, DeltaFolder
@@ -84,13 +84,17 @@ class DeltaSink:
         tables: tuple[str, ...] | None,
         mode: DeltaMode,
         rules: Disclosure | None = None,
+        modes: ValueModes | None = None,
     ) -> None:
-        """:param rules: what of the tables is let out; None: everything."""
+        """:param rules: what of the tables is let out; None: everything.
+        :param modes: how values are given; None: Tailrace's own forms.
+        """
         self.name = name
         self._path = path
         self._tables = tables
         self._mode = mode
         self._rules = rules or Disclosure()
+        self._modes = modes or ValueModes()
         self._target: Target | None = None
         self._folders: dict[tuple[str, str], DeltaFolder] = {}
         self._have: dict[str, dict[str, int]] = {}
@@ -188,7 +192,7 @@ class DeltaSink:
             staging.mkdir(parents=True)
         job = WriteJob(
             str(log), str(staging), span.task, have, span.end, "parquet", self._tables,
-            have, self._tables_have(span.task), Disclosed.of(self._rules),
+            have, self._tables_have(span.task), Disclosed.of(self._rules), self._modes,
         )  # fmt: skip
         done = run(spark, wanted, partial(write_piece, job, self._mode.opener()), self.name)
         return [file for files in done for file in files]

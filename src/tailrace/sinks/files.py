@@ -20,7 +20,7 @@ from tailrace.changelog import durable
 from tailrace.config.disclosure import Disclosure
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import LogRange
+from tailrace.model import LogRange, ValueModes
 from tailrace.sinks import layout
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.manifests import DataFile, Manifest, Manifests
@@ -48,6 +48,7 @@ class FileSink:
         tables: tuple[str, ...] | None,
         opener: OpenerFor,
         rules: Disclosure,
+        modes: ValueModes,
     ) -> None:
         self.name = name
         self.type = kind
@@ -55,6 +56,7 @@ class FileSink:
         self._tables = tables
         self._opener = opener
         self._rules = rules
+        self._modes = modes
         self._target: Target | None = None
         self._log: LogIdentity | None = None
         self._positions: dict[str, int | None] = {}
@@ -138,7 +140,7 @@ class FileSink:
         assert self._log is not None
         job = WriteJob(
             str(log), str(staging), span.task, have, span.end, self.type, self._tables, have, {},
-            Disclosed.of(self._rules),
+            Disclosed.of(self._rules), self._modes,
         )  # fmt: skip
         opener = self._opener(self._log, target.pipeline, span.task)
         done = run(spark, wanted, partial(write_piece, job, opener), self.name)

@@ -12,7 +12,7 @@ from tailrace import __version__
 from tailrace.config.disclosure import Disclosure
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.debezium import SourceFacts
-from tailrace.model import Relation
+from tailrace.model import Relation, ValueModes
 from tailrace.sinks.files import FileSink
 from tailrace.sinks.write_files import OpenWriter
 
@@ -47,15 +47,20 @@ def open_jsonl(path: str, _relation: Relation, task: str, source: SourceFacts) -
 
 
 def jsonl_sink(
-    name: str, path: Path, tables: tuple[str, ...] | None, rules: Disclosure | None = None
+    name: str,
+    path: Path,
+    tables: tuple[str, ...] | None,
+    rules: Disclosure | None = None,
+    modes: ValueModes | None = None,
 ) -> FileSink:
     """Return a sink that writes JSON Lines files, a folder a table, every change a line.
 
     :param rules: what of the tables is let out; None: everything.
+    :param modes: how values are given; None: Tailrace's own forms.
     """
 
     def opener(log: LogIdentity, pipeline: str, task: str) -> OpenWriter:
         source = SourceFacts(pipeline, log.source.database, __version__)
         return partial(open_jsonl, task=task, source=source)
 
-    return FileSink(name, "jsonl", path, tables, opener, rules or Disclosure())
+    return FileSink(name, "jsonl", path, tables, opener, rules or Disclosure(), modes or ValueModes())

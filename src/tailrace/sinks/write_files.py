@@ -30,7 +30,7 @@ from tailrace.config.patterns import matches_any
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Relation
+from tailrace.model import Relation, ValueModes
 from tailrace.sinks import layout
 from tailrace.spark.changes import changes_of
 from tailrace.spark.failures import translated
@@ -65,6 +65,7 @@ class WriteJob:
     have_all: int
     have: dict[str, int]
     disclosed: Disclosed = EVERYTHING
+    modes: ValueModes = ValueModes()
 
     def first_missing(self, relation: Relation) -> int:
         """Return the log offset from which on the sink lacks the table; `end` if it isn't wanted."""
@@ -118,7 +119,8 @@ def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[St
     parts: dict[str, int] = {}
     done: list[StagedFile] = []
     missing_from: dict[Relation, int] = {}
-    for changes in itertools.chain.from_iterable(changes_of(job.log, piece, disclosed=job.disclosed)):
+    wanted = changes_of(job.log, piece, modes=job.modes, disclosed=job.disclosed)
+    for changes in itertools.chain.from_iterable(wanted):
         relation = changes.relation
         if relation is None:
             continue  # a logical message belongs to no table

@@ -80,7 +80,8 @@ class TailraceDataSource(DataSource):
         known = schema.relations(
             reader.all_schema_frames(reader.start, end),
             len(reader.schema_before(blocks[0])) if blocks else 0,
-            disclosed=disclosed,
+            options.modes,
+            disclosed,
         )
         return schema.to_spark(schema.table_schema(known, options.table))
 
@@ -130,8 +131,8 @@ class _Rows:
             return
         conformer = Conformer(to_arrow(self._schema))
         table = self._options.table
-        tables = None if table is None else {table}
-        for stretch in changes_of(self._options.path, piece, tables, disclosed=self._disclosed):
+        wanted = None if table is None else {table}
+        for stretch in changes_of(self._options.path, piece, wanted, self._options.modes, self._disclosed):
             if table is not None:
                 yield from map(conformer.rows, stretch)
             elif stretch:

@@ -6,10 +6,12 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn, get_args
 from urllib.parse import unquote, urlsplit
 
+from tailrace.config import values
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import ValueModes
 
 #: Every option, in its public spelling, and whether it is for batch, streaming or both.
 #: Spark hands keys over in lower case, so case never matters.
@@ -23,8 +25,24 @@ OPTIONS: dict[str, str] = {
     "maxBytesPerTrigger": "streaming",
     "readerName": "streaming",
     "raw": "both",
+    "decimalHandlingMode": "both",
+    "timePrecisionMode": "both",
+    "intervalHandlingMode": "both",
+    "binaryHandlingMode": "both",
+    "hstoreHandlingMode": "both",
+    "moneyFractionDigits": "both",
 }
 _BY_KEY = {name.lower(): name for name in OPTIONS}
+
+#: Debezium's handling modes: the field of `ValueModes` and what it may be.
+_MODES = {
+    "decimalHandlingMode": ("decimal", get_args(values.Decimal)),
+    "timePrecisionMode": ("time", get_args(values.Time)),
+    "intervalHandlingMode": ("interval", get_args(values.Interval)),
+    "binaryHandlingMode": ("binary", get_args(values.Binary)),
+    "hstoreHandlingMode": ("hstore", get_args(values.Hstore)),
+    "moneyFractionDigits": ("money_fraction_digits", tuple(str(digits) for digits in range(11))),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,7 @@ class ReadOptions:
     bytes_max: int | None
     reader_name: str | None
     raw: bool
+    modes: ValueModes
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> ReadOptions:
@@ -52,18 +71,18 @@ class ReadOptions:
 
         :raises TailraceError: `CONFIG_INVALID`, for an unknown option with the nearest known.
         """
-        values: dict[str, str] = {}
+        found: dict[str, str] = {}
         for key, value in given.items():
-            if (name := _BY_KEY.get(key.lower())) is None:
+            if (name := _BY_KEY.get(key.lower().replace("_", ""))) is None:
                 _refuse_unknown(key)
-            values[name] = value
-        if not values.get("path"):
+            found[name] = value
+        if not found.get("path"):
             raise TailraceError(
                 Kind.CONFIG_INVALID,
                 "read a change log: no path is given",
                 'name the log\'s directory: .option("path", "…") or .load("…")',
             )
-        table = values.get("table")
+        table = found.get("table")
         if table is not None and not all(table.partition(".")[::2]):
             raise TailraceError(
                 Kind.CONFIG_INVALID,
@@ -71,15 +90,16 @@ class ReadOptions:
                 "write it as schema.table, without quotes, in the database's own spelling",
             )
         return cls(
-            path=local_path(values["path"]),
-            task=values.get("task", ""),
+            path=local_path(found["path"]),
+            task=found.get("task", ""),
             table=table,
-            starting=values.get("startingOffset", "earliest"),
-            ending=values.get("endingOffset", "latest"),
-            rows_max=_positive(values, "maxRowsPerTrigger"),
-            bytes_max=_positive(values, "maxBytesPerTrigger"),
-            reader_name=values.get("readerName") or None,
-            raw=_flag(values, "raw"),
+            starting=found.get("startingOffset", "earliest"),
+            ending=found.get("endingOffset", "latest"),
+            rows_max=_positive(found, "maxRowsPerTrigger"),
+            bytes_max=_positive(found, "maxBytesPerTrigger"),
+            reader_name=found.get("readerName") or None,
+            raw=_flag(found, "raw"),
+            modes=_modes(found, rows=table is not None),
         )
 
     def refuse_limits(self) -> None:
@@ -130,28 +150,50 @@ def _refuse_unknown(key: str) -> NoReturn:
     )
 
 
-def _positive(values: Mapping[str, str], name: str) -> int | None:
-    if name not in values:
+def _modes(given: Mapping[str, str], *, rows: bool) -> ValueModes:
+    chosen: dict[str, Any] = {}
+    for name, (field, possible) in _MODES.items():
+        if name not in given:
+            continue
+        if not rows:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"read a change log: there is the option {name}, and no option table",
+                "envelopes hold PostgreSQL's own text whatever the mode: name a table, or leave it out",
+            )
+        value = given[name].lower()
+        if value not in possible:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"read a change log: the option {name} is {given[name]!r}",
+                f"give one of {', '.join(possible)}",
+            )
+        chosen[field] = int(value) if value.isdigit() else value
+    return ValueModes(**chosen)
+
+
+def _positive(given: Mapping[str, str], name: str) -> int | None:
+    if name not in given:
         return None
     try:
-        number = int(values[name])
+        number = int(given[name])
     except ValueError:
         number = 0
     if number < 1:
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"read a change log: the option {name} is {values[name]!r}",
+            f"read a change log: the option {name} is {given[name]!r}",
             "give a whole number above 0",
         )
     return number
 
 
-def _flag(values: Mapping[str, str], name: str) -> bool:
-    value = values.get(name, "false").lower()
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    value = given.get(name, "false").lower()
     if value not in ("true", "false"):
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"read a change log: the option {name} is {values[name]!r}",
+            f"read a change log: the option {name} is {given[name]!r}",
             "give true or false",
         )
     return value == "true"

@@ -1,0 +1,84 @@
+"""How values are given to sinks where there is a choice: Debezium's handling modes.
+
+The log holds PostgreSQL's text, whatever is chosen here: another mode and a replay give the same
+changes in another form.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from tailrace.config.fields import Section
+from tailrace.model import ValueModes
+
+#: What a mode's option is called, and its values; Debezium's names, with underscores.
+Decimal = Literal["precise", "double", "string"]
+Time = Literal[
+    "adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"
+]
+Interval = Literal["numeric", "string"]
+Binary = Literal["bytes", "base64", "base64-url-safe", "hex"]
+Hstore = Literal["json", "map"]
+
+_SEE = "Not set: Tailrace's own form. See [types](types.md)."
+
+
+class ValueHandling(Section):
+    """The handling modes of a source."""
+
+    decimal_handling_mode: Decimal | None = Field(
+        default=None, description=f"`numeric` and `money`: exact bytes, numbers or text. {_SEE}"
+    )
+    time_precision_mode: Time | None = Field(
+        default=None, description=f"`date`, `time`, `timetz` and `timestamp`: numbers or ISO 8601. {_SEE}"
+    )
+    interval_handling_mode: Interval | None = Field(
+        default=None, description=f"`interval`: microseconds, a month being 30.4375 days, or ISO 8601. {_SEE}"
+    )
+    binary_handling_mode: Binary | None = Field(default=None, description=f"`bytea`: bytes or text. {_SEE}")
+    hstore_handling_mode: Hstore | None = Field(
+        default=None, description=f"`hstore`: a JSON document or a map. {_SEE}"
+    )
+    money_fraction_digits: int = Field(
+        default=2,
+        ge=0,
+        le=10,
+        description="Digits after the point that `money` gets under a `decimal_handling_mode`.",
+    )
+    unavailable_value_placeholder: str = Field(
+        default=ValueModes().unavailable_placeholder,
+        min_length=1,
+        max_length=1000,
+        description="What JSON has in place of a value that was not sent (unchanged TOAST); `hex:` before it "
+        "if it is written in hexadecimal.",
+    )
+
+    @field_validator("unavailable_value_placeholder")
+    @classmethod
+    def _can_be_written(cls, value: str) -> str:
+        _placeholder(value)
+        return value
+
+    @property
+    def value_modes(self) -> ValueModes:
+        """The modes as decoding takes them."""
+        return ValueModes(
+            decimal=self.decimal_handling_mode,
+            time=self.time_precision_mode,
+            interval=self.interval_handling_mode,
+            binary=self.binary_handling_mode,
+            hstore=self.hstore_handling_mode,
+            money_fraction_digits=self.money_fraction_digits,
+            unavailable_placeholder=_placeholder(self.unavailable_value_placeholder),
+        )
+
+
+def _placeholder(value: str) -> str:
+    if not value.startswith("hex:"):
+        return value
+    try:
+        return bytes.fromhex(value.removeprefix("hex:")).decode()
+    except ValueError:
+        raise ValueError("must be UTF-8 in hexadecimal after hex:") from None

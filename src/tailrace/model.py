@@ -82,6 +82,10 @@ class ValueModes:
     unavailable_placeholder: str = "__debezium_unavailable_value"
 
 
+#: No mode is chosen: every value in Tailrace's own form.
+OWN_FORMS = ValueModes()
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column as a Relation message describes it, and what the facts beside it tell.
@@ -123,7 +127,7 @@ class Relation:
     version: int = 0
     replaced: int = 0
     replaced_name: tuple[str, str] | None = None
-    modes: ValueModes = ValueModes()
+    modes: ValueModes = OWN_FORMS
     chosen_key: tuple[str, ...] = ()
 
     @property

@@ -82,11 +82,11 @@ def show(
         from tailrace.config import Disclosure
         from tailrace.pipeline.inspection import Selection
 
-        directory, rules, modes = _log_and_forms(path)
+        log, rules, modes = _log_and_forms(path)
         wanted = Selection(
             table, _key(key), transaction, _point(begin, "--from"), _point(end, "--to"), limit, modes
         )
-        show_changes(directory, task, wanted, Disclosure() if raw else rules, as_json=as_json)
+        show_changes(log, task, wanted, Disclosure() if raw else rules, as_json=as_json)
 
 
 @log_app.command("forget")
@@ -143,14 +143,16 @@ def _directory(path: Path) -> Path:
     return _log_and_forms(path)[0]
 
 
-def _log_and_forms(path: Path) -> tuple[Path, Disclosure | None, ValueModes | None]:
-    """Return where the log is; what is let out of it, and in which form, if a pipeline's file was given."""
+def _log_and_forms(path: Path) -> tuple[Path, Disclosure | None, ValueModes]:
+    """Return where the log is; what is let out of it if a pipeline's file was given; in which form."""
     if path.is_file():
         from tailrace import config
 
         pipeline = config.load(path)
         return pipeline.log.path, pipeline.source.disclosure, pipeline.source.value_modes
-    return path, None
+    from tailrace.model import OWN_FORMS
+
+    return path, None, OWN_FORMS
 
 
 def _key(parts: list[str] | None) -> dict[str, str] | None:

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from tailrace.config.fields import Section
-from tailrace.model import ValueModes
+from tailrace.model import OWN_FORMS, ValueModes
 
 #: What a mode's option is called, and its values; Debezium's names, with underscores.
 Decimal = Literal["precise", "double", "string"]
@@ -48,7 +48,7 @@ class ValueHandling(Section):
         description="Digits after the point that `money` gets under a `decimal_handling_mode`.",
     )
     unavailable_value_placeholder: str = Field(
-        default=ValueModes().unavailable_placeholder,
+        default=OWN_FORMS.unavailable_placeholder,
         min_length=1,
         max_length=1000,
         description="What JSON has in place of a value that was not sent (unchanged TOAST); `hex:` before it "

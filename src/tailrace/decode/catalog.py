@@ -15,7 +15,7 @@ import numpy as np
 
 from tailrace.decode.postgres_types import FIRST_NOT_BUILT_IN, from_facts, from_message
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Column, Relation, ValueModes, ValueType
+from tailrace.model import OWN_FORMS, Column, Relation, ValueModes, ValueType
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import XLOG_PAYLOAD_AT, control_json, schema_frames
 from tailrace.protocol.pgoutput import parse_relation, parse_type
@@ -27,8 +27,8 @@ class Catalog:
     :param modes: how values are to be given; every relation carries them.
     """
 
-    def __init__(self, frames: Iterable[bytes] = (), modes: ValueModes | None = None) -> None:
-        self._modes = modes or ValueModes()
+    def __init__(self, frames: Iterable[bytes] = (), modes: ValueModes = OWN_FORMS) -> None:
+        self._modes = modes
         self._frames: dict[str, bytes] = {}
         for frame in frames:
             self.apply(frame)

@@ -19,7 +19,7 @@ from tailrace.decode.envelope import envelope
 from tailrace.decode.rows import old_keys, old_rows, typed_rows
 from tailrace.decode.tuples import Tuples, find_tuples
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Relation, ValueModes
+from tailrace.model import OWN_FORMS, Relation, ValueModes
 from tailrace.protocol import frames
 from tailrace.protocol.frames import Bytes, Numbers, OpenUnit
 
@@ -166,7 +166,7 @@ def decode_block(
     schema: Iterable[bytes],
     *,
     tables: frozenset[int] | None = None,
-    modes: ValueModes | None = None,
+    modes: ValueModes = OWN_FORMS,
     disclosed: Disclosed = EVERYTHING,
 ) -> list[TableChanges]:
     """Return the changes in whole frames, by table and version of the table.
@@ -176,7 +176,7 @@ def decode_block(
     :param open_at_start: the unit that is open there.
     :param schema: schema frames in force there, in log order.
     :param tables: relation oids that are wanted, and no messages; None: everything.
-    :param modes: how values are given; None: Tailrace's own forms.
+    :param modes: how values are given.
     :param disclosed: what of the tables is let out.
     :raises TailraceError: `PROTOCOL_VIOLATION` if the frames make no sense, `SCHEMA_MISSING` if
         no Relation message describes a table, `CONFIG_INVALID` as `Disclosed.shape`.

@@ -27,7 +27,7 @@ from tailrace.decode.envelope import image_choices
 from tailrace.decode.gather import require_utf8
 from tailrace.decode.tuples import Tuples
 from tailrace.decode.types import column_type
-from tailrace.model import Op, ValueModes
+from tailrace.model import OWN_FORMS, Op
 from tailrace.protocol.frames import Bytes, Numbers
 
 #: The least that is set aside for lines at once.
@@ -140,7 +140,7 @@ def _columns(tuples: Tuples) -> list[tuple[str, int]]:
 
 
 def _unavailable(tuples: Tuples) -> Bytes:
-    modes = tuples.relation.modes if tuples.relation else ValueModes()
+    modes = tuples.relation.modes if tuples.relation else OWN_FORMS
     return np.frombuffer(json.dumps(modes.unavailable_placeholder).encode(), np.uint8)
 
 

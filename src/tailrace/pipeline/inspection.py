@@ -21,7 +21,7 @@ from tailrace.config import is_exact, matches
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
-from tailrace.model import ValueModes
+from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.pipeline.points import Point, locate
 from tailrace.spark import plan
 from tailrace.spark.changes import changes_of
@@ -34,8 +34,8 @@ class Selection:
     """What is wanted; None: any.
 
     `key` maps key columns to PostgreSQL's text of their values; the column "" stands for the
-    only column of a key. `begin` is inclusive, `end` exclusive. `modes` say how values are given;
-    None: in Tailrace's own forms.
+    only column of a key. `begin` is inclusive, `end` exclusive. `modes` say how values are
+    given.
     """
 
     table: str | None = None
@@ -44,7 +44,7 @@ class Selection:
     begin: Point | None = None
     end: Point | None = None
     limit: int | None = None
-    modes: ValueModes | None = None
+    modes: ValueModes = OWN_FORMS
 
 
 def json_lines(directory: LogDirectory, task: str, wanted: Selection, disclosed: Disclosed) -> Iterator[str]:

@@ -22,7 +22,7 @@ from tailrace import failpoints
 from tailrace.config.disclosure import Disclosure
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import LogRange, ValueModes
+from tailrace.model import OWN_FORMS, LogRange, ValueModes
 from tailrace.sinks import layout
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.delta_folder import AddedFile, DeltaFolder
@@ -84,17 +84,17 @@ class DeltaSink:
         tables: tuple[str, ...] | None,
         mode: DeltaMode,
         rules: Disclosure | None = None,
-        modes: ValueModes | None = None,
+        modes: ValueModes = OWN_FORMS,
     ) -> None:
         """:param rules: what of the tables is let out; None: everything.
-        :param modes: how values are given; None: Tailrace's own forms.
+        :param modes: how values are given.
         """
         self.name = name
         self._path = path
         self._tables = tables
         self._mode = mode
         self._rules = rules or Disclosure()
-        self._modes = modes or ValueModes()
+        self._modes = modes
         self._target: Target | None = None
         self._folders: dict[tuple[str, str], DeltaFolder] = {}
         self._have: dict[str, dict[str, int]] = {}

@@ -12,7 +12,7 @@ from tailrace import __version__
 from tailrace.config.disclosure import Disclosure
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.debezium import SourceFacts
-from tailrace.model import Relation, ValueModes
+from tailrace.model import OWN_FORMS, Relation, ValueModes
 from tailrace.sinks.files import FileSink
 from tailrace.sinks.write_files import OpenWriter
 
@@ -51,16 +51,16 @@ def jsonl_sink(
     path: Path,
     tables: tuple[str, ...] | None,
     rules: Disclosure | None = None,
-    modes: ValueModes | None = None,
+    modes: ValueModes = OWN_FORMS,
 ) -> FileSink:
     """Return a sink that writes JSON Lines files, a folder a table, every change a line.
 
     :param rules: what of the tables is let out; None: everything.
-    :param modes: how values are given; None: Tailrace's own forms.
+    :param modes: how values are given.
     """
 
     def opener(log: LogIdentity, pipeline: str, task: str) -> OpenWriter:
         source = SourceFacts(pipeline, log.source.database, __version__)
         return partial(open_jsonl, task=task, source=source)
 
-    return FileSink(name, "jsonl", path, tables, opener, rules or Disclosure(), modes or ValueModes())
+    return FileSink(name, "jsonl", path, tables, opener, rules or Disclosure(), modes)

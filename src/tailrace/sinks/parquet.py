@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tailrace.config.disclosure import Disclosure
 from tailrace.decode.changes import TableChanges
-from tailrace.model import Relation, ValueModes
+from tailrace.model import OWN_FORMS, Relation, ValueModes
 from tailrace.sinks.files import FileSink
 from tailrace.sinks.write_files import ArrowBuffer, OpenWriter
 
@@ -119,17 +119,17 @@ def parquet_sink(
     tables: tuple[str, ...] | None,
     compression: str = "snappy",
     rules: Disclosure | None = None,
-    modes: ValueModes | None = None,
+    modes: ValueModes = OWN_FORMS,
 ) -> FileSink:
     """Return a sink that writes Parquet files, a folder a table, every change a row.
 
     :param compression: `none`, `snappy` or `zstd`.
     :param rules: what of the tables is let out; None: everything.
-    :param modes: how values are given; None: Tailrace's own forms.
+    :param modes: how values are given.
     """
     open_writer = partial(open_parquet, compression=compression)
 
     def opener(_log: LogIdentity, _pipeline: str, _task: str) -> OpenWriter:
         return open_writer
 
-    return FileSink(name, "parquet", path, tables, opener, rules or Disclosure(), modes or ValueModes())
+    return FileSink(name, "parquet", path, tables, opener, rules or Disclosure(), modes)

@@ -30,7 +30,7 @@ from tailrace.config.patterns import matches_any
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Relation, ValueModes
+from tailrace.model import OWN_FORMS, Relation, ValueModes
 from tailrace.sinks import layout
 from tailrace.spark.changes import changes_of
 from tailrace.spark.failures import translated
@@ -65,7 +65,7 @@ class WriteJob:
     have_all: int
     have: dict[str, int]
     disclosed: Disclosed = EVERYTHING
-    modes: ValueModes = ValueModes()
+    modes: ValueModes = OWN_FORMS
 
     def first_missing(self, relation: Relation) -> int:
         """Return the log offset from which on the sink lacks the table; `end` if it isn't wanted."""

@@ -16,7 +16,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.decode.catalog import Catalog
 from tailrace.decode.changes import TableChanges, decode_block
 from tailrace.decode.disclosed import EVERYTHING, Disclosed
-from tailrace.model import ValueModes
+from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.protocol.frames import Bytes, schema_frames
 from tailrace.spark.plan import MIB, Piece
 
@@ -29,7 +29,7 @@ def changes_of(
     log: Path | str,
     piece: Piece,
     tables: Collection[str] | None = None,
-    modes: ValueModes | None = None,
+    modes: ValueModes = OWN_FORMS,
     disclosed: Disclosed = EVERYTHING,
 ) -> Iterator[list[TableChanges]]:
     """Yield the changes of `piece`, stretch by stretch, in log order.
@@ -38,7 +38,7 @@ def changes_of(
     `[piece.start, piece.end)`. From one list to the next the log offsets only rise.
 
     :param tables: qualified names (`schema.table`) to decode; None: all, and logical messages.
-    :param modes: how values are given; None: Tailrace's own forms.
+    :param modes: how values are given.
     :param disclosed: what of the tables is let out.
     :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`, `CONFIG_INVALID`.
     """

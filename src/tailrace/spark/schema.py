@@ -21,7 +21,7 @@ from tailrace.decode.changes import TableChanges
 from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.decode.types import METADATA, row_schema
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Relation, ValueModes
+from tailrace.model import OWN_FORMS, Relation, ValueModes
 from tailrace.protocol.frames import schema_frames
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def to_arrow(schema: StructType) -> pa.Schema:
 def relations(
     frames: Sequence[bytes],
     in_force: int = 0,
-    modes: ValueModes | None = None,
+    modes: ValueModes = OWN_FORMS,
     disclosed: Disclosed = EVERYTHING,
 ) -> list[Relation]:
     """Return every version of every table that schema frames describe, in log order.

@@ -1,4 +1,4 @@
-"""Writes the reference parts of docs/configuration.md, cli.md and postgresql.md from the code.
+"""Writes the reference parts of docs/configuration.md, cli.md, postgresql.md and types.md from the code.
 
 Each part stands between two marks, `<!-- generated: NAME -->` and `<!-- end -->`; all other
 text is written by hand and left alone. With `--check` nothing is written, and the exit status
@@ -7,6 +7,7 @@ is 1 if a page is not what the code would make of it.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import types
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import typer.main
+import types_table
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -33,6 +35,7 @@ from tailrace.config.sections import (
     SparkConfig,
 )
 from tailrace.config.slot_care import HeartbeatConfig, SlotWatchConfig
+from tailrace.config.values import ValueHandling
 from tailrace.secrets import Secret
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -127,11 +130,12 @@ def described(name: str, command: typing.Any) -> Iterator[str]:
 
 PARTS: dict[str, Callable[[], str]] = {
     "pipeline": lambda: fields(PipelineConfig),
-    "source": lambda: fields(PostgresSource, LibpqOptions, Disclosure),
+    "source": lambda: fields(PostgresSource, LibpqOptions, Disclosure, ValueHandling),
     "heartbeat": lambda: fields(HeartbeatConfig),
     "slot_watch": lambda: fields(SlotWatchConfig),
     "disclosure": lambda: fields(Disclosure),
     "mask": lambda: fields(Mask),
+    "values": lambda: fields(ValueHandling),
     "connection": lambda: fields(LibpqOptions),
     "log": lambda: fields(LogConfig),
     "retention": lambda: fields(RetentionConfig),
@@ -141,7 +145,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "jsonl": lambda: fields(JsonlSink, SinkConfig),
     "spark": lambda: fields(SparkConfig),
     "commands": commands,
-}
+    "types": types_table.types,
+    "edges": types_table.edges,
+} | {name: functools.partial(types_table.modes, name) for name in types_table.OPTIONS}
 
 
 def generated(page: str) -> str:
@@ -152,7 +158,7 @@ def generated(page: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the pages, or under `--check` compare them; return the exit status."""
     stale = []
-    for page in (DOCS / "configuration.md", DOCS / "cli.md", DOCS / "postgresql.md"):
+    for page in (DOCS / "configuration.md", DOCS / "cli.md", DOCS / "postgresql.md", DOCS / "types.md"):
         before = page.read_text("utf-8")
         after = generated(before)
         if after != before:

@@ -125,16 +125,25 @@ def capture(pg: Database, log: Path) -> Zoo:
 
 
 def _selected(pg: Database, types: dict[str, str]) -> dict[str, list[str | None]]:
-    # The output functions' own text, as COPY and the stream have it: a cast to text differs for
-    # "char" and char(n).
-    options = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
-    found: dict[str, list[str | None]] = {}
-    with pg.connect(options=options, client_encoding="UTF8") as connection:
+    found = {}
+    with as_captured(pg) as connection:
         for table in types:
-            result = connection.pgconn.exec_(
-                f'select v from public."{table}" where id < {STREAMED} order by id'.encode()
-            )
-            assert result.status == pq.ExecStatus.TUPLES_OK, result.error_message
-            values = [result.get_value(row, 0) for row in range(result.ntuples)]
-            found[table] = [None if value is None else value.decode() for value in values]
+            rows = texts(connection, f'select v from public."{table}" where id < {STREAMED} order by id')
+            found[table] = [value for [value] in rows]
     return found
+
+
+def as_captured(pg: Database) -> psycopg.Connection[Any]:
+    """Connect with the settings under which capture reads."""
+    options = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
+    return pg.connect(options=options, client_encoding="UTF8")
+
+
+def texts(connection: psycopg.Connection[Any], query: str) -> list[list[str | None]]:
+    """Return the output functions' own text, as COPY and the stream have it: a cast to text differs
+    for "char" and char(n).
+    """
+    result = connection.pgconn.exec_(query.encode())
+    assert result.status == pq.ExecStatus.TUPLES_OK, result.error_message
+    values = [[result.get_value(row, at) for at in range(result.nfields)] for row in range(result.ntuples)]
+    return [[None if value is None else value.decode() for value in row] for row in values]

@@ -178,7 +178,8 @@ class DeltaFolder:
         assert delta is not None, "only after a commit"
         for version in range(self._durable + 1, delta.version() + 1):
             commit = log / f"{version:020d}.json"
-            actions = [json.loads(line) for line in commit.read_text("utf-8").splitlines() if line]
+            # Not `splitlines`: a table's statistics may hold U+2028, which JSON does not escape.
+            actions = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
             for path in (action["add"]["path"] for action in actions if "add" in action):
                 _sync(self.path / urllib.parse.unquote(path))
             _sync(commit)

@@ -1,0 +1,106 @@
+"""Every type through Spark into Parquet and Delta tables, read back by Spark, against SELECT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from fix_postgres import DEFAULT_VERSION, Servers, _fresh_database
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.model import OWN_FORMS, LogRange, ValueModes
+from tailrace.sinks.contract import Sink
+from tailrace.sinks.delta_append import DeltaAppend
+from tailrace.sinks.delta_mirror import DeltaMirror
+from tailrace.sinks.delta_sink import DeltaSink
+from tailrace.sinks.parquet import parquet_sink
+from tailrace.spark import plan
+from zoo.keeping import STREAMED, as_captured
+from zoo.wide import MODES, ROWS, UNHELD, Expectation, Wide, capture
+
+
+@pytest.fixture(scope="module")
+def wide(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wide]:
+    databases = _fresh_database(servers.get(DEFAULT_VERSION))
+    yield capture(next(databases), tmp_path_factory.mktemp("wide") / "log")
+    next(databases, None)
+
+
+@pytest.mark.parametrize("modes", [OWN_FORMS, MODES], ids=["own forms", "modes"])
+def test_tables_hold_what_select_says(wide: Wide, modes: ValueModes, spark: Any, tmp_path: Path) -> None:
+    tables = ("public.wide",)
+    sinks = {
+        "parquet": parquet_sink("parquet", tmp_path / "parquet", tables, modes=modes),
+        "append": DeltaSink("append", tmp_path / "append", tables, DeltaAppend(), modes=modes),
+        "mirror": DeltaSink("mirror", tmp_path / "mirror", tables, DeltaMirror("refuse"), modes=modes),
+    }
+    with as_captured(wide.database) as connection:
+        expected = Expectation(wide, connection, modes)
+        for kind, sink in sinks.items():
+            write(sink, wide, spark)
+            form = "parquet" if kind == "parquet" else "delta"
+            read = spark.read.format(form).load(str(tmp_path / kind / "public.wide"))
+            compare(kind, wide, expected, read.toArrow())
+
+
+def write(sink: Sink, wide: Wide, spark: Any) -> None:
+    """Write the snapshot, then the stream: what a mirror adds, then what it merges."""
+    sink.open(LogDirectory.open(wide.log).identity, "zoo")
+    with LogReader.open(wide.log, "0") as reader:
+        edges = [reader.start, wide.snapshot_end, reader.end().offset]
+        ranges = [(start, end, reader.blocks(start, end)) for start, end in pairwise(edges)]
+    for start, end, blocks in ranges:
+        sink.write(spark, wide.log, LogRange("0", start, end), plan.pieces("0", blocks, start, end))
+
+
+def compare(kind: str, wide: Wide, expected: Expectation, table: pa.Table) -> None:
+    ids = table["id"].to_pylist()
+    if kind == "mirror":
+        ops = ["m"] * len(ids)
+        unchanged: list[Any] = [None] * len(ids)
+        specials = [row["special"] for row in table["_position"].to_pylist()]
+        assert sorted(ids) == sorted(wide.selected)
+    else:
+        ops, unchanged = table["_op"].to_pylist(), table["_unchanged"].to_pylist()
+        specials = table["_special"].to_pylist()
+        assert sorted(ops) == ["c"] * ROWS + ["r"] * ROWS + ["u"] * ROWS
+    # A row of the snapshot is as the row that was inserted again under another id.
+    rows = [row + STREAMED if op == "r" else row for row, op in zip(ids, ops, strict=True)]
+    for column in wide.columns:
+        arrow = table.schema.field(column).type
+        for row, value, special, unsent in zip(rows, plain(table[column]), specials, unchanged, strict=True):
+            if column in (unsent or ()):
+                continue
+            where, text = (kind, column, row), wide.selected[row][column]
+            wanted = expected.value(column, row, arrow)
+            assert dict(special or {}).get(column) == (text if wanted is UNHELD else None), where
+            if wanted is not UNHELD:
+                assert value == wanted, where
+
+
+def plain(array: pa.ChunkedArray) -> list[Any]:
+    """Return values that Python can hold and compare: dates as days, timestamps as microseconds,
+    floats as their digits.
+    """
+    kind = array.type
+    if pa.types.is_list(kind):
+        values = plain(pa.chunked_array([chunk.flatten() for chunk in array.chunks], kind.value_type))
+        lengths = [len(item) if item.is_valid else None for item in array]
+        found, at = [], 0
+        for length in lengths:
+            found.append(None if length is None else values[at : at + length])
+            at += length or 0
+        return found
+    if pa.types.is_date(kind):
+        return array.cast(pa.int32()).to_pylist()
+    if pa.types.is_timestamp(kind):
+        assert kind.unit == "us"
+        return array.cast(pa.int64()).to_pylist()
+    if pa.types.is_floating(kind):
+        return [None if value is None else repr(value) for value in array.to_pylist()]
+    return array.to_pylist()

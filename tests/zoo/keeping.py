@@ -14,7 +14,7 @@ from fix_postgres import Database
 from tailrace.capture.session import SESSION_SETTINGS
 from tailrace.changelog.reader import LogReader
 from tailrace.decode.changes import TableChanges
-from tailrace.model import Op, ValueModes
+from tailrace.model import OWN_FORMS, Op, ValueModes
 from tailrace.spark import plan
 from tailrace.spark.changes import changes_of
 from zoo.animals import ANIMALS, EXTENSION_OF, EXTENSIONS, SETUP, STAND_IN, STAND_INS, Animal
@@ -37,20 +37,25 @@ class Zoo:
     selected: dict[str, list[str | None]]  # table to the texts, by id
     database: Database
 
-    def changes(self, modes: ValueModes | None = None) -> dict[str, tuple[TableChanges, TableChanges]]:
+    def changes(self, modes: ValueModes = OWN_FORMS) -> dict[str, tuple[TableChanges, TableChanges]]:
         """Return, for each table, what came by the snapshot and what by the stream."""
-        found: dict[str, dict[str, TableChanges]] = {}
-        with LogReader.open(self.log, "0") as reader:
-            start, end = reader.start, reader.end().offset
-            pieces = plan.pieces("0", reader.blocks(start, end), start, end)
-        for piece in pieces:
-            for stretch in changes_of(self.log, piece, modes=modes):
-                for changes in stretch:
-                    way = "snapshot" if changes.op[0] == ord(Op.READ) else "stream"
-                    ways = found.setdefault(changes.relation.table, {})
-                    assert way not in ways, "a table of the zoo is small"
-                    ways[way] = changes
-        return {table: (ways["snapshot"], ways["stream"]) for table, ways in found.items()}
+        return both_ways(self.log, modes)
+
+
+def both_ways(log: Path, modes: ValueModes = OWN_FORMS) -> dict[str, tuple[TableChanges, TableChanges]]:
+    """Return, for each table of a small log, what came by the snapshot and what by the stream."""
+    found: dict[str, dict[str, TableChanges]] = {}
+    with LogReader.open(log, "0") as reader:
+        start, end = reader.start, reader.end().offset
+        pieces = plan.pieces("0", reader.blocks(start, end), start, end)
+    for piece in pieces:
+        for stretch in changes_of(log, piece, modes=modes):
+            for changes in stretch:
+                way = "snapshot" if changes.op[0] == ord(Op.READ) else "stream"
+                ways = found.setdefault(changes.relation.table, {})
+                assert way not in ways, "a table of the zoo is small"
+                ways[way] = changes
+    return {table: (ways["snapshot"], ways["stream"]) for table, ways in found.items()}
 
 
 def populate(pg: Database) -> dict[str, str]:

@@ -20,8 +20,9 @@ from tailrace.sinks.delta_mirror import DeltaMirror
 from tailrace.sinks.delta_sink import DeltaSink
 from tailrace.sinks.parquet import parquet_sink
 from tailrace.spark import plan
+from zoo.expected import MODES, UNHELD, Expectation, plain
 from zoo.keeping import STREAMED, as_captured
-from zoo.wide import MODES, ROWS, UNHELD, Expectation, Wide, capture
+from zoo.wide import ROWS, Wide, capture
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_tables_hold_what_select_says(wide: Wide, modes: ValueModes, spark: Any,
         "mirror": DeltaSink("mirror", tmp_path / "mirror", tables, DeltaMirror("refuse"), modes=modes),
     }
     with as_captured(wide.database) as connection:
-        expected = Expectation(wide, connection, modes)
+        expected = Expectation(wide.selected, connection, modes)
         for kind, sink in sinks.items():
             write(sink, wide, spark)
             form = "parquet" if kind == "parquet" else "delta"
@@ -64,43 +65,20 @@ def compare(kind: str, wide: Wide, expected: Expectation, table: pa.Table) -> No
         ops = ["m"] * len(ids)
         unchanged: list[Any] = [None] * len(ids)
         specials = [row["special"] for row in table["_position"].to_pylist()]
-        assert sorted(ids) == sorted(wide.selected)
+        assert sorted(ids) == sorted(wide.selected.rows)
     else:
         ops, unchanged = table["_op"].to_pylist(), table["_unchanged"].to_pylist()
         specials = table["_special"].to_pylist()
         assert sorted(ops) == ["c"] * ROWS + ["r"] * ROWS + ["u"] * ROWS
     # A row of the snapshot is as the row that was inserted again under another id.
     rows = [row + STREAMED if op == "r" else row for row, op in zip(ids, ops, strict=True)]
-    for column in wide.columns:
+    for column in wide.selected.columns:
         arrow = table.schema.field(column).type
         for row, value, special, unsent in zip(rows, plain(table[column]), specials, unchanged, strict=True):
             if column in (unsent or ()):
                 continue
-            where, text = (kind, column, row), wide.selected[row][column]
+            where, text = (kind, column, row), wide.selected.rows[row][column]
             wanted = expected.value(column, row, arrow)
             assert dict(special or {}).get(column) == (text if wanted is UNHELD else None), where
             if wanted is not UNHELD:
                 assert value == wanted, where
-
-
-def plain(array: pa.ChunkedArray) -> list[Any]:
-    """Return values that Python can hold and compare: dates as days, timestamps as microseconds,
-    floats as their digits.
-    """
-    kind = array.type
-    if pa.types.is_list(kind):
-        values = plain(pa.chunked_array([chunk.flatten() for chunk in array.chunks], kind.value_type))
-        lengths = [len(item) if item.is_valid else None for item in array]
-        found, at = [], 0
-        for length in lengths:
-            found.append(None if length is None else values[at : at + length])
-            at += length or 0
-        return found
-    if pa.types.is_date(kind):
-        return array.cast(pa.int32()).to_pylist()
-    if pa.types.is_timestamp(kind):
-        assert kind.unit == "us"
-        return array.cast(pa.int64()).to_pylist()
-    if pa.types.is_floating(kind):
-        return [None if value is None else repr(value) for value in array.to_pylist()]
-    return array.to_pylist()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from changelog.frames_of import BEGAN_US, SECOND_US, Source, append, new_log, relation_frame
 from changelog.test_recovery import abandon, segment_files
+from tailrace.changelog import format as codec
 from tailrace.changelog import runs
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.prune import apply
@@ -235,6 +236,29 @@ def test_what_retention_took_is_named_gone_and_never_skipped(memory_path: Path) 
             kept = reader.blocks(start, len(content))
             raw = b"".join(bytes(reader.read(ref)) for ref in kept)
             assert raw == content[kept[0].header.log_offset :]
+
+
+def test_what_retention_takes_before_a_readers_range_is_not_missed(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, units, content = written(memory_path / "log", 9, segment_bytes=800)
+    starts = [offset for offset in log.segments("0") if offset in {unit.end for unit in units}]
+    assert len(starts) > 3
+    looked_up = LogReader.start.fget
+    for start in starts:
+        reader = LogReader.open(log, "0")
+
+        def first_then_gone(self: LogReader, start: int = start) -> int:
+            first = looked_up(self)
+            for offset in log.segments("0"):
+                if offset < start:
+                    (log.task_path("0") / codec.segment_name(offset)).unlink()
+            return first
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LogReader, "start", property(first_then_gone))
+            refs = reader.blocks(start, len(content))
+        assert b"".join(bytes(reader.read(ref)) for ref in refs) == content[start:]
 
 
 def test_a_reader_beside_retention_gets_whole_ranges_or_a_clear_answer(memory_path: Path) -> None:

@@ -47,6 +47,7 @@ class Life:
     def __init__(self, command: Sequence[str], environment: dict[str, str], output: Path) -> None:
         self._output = output
         with output.open("ab") as file:
+            self._silent_size = file.tell()
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
                 env=environment, start_new_session=True,
@@ -59,6 +60,11 @@ class Life:
     @property
     def is_over(self) -> bool:
         return self._process.poll() is not None
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether it said anything; before, it has come to nothing, and does not yet heed SIGTERM."""
+        return self._output.stat().st_size > self._silent_size
 
     def wait(self, timeout_s: float = LIFE_TIMEOUT_S) -> int:
         """Return the exit status, negative for a signal.
@@ -366,7 +372,7 @@ def lose_power(latest_s: float) -> Fault:
 
 def _finish(round_: Round, life: Life) -> None:
     # By SIGTERM as often as by SIGKILL: an orderly end must not lose anything either.
-    if round_.random.random() < 0.5:
+    if round_.random.random() < 0.5 or not life.has_spoken:
         life.kill()
         return
     status = life.end()

@@ -265,6 +265,9 @@ class LogReader:
         )
 
     def _is_boundary(self, offset: int) -> bool:
+        if offset in self._segments:
+            # The segment itself tells: the one before may be going, for nobody needs it any more.
+            return any(ref.header.open_at_start is None for ref in self._runs(offset, offset + 1))
         for ref in self._runs(offset - 1, offset):
             if ref.header.boundary == offset:
                 return True

@@ -66,12 +66,12 @@ def _problem_of(words: list[str]) -> str | None:
 def invalid_pipelines(text: str) -> Iterator[str]:
     """Yield the problems of the pipelines shown."""
     for language, block in FENCE.findall(text):
-        if language == "yaml" and re.search(r"^source:", block, re.MULTILINE):
+        if language == "yaml" and re.search(r"^sources?:", block, re.MULTILINE):
             with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
                 file.write(block)
                 file.flush()
                 try:
-                    config.load(Path(file.name))
+                    config.load_engine(Path(file.name))
                 except TailraceError as error:
                     yield f"pipeline: {error}"
 

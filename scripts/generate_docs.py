@@ -22,14 +22,14 @@ from pydantic_core import PydanticUndefined
 
 from tailrace.cli.main import app
 from tailrace.config.disclosure import Disclosure, Mask
+from tailrace.config.engine import EngineConfig
 from tailrace.config.fields import MIB, Section
-from tailrace.config.postgres import LibpqOptions, PostgresSource
+from tailrace.config.postgres import LibpqOptions, NamedSource, PostgresSource
 from tailrace.config.sections import (
     DeltaSink,
     JsonlSink,
     LogConfig,
     ParquetSink,
-    PipelineConfig,
     RetentionConfig,
     SinkConfig,
     SparkConfig,
@@ -81,7 +81,8 @@ def values(annotation: object) -> str:
         return " or ".join(filter(None, named)) or "reference"
     if origin is tuple:
         item = values(arguments[0])
-        return "list of sections" if "Sink" in str(arguments[0]) or item == "section" else f"list of {item}"
+        sections = item == "section" or re.search("Sink|Source", str(arguments[0]))
+        return "list of sections" if sections else f"list of {item}"
     if origin is dict:
         return "mapping"
     known = {
@@ -129,10 +130,11 @@ def described(name: str, command: typing.Any) -> Iterator[str]:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "pipeline": lambda: fields(PipelineConfig),
+    "pipeline": lambda: fields(EngineConfig),
     "source": lambda: fields(PostgresSource, LibpqOptions, Disclosure, ValueHandling),
     "heartbeat": lambda: fields(HeartbeatConfig),
     "slot_watch": lambda: fields(SlotWatchConfig),
+    "named": lambda: fields(NamedSource, PostgresSource),
     "disclosure": lambda: fields(Disclosure),
     "mask": lambda: fields(Mask),
     "values": lambda: fields(ValueHandling),

@@ -74,7 +74,9 @@ def make_task(dsn: str, path: Path, **options: Any) -> CaptureTask:
         **options,
     }
     log = {name: given.pop(name) for name in ("segment_bytes", "compression") if name in given}
-    return CaptureTask(PostgresSource(dsn=dsn, **given), path, LogConfig(path=path, **log), name=NAME)
+    turns = given.pop("turns", None)
+    source, kept = PostgresSource(dsn=dsn, **given), LogConfig(path=path, **log)
+    return CaptureTask(source, path, kept, name=NAME, turns=turns)
 
 
 @contextmanager

@@ -4,105 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from dataclasses import dataclass, field
 
 import pytest
 
-from fix_orders_log import LogOfOrders
 from fix_wait import wait_until
-from tailrace.changelog.endmark import Tail
-from tailrace.config import PipelineConfig
+from pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
+from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline import engine as engine_module
-from tailrace.pipeline.background import Background
+from tailrace.pipeline import lane as lane_module
 from tailrace.pipeline.engine import Engine
 from tailrace.pipeline.lifecycle import State
 from tailrace.pipeline.progress import Pace, Sample, duration, line, size
 from tailrace.pipeline.status import FILE_NAME, document
 from tailrace.pipeline.views import SinkState
-from tailrace.sinks.contract import SinkCommit
-
-
-@dataclass
-class FakeProgress:
-    phase: str = "connecting"
-    rows: int = 0
-    bytes: int = 0
-    durable: Tail = field(default_factory=lambda: Tail(0, 0, 0))
-    server_end_lsn: int = 0
-    acknowledged_lsn: int = 0
-    snapshot: dict = field(default_factory=dict)
-    reconnects: int = 0
-    error: TailraceError | None = None
-    slot: object = None
-    concerns: tuple = ()
-
-
-class FakeCapture:
-    """Holds a real log open and says of it what the test wants."""
-
-    def __init__(self, config):
-        self.log = LogOfOrders(config.log.path)
-        self.stopping = threading.Event()
-        self.failure = None
-        self.phase = "connecting"
-        self.known_lsn = 10**12
-
-    def run(self):
-        while not self.stopping.wait(0.005):
-            if self.failure is not None:
-                raise self.failure
-        self.phase = "stopped"
-
-    def stop(self):
-        self.stopping.set()
-
-    def caught_up(self, lsn):
-        return self.log.writer.durable.position >= lsn
-
-    def progress(self):
-        return FakeProgress(self.phase, durable=self.log.writer.durable, server_end_lsn=self.known_lsn)
-
-
-class FakeSink:
-    type = "jsonl"
-
-    def __init__(self, name, spans, failure):
-        self.name, self.spans, self.failure = name, spans, failure
-
-    def open(self, log, pipeline):
-        if self.failure is not None:
-            raise self.failure
-
-    def position(self, task):
-        return self.spans[-1] if self.spans else None
-
-    reach = position
-
-    def write(self, spark, log, span, pieces):
-        self.spans.append(span.end)
-        return SinkCommit(span, rows=1)
-
-    def close(self):
-        pass
-
-
-class FakeSpark:
-    def __init__(self, config):
-        self.stopped = False
-
-    def start(self):
-        pass
-
-    def session(self, stop):
-        return object()
-
-    def cancel_jobs(self):
-        pass
-
-    def stop(self):
-        self.stopped = True
 
 
 @pytest.fixture
@@ -115,7 +30,7 @@ def stage(tmp_path, monkeypatch):
         capture = None
 
         def engine(self, **options):
-            config = PipelineConfig.model_validate(
+            config = EngineConfig.model_validate(
                 {
                     "name": "shop",
                     "source": {"host": "127.0.0.1", "port": 1},
@@ -127,29 +42,23 @@ def stage(tmp_path, monkeypatch):
                 }
             )
             self.config = config
-            self.capture = FakeCapture(config)
-            monkeypatch.setattr(engine_module, "CaptureTask", lambda *_, **__: self.capture)
+            self.capture = FakeCapture(config.log.path)
+            monkeypatch.setattr(lane_module, "CaptureTask", lambda *_, **__: self.capture)
             return Engine(config, **options)
 
     staged = Stage()
     staged.sinks = {"one": [], "two": []}
     staged.failures = {}
     monkeypatch.setattr(engine_module, "SparkHost", FakeSpark)
-    monkeypatch.setattr(engine_module, "refuse_if_written", lambda *_: None)
+    monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
     monkeypatch.setattr(
-        engine_module,
+        lane_module,
         "build",
-        lambda config, _: FakeSink(config.name, staged.sinks[config.name], staged.failures.get(config.name)),
+        lambda config, *_: FakeSink(config.name, staged.sinks[config.name], staged.failures.get(config.name)),
     )
     yield staged
     if staged.capture is not None:
         staged.capture.log.close()
-
-
-def running(engine):
-    background = Background("engine", engine.run)
-    background.start()
-    return background
 
 
 def test_a_stop_ends_everything_without_an_error(stage):
@@ -211,7 +120,7 @@ def test_a_lost_slot_ends_the_run_and_the_status_says_what_is_needed(stage):
 
 
 def test_until_caught_up_ends_at_the_logs_end_with_every_sink_there(stage, monkeypatch):
-    monkeypatch.setattr(engine_module, "wal_end", lambda *_: 3000)
+    monkeypatch.setattr(lane_module, "wal_end", lambda *_: 3000)
     engine = stage.engine(until_caught_up=True)
     run = running(engine)
     for number in range(2):
@@ -224,7 +133,7 @@ def test_until_caught_up_ends_at_the_logs_end_with_every_sink_there(stage, monke
 
 
 def test_until_caught_up_fails_if_one_sink_has(stage, monkeypatch):
-    monkeypatch.setattr(engine_module, "wal_end", lambda *_: 1000)
+    monkeypatch.setattr(lane_module, "wal_end", lambda *_: 1000)
     stage.failures["two"] = TailraceError(Kind.SINK_FOREIGN, "not ours")
     engine = stage.engine(until_caught_up=True)
     end = stage.capture.log.insert(1)
@@ -236,7 +145,7 @@ def test_until_caught_up_fails_if_one_sink_has(stage, monkeypatch):
 
 def test_until_caught_up_asks_again_while_the_source_is_away(stage, monkeypatch):
     answers = [TailraceError(Kind.SOURCE_UNREACHABLE, "away"), 1000]
-    monkeypatch.setattr(engine_module, "_ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(lane_module, "_ASK_AGAIN_S", 0.01)
 
     def wal_end(*_):
         answer = answers.pop(0)
@@ -244,7 +153,7 @@ def test_until_caught_up_asks_again_while_the_source_is_away(stage, monkeypatch)
             raise answer
         return answer
 
-    monkeypatch.setattr(engine_module, "wal_end", wal_end)
+    monkeypatch.setattr(lane_module, "wal_end", wal_end)
     engine = stage.engine(until_caught_up=True)
     stage.capture.log.insert(1)
     run = running(engine)
@@ -319,7 +228,8 @@ def test_no_end_is_foretold_where_nothing_is_gained():
 def test_a_line_names_what_a_person_wants_to_know(stage):
     engine = stage.engine()
     stage.capture.log.insert(1)
-    shown = line(engine.view(), Pace())
+    view = engine.view()
+    shown = line(view.state, view.sources[0], Pace())
     for word in ("starting", "rows/s", "behind source", "one starting", "behind log"):
         assert word in shown
     assert (size(1536), size(10), duration(59), duration(3700)) == ("1.5 KiB", "10 B", "59 s", "1:01:40")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.backoff import Backoff
-from tailrace.pipeline.lifecycle import TRANSITIONS, Event, IllegalTransition, Lifecycle, State
+from tailrace.pipeline.lifecycle import TRANSITIONS, Event, IllegalTransition, Lifecycle, State, toward
 
 
 def lived(*events):
@@ -59,6 +59,23 @@ def test_no_order_of_events_leads_out_of_the_table(events):
                 life.step(event)
     assert life.state is not State.STOPPED or not life.failed
     assert life.state is not State.FAILED or life.failed
+
+
+_PHASES = ("connecting", "queued", "snapshot", "streaming", "waiting_for_disk", "stopped")
+
+
+@given(st.lists(st.lists(st.sampled_from(_PHASES), min_size=3, max_size=3), max_size=30))
+def test_the_engine_follows_the_least_advanced_of_its_sources(looks):
+    life = Lifecycle()
+    for phases in looks:
+        for _ in range(2):  # a look that missed a step takes two
+            if (event := toward(life.state, phases)) is not None:
+                life = life.step(event)
+        assert toward(life.state, phases) is None
+        ranks = [State.STARTING, State.SNAPSHOT, State.STREAMING]
+        meant = {"connecting": 0, "queued": 0, "snapshot": 1, "streaming": 2}
+        known = [meant[phase] for phase in phases if phase in meant]
+        assert not known or life.state is ranks[min(known)]
 
 
 def test_waits_double_to_a_bound_and_end():

@@ -36,6 +36,7 @@ from tailrace.capture.slot_watch import SlotWatch
 from tailrace.capture.snapshot import Snapshot, TableProgress
 from tailrace.capture.status import StatusTimer
 from tailrace.capture.stream import Stream, Wanted
+from tailrace.capture.turns import Turns
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import keep_disclosure
 from tailrace.changelog.writer import LogOptions, LogWriter, Tail
@@ -58,7 +59,7 @@ SILENCE_S_MAX = 3600.0
 #: A connection that lasted so long was a good one: what ends it counts as the first failure.
 STEADY_S = 60.0
 
-PhaseName = Literal["connecting", "snapshot", "streaming", "waiting_for_disk", "stopped"]
+PhaseName = Literal["connecting", "queued", "snapshot", "streaming", "waiting_for_disk", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +85,23 @@ class CaptureTask:
 
     :param directory: the log, or where it is or is to be.
     :param name: of the pipeline, for messages.
+    :param turns: to begin (slot, snapshot), where others begin, too.
     """
 
     def __init__(
-        self, source: PostgresSource, directory: LogDirectory | Path, log_config: LogConfig, *, name: str
+        self,
+        source: PostgresSource,
+        directory: LogDirectory | Path,
+        log_config: LogConfig,
+        *,
+        name: str,
+        turns: Turns | None = None,
     ) -> None:
         self._source = source.for_pipeline(name)
         self._directory = directory
         self._options = LogOptions(segment_bytes=log_config.segment_bytes, compression=log_config.compression)
         self._name = name
+        self._turns = turns or Turns(1)
         self._stopping = threading.Event()
         self._appender: Appender | None = None
         self._log: LogDirectory | None = None
@@ -218,7 +227,7 @@ class CaptureTask:
             facts = server.facts(session, self._source.slot, state.timeline if state else None)
             start = self._decide(facts, appender.tail.position, state)
             if start.action in {Action.FRESH, Action.RESTART}:
-                self._begin(session, facts, drop_slot=start.action is Action.RESTART)
+                self._begin_in_turn(session, facts, drop_slot=start.action is Action.RESTART)
                 if self._source.snapshot == "only":
                     return
             elif start.action is Action.FINISHED:
@@ -274,6 +283,14 @@ class CaptureTask:
         return start
 
     # Beginning
+
+    def _begin_in_turn(self, session: Session, facts: SourceFacts, *, drop_slot: bool) -> None:
+        # Nothing is made at the source before: a slot that waits would hold back WAL.
+        self._phase = "queued" if self._turns.must_wait else "snapshot"
+        with self._turns.turn(self._stopping) as given:
+            if not given:
+                raise Stopped
+            self._begin(session, facts, drop_slot=drop_slot)
 
     def _begin(self, session: Session, facts: SourceFacts, *, drop_slot: bool) -> None:
         """Create publication and slot, and take the snapshot; the intent is on disk before."""

@@ -27,8 +27,9 @@ def words(found: list[Finding]) -> list[str]:
         return ["ready: no problem found"]
     lines: list[str] = []
     for finding in sorted(found, key=lambda finding: finding.severity is not Severity.ERROR):
-        table = f" [{printable(finding.table)}]" if finding.table else ""
-        lines.append(f"{finding.severity}: {finding.kind}{table}: {printable(finding.message)}")
+        where = " ".join(filter(None, (finding.source, finding.table)))
+        place = f" [{printable(where)}]" if where else ""
+        lines.append(f"{finding.severity}: {finding.kind}{place}: {printable(finding.message)}")
         if finding.repair:
             lines.append(f"  repair: {printable(finding.repair)}")
     errors = sum(finding.severity is Severity.ERROR for finding in found)

@@ -12,21 +12,33 @@ from tailrace.changelog.format import segment_name
 from tailrace.changelog.prune import segment_facts
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.readers import Readers
-from tailrace.changelog.verify import verify
+from tailrace.changelog.verify import VerifyReport, verify
 from tailrace.cli.conversation import print_json, printable
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
+from tailrace.pipeline.log_root import log_folders, logs_in
 
 
-def list_log(path: Path, *, as_json: bool) -> None:
-    """Print what the log at `path` consists of.
+def list_logs(path: Path, *, as_json: bool) -> None:
+    """Print what the log at `path` consists of, or each of the logs there, of several sources.
 
     :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`.
     """
-    found = listing(LogDirectory.open(path))
+    logs = logs_in(path)
+    found = {log.path.name: listing(log) for log in logs}
+    if not logs:
+        found = {"": listing(LogDirectory.open(path))}
     if as_json:
-        print_json(found)
+        several = {"path": str(path), "logs": [{"name": name, **log} for name, log in found.items()]}
+        print_json(several if logs else found[""])
         return
+    for name, log in found.items():
+        if name:
+            print(f"source {name}:")
+        _print_listing(log)
+
+
+def _print_listing(found: dict[str, Any]) -> None:
     source = found["source"]
     print(
         f"log {found['log_id']} of {source['type']} system {source['system_identifier']}, "
@@ -105,15 +117,28 @@ def forget_readers(path: Path, names: list[str], *, as_json: bool) -> None:
         print(f"forgot reader {printable(name)}")
 
 
-def verify_log(path: Path, *, as_json: bool) -> bool:
-    """Print what is damaged in the log at `path`; tell whether nothing is.
+def verify_logs(path: Path, *, as_json: bool) -> bool:
+    """Print what is damaged in the log at `path`, or in the logs of several sources there.
+
+    Tells whether nothing is.
 
     :raises TailraceError: `LOG_MISSING`.
     """
-    report = verify(path)
+    folders = log_folders(path)
+    reports = {folder.name: verify(folder) for folder in folders} if folders else {"": verify(path)}
+    sound = all(report.sound for report in reports.values())
     if as_json:
-        print_json({"ok": report.sound, **asdict(report)})
-        return report.sound
+        logs = [{"name": name, "ok": report.sound, **asdict(report)} for name, report in reports.items()]
+        print_json({"ok": sound, "logs": logs} if folders else {"ok": sound, **asdict(reports[""])})
+        return sound
+    for name, report in reports.items():
+        if name:
+            print(f"source {name}:")
+        _print_report(report)
+    return sound
+
+
+def _print_report(report: VerifyReport) -> None:
     for problem in report.problems:
         print(f"damaged: {problem.file} at byte {problem.byte}: {problem.what}")
     for note in report.notes:
@@ -123,7 +148,6 @@ def verify_log(path: Path, *, as_json: bool) -> bool:
         f"{report.blocks:,} blocks, {report.units:,} transactions, {report.rows:,} rows, "
         f"{report.size_bytes:,} bytes"
     )
-    return report.sound
 
 
 def _time(time_us: int) -> str | None:

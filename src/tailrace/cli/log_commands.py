@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tailrace.cli.conversation import DONE, FAILED, AsJson, Debug, Verbose, conversation
+from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
     from tailrace.config import Disclosure
@@ -29,13 +30,26 @@ LogPath = Annotated[
 ]
 
 
-@log_app.command("ls")
-def ls(path: LogPath, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False) -> None:
-    """List a log's tasks, segments and readers."""
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.listing import list_log
+SourceName = Annotated[
+    str | None,
+    typer.Option("--source", metavar="NAME", help="The source, where there are several."),
+]
 
-        list_log(_directory(path), as_json=as_json)
+
+@log_app.command("ls")
+def ls(
+    path: LogPath,
+    *,
+    source: SourceName = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """List a log's tasks, segments and readers; with several sources, those of each log."""
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.listing import list_logs
+
+        list_logs(_directory(path, source), as_json=as_json)
 
 
 @log_app.command("show")
@@ -62,6 +76,7 @@ def show(
         typer.Option("--to", metavar="POSITION|TIME", help="Up to, without, this log offset, LSN or time."),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many changes.")] = None,
+    source: SourceName = None,
     task: Annotated[str, typer.Option("--task", help="The task to read.")] = "0",
     raw: Annotated[
         bool,
@@ -82,7 +97,7 @@ def show(
         from tailrace.config import Disclosure
         from tailrace.pipeline.inspection import Selection
 
-        log, rules, modes = _log_and_forms(path)
+        log, rules, modes = _log_and_forms(path, source)
         wanted = Selection(
             table, _key(key), transaction, _point(begin, "--from"), _point(end, "--to"), limit, modes
         )
@@ -96,6 +111,7 @@ def forget(
         list[str], typer.Option("--reader", metavar="NAME", help="As `log ls` names it; may be repeated.")
     ],
     *,
+    source: SourceName = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -107,7 +123,7 @@ def forget(
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
         from tailrace.cli.listing import forget_readers
 
-        forget_readers(_directory(path), reader, as_json=as_json)
+        forget_readers(_log(path, source), reader, as_json=as_json)
 
 
 @log_app.command("schemas")
@@ -118,6 +134,7 @@ def schemas(
         str | None,
         typer.Option("--table", help="Only this table: schema.table; * for any run of characters."),
     ] = None,
+    source: SourceName = None,
     task: Annotated[str, typer.Option("--task", help="The task to read.")] = "0",
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -127,32 +144,67 @@ def schemas(
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
         from tailrace.cli.showing_schemas import show_schemas
 
-        show_schemas(_directory(path), task, table, as_json=as_json)
+        show_schemas(_log(path, source), task, table, as_json=as_json)
 
 
 @log_app.command("verify")
-def verify(path: LogPath, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False) -> None:
-    """Read everything in a log and report all damage. Exit status 1 if there is any."""
+def verify(
+    path: LogPath,
+    *,
+    source: SourceName = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Read everything in a log and report all damage; with several sources, in each log.
+
+    Exit status 1 if there is any.
+    """
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.listing import verify_log
+        from tailrace.cli.listing import verify_logs
 
-        raise typer.Exit(DONE if verify_log(_directory(path), as_json=as_json) else FAILED)
-
-
-def _directory(path: Path) -> Path:
-    return _log_and_forms(path)[0]
+        raise typer.Exit(DONE if verify_logs(_directory(path, source), as_json=as_json) else FAILED)
 
 
-def _log_and_forms(path: Path) -> tuple[Path, Disclosure | None, ValueModes]:
-    """Return where the log is; what is let out of it if a pipeline's file was given; in which form."""
+def _directory(path: Path, source: str | None) -> Path:
+    """Return the directory of a log, or of the logs of several sources."""
     if path.is_file():
         from tailrace import config
 
-        pipeline = config.load(path)
-        return pipeline.log.path, pipeline.source.disclosure, pipeline.source.value_modes
+        loaded = config.load_engine(path)
+        return loaded.log.path if source is None else loaded.pipeline(source).log.path
+    return path if source is None else path / source
+
+
+def _log(path: Path, source: str | None) -> Path:
+    """Return the directory of one log.
+
+    :raises TailraceError: `CONFIG_INVALID`, where there are several.
+    """
+    from tailrace.pipeline.log_root import logs_in
+
+    directory = _directory(path, source)
+    logs = logs_in(directory)
+    if not logs:
+        return directory
+    raise TailraceError(
+        Kind.CONFIG_INVALID,
+        f"choose the log in {directory}: there is one for each of several sources",
+        "name one with --source: " + ", ".join(log.path.name for log in logs),
+    )
+
+
+def _log_and_forms(path: Path, source: str | None) -> tuple[Path, Disclosure | None, ValueModes]:
+    """Return where one log is; what is let out of it if a pipeline's file was given; in which form."""
+    log = _log(path, source)
+    if path.is_file():
+        from tailrace import config
+
+        chosen = config.load_engine(path).pipeline(source).source
+        return log, chosen.disclosure, chosen.value_modes
     from tailrace.model import OWN_FORMS
 
-    return path, None, OWN_FORMS
+    return log, None, OWN_FORMS
 
 
 def _key(parts: list[str] | None) -> dict[str, str] | None:

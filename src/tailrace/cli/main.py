@@ -35,6 +35,12 @@ ConfigFile = Annotated[
 ]
 
 
+SourceName = Annotated[
+    str | None,
+    typer.Option("--source", metavar="NAME", help="The source, where the file has several."),
+]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"tailrace {__version__}")
@@ -112,6 +118,7 @@ def replay(
     sink: Annotated[
         str, typer.Option("--sink", help="The sink: its number in the file, from 0, or its name.")
     ],
+    source: SourceName = None,
     begin: Annotated[
         str | None,
         typer.Option(
@@ -139,7 +146,7 @@ def replay(
     with conversation(verbose=verbose, debug=debug, chatty=True):
         from tailrace.cli.running import replay_sink
 
-        replay_sink(file, sink, begin, into)
+        replay_sink(file, source, sink, begin, into)
 
 
 @app.command()

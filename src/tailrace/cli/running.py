@@ -21,19 +21,19 @@ def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
 
     :raises TailraceError: what ended it, if not a signal or having caught up.
     """
-    pipeline = config.load(file)
+    pipeline = config.load_engine(file)
     with Progress() as progress:
         engine = Engine(pipeline, until_caught_up=until_caught_up, observe=progress.turn)
         _stop_on_signals(engine.stop)
         engine.run()
 
 
-def replay_sink(file: Path, sink: str, begin: str | None, into: Path | None) -> None:
-    """Deliver the log to one sink of `file` again.
+def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, into: Path | None) -> None:
+    """Deliver the log to one sink of `file` again; `source`: whose log, where there are several.
 
     :raises TailraceError: `CONFIG_INVALID` for a sink or place that is none; what the replay met.
     """
-    pipeline = config.load(file)
+    pipeline = config.load(file, source)
     try:
         point = None if begin is None else parse_point(begin)
     except ValueError as error:

@@ -16,7 +16,7 @@ def show_status(file: Path, *, as_json: bool) -> None:
     """
     from tailrace.pipeline.status import document
 
-    found = document(config.load(file))
+    found = document(config.load_engine(file))
     if as_json:
         print_json(found)
     else:
@@ -29,12 +29,16 @@ def words(found: dict[str, Any]) -> list[str]:
     for task in found["tasks"]:
         end = "no log yet" if task["log_end"] is None else f"log end {task['log_end']:,}"
         behind = _lag(task["source_lag_bytes"], task["source_lag_s"])
-        lines.append(f"  source          {task['state']:<10} {end}, {behind} behind the source")
+        name = task.get("name", "source")
+        lines.append(f"  {name:<15} {task['state']:<10} {end}, {behind} behind the source")
+        if task.get("name") and task.get("error"):
+            lines += _error(task["error"], "    ")
         lines += _slot(task)
     for sink in found["sinks"]:
         place = "nothing yet" if sink["position"] is None else f"at {sink['position']:,}"
         behind = _lag(sink["lag_bytes"], sink["lag_s"])
-        lines.append(f"  {sink['name']:<15} {sink['state']:<10} {place}, {behind} behind the log")
+        name = f"{sink['source']} → {sink['name']}" if "source" in sink else sink["name"]
+        lines.append(f"  {name:<15} {sink['state']:<10} {place}, {behind} behind the log")
         if sink["error"]:
             lines += _error(sink["error"], "    ")
     if found["error"]:

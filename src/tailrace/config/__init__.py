@@ -1,15 +1,16 @@
 """One pipeline, one YAML file, one frozen value.
 
-Start with `load`. The models state every setting with its default, unit and meaning;
-`docs/configuration.md` is generated from them.
+Start with `load`, or with `load_engine` where several sources may be. The models state every
+setting with its default, unit and meaning; `docs/configuration.md` is generated from them.
 """
 
 from __future__ import annotations
 
 from tailrace.config.disclosure import Disclosure, Mask
-from tailrace.config.load import load, read
+from tailrace.config.engine import EngineConfig
+from tailrace.config.load import load, load_engine, read
 from tailrace.config.patterns import is_exact, matches, matches_any, matches_column
-from tailrace.config.postgres import PostgresSource
+from tailrace.config.postgres import NamedSource, PostgresSource
 from tailrace.config.problems import Problem
 from tailrace.config.sections import (
     DeltaSink,
@@ -26,9 +27,11 @@ from tailrace.secrets import Secret
 __all__ = [
     "DeltaSink",
     "Disclosure",
+    "EngineConfig",
     "JsonlSink",
     "LogConfig",
     "Mask",
+    "NamedSource",
     "ParquetSink",
     "PipelineConfig",
     "PostgresSource",
@@ -39,6 +42,7 @@ __all__ = [
     "SparkConfig",
     "is_exact",
     "load",
+    "load_engine",
     "matches",
     "matches_any",
     "matches_column",

@@ -28,7 +28,9 @@ SECRET_OPTIONS = ("password", "sslpassword", "oauth_client_secret", "scram_clien
 #: libpq options that are not the user's to set: the capture decides them.
 OWN_OPTIONS = ("replication", "client_encoding", "fallback_application_name", "sslkeylogfile")
 
-SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+#: PostgreSQL allows no longer names.
+SLOT_BYTES_MAX = 63
+SLOT_NAME = re.compile(rf"[a-z0-9_]{{1,{SLOT_BYTES_MAX}}}")
 
 
 def _dsn(value: object, info: ValidationInfo) -> object:
@@ -40,7 +42,7 @@ def _dsn(value: object, info: ValidationInfo) -> object:
     value = anchored(value, (info.context or {}).get("base"))
     if is_reference(value):
         return Secret(value)
-    options = _parse_dsn(value)
+    options = parse_dsn(value)
     if options is None:
         raise ValueError(
             "is no connection string that libpq understands: write "
@@ -58,7 +60,8 @@ def _dsn(value: object, info: ValidationInfo) -> object:
     return value
 
 
-def _parse_dsn(text: str) -> dict[str, str] | None:
+def parse_dsn(text: str) -> dict[str, str] | None:
+    """Return the options in a connection string; None if libpq does not understand it."""
     # psycopg's own message quotes the string, so it goes no further.
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
@@ -72,6 +75,18 @@ def _parse_dsn(text: str) -> dict[str, str] | None:
 def _slot_name(value: str) -> str:
     if value and not SLOT_NAME.fullmatch(value):
         raise ValueError("must be 1 to 63 of the characters a-z, 0-9 and _")
+    return value
+
+
+def slot_named_after(pipeline: str) -> str:
+    """Return the name that a pipeline's slot and publication have if the file names none."""
+    return "tailrace_" + re.sub(r"[^a-z0-9_]", "_", pipeline.lower())
+
+
+def _source_name(value: str) -> str:
+    # No dot: beside folders of tables, `<schema>.<table>`, that of a source is told at a glance.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,51}", value):
+        raise ValueError("must be 1 to 52 letters, digits, _ or -, with a letter or digit first")
     return value
 
 
@@ -269,7 +284,7 @@ class PostgresSource(ValueHandling, LibpqOptions, Disclosure):
 
     def for_pipeline(self, name: str) -> PostgresSource:
         """Return the source with its slot and publication named after pipeline `name` if unnamed."""
-        default = "tailrace_" + re.sub(r"[^a-z0-9_]", "_", name.lower())
+        default = slot_named_after(name)
         return self.model_copy(
             update={"slot": self.slot or default, "publication": self.publication or default}
         )
@@ -304,7 +319,7 @@ class PostgresSource(ValueHandling, LibpqOptions, Disclosure):
     @property
     def address(self) -> str:
         """Where the database is, for people: without user or secrets, references unresolved."""
-        known = _parse_dsn(self.dsn) or {} if isinstance(self.dsn, str) else {}
+        known = parse_dsn(self.dsn) or {} if isinstance(self.dsn, str) else {}
         host = self.host or self.hostaddr or known.get("host") or known.get("hostaddr")
         if host is None:
             host = self.dsn if isinstance(self.dsn, Secret) else "local socket"
@@ -316,7 +331,7 @@ class PostgresSource(ValueHandling, LibpqOptions, Disclosure):
         options: dict[str, str] = {}
         given = self.model_fields_set
         if self.dsn is not None:
-            found = _parse_dsn(resolved(self.dsn) if isinstance(self.dsn, Secret) else self.dsn)
+            found = parse_dsn(resolved(self.dsn) if isinstance(self.dsn, Secret) else self.dsn)
             if found is None:
                 raise TailraceError(
                     Kind.CONFIG_INVALID,
@@ -329,6 +344,15 @@ class PostgresSource(ValueHandling, LibpqOptions, Disclosure):
             if value is not None and (name in given or name not in options):
                 options[name] = resolved(value) if isinstance(value, Secret) else str(value)
         return options
+
+
+class NamedSource(PostgresSource):
+    """One of several sources."""
+
+    name: Annotated[str, AfterValidator(_source_name)] = Field(
+        description="Name of the source, no other's: its folder in the log and in each sink, and the end of "
+        "its slot's name; keep it."
+    )
 
 
 def _sslmode(options: dict[str, str]) -> str:

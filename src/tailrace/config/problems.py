@@ -105,6 +105,7 @@ def _plain_message(kind: str, context: Mapping[str, Any]) -> str:
         "greater_than_equal": "must be at least {ge}",
         "less_than": "must be less than {lt}",
         "less_than_equal": "must be at most {le}",
+        "too_long": "must have at most {max_length} entries",
         "too_short": "must have at least {min_length} entries",
         "string_too_short": "must have at least {min_length} characters",
         "literal_error": "must be one of {expected}",

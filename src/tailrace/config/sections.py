@@ -1,4 +1,4 @@
-"""The sections `log`, `sinks` and `spark`, and the whole file."""
+"""The sections `log`, `sinks` and `spark`, and the pipeline of one source that they make up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Va
 
 from tailrace.config.fields import MIB, ByteCount, LocalPath, Section, text_or_reference
 from tailrace.config.patterns import Patterns, matches_any
-from tailrace.config.postgres import PostgresSource
+from tailrace.config.postgres import NamedSource, PostgresSource
 from tailrace.secrets import Secret, resolved
 
 #: Names that later versions have, so that a file written for one is understood.
@@ -159,25 +159,32 @@ class SparkConfig(Section):
 
 
 class PipelineConfig(Section):
-    """One pipeline: a source, its log, and the sinks that are fed from the log."""
+    """One pipeline: a source, its log, and the sinks that are fed from the log.
 
-    name: Name = Field(description="Name of the pipeline; part of what sinks record, so keep it.")
-    source: PostgresSource = Field(description="Where changes come from.")
-    log: LogConfig = Field(description="Where changes are kept.")
-    sinks: tuple[Sink, ...] = Field(
-        default=(), description="Where changes go; none: they are only kept in the log."
-    )
-    spark: SparkConfig = Field(default=SparkConfig(), description="Settings of Spark.")
+    What a file describes is `EngineConfig`, which has one of these for each source.
+    """
+
+    name: Name
+    source: PostgresSource
+    log: LogConfig
+    sinks: tuple[Sink, ...] = ()
+    spark: SparkConfig = SparkConfig()
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         # Frozen for everybody else: these are the defaults that need more than one section.
         object.__setattr__(self, "source", self.source.for_pipeline(self.name))
-        object.__setattr__(self, "sinks", _named(self.sinks))
+        object.__setattr__(self, "sinks", named_sinks(self.sinks))
         return self
 
+    @property
+    def source_name(self) -> str:
+        """The source's name among several; empty where it is the only one."""
+        return self.source.name if isinstance(self.source, NamedSource) else ""
 
-def _named(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
+
+def named_sinks(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
+    """Return `sinks`, each with a name; those that have one keep it."""
     taken = {sink.name for sink in sinks if sink.name}
     named: list[Sink] = []
     for sink in sinks:

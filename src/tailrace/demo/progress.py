@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.config import PipelineConfig
+from tailrace.config import EngineConfig
 from tailrace.model import parse_lsn
 from tailrace.pipeline import status
 
@@ -37,7 +37,7 @@ class Progress:
         return self.position > lsn and min(self.sinks.values()) >= self.log_end
 
 
-def progress(config: PipelineConfig) -> Progress:
+def progress(config: EngineConfig) -> Progress:
     """Return the pipeline's progress, whether it runs or not."""
     document = status.document(config)
     task = document["tasks"][0]

@@ -133,7 +133,7 @@ def _catch_up(step: Step, places: Places, process: PipelineProcess, last_sale: i
 
 
 def _progress(places: Places) -> Progress:
-    return progress(config.load(places.file))
+    return progress(config.load_engine(places.file))
 
 
 def _say_where_and_what_next(screen: Screen, places: Places) -> None:

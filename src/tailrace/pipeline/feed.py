@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tailrace.capture.turns import Turns
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.readers import Readers
@@ -57,6 +58,8 @@ class Feed:
 
     :param make: makes the sink; called on the feed's own thread.
     :param begin_at: where a sink that holds nothing begins; None: at the log's very start.
+    :param turns: to write a batch, where the same sink gets other sources' changes, too.
+    :param source: whose changes these are, among several sources; empty: the only one's.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class Feed:
         spark: SparkHost,
         *,
         begin_at: int | None = None,
+        turns: Turns | None = None,
+        source: str = "",
     ) -> None:
         self.view = SinkView(config.name, str(getattr(config, "type", "")))
         self._config = config
@@ -76,6 +81,8 @@ class Feed:
         self._make = make
         self._spark = spark
         self._begin_at = begin_at
+        self._turns = turns or Turns(1)
+        self._source = source
         self._stop = threading.Event()
         self._finish_at: int | None = None
         self._registered = threading.Event()
@@ -167,8 +174,12 @@ class Feed:
             spark = spark or self._spark.session(self._stop)
             if spark is None:
                 return
-            began_s = time.monotonic()
-            commit = sink.write(spark, self._log_path, span, plan.pieces(TASK, blocks, span.start, span.end))
+            with self._turns.turn(self._stop) as given:
+                if not given:
+                    return
+                began_s = time.monotonic()
+                pieces = plan.pieces(TASK, blocks, span.start, span.end)
+                commit = sink.write(spark, self._log_path, span, pieces)
             readers.commit(self.view.name, TASK, span.end)
             start = span.end
             self._recorded_s = time.monotonic()
@@ -224,9 +235,10 @@ class Feed:
         name = self.view.name
         way_out = "begin a new pipeline, with a new snapshot and new targets"
         if getattr(self._config, "mode", "append") != "mirror":
+            which = f"--source {self._source} --sink {name}" if self._source else f"--sink {name}"
             way_out = (
                 "either let it begin where the log does, in a new or emptied target: `tailrace replay FILE "
-                f"--sink {name} --from {reader.start}`; or {way_out}"
+                f"{which} --from {reader.start}`; or {way_out}"
             )
         raise TailraceError(
             Kind.LOG_RANGE_GONE,

@@ -18,13 +18,19 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem. `table` is `schema.table` where it is one table's."""
+    """One problem. `table` is `schema.table` where it is one table's.
+
+    `source` is the name of the source that has it, where there are several. `everywhere`: it is
+    one only if every source has it; then it is the file's.
+    """
 
     kind: Kind
     severity: Severity
     message: str
     repair: str = ""
     table: str = ""
+    source: str = ""
+    everywhere: bool = False
 
     @property
     def is_configuration(self) -> bool:
@@ -39,7 +45,10 @@ class Finding:
             "message": self.message,
             "repair": self.repair,
         }
-        return {**found, "table": self.table} if self.table else found
+        for name in ("table", "source"):
+            if getattr(self, name):
+                found[name] = getattr(self, name)
+        return found
 
 
 def error(kind: Kind, message: str, repair: str = "", table: str = "") -> Finding:

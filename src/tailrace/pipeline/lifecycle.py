@@ -14,6 +14,7 @@ whether changes are lost to the log, so that only a new snapshot leads on.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 
@@ -61,6 +62,37 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.STOPPING, Event.ALL_DONE): State.STOPPING,
     (State.STOPPING, Event.EVERYTHING_STOPPED): State.STOPPED,
 }
+
+
+#: What a capture task is about, from the least advanced on; any other phase tells nothing.
+_PHASES = {
+    "connecting": State.STARTING,
+    "queued": State.STARTING,
+    "snapshot": State.SNAPSHOT,
+    "streaming": State.STREAMING,
+}
+
+_TOWARD: dict[tuple[State, State], Event] = {
+    (State.STARTING, State.SNAPSHOT): Event.SNAPSHOT_BEGAN,
+    (State.STARTING, State.STREAMING): Event.STREAM_BEGAN,
+    (State.SNAPSHOT, State.STREAMING): Event.STREAM_BEGAN,
+    (State.SNAPSHOT, State.STARTING): Event.CONNECTION_LOST,
+    (State.STREAMING, State.STARTING): Event.CONNECTION_LOST,
+    # Between two looks the connection was lost and the snapshot begun again.
+    (State.STREAMING, State.SNAPSHOT): Event.CONNECTION_LOST,
+}
+
+
+def toward(state: State, phases: Iterable[str]) -> Event | None:
+    """Return what has happened, to go by what the capture tasks are about; None: nothing new.
+
+    The engine is where the least advanced of them is: it streams when all do.
+    """
+    known = {_PHASES[phase] for phase in phases if phase in _PHASES}
+    for target in (State.STARTING, State.SNAPSHOT, State.STREAMING):
+        if target in known:
+            return _TOWARD.get((state, target))
+    return None
 
 
 @dataclass(frozen=True, slots=True)

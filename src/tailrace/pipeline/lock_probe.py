@@ -12,12 +12,17 @@ from tailrace.errors import Kind, TailraceError
 
 
 def is_written(log_path: Path, task: str) -> bool:
-    """Tell whether some process writes this task of the log at `log_path`.
+    """Tell whether some process writes this task of the log at `log_path`."""
+    return is_locked(log_path / "tasks" / encode_name(task) / LOCK_NAME)
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether some process holds the lock file at `path`.
 
     Holds a shared lock for an instant; several may ask at once.
     """
     try:
-        fd = os.open(log_path / "tasks" / encode_name(task) / LOCK_NAME, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY)
     except OSError:
         return False
     try:

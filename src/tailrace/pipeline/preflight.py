@@ -6,17 +6,26 @@ what repairs it. Only what lies behind a closed door (a source that can't be rea
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from tailrace import config
+from tailrace.capture.session import Row, Session, quote_literal
 from tailrace.changelog.directory import LogDirectory
-from tailrace.config import PipelineConfig
+from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.background import as_failure
+from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.findings import Finding, Severity, error, from_failure, warning
+from tailrace.pipeline.log_root import check_roots, logs_in
+from tailrace.pipeline.preflight_room import Room, room_findings
+from tailrace.pipeline.preflight_server import room_of, server_facts
 from tailrace.pipeline.preflight_source import source_findings
 
 __all__ = ["Finding", "Severity", "preflight"]
@@ -24,6 +33,9 @@ __all__ = ["Finding", "Severity", "preflight"]
 #: Below the first the pipeline should not start, below the second it won't run for long.
 ROOM_BYTES_MIN = 64 << 20
 ROOM_BYTES_WARNED = 1 << 30
+SERVER_VERSION_MIN = 130000
+#: How long all sources together may take for their answers, once connected.
+ANSWER_DEADLINE_S = 60.0
 
 
 def preflight(file: Path) -> list[Finding]:
@@ -35,13 +47,112 @@ def preflight(file: Path) -> list[Finding]:
     ]
     if pipeline is None:
         return [*found, *_guarded(_java)]
-    directory = _open_log(pipeline, found)
     if pipeline.sinks:
         found += _guarded(_java)
     found += _guarded(lambda: _settings(pipeline))
     found += _guarded(lambda: _rooms(pipeline))
-    found += _guarded(lambda: source_findings(pipeline, directory))
-    return found
+    if pipeline.has_several:
+        found += _guarded(lambda: _roots(pipeline))
+    names = [part.source_name for part in pipeline.pipelines]
+    answers, lacking = _of_sources(pipeline.pipelines)
+    return [*found, *lacking, *_merged(names, answers)]
+
+
+class _Visit:
+    """Asks one source in two steps; what was found by then stays if one is not answered."""
+
+    def __init__(self, pipeline: PipelineConfig) -> None:
+        self.pipeline = pipeline
+        self.found: list[Finding] = []
+        self.room: Room | None = None
+        self.gate = threading.Lock()
+        self._log = _open_log(pipeline, self.found)
+        self._session: Session | None = None
+        self._server: Row = {}
+
+    def arrive(self) -> None:
+        """Connect and look at the server, before anybody takes more of it."""
+        self.found += _guarded(self._arrive)
+
+    def look(self) -> None:
+        """Look at everything else."""
+        if (session := self._session) is not None:
+            with closing(session):
+                self.found += _guarded(
+                    lambda: source_findings(session, self._server, self.pipeline, self._log, self.gate)
+                )
+
+    def _arrive(self) -> Iterator[Finding]:
+        session = Session.connect(self.pipeline.source, threading.Event())
+        if session.server_version < SERVER_VERSION_MIN:
+            session.close()
+            yield error(
+                Kind.SOURCE_MISCONFIGURED,
+                f"the server is PostgreSQL {session.server_version // 10000}; 13 is the oldest supported",
+                "upgrade the server",
+            )
+            return
+        try:
+            self._server = server_facts(session)
+            self.room = room_of(session, self._server, self.pipeline, self._log)
+        except BaseException:
+            session.close()
+            raise
+        self._session = session
+
+
+def _of_sources(pipelines: Sequence[PipelineConfig]) -> tuple[list[list[Finding]], list[Finding]]:
+    """Return what each source's part has, all asked side by side, and what they lack together."""
+    visits = [_Visit(pipeline) for pipeline in pipelines]
+    patience_s = max(pipeline.source.connect_timeout for pipeline in pipelines) + ANSWER_DEADLINE_S
+    deadline = time.monotonic() + patience_s
+    there = _side_by_side("arrive", visits, _Visit.arrive, deadline)
+    rooms = [visit.room for visit in there if visit.room is not None]
+    gates = {room.server: threading.Lock() for room in rooms}
+    for visit in there:
+        if visit.room is not None:
+            visit.gate = gates[visit.room.server]
+    answered = _side_by_side("look", there, _Visit.look, deadline)
+    found = [
+        list(visit.found) if visit in answered else [*visit.found, _silent(visit.pipeline, patience_s)]
+        for visit in visits
+    ]
+    return found, list(room_findings(rooms))
+
+
+def _side_by_side(
+    step: str, visits: Sequence[_Visit], work: Callable[[_Visit], None], deadline: float
+) -> list[_Visit]:
+    """Have each of `visits` do `work`; return those that were done by the deadline."""
+    asking = [
+        Background(f"preflight-{step}-{visit.pipeline.source_name}", functools.partial(work, visit))
+        for visit in visits
+    ]
+    for each in asking:
+        each.start()
+    return [
+        visit
+        for visit, each in zip(visits, asking, strict=True)
+        if each.join(max(0.0, deadline - time.monotonic()))
+    ]
+
+
+def _silent(pipeline: PipelineConfig, waited_s: float) -> Finding:
+    return error(
+        Kind.SOURCE_UNREACHABLE,
+        f"look at {pipeline.source.address}: no answer within {waited_s:.0f} s",
+        "look at the server's load and locks, and at the network between",
+    )
+
+
+def _merged(names: Sequence[str], answers: Sequence[list[Finding]]) -> Iterator[Finding]:
+    """Yield the findings of all sources; what only counts when all have it, once."""
+    for name, answer in zip(names, answers, strict=True):
+        for finding in answer:
+            if not finding.everywhere:
+                yield replace(finding, source=name)
+            elif answer is answers[0] and all(finding in other for other in answers):
+                yield finding
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -63,7 +174,7 @@ def _java() -> Iterator[Finding]:
     yield from ()
 
 
-def _settings(pipeline: PipelineConfig) -> Iterator[Finding]:
+def _settings(pipeline: EngineConfig) -> Iterator[Finding]:
     pipeline.spark.settings()
     yield from ()
 
@@ -77,10 +188,26 @@ def _open_log(pipeline: PipelineConfig, found: list[Finding]) -> LogDirectory | 
         return None
 
 
-def _rooms(pipeline: PipelineConfig) -> Iterator[Finding]:
+def _rooms(pipeline: EngineConfig) -> Iterator[Finding]:
     yield from _room("log.path", pipeline.log.path, Kind.LOG_FULL, Kind.LOG_WRITE_FAILED)
     for number, sink in enumerate(pipeline.sinks):
         yield from _room(f"sinks[{number}].path", sink.path, Kind.SINK_WRITE_FAILED, Kind.SINK_WRITE_FAILED)
+
+
+def _roots(pipeline: EngineConfig) -> Iterator[Finding]:
+    check_roots(pipeline)
+    named = {part.log.path for part in pipeline.pipelines}
+    for log in logs_in(pipeline.log.path):
+        if log.path not in named:
+            source = log.identity.source
+            yield warning(
+                Kind.LOG_FOREIGN,
+                f"log.path holds the log of the source {log.path.name!r}, which the file does not name; its "
+                f"slot {source.slot!r} may still hold back WAL in database {source.database!r} of system "
+                f"{source.system_identifier}",
+                f"name it in sources again; or, there: SELECT pg_drop_replication_slot("
+                f"{quote_literal(source.slot)}); then remove {log.path}",
+            )
 
 
 def _room(place: str, path: Path, full: Kind, unwritable: Kind) -> Iterator[Finding]:

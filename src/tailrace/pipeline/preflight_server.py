@@ -24,6 +24,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.feed import TASK
 from tailrace.pipeline.findings import Finding, error, from_failure, warning
 from tailrace.pipeline.lock_probe import is_written
+from tailrace.pipeline.preflight_room import Room
 from tailrace.pipeline.way_out import with_way_out
 
 #: Between two looks at open transactions: those that are in both are not just passing by.
@@ -37,6 +38,7 @@ XMIN_AGE_WARNED = 50_000_000
 
 _SERVER = """
 SELECT current_setting('wal_level') AS wal_level,
+       pg_postmaster_start_time() || ' ' || current_setting('port') AS instance,
        current_setting('max_replication_slots')::int AS slots_max,
        (SELECT count(*) FROM pg_replication_slots) AS slots,
        current_setting('max_wal_senders')::int AS senders_max,
@@ -76,6 +78,21 @@ def server_facts(session: Session) -> Row:
     return session.run(_SERVER, "look at the server")[0]
 
 
+def room_of(session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None) -> Room:
+    """Return what the pipeline will take of the server's slots and WAL senders."""
+    slot = slot_facts(session, pipeline.source.slot)
+    return Room(
+        source=pipeline.source_name,
+        server=server["instance"] or "",
+        takes_slot=slot is None and not _has_begun(log),
+        slots=_number(server, "slots"),
+        slots_max=_number(server, "slots_max"),
+        takes_sender=slot is None or slot.active_pid is None,
+        senders=_number(server, "senders"),
+        senders_max=_number(server, "senders_max"),
+    )
+
+
 def server_findings(session: Session, server: Row, source: PostgresSource) -> Iterator[Finding]:
     """Yield what is wrong with the server, the role and the connection."""
     yield from _logical_findings(server)
@@ -92,15 +109,16 @@ def server_findings(session: Session, server: Row, source: PostgresSource) -> It
 
 
 def slot_findings(
-    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None
+    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None, gate: threading.Lock
 ) -> Iterator[Finding]:
-    """Yield what keeps the pipeline from using its slot, and what threatens the slot."""
+    """Yield what keeps the pipeline from using its slot, and what threatens the slot.
+
+    :param gate: lets one source of a server at a time take a WAL sender to ask with.
+    """
     source = pipeline.source
-    begun = log is not None and TASK in log.tasks()
+    begun = _has_begun(log)
     slot = slot_facts(session, source.slot)
-    if slot is None and not begun:
-        yield from _room_for_slot(server)
-    elif slot is not None and not begun:
+    if slot is not None and not begun:
         yield error(
             Kind.SLOT_FOREIGN,
             f"the slot {source.slot!r} exists, but this pipeline has no log yet: it is not known whose it is",
@@ -108,7 +126,8 @@ def slot_findings(
             "choose another name in source.slot",
         )
     if _may_replicate(server):
-        yield from _start_findings(pipeline, log if begun else None)
+        with gate:
+            yield from _start_findings(pipeline, log if begun else None)
     yield from _health_findings(session, pipeline, exists=slot is not None)
     yield from _other_slots(session, source)
     yield from _limit_findings(server)
@@ -121,12 +140,6 @@ def _logical_findings(server: Row) -> Iterator[Finding]:
             f"wal_level is {server['wal_level']}; capture needs logical",
             "ALTER SYSTEM SET wal_level = logical; then restart the server"
             + ("" if not _true(server, "standby") else ": the primary and this standby"),
-        )
-    if _number(server, "senders_max") <= _number(server, "senders"):
-        yield error(
-            Kind.SOURCE_MISCONFIGURED,
-            f"no WAL sender is free: {server['senders']} of {server['senders_max']} are in use",
-            f"ALTER SYSTEM SET max_wal_senders = {_number(server, 'senders') + 4}; then restart the server",
         )
 
 
@@ -193,14 +206,8 @@ def _failover_findings(session: Session) -> Iterator[Finding]:
         )
 
 
-def _room_for_slot(server: Row) -> Iterator[Finding]:
-    if _number(server, "slots_max") <= _number(server, "slots"):
-        yield error(
-            Kind.SOURCE_MISCONFIGURED,
-            f"no replication slot is free: max_replication_slots is {server['slots_max']}",
-            f"ALTER SYSTEM SET max_replication_slots = {_number(server, 'slots') + 4}; then restart the "
-            "server; or drop a slot that nobody needs",
-        )
+def _has_begun(log: LogDirectory | None) -> bool:
+    return log is not None and TASK in log.tasks()
 
 
 def _may_replicate(server: Row) -> bool:

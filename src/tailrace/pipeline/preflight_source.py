@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from dataclasses import replace
 
 from tailrace.capture.publication import (
     Table,
@@ -23,9 +23,7 @@ from tailrace.errors import Kind
 from tailrace.pipeline.feed import TASK
 from tailrace.pipeline.findings import Finding, error, warning
 from tailrace.pipeline.preflight_columns import column_findings
-from tailrace.pipeline.preflight_server import server_facts, server_findings, slot_findings
-
-SERVER_VERSION_MIN = 130000
+from tailrace.pipeline.preflight_server import server_findings, slot_findings
 
 _TABLES = """
 SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
@@ -46,30 +44,25 @@ SELECT puballtables AS all_tables, pubinsert AS c, pubupdate AS u, pubdelete AS 
 """
 
 
-def source_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Iterator[Finding]:
-    """Yield what is wrong at the source; at most one finding if it can't be reached.
+def source_findings(
+    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None, gate: threading.Lock
+) -> Iterator[Finding]:
+    """Yield what is wrong at the source.
 
+    :param server: what `server_facts` returned.
     :param log: the pipeline's log, if it exists.
+    :param gate: lets one source of a server at a time take a WAL sender to ask with.
     :raises TailraceError: if the source can't be asked.
     """
-    with closing(Session.connect(pipeline.source, threading.Event())) as session:
-        if session.server_version < SERVER_VERSION_MIN:
-            yield error(
-                Kind.SOURCE_MISCONFIGURED,
-                f"the server is PostgreSQL {session.server_version // 10000}; 13 is the oldest supported",
-                "upgrade the server",
-            )
-            return
-        server = server_facts(session)
-        yield from server_findings(session, server, pipeline.source)
-        yield from slot_findings(session, server, pipeline, log)
-        tables = matching_tables(session, pipeline.source)
-        yield from _pattern_findings(session, pipeline, tables)
-        rows = {(row["schema"], row["table"]): row for row in session.run(_TABLES, "look at the tables")}
-        yield from _publication_findings(session, server, pipeline, tables, rows, log)
-        yield from column_findings(session, pipeline.source, tables)
-        for table in tables:
-            yield from _table_findings(table, rows[table.schema, table.name], server, pipeline)
+    yield from server_findings(session, server, pipeline.source)
+    yield from slot_findings(session, server, pipeline, log, gate)
+    tables = matching_tables(session, pipeline.source)
+    yield from _pattern_findings(session, pipeline, tables)
+    rows = {(row["schema"], row["table"]): row for row in session.run(_TABLES, "look at the tables")}
+    yield from _publication_findings(session, server, pipeline, tables, rows, log)
+    yield from column_findings(session, pipeline.source, tables)
+    for table in tables:
+        yield from _table_findings(table, rows[table.schema, table.name], server, pipeline)
 
 
 def _pattern_findings(session: Session, pipeline: PipelineConfig, tables: list[Table]) -> Iterator[Finding]:
@@ -88,11 +81,12 @@ def _pattern_findings(session: Session, pipeline: PipelineConfig, tables: list[T
             )
     for number, sink in enumerate(pipeline.sinks):
         for pattern in unmatched(sink.tables or (), tables):
-            yield warning(
+            missing = warning(
                 Kind.TABLE_MISSING,
                 f"sinks[{number}].tables: no captured table matches {pattern!r}",
                 f"correct sinks[{number}].tables",
             )
+            yield replace(missing, everywhere=True)
 
 
 def _publication_findings(

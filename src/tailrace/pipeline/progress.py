@@ -7,8 +7,8 @@ the last seconds and what they foretell.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.pipeline.lifecycle import State
-from tailrace.pipeline.views import EngineView, SinkView, TaskView, lag_s
+from tailrace.pipeline.views import EngineView, SinkView, SourceView, TaskView, lag_s
 
 #: Rates are means over this long: long enough to be calm, short enough to be true.
 WINDOW_S = 10.0
@@ -84,10 +84,10 @@ class Progress:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
-        self._pace = Pace()
+        self._paces: dict[str, Pace] = defaultdict(Pace)  # by source
         self._shown_s = 0.0
         self._state: State | None = None
-        self._shown: tuple[object, ...] = ()
+        self._shown: dict[str, tuple[object, ...]] = {}
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -103,52 +103,67 @@ class Progress:
     def turn(self, view: EngineView) -> None:
         """Show `view` if it is time to, or if the engine's state has changed."""
         now_s = time.monotonic()
-        moving = (view.task.rows, view.task.state, *((sink.position, sink.state) for sink in view.sinks))
+        moving = {source.name: _counts(source) for source in view.sources}
         interval_s = REFRESH_S
         if self._live is None:
             interval_s = LINE_INTERVAL_S if moving != self._shown else IDLE_LINE_INTERVAL_S
         if view.state is self._state and now_s - self._shown_s < interval_s:
             return
-        self._shown_s, self._state, self._shown = now_s, view.state, moving
-        positions = tuple(sink.position or 0 for sink in view.sinks)
-        self._pace.note(Sample(now_s, view.task.rows, view.task.bytes, view.task.log_end or 0, positions))
+        for source in view.sources:
+            positions = tuple(sink.position or 0 for sink in source.sinks)
+            task = source.task
+            self._paces[source.name].note(Sample(now_s, task.rows, task.bytes, task.log_end or 0, positions))
         if self._live is not None:
-            self._live.update(table(view, self._pace), refresh=True)
+            self._live.update(table(view, self._paces), refresh=True)
         else:
-            # Not through rich: a pipe wants the line whole, whatever its width.
-            print(line(view, self._pace), file=self._console.file, flush=True)
+            moved = [source for source in view.sources if moving[source.name] != self._shown.get(source.name)]
+            for source in moved or view.sources:
+                # Not through rich: a pipe wants the line whole, whatever its width.
+                shown = line(view.state, source, self._paces[source.name])
+                print(shown, file=self._console.file, flush=True)
+        self._shown_s, self._state, self._shown = now_s, view.state, moving
 
 
-def line(view: EngineView, pace: Pace) -> str:
-    """Return `view` as one line."""
+def line(state: State, source: SourceView, pace: Pace) -> str:
+    """Return one source of an engine as one line."""
     now_us = time.time_ns() // 1000
-    parts = [
-        time.strftime("%H:%M:%S"),
-        phase(view),
-        f"{view.task.rows:,} rows",
+    task = source.task
+    parts = [time.strftime("%H:%M:%S")]
+    if source.name:
+        parts.append(f"{source.name}:")
+    parts += [
+        phase(state, source),
+        f"{task.rows:,} rows",
         f"{pace.rows_per_s:,.0f} rows/s",
+        f"{size(pace.bytes_per_s)}/s",
+        f"behind source {lag(task.source_lag_bytes, task.source_lag_s(now_us))}",
     ]
-    parts.append(f"{size(pace.bytes_per_s)}/s")
-    parts.append(f"behind source {lag(view.task.source_lag_bytes, view.task.source_lag_s(now_us))}")
-    if view.task.concerns:
-        parts.append(f"slot: {slot(view.task)}")
-    for number, sink in enumerate(view.sinks):
+    if task.concerns:
+        parts.append(f"slot: {slot(task)}")
+    for number, sink in enumerate(source.sinks):
         parts.append(f"| {sink.name} {sink.state} at {sink.position or 0:,}")
-        parts.append(f"behind log {lag(*sink_lag(sink, view.task.log_end, now_us))}")
-        if (eta_s := pace.eta_s(number)) is not None and sink_lag(sink, view.task.log_end, now_us)[0]:
+        parts.append(f"behind log {lag(*sink_lag(sink, task.log_end, now_us))}")
+        if (eta_s := pace.eta_s(number)) is not None and sink_lag(sink, task.log_end, now_us)[0]:
             parts.append(f"ETA {duration(eta_s)}")
     return "  ".join(parts)
 
 
-def table(view: EngineView, pace: Pace) -> Table:
+def table(view: EngineView, paces: Mapping[str, Pace]) -> Table:
     """Return `view` as a table for a terminal."""
-    now_us = time.time_ns() // 1000
-    shown = Table(title=f"{view.name}: {phase(view)}", title_justify="left", box=None, pad_edge=False)
+    told = phase(view.state, view.sources[0]) if len(view.sources) == 1 else str(view.state)
+    shown = Table(title=f"{view.name}: {told}", title_justify="left", box=None, pad_edge=False)
     for column in ("", "state", "position", "rows", "rows/s", "behind", "ETA"):
         shown.add_column(column, justify="left" if column in ("", "state") else "right", no_wrap=True)
-    task = view.task
+    for source in view.sources:
+        _add_rows(shown, source, paces[source.name])
+    return shown
+
+
+def _add_rows(shown: Table, source: SourceView, pace: Pace) -> None:
+    now_us = time.time_ns() // 1000
+    task, log = source.task, f"{source.name} log" if source.name else "log"
     shown.add_row(
-        "source → log",
+        Text(f"{source.name or 'source'} → log"),
         task.state,
         f"{task.log_end or 0:,}",
         f"{task.rows:,}",
@@ -157,11 +172,11 @@ def table(view: EngineView, pace: Pace) -> Table:
         "",
     )
     if task.concerns:
-        shown.add_row("slot", Text(slot(task)))
-    for number, sink in enumerate(view.sinks):
+        shown.add_row(f"{source.name} slot".strip(), Text(slot(task)))
+    for number, sink in enumerate(source.sinks):
         eta_s = pace.eta_s(number)
         shown.add_row(
-            Text(f"log → {sink.name}"),
+            Text(f"{log} → {sink.name}"),
             str(sink.state),
             f"{sink.position or 0:,}",
             f"{sink.rows:,}",
@@ -169,16 +184,23 @@ def table(view: EngineView, pace: Pace) -> Table:
             lag(*sink_lag(sink, task.log_end, now_us)),
             "" if eta_s is None else duration(eta_s),
         )
-    return shown
 
 
-def phase(view: EngineView) -> str:
-    """Return what the engine is about, with the snapshot's share where there is one."""
-    task = view.task
-    if view.state is State.SNAPSHOT and task.snapshot_rows_estimated > 0:
+def phase(state: State, source: SourceView) -> str:
+    """Return what a source's capture is about, with the snapshot's share where there is one."""
+    task = source.task
+    about = str(state)
+    if source.name and state is not State.STOPPING:
+        about = task.state  # the engine's state is that of the least advanced source
+    if about == State.SNAPSHOT and task.snapshot_rows_estimated > 0:
         share = min(99, 100 * task.snapshot_rows // task.snapshot_rows_estimated)
         return f"snapshot {share} %"
-    return "waiting for disk" if task.state == "waiting_for_disk" else str(view.state)
+    return "waiting for disk" if task.state == "waiting_for_disk" else about
+
+
+def _counts(source: SourceView) -> tuple[object, ...]:
+    sinks = ((sink.position, sink.state) for sink in source.sinks)
+    return (source.task.rows, source.task.state, *sinks)
 
 
 def slot(task: TaskView) -> str:

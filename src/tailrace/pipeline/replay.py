@@ -23,7 +23,7 @@ from tailrace.pipeline.feed import TASK, Feed
 from tailrace.pipeline.lifecycle import State
 from tailrace.pipeline.points import Point, locate
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.pipeline.views import EngineView, TaskView
+from tailrace.pipeline.views import EngineView, SourceView, TaskView
 from tailrace.sinks.build import build
 from tailrace.spark.java import require_java
 
@@ -137,7 +137,7 @@ class Replay:
                 stop_by_s = time.monotonic() + _STOP_DEADLINE_S
             if stop_by_s is not None and time.monotonic() > stop_by_s:
                 return  # given up: the batch is written again at the next start
-            view = EngineView(self._pipeline.name, State.STREAMING, task, (self._feed.view,), None)
-            self._observe(view)
+            source = SourceView(self._pipeline.source_name, 0, task, (self._feed.view,))
+            self._observe(EngineView(self._pipeline.name, State.STREAMING, (source,), None))
         if feeding.error is not None:
             raise feeding.error

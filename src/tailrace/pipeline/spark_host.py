@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tailrace.config import PipelineConfig
+from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
 
@@ -28,7 +28,7 @@ class SparkHost:
     Every method may be called from any thread.
     """
 
-    def __init__(self, config: PipelineConfig) -> None:
+    def __init__(self, config: EngineConfig | PipelineConfig) -> None:
         self._config = config
         self._session: SparkSession | None = None
         self._lock = threading.Lock()

@@ -1,8 +1,10 @@
 """The document behind `tailrace status`: the same shape whether or not the pipeline runs.
 
-A running engine writes it to `<log>/status.json` every second; whoever asks reads that file,
-and the log's lock tells whether to believe it. Without an engine the document is put together
-from what the log and the sinks themselves record.
+A running engine writes it to `<log.path>/status.json` every second; whoever asks reads that
+file, and the lock there tells whether to believe it. Without an engine the document is put
+together from what the logs and the sinks themselves record.
+
+With several sources, each entry of `tasks` has the source's `name`, each of `sinks` its `source`.
 
 The file is a convenience: it is replaced atomically, not fsynced, and nothing is decided by it.
 """
@@ -12,6 +14,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +25,15 @@ import structlog
 from tailrace.capture.slot_health import SlotHealth, concerns
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
-from tailrace.config import PipelineConfig, SinkConfig
+from tailrace.config import EngineConfig, PipelineConfig, SinkConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
 from tailrace.pipeline.background import as_failure
 from tailrace.pipeline.feed import TASK
 from tailrace.pipeline.lifecycle import State
-from tailrace.pipeline.lock_probe import is_written
+from tailrace.pipeline.log_root import is_running
 from tailrace.pipeline.source import look_within
-from tailrace.pipeline.views import EngineView, SinkView, lag_s
+from tailrace.pipeline.views import EngineView, SinkView, TaskView, lag_s
 from tailrace.pipeline.way_out import with_way_out
 
 log = structlog.get_logger(__name__)
@@ -41,6 +46,7 @@ WRITE_INTERVAL_S = 1.0
 FRESH_S = 10.0
 #: How long `status` waits for the source to say how far it is.
 ASK_SOURCE_S = 2.0
+_ASKED_AT_ONCE = 16
 
 
 class StatusFile:
@@ -58,9 +64,10 @@ class StatusFile:
             self.last(view)
 
     def last(self, view: EngineView) -> None:
-        """Write `view` now. A file that can't be written is said once and hurts nobody."""
-        if view.task.log_end is None:
-            return  # not our log, or none yet
+        """Write `view` now. A file that can't be written is said once and hurts nobody.
+
+        Only for the engine that holds the log.
+        """
         path = self._log_path / FILE_NAME
         temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}")
         try:
@@ -77,31 +84,40 @@ class StatusFile:
 def of_engine(view: EngineView) -> dict[str, Any]:
     """Return the document for a running engine."""
     now_us = time.time_ns() // 1000
-    task = view.task
     return {
         "name": view.name,
         "state": str(view.state),
         "pid": os.getpid(),
         "updated_us": now_us,
         "tasks": [
-            {
-                "task": task.task,
-                "state": task.state,
-                "source_lag_bytes": task.source_lag_bytes,
-                "source_lag_s": task.source_lag_s(now_us),
-                "log_end": task.log_end,
-                "position": format_lsn(task.position),
-                "acknowledged": format_lsn(task.acknowledged),
-                "rows": task.rows,
-                "bytes": task.bytes,
-                "reconnects": task.reconnects,
-                "error": task.error.as_json() if task.error else None,
-                "slot": task.slot.as_json() if task.slot else None,
-                "warnings": [concern.as_json() for concern in task.concerns],
-            }
+            _named(source.name, "name", of_task(source.task, now_us), engine_task=source.engine_task)
+            for source in view.sources
         ],
-        "sinks": [of_sink(sink, task.log_end, now_us) for sink in view.sinks],
+        "sinks": [
+            _named(source.name, "source", of_sink(sink, source.task.log_end, now_us))
+            for source in view.sources
+            for sink in source.sinks
+        ],
         "error": view.error.as_json() if view.error else None,
+    }
+
+
+def of_task(task: TaskView, now_us: int) -> dict[str, Any]:
+    """Return a source's part of the document."""
+    return {
+        "task": task.task,
+        "state": task.state,
+        "source_lag_bytes": task.source_lag_bytes,
+        "source_lag_s": task.source_lag_s(now_us),
+        "log_end": task.log_end,
+        "position": format_lsn(task.position),
+        "acknowledged": format_lsn(task.acknowledged),
+        "rows": task.rows,
+        "bytes": task.bytes,
+        "reconnects": task.reconnects,
+        "error": task.error.as_json() if task.error else None,
+        "slot": task.slot.as_json() if task.slot else None,
+        "warnings": [concern.as_json() for concern in task.concerns],
     }
 
 
@@ -122,14 +138,13 @@ def of_sink(view: SinkView, log_end: int | None, now_us: int) -> dict[str, Any]:
     }
 
 
-def document(config: PipelineConfig) -> dict[str, Any]:
+def document(config: EngineConfig) -> dict[str, Any]:
     """Return the document as of now, from the running engine or from what it left.
 
     Never raises for a pipeline that is broken: what is wrong is in the document's `error`.
     """
-    path = config.log.path
-    written = _read(path / FILE_NAME)
-    if is_written(path, TASK):
+    written = _read(config.log.path / FILE_NAME)
+    if is_running(config):
         fresh = written is not None and time.time() - written.get("updated_us", 0) / 1e6 < FRESH_S
         if written is not None and fresh and written.get("state") not in ENDED:
             return written
@@ -137,32 +152,96 @@ def document(config: PipelineConfig) -> dict[str, Any]:
     return _at_rest(config, written, State.STOPPED)
 
 
-def _at_rest(config: PipelineConfig, written: dict[str, Any] | None, state: State) -> dict[str, Any]:
+def _at_rest(config: EngineConfig, written: dict[str, Any] | None, state: State) -> dict[str, Any]:
     left = State(written["state"]) if written and written.get("state") in ENDED else State.STOPPED
     error = written.get("error") if written and left is not State.STOPPED else None
+    failures = _Failures.left_in(written, left)
+    with ThreadPoolExecutor(min(_ASKED_AT_ONCE, len(config.pipelines)), "status") as pool:
+        parts = list(pool.map(lambda part: _source_at_rest(part, failures, state), config.pipelines))
+    error = next((part.damage for part in parts if part.damage), error)
+    if error:
+        state = left if left is not State.STOPPED else State.FAILED
+    lost = next((part.lost for part in parts if part.lost), None)
+    if state is not State.STARTING and lost:
+        state, error = State.NEEDS_SNAPSHOT, error or lost
+    return {
+        "name": config.name,
+        "state": str(state),
+        "tasks": [part.task for part in parts],
+        "sinks": [sink for part in parts for sink in part.sinks],
+        "error": error,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    """What an engine that ended said of sources (by name) and sinks (by source and name) that failed."""
+
+    tasks: Mapping[str, dict[str, Any]]
+    sinks: Mapping[tuple[str, str], Any]
+
+    @classmethod
+    def left_in(cls, written: dict[str, Any] | None, left: State) -> _Failures:
+        if written is None:
+            return cls({}, {})
+        tasks = written.get("tasks") or () if left in (State.FAILED, State.NEEDS_SNAPSHOT) else ()
+        return cls(
+            {
+                task.get("name", ""): {"state": task["state"], "error": task.get("error")}
+                for task in tasks
+                if task.get("state") in (State.FAILED, State.NEEDS_SNAPSHOT)
+            },
+            {
+                (sink.get("source", ""), sink.get("name", "")): sink.get("error")
+                for sink in written["sinks"]
+                if sink.get("state") == "failed"
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _AtRest:
+    """A source's parts of the document; `damage` is its log's, `lost` what its slot has lost."""
+
+    task: dict[str, Any]
+    sinks: list[dict[str, Any]]
+    damage: dict[str, Any] | None = None
+    lost: dict[str, Any] | None = None
+
+
+def _source_at_rest(pipeline: PipelineConfig, failures: _Failures, state: State) -> _AtRest:
+    name = pipeline.source_name
     now_us = time.time_ns() // 1000
     try:
-        directory = LogDirectory.open(config.log.path)
+        directory = LogDirectory.open(pipeline.log.path)
         reader = LogReader.open(directory, TASK)
         end = reader.end()
-    except TailraceError as failure:
-        if failure.kind is not Kind.LOG_MISSING:
-            error = failure.as_json()
-        return _frame(
-            config, state, _task(state, None, None, None), [_unknown(sink) for sink in config.sinks], error
+    except TailraceError as error:
+        damage = None if error.kind is Kind.LOG_MISSING else error.as_json()
+        task = _task(state, None, None, None) | failures.tasks.get(name, {})
+        if damage:
+            task |= {"state": str(State.FAILED), "error": damage}
+        return _AtRest(
+            _named(name, "name", task),
+            [_named(name, "source", _unknown(sink)) for sink in pipeline.sinks],
+            damage,
         )
-    source_end, health = look_within(config.source, ASK_SOURCE_S)
+    source_end, health = look_within(pipeline.source, ASK_SOURCE_S)
     source_lag = None if source_end is None else max(0, source_end - end.position)
     task = _task(state, end.offset, source_lag, lag_s(source_lag, end.position_time_us, now_us))
     task["position"] = format_lsn(end.position)
-    task |= _slot(config, health)
-    before = {sink["name"]: sink for sink in written["sinks"]} if written else {}
-    sinks = [_sink(sink, config.name, directory, reader, before.get(sink.name)) for sink in config.sinks]
-    if error:
-        state = left if left is not State.STOPPED else State.FAILED
-    if state is not State.STARTING and health is not None and health.invalidation:
-        state, error = State.NEEDS_SNAPSHOT, error or _invalidated(config, health)
-    return _frame(config, state, task, sinks, error)
+    task |= _slot(pipeline, health)
+    lost = _invalidated(pipeline, health) if health is not None and health.invalidation else None
+    if state is not State.STARTING:
+        task |= {"state": str(State.NEEDS_SNAPSHOT), "error": lost} if lost else {}
+        task |= failures.tasks.get(name, {})
+    sinks = [_sink(sink, pipeline.name, directory, reader, failures, name) for sink in pipeline.sinks]
+    return _AtRest(_named(name, "name", task), [_named(name, "source", sink) for sink in sinks], lost=lost)
+
+
+def _named(source: str, key: str, part: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return `part` with the source's name, which the only one has not."""
+    return {key: source, **part, **more} if source else part
 
 
 def _slot(config: PipelineConfig, health: SlotHealth | None) -> dict[str, Any]:
@@ -185,13 +264,14 @@ def _sink(
     pipeline: str,
     directory: LogDirectory,
     reader: LogReader,
-    before: dict[str, Any] | None,
+    failures: _Failures,
+    source: str,
 ) -> dict[str, Any]:
     from tailrace.sinks.build import recorded_position
 
     found = _unknown(config)
-    if before and before.get("state") == "failed":
-        found["state"], found["error"] = "failed", before.get("error")
+    if (source, config.name) in failures.sinks:
+        found["state"], found["error"] = "failed", failures.sinks[source, config.name]
     try:
         position = recorded_position(config, pipeline, directory.identity, TASK)
     except (TailraceError, OSError) as error:
@@ -232,22 +312,7 @@ def _task(state: State, log_end: int | None, lag_bytes: int | None, lag: float |
         "source_lag_bytes": lag_bytes,
         "source_lag_s": lag,
         "log_end": log_end,
-    }
-
-
-def _frame(
-    config: PipelineConfig,
-    state: State,
-    task: dict[str, Any],
-    sinks: list[dict[str, Any]],
-    error: dict[str, Any] | None,
-) -> dict[str, Any]:
-    return {
-        "name": config.name,
-        "state": str(state),
-        "tasks": [task],
-        "sinks": sinks,
-        "error": error,
+        "error": None,
     }
 
 

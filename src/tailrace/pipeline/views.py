@@ -97,14 +97,32 @@ class TaskView:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceView:
+    """One source's way, as it is now: what is captured, and how far each sink is with it.
+
+    `name` is the source's name among several, empty for the only one; `engine_task` the number
+    of the capture task that works on it.
+    """
+
+    name: str
+    engine_task: int
+    task: TaskView
+    sinks: tuple[SinkView, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineView:
     """The engine as it is now."""
 
     name: str
     state: State
-    task: TaskView
-    sinks: tuple[SinkView, ...]
+    sources: tuple[SourceView, ...]
     error: TailraceError | None
+
+    @property
+    def sinks(self) -> tuple[SinkView, ...]:
+        """The sinks of all sources, source by source."""
+        return tuple(sink for source in self.sources for sink in source.sinks)
 
 
 def lag_s(lag_bytes: int | None, since_us: int | None, now_us: int) -> float | None:

@@ -218,6 +218,13 @@ def _require_unused(path: Path, sink: str) -> None:
     """Refuse to mix with tables that somebody else put here."""
     for entry in sorted(os.listdir(path)):
         folder = path / entry
+        if (folder / layout.STATE).is_dir():
+            raise TailraceError(
+                Kind.SINK_FOREIGN,
+                f"open the sink: {entry!r} is a target itself, of one of several sources",
+                "give the sink a path of its own",
+                {"sink": sink, "path": str(path)},
+            )
         if entry.startswith((".", "_")) or "." not in entry or not folder.is_dir():
             continue
         if any(name.endswith(_DATA_SUFFIXES) for name in os.listdir(folder)):

@@ -1,0 +1,117 @@
+"""What sections of a file do to each other: names, slots and places that are used twice.
+
+Works on the plain document, so that these are reported beside everything else, each at its
+place. What is no text or no list is left to the models to complain about.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tailrace.config.postgres import SLOT_BYTES_MAX, parse_dsn, slot_named_after
+from tailrace.config.problems import Problem
+
+
+def collisions(content: Any, base: Path) -> list[Problem]:
+    """Return the problems; `base` is what paths are relative to."""
+    if not isinstance(content, dict):
+        return []
+    return [*_sources(content), *_sinks(content, base)]
+
+
+def _sources(content: dict[str, Any]) -> Iterator[Problem]:
+    source, sources = content.get("source"), content.get("sources")
+    if "sources" not in content:
+        if source is None:
+            yield Problem(("source",), "is required, or sources for several")
+        return
+    if "source" in content:
+        yield Problem(("sources",), "is given beside source: move that one into the list, with a name")
+    if not isinstance(sources, list) or not sources:
+        yield Problem(("sources",), "must be a list of at least one source")
+        return
+    pipeline = content.get("name") if isinstance(content.get("name"), str) else ""
+    entries = [(index, entry) for index, entry in enumerate(sources) if isinstance(entry, dict)]
+    yield from _source_names(pipeline or "", entries)
+    yield from _slots(pipeline or "", entries)
+
+
+def _source_names(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> Iterator[Problem]:
+    taken: dict[str, int] = {}
+    for index, entry in entries:
+        name = entry.get("name")
+        if not isinstance(name, str) or not name:
+            continue
+        place = ("sources", index, "name")
+        slot = slot_named_after(f"{pipeline}_{name}")
+        if len(slot) > SLOT_BYTES_MAX:
+            yield Problem(
+                place,
+                f"is too long: the slot {slot!r} would have {len(slot)} characters, {SLOT_BYTES_MAX} are "
+                "possible",
+            )
+        if slot in taken:
+            other = taken[slot]
+            same = entries[[at for at, _ in entries].index(other)][1]["name"] == name
+            yield Problem(
+                place,
+                f"is the name of sources[{other}] too"
+                if same
+                else f"differs from the name of sources[{other}] only in what a slot's name can't hold",
+            )
+        taken.setdefault(slot, index)
+
+
+def _slots(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> Iterator[Problem]:
+    # Slots belong to a server, not to a database. Servers that are named in two ways are found
+    # out when the second source finds the slot of the first, and refuses it.
+    taken: dict[tuple[str, str], int] = {}
+    for index, entry in entries:
+        slot, name = entry.get("slot"), entry.get("name")
+        if not slot and isinstance(name, str):
+            slot = slot_named_after(f"{pipeline}_{name}")
+        if not isinstance(slot, str):
+            continue
+        key = (_server(entry), slot)
+        other = taken.setdefault(key, index)
+        if other != index and entry.get("slot"):
+            yield Problem(("sources", index, "slot"), f"is the slot of sources[{other}] on the same server")
+
+
+def _server(entry: dict[str, Any]) -> str:
+    dsn = entry.get("dsn")
+    known = parse_dsn(dsn) or {"host": dsn} if isinstance(dsn, str) else {}
+    found = {**known, **{name: value for name, value in entry.items() if value is not None}}
+    return "|".join(str(found.get(name, "")) for name in ("host", "hostaddr", "port", "service"))
+
+
+def _sinks(content: dict[str, Any], base: Path) -> Iterator[Problem]:
+    sinks, log = content.get("sinks"), content.get("log")
+    taken: dict[Path, str] = {}
+    if isinstance(log, dict) and isinstance(log.get("path"), str):
+        taken[_place(log["path"], base)] = "log.path"
+    names: dict[str, int] = {}
+    for index, sink in enumerate(sinks if isinstance(sinks, list) else []):
+        if not isinstance(sink, dict):
+            continue
+        name, path = sink.get("name"), sink.get("path")
+        if isinstance(name, str) and name:
+            if name in names:
+                yield Problem(("sinks", index, "name"), f"is the name of sinks[{names[name]}] too")
+            names.setdefault(name, index)
+        if isinstance(path, str) and path and "\0" not in path:
+            place = _place(path, base)
+            for other, owner in taken.items():
+                if place == other or place in other.parents or other in place.parents:
+                    yield Problem(
+                        ("sinks", index, "path"), f"overlaps {owner}: each needs a directory of its own"
+                    )
+                    break
+            taken.setdefault(place, f"sinks[{index}].path")
+
+
+def _place(path: str, base: Path) -> Path:
+    return Path(os.path.normpath(base / Path(path.replace("\0", "")).expanduser()))

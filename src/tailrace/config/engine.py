@@ -1,0 +1,102 @@
+"""A whole file: one pipeline, whose changes come from one source or from several.
+
+With several, each source has a log and targets of its own, in a folder under its name. So one
+source's part is a pipeline like any other (`EngineConfig.pipelines`), and whatever works on a
+log or a sink knows of no other source.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from tailrace.config.fields import Section
+from tailrace.config.postgres import SLOT_BYTES_MAX, NamedSource, PostgresSource, slot_named_after
+from tailrace.config.sections import LogConfig, Name, PipelineConfig, Sink, SparkConfig, named_sinks
+from tailrace.errors import Kind, TailraceError
+
+#: Each has three threads for its capture and one for each sink.
+SOURCES_MAX = 100
+
+
+class EngineConfig(Section):
+    """What one engine runs."""
+
+    name: Name = Field(description="Name of the pipeline; part of what sinks record, so keep it.")
+    source: PostgresSource | None = Field(
+        default=None, description="Where changes come from. Either this or `sources` is required."
+    )
+    sources: Annotated[tuple[NamedSource, ...], Field(max_length=SOURCES_MAX)] = Field(
+        default=(),
+        description="Several databases, on one server or on many, each with a `name`: see "
+        "[Several databases](several-databases.md).",
+    )
+    tasks_max: int = Field(
+        default=8,
+        ge=1,
+        le=SOURCES_MAX,
+        description="Most capture tasks; `sources` are spread evenly over them. A task takes the initial "
+        "snapshots of its sources one after another, and streams from all of them at once.",
+    )
+    log: LogConfig = Field(description="Where changes are kept.")
+    sinks: tuple[Sink, ...] = Field(
+        default=(), description="Where changes go; none: they are only kept in the log."
+    )
+    spark: SparkConfig = Field(default=SparkConfig(), description="Settings of Spark.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        # What a file has wrong is said at its place (`collisions`); this is for Python's callers.
+        if (self.source is None) == (not self.sources):
+            raise ValueError("needs either source or sources")
+        slots = {slot_named_after(f"{self.name}_{source.name}") for source in self.sources}
+        if len(slots) < len(self.sources) or any(len(slot) > SLOT_BYTES_MAX for slot in slots):
+            raise ValueError("needs a name for each source that makes it a slot's name of its own")
+        object.__setattr__(self, "sinks", named_sinks(self.sinks))
+        return self
+
+    @property
+    def has_several(self) -> bool:
+        """Whether it was written with `sources`, which may be one: what is kept lies in folders."""
+        return self.source is None
+
+    @functools.cached_property
+    def pipelines(self) -> tuple[PipelineConfig, ...]:
+        """One for each source, in the order of the file, with its own log and its own targets."""
+        if self.source is not None:
+            return (
+                PipelineConfig(
+                    name=self.name, source=self.source, log=self.log, sinks=self.sinks, spark=self.spark
+                ),
+            )
+        return tuple(self._part(source) for source in self.sources)
+
+    def pipeline(self, source: str | None = None) -> PipelineConfig:
+        """Return the pipeline of one source; None: of the only one.
+
+        :raises TailraceError: `CONFIG_INVALID` if there is no such source, or more than one.
+        """
+        if source is None and len(self.pipelines) == 1:
+            return self.pipelines[0]
+        for pipeline in self.pipelines:
+            if source is not None and pipeline.source_name == source:
+                return pipeline
+        known = ", ".join(pipeline.source_name for pipeline in self.pipelines)
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            "choose a source: the configuration has several"
+            if source is None
+            else f"choose source {source!r}: the configuration has {known or 'one source, without a name'}",
+            f"name one of them with --source: {known}" if known else "leave --source out",
+        )
+
+    def _part(self, source: NamedSource) -> PipelineConfig:
+        return PipelineConfig(
+            name=f"{self.name}_{source.name}",
+            source=source,
+            log=self.log.model_copy(update={"path": self.log.path / source.name}),
+            sinks=tuple(sink.model_copy(update={"path": sink.path / source.name}) for sink in self.sinks),
+            spark=self.spark,
+        )

@@ -1,0 +1,288 @@
+"""One source's way through the engine: its capture, its log, and a feed for each sink.
+
+A lane moves nothing itself. Capture and feeds have threads of their own; the engine looks after
+its lanes turn by turn, on one thread.
+
+A lane that can't go on fails alone: its capture ends in good order, its sinks take what is in the
+log, and `error` says why. What becomes of the engine is the engine's to decide.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from tailrace.capture.session import Stopped
+from tailrace.capture.task import CaptureTask
+from tailrace.capture.turns import Turns
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.config import PipelineConfig, SinkConfig
+from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, TailraceError
+from tailrace.pipeline.background import Background
+from tailrace.pipeline.feed import TASK, Feed
+from tailrace.pipeline.lifecycle import State
+from tailrace.pipeline.lock_probe import refuse_if_written
+from tailrace.pipeline.retaining import Retaining
+from tailrace.pipeline.source import wal_end
+from tailrace.pipeline.spark_host import SparkHost
+from tailrace.pipeline.views import SinkState, SinkView, SourceView, TaskView
+from tailrace.pipeline.way_out import with_way_out
+from tailrace.sinks.build import build
+
+log = structlog.get_logger(__name__)
+
+#: How long a failed connection keeps the question for the source's position waiting.
+_ASK_AGAIN_S = 1.0
+
+
+class Lane:
+    """Brings the changes of one source into its log and from there into its sinks.
+
+    :param engine_task: the number of the capture task that works on it.
+    :param beginning: turns of that task's sources to begin.
+    :param writing: for each sink, the turns of all sources to write a batch.
+    :param until_caught_up: end when everything that the source had committed at the start is in
+        the log and in every sink.
+    """
+
+    def __init__(
+        self,
+        pipeline: PipelineConfig,
+        engine_task: int,
+        spark: SparkHost,
+        *,
+        beginning: Turns,
+        writing: Sequence[Turns],
+        until_caught_up: bool,
+    ) -> None:
+        self.name = pipeline.source_name
+        self._pipeline = pipeline
+        self._engine_task = engine_task
+        self._spark = spark
+        self._until_caught_up = until_caught_up
+        self._capture_task = CaptureTask(
+            pipeline.source, pipeline.log.path, pipeline.log, name=pipeline.name, turns=beginning
+        )
+        self._capture = self._background("capture", self._capture_task.run)
+        self._feeds = [self._feed(sink, turns) for sink, turns in zip(pipeline.sinks, writing, strict=True)]
+        self._feeding = [self._background(f"sink-{feed.view.name}", feed.run) for feed in self._feeds]
+        self._retaining = Retaining(pipeline.log, TASK)
+        self._target = self._background("ask-source", self._ask_for_target)
+        self._target_lsn: int | None = None
+        self._stop_wanted = threading.Event()
+        self._finishing = False
+        self._error: TailraceError | None = None
+
+    @property
+    def error(self) -> TailraceError | None:
+        """Why the lane can't go on, with the commands that lead on and, among several, its source."""
+        return self._error
+
+    def refuse_if_written(self) -> None:
+        """Fail at once where another process writes the log.
+
+        :raises TailraceError: `LOG_LOCKED`.
+        """
+        refuse_if_written(self._pipeline.log.path, TASK)
+
+    def start(self) -> None:
+        """Start every thread of the lane; returns at once."""
+        self._capture.start()
+        for feeding in self._feeding:
+            feeding.start()
+        if self._until_caught_up:
+            self._target.start()
+
+    def turn(self) -> bool:
+        """Look after the lane; tell whether it has come to its end, with nothing left to do.
+
+        A failure is kept in `error` and ends the capture; a sink that fails alone is none while
+        another one works.
+        """
+        done = self._capture.ended and all(feeding.ended for feeding in self._feeding)
+        if self._error is None:
+            try:
+                self._look_after()
+            except TailraceError as error:
+                self._give_up(error)
+        if self._capture.ended and not self._finishing:
+            self._finishing = True
+            self._finish()
+        return done
+
+    def stop(self) -> None:
+        """Ask for the end: sinks finish their batch, capture makes durable and acknowledges."""
+        self._stop_wanted.set()
+        # Sinks first are told, then capture: they stop side by side.
+        for feed in self._feeds:
+            feed.stop()
+        self._capture_task.stop()
+
+    def sinks_ended(self) -> bool:
+        """Tell whether every feed has come to its end."""
+        return all(feeding.ended for feeding in self._feeding)
+
+    def capture_ended(self, timeout_s: float) -> bool:
+        """Wait for the end of the capture; tell whether it came."""
+        return self._capture.join(timeout_s)
+
+    def close_the_books(self) -> None:
+        """Look once more, when all has stopped, for a failure that the engine answers for.
+
+        `error` has it then: what ended the capture; under `until_caught_up` also what stopped a
+        sink.
+        """
+        if self._error is not None:
+            return
+        try:
+            if self._capture.error is not None:
+                raise self._capture.error
+            if self._until_caught_up:
+                self._raise_if_a_sink_failed()
+        except TailraceError as error:
+            self._error = self._explained(error)
+
+    def view(self) -> SourceView:
+        """Return the lane as it is now. Any thread."""
+        sinks = tuple(feed.view for feed in self._feeds)
+        task = task_view(self._capture_task)
+        if (error := self._error) is not None:
+            state = State.NEEDS_SNAPSHOT if error.kind in NEEDS_SNAPSHOT else State.FAILED
+            task = replace(task, state=str(state), error=error)
+        return SourceView(self.name, self._engine_task, task, sinks)
+
+    def _look_after(self) -> None:
+        if self._capture.error is not None:
+            raise self._capture.error
+        if self._feeds and all(feeding.ended for feeding in self._feeding):
+            self._raise_if_a_sink_failed()
+        if self._until_caught_up and not self._capture.ended:
+            self._look_for_the_end()
+        if all(feed.is_registered for feed in self._feeds):
+            self._retaining.turn()
+
+    def _give_up(self, error: TailraceError) -> None:
+        self._error = self._explained(error)
+        if self.name:
+            log.error(
+                "source can't go on; the others do",
+                source=self.name,
+                kind=str(self._error.kind),
+                error=self._error.message,
+                hint=self._error.hint,
+            )
+        self._capture_task.stop()
+
+    def _explained(self, error: TailraceError) -> TailraceError:
+        found = with_way_out(error, self._pipeline)
+        if not self.name:
+            return found
+        return TailraceError(found.kind, found.message, found.hint, {"source": self.name, **found.context})
+
+    def _finish(self) -> None:
+        # The capture has nothing more to do: sinks take what is in the log, which grows no more.
+        end = self._log_end()
+        for feed in self._feeds:
+            if end is None:
+                feed.stop()
+            else:
+                feed.finish_at(end)
+
+    def _log_end(self) -> int | None:
+        """Return where the log ends; None: nothing can be read from it."""
+        if (offset := self._capture_task.progress().durable.offset) > 0:
+            return offset
+        try:
+            with LogReader.open(LogDirectory.open(self._pipeline.log.path), TASK) as reader:
+                return reader.end().offset
+        except TailraceError:
+            return None
+
+    def _raise_if_a_sink_failed(self) -> None:
+        failed = [feed.view for feed in self._feeds if feed.view.state is SinkState.FAILED]
+        if failed:
+            raise _sinks_failure(failed)
+
+    def _look_for_the_end(self) -> None:
+        if self._target.ended and self._target.error is not None:
+            raise self._target.error
+        if self._target_lsn is not None and self._capture_task.caught_up(self._target_lsn):
+            # What is committed later is left to the next run, so the log's end is final now.
+            self._capture_task.stop()
+
+    def _ask_for_target(self) -> None:
+        while not self._stop_wanted.is_set():
+            try:
+                self._target_lsn = wal_end(self._pipeline.source, self._stop_wanted)
+            except Stopped:
+                return
+            except TailraceError as error:
+                if error.policy is Policy.STOP:
+                    raise
+                self._stop_wanted.wait(_ASK_AGAIN_S)
+            else:
+                return
+
+    def _feed(self, config: SinkConfig, turns: Turns) -> Feed:
+        pipeline = self._pipeline
+        rules, modes = pipeline.source.disclosure, pipeline.source.value_modes
+        return Feed(
+            config,
+            pipeline.name,
+            pipeline.log.path,
+            lambda: build(config, rules, modes),
+            self._spark,
+            turns=turns,
+            source=self.name,
+        )
+
+    def _background(self, work: str, function: Callable[[], None]) -> Background:
+        if not self.name:
+            return Background(work, function)
+
+        def run() -> None:
+            structlog.contextvars.bind_contextvars(source=self.name)
+            function()
+
+        return Background(f"{work}-{self.name}", run)
+
+
+def task_view(task: CaptureTask) -> TaskView:
+    """Return what `task` shows of itself now."""
+    progress = task.progress()
+    tables = progress.snapshot.values()
+    # Until capture holds the log's lock, the log there may be another engine's.
+    unopened = progress.durable.offset == 0 and progress.phase in {"connecting", "stopped"}
+    return TaskView(
+        task=TASK,
+        state=str(progress.phase),
+        rows=progress.rows,
+        bytes=progress.bytes,
+        log_end=None if unopened else progress.durable.offset,
+        position=progress.durable.position,
+        position_time_us=progress.durable.position_time_us,
+        source_end=progress.server_end_lsn,
+        acknowledged=progress.acknowledged_lsn,
+        snapshot_rows=sum(table.rows for table in tables),
+        snapshot_rows_estimated=sum(table.rows_estimated for table in tables),
+        reconnects=progress.reconnects,
+        error=progress.error,
+        slot=progress.slot,
+        concerns=progress.concerns,
+    )
+
+
+def _sinks_failure(failed: list[SinkView]) -> TailraceError:
+    first = failed[0].error or TailraceError(Kind.INTERNAL, "a sink stopped without an error")
+    others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    names = ", ".join(view.name for view in failed)
+    return TailraceError(
+        first.kind,
+        f"feed sink {failed[0].name!r}{others}: {first.message}",
+        first.hint,
+        {"sinks": names, **first.context},
+    )

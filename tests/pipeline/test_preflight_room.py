@@ -1,0 +1,85 @@
+"""Room for the slots and WAL senders of all sources that are on one server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fix_postgres import SETTINGS
+from tailrace.config import load_engine
+from tailrace.embedded.install import find_install
+from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.errors import Kind
+from tailrace.pipeline.engine import Engine
+from tailrace.pipeline.findings import Severity
+from tailrace.pipeline.preflight import preflight
+from tailrace.pipeline.preflight_room import Room, room_findings
+
+
+def room(source, server="a", *, slot=True, sender=True, slots=8, senders=8):
+    return Room(source, server, slot, slots, 10, sender, senders, 10)
+
+
+@pytest.mark.parametrize(
+    ("rooms", "told", "needing"),
+    [
+        ([room("")], "", ""),
+        ([room("eu"), room("us")], "", ""),
+        ([room("eu"), room("us"), room("asia", "b")], "", ""),
+        ([room("eu"), room("us"), room("asia", slot=False, sender=False)], "", ""),
+        (
+            [room("", slots=10)],
+            "no replication slot is free: 10 of 10 (max_replication_slots) are in use",
+            "",
+        ),
+        (
+            [room("eu", senders=9), room("us", senders=9), room("asia", "b", senders=9)],
+            "only 1 WAL sender free: 9 of 10 (max_wal_senders) are in use",
+            "2 sources on this server need one each: eu, us",
+        ),
+        (
+            [room("eu", sender=False), room("us", sender=False), room("asia", sender=False)],
+            "only 2 replication slots free: 8 of 10 (max_replication_slots) are in use",
+            "3 sources on this server need one each: eu, us, asia",
+        ),
+    ],
+)
+def test_what_the_sources_of_one_server_need_is_added_up(rooms, told, needing):
+    messages = [finding.message for finding in room_findings(rooms)]
+    assert messages == (["; ".join(filter(None, (told, needing)))] if told else [])
+
+
+def test_three_databases_need_three_of_the_two_slots_of_their_server(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "max_replication_slots": "2", "max_wal_senders": "2"}
+    with EmbeddedPostgres(find_install(18), settings=settings, durable=False) as server:
+        for name in ("eu", "us", "asia"):
+            server.create_database(name)
+            server.execute("create table t (id int primary key)", dbname=name)
+
+        def written(*names: str) -> Path:
+            sources = [
+                {"name": name, "host": "127.0.0.1", "port": server.port, "user": "postgres", "dbname": name}
+                for name in names
+            ]
+            file = tmp_path / "shop.yaml"
+            file.write_text(yaml.safe_dump({"name": "shop", "sources": sources, "log": {"path": "logs"}}))
+            return file
+
+        assert preflight(written("eu", "us")) == []
+        # A database that is captured has its slot already; two that are not need one each.
+        Engine(load_engine(written("eu")), until_caught_up=True).run()
+        assert preflight(written("eu", "us")) == []
+        found = preflight(written("eu", "us", "asia"))
+        assert {(each.kind, each.severity) for each in found} == {(Kind.SOURCE_MISCONFIGURED, Severity.ERROR)}
+        slots, senders = found
+        assert "only 1 replication slot free" in slots.message
+        assert slots.message.endswith("2 sources on this server need one each: us, asia")
+        assert senders.message.endswith("3 sources on this server need one each: eu, us, asia")
+        # What is said to repair it does.
+        for finding in found:
+            server.execute(finding.repair.partition(";")[0])
+        server.stop()
+        server.start()
+        assert preflight(written("eu", "us", "asia")) == []

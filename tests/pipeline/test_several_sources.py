@@ -1,0 +1,320 @@
+"""The engine over several sources: started, looked after and stopped together."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+
+from fix_wait import wait_until
+from pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
+from tailrace.changelog.durable import make_directory
+from tailrace.config import EngineConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline import engine as engine_module
+from tailrace.pipeline import lane as lane_module
+from tailrace.pipeline.engine import Engine
+from tailrace.pipeline.lifecycle import State
+from tailrace.pipeline.log_root import check_roots, take_root
+from tailrace.pipeline.progress import Pace, Progress, line
+from tailrace.pipeline.status import document
+from tailrace.pipeline.views import SinkState
+
+NAMES = ("a", "b", "c")
+
+
+def pipeline(root):
+    return EngineConfig.model_validate(
+        {
+            "name": "shop",
+            "sources": [{"name": name, "host": "127.0.0.1", "port": 1} for name in NAMES],
+            "tasks_max": 2,
+            "log": {"path": str(root / "log")},
+            "sinks": [
+                {"type": "jsonl", "name": name, "path": str(root / name), "interval_ms": 0}
+                for name in ("one", "two")
+            ],
+        }
+    )
+
+
+class HeldSink(FakeSink):
+    """Writes when it may, and tells when it would."""
+
+    def __init__(self, name, spans, order, key):
+        super().__init__(name, spans, None)
+        self.order, self.key = order, key
+        self.at_it, self.may = threading.Event(), threading.Event()
+
+    def write(self, spark, log, span, pieces):
+        self.at_it.set()
+        assert self.may.wait(30)
+        self.order.append(self.key)
+        return super().write(spark, log, span, pieces)
+
+
+class Stage:
+    """Captures by source; what sinks got, and what becomes of them, by sink and source."""
+
+    def __init__(self, root):
+        self.config = pipeline(root)
+        self.captures = {}
+        self.got = {}
+        self.failures = {}
+        self.held = {}
+        self.order = []  # of the batches of sinks that are held
+
+    def capture(self, source, path, *_, **__):
+        self.captures[source.name] = FakeCapture(path)
+        return self.captures[source.name]
+
+    def sink(self, config, *_):
+        key = (config.name, config.path.name)
+        if key in self.held:
+            return self.held[key]
+        return FakeSink(config.name, self.got.setdefault(key, []), self.failures.get(key))
+
+    def hold(self, sink, source):
+        key = (sink, source)
+        self.held[key] = HeldSink(sink, self.got.setdefault(key, []), self.order, key)
+        return self.held[key]
+
+    def all_stream(self):
+        for capture in self.captures.values():
+            capture.phase = "streaming"
+
+    def close_logs(self):
+        for capture in self.captures.values():
+            capture.log.close()
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    staged = Stage(tmp_path)
+    monkeypatch.setattr(lane_module, "CaptureTask", staged.capture)
+    monkeypatch.setattr(lane_module, "build", staged.sink)
+    monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
+    monkeypatch.setattr(engine_module, "SparkHost", FakeSpark)
+    yield staged
+    staged.close_logs()
+
+
+def test_all_run_side_by_side_and_stop_together(stage):
+    engine = Engine(stage.config)
+    ends = {}
+    for number, (name, capture) in enumerate(stage.captures.items(), 1):
+        ends[name] = capture.log.insert(*range(number))
+    run = running(engine)
+    stage.captures["a"].phase = stage.captures["b"].phase = "streaming"
+    wanted = {(sink, name): [ends[name]] for sink in ("one", "two") for name in NAMES}
+    wait_until(lambda: stage.got == wanted, 10, "every sink of every source")
+    assert engine.view().state is State.STARTING  # as the last of them
+    stage.all_stream()
+    wait_until(lambda: engine.view().state is State.STREAMING, 10, "streaming")
+    told = wait_until(
+        lambda: (found := document(stage.config))["state"] == "streaming" and found, 10, "the status"
+    )
+    assert [(task["name"], task["engine_task"], task["log_end"]) for task in told["tasks"]] == [
+        ("a", 0, ends["a"]), ("b", 1, ends["b"]), ("c", 0, ends["c"]),
+    ]  # fmt: skip
+    assert [(sink["source"], sink["name"]) for sink in told["sinks"]] == [
+        (name, sink) for name in NAMES for sink in ("one", "two")
+    ]
+    engine.stop()
+    assert run.join(10)
+    assert run.error is None
+    assert all(capture.stopping.is_set() for capture in stage.captures.values())
+
+
+def test_a_source_that_fails_for_good_leaves_the_others_and_is_named(stage):
+    engine = Engine(stage.config)
+    end = stage.captures["b"].log.insert(1)
+    run = running(engine)
+    stage.all_stream()
+    stage.captures["b"].failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "begin anew")
+    wait_until(lambda: engine.view().error is not None, 10, "the failure")
+    # The others go on, and what was captured of the one that failed still gets to its sinks.
+    ends = {name: stage.captures[name].log.insert(1) for name in ("a", "c")}
+    wait_until(lambda: all(stage.got.get(("one", name)) == [ends[name]] for name in ends), 10, "the others")
+    wait_until(lambda: stage.got.get(("two", "b")) == [end], 10, "what was captured")
+    assert engine.view().state is State.STREAMING
+    told = wait_until(
+        lambda: (found := document(stage.config))["error"] and found, 10, "the failure in the status"
+    )
+    assert (told["state"], told["error"]["context"]) == ("streaming", {"source": "b"})
+    assert [task["state"] for task in told["tasks"]] == ["streaming", "needs_snapshot", "streaming"]
+    assert [task["error"] and task["error"]["kind"] for task in told["tasks"]] == [None, "slot_missing", None]
+    # Its way out ends with the run's: so does the exit status.
+    stage.captures["c"].failure = TailraceError(Kind.SOURCE_CHANGED, "another server")
+    wait_until(lambda: engine.view().sources[2].task.state == "failed", 10, "the second failure")
+    engine.stop()
+    assert run.join(10)
+    assert (run.error.kind, run.error.context) == (Kind.SLOT_MISSING, {"source": "b", "failed_too": "c"})
+    stage.close_logs()
+    left = document(stage.config)
+    assert (left["state"], left["error"]["kind"]) == ("needs_snapshot", "slot_missing")
+    assert [task["state"] for task in left["tasks"]] == ["stopped", "needs_snapshot", "failed"]
+
+
+def test_a_run_whose_sources_have_all_failed_is_over(stage):
+    engine = Engine(stage.config)
+    run = running(engine)
+    stage.all_stream()
+    for name, capture in stage.captures.items():
+        capture.failure = TailraceError(Kind.SOURCE_CHANGED, f"{name} is another server")
+    assert run.join(10)
+    assert run.error.kind is Kind.SOURCE_CHANGED
+    assert engine.view().state is State.FAILED
+
+
+def test_until_caught_up_ends_with_the_error_of_the_one_that_failed(stage, monkeypatch):
+    monkeypatch.setattr(lane_module, "wal_end", lambda source, _: 10**9 if source.name == "b" else 1000)
+    engine = Engine(stage.config, until_caught_up=True)
+    ends = {name: capture.log.insert(1) for name, capture in stage.captures.items()}
+    stage.captures["b"].failure = TailraceError(Kind.SOURCE_CHANGED, "another server")
+    run = running(engine)
+    assert run.join(10)
+    assert run.error.context == {"source": "b"}
+    assert {name: stage.got["two", name] for name in NAMES} == {name: [end] for name, end in ends.items()}
+
+
+def test_sinks_that_hang_for_every_source_are_given_up_together(stage, monkeypatch):
+    monkeypatch.setattr(engine_module, "DRAIN_DEADLINE_S", 0.2)
+    monkeypatch.setattr(engine_module, "GIVE_UP_DEADLINE_S", 0.2)
+    held = [stage.hold(sink, name) for sink in ("one", "two") for name in ("a", "b")]
+    engine = Engine(stage.config)
+    run = running(engine)
+    stage.all_stream()
+    for name in NAMES:
+        stage.captures[name].log.insert(1)
+    for each in held:
+        wait_until(each.at_it.is_set, 10, "the batches that hang")
+    engine.stop()
+    # One deadline for all of them, and capture stops in good order behind it.
+    assert run.join(10)
+    assert all(capture.phase == "stopped" for capture in stage.captures.values())
+    for each in held:
+        each.may.set()
+
+
+def test_until_caught_up_waits_for_the_last_source(stage, monkeypatch):
+    monkeypatch.setattr(lane_module, "wal_end", lambda source, _: 1000 if source.name != "c" else 2000)
+    engine = Engine(stage.config, until_caught_up=True)
+    for capture in stage.captures.values():
+        capture.log.insert(1)
+    run = running(engine)
+    wait_until(lambda: stage.captures["a"].phase == stage.captures["b"].phase == "stopped", 10, "a and b")
+    assert not run.join(0.2)
+    end = stage.captures["c"].log.insert(2)
+    assert run.join(10)
+    assert run.error is None
+    assert stage.got["two", "c"][-1] == end
+
+
+def test_a_sink_that_failed_for_one_source_goes_on_for_the_others(stage):
+    stage.failures["one", "a"] = TailraceError(Kind.SINK_FOREIGN, "not ours")
+    engine = Engine(stage.config)
+    run = running(engine)
+    stage.all_stream()
+    ends = {name: capture.log.insert(1) for name, capture in stage.captures.items()}
+    wait_until(lambda: stage.got.get(("one", "b")) == [ends["b"]], 10, "the other source")
+    wait_until(lambda: stage.got.get(("two", "a")) == [ends["a"]], 10, "the other sink")
+    wait_until(lambda: engine.view().sinks[0].state is SinkState.FAILED, 10, "the failure")
+    assert not run.ended
+    engine.stop()
+    assert run.join(10)
+    assert run.error is None
+
+
+def test_a_source_that_hangs_in_a_sink_does_not_keep_the_others_from_it(stage):
+    hanging = stage.hold("one", "a")
+    engine = Engine(stage.config)
+    run = running(engine)
+    stage.all_stream()
+    stage.captures["a"].log.insert(1)
+    wait_until(hanging.at_it.is_set, 10, "the batch that hangs")
+    ends = {name: stage.captures[name].log.insert(1) for name in ("b", "c")}
+    wait_until(lambda: all(stage.got.get(("one", name)) == [ends[name]] for name in ends), 10, "the others")
+    hanging.may.set()
+    engine.stop()
+    assert run.join(10)
+
+
+def test_a_busy_source_lets_a_quiet_one_have_its_turn(stage):
+    held = {name: stage.hold("one", name) for name in NAMES}
+    held["c"].may.set()
+    engine = Engine(stage.config)
+    run = running(engine)
+    stage.all_stream()
+    for name in ("a", "b"):
+        stage.captures[name].log.insert(1)
+    for name in ("a", "b"):
+        wait_until(held[name].at_it.is_set, 10, "both places to be taken")
+    # There is more for the busy ones already when something comes for the quiet one.
+    for name in ("a", "b"):
+        stage.captures[name].log.insert(2)
+    end = stage.captures["c"].log.insert(1)
+    queue = engine._lanes[0]._feeds[0]._turns._waiting
+    wait_until(lambda: len(queue) == 1, 10, "the quiet one to wait")
+    held["a"].may.set()
+    wait_until(lambda: stage.got["one", "a"][1:], 10, "the busy one's second batch")
+    assert stage.got["one", "c"] == [end]
+    assert stage.order[:3] == [("one", "a"), ("one", "c"), ("one", "a")]
+    held["b"].may.set()
+    engine.stop()
+    assert run.join(10)
+
+
+def test_one_engine_at_a_time_holds_the_logs(stage):
+    engine = Engine(stage.config)
+    lock = take_root(stage.config)
+    with pytest.raises(TailraceError) as caught:
+        engine.run()
+    assert caught.value.kind is Kind.LOG_LOCKED
+    os.close(lock)
+    run = running(engine)
+    engine.stop()
+    assert run.join(10)
+    assert run.error is None
+
+
+def test_each_source_has_a_line_of_its_own_and_only_if_it_moved(stage, capsys):
+    engine = Engine(stage.config)
+    stage.captures["a"].log.insert(1)
+    view = engine.view()
+    assert "  a:  connecting  " in line(view.state, view.sources[0], Pace())
+    with Progress() as progress:
+        progress.turn(view)
+    shown = capsys.readouterr().out.splitlines()
+    assert [part.split()[1] for part in shown] == ["a:", "b:", "c:"]
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        ("log/identity.json", Kind.LOG_FOREIGN),
+        ("log/holiday.jpg", Kind.LOG_FOREIGN),
+        ("log/photos/a.jpg", Kind.LOG_FOREIGN),
+        ("one/_tailrace/identity.json", Kind.SINK_FOREIGN),
+    ],
+)
+def test_directories_of_a_single_source_or_of_others_are_not_taken(tmp_path, made, kind):
+    config = pipeline(tmp_path)
+    for part in config.pipelines:
+        make_directory(part.log.path)
+    check_roots(config)
+    (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / made).write_text("{}")
+    with pytest.raises(TailraceError) as caught:
+        check_roots(config)
+    assert caught.value.kind is kind
+    assert not (tmp_path / "log" / "lock").exists()
+
+
+def test_status_before_the_first_run_names_every_source(tmp_path):
+    told = document(pipeline(tmp_path))
+    assert (told["state"], told["error"], len(told["sinks"])) == ("stopped", None, 6)
+    assert [(task["name"], task["log_end"]) for task in told["tasks"]] == [(name, None) for name in NAMES]
+    assert json.dumps(told)

@@ -59,7 +59,7 @@ def targets(monkeypatch):
     NoSpark.asked = 0
     monkeypatch.setattr(replay_module, "SparkHost", NoSpark)
     monkeypatch.setattr(replay_module, "require_java", lambda: 17)
-    monkeypatch.setattr(replay_module, "build", lambda config, _: MemorySink(config, made))
+    monkeypatch.setattr(replay_module, "build", lambda config, *_: MemorySink(config, made))
     return made
 
 

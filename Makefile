@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(shell grep -rl njit src --include='*.py')
-BENCHMARKS := capture decode replay e2e latency
+BENCHMARKS := capture snapshot decode replay e2e latency
 CYCLES := 100
 
 .PHONY: help demo test check bench torture setup lock clean java

@@ -38,6 +38,7 @@ class Kind(enum.StrEnum):
     SLOT_MISSING = "slot_missing"
     SLOT_FOREIGN = "slot_foreign"  # exists, but this log did not make it
     SLOT_INVALIDATED = "slot_invalidated"
+    SLOT_CREATION_HELD_UP = "slot_creation_held_up"  # by transactions that are older
     SLOT_AHEAD_OF_LOG = "slot_ahead_of_log"
     SLOT_AT_RISK = "slot_at_risk"  # a warning: it may be lost, or fills the disk
     TRANSACTION_OPEN = "transaction_open"  # a warning: it holds WAL, or a new slot waits for it
@@ -45,6 +46,7 @@ class Kind(enum.StrEnum):
     PUBLICATION_MISMATCH = "publication_mismatch"
     TABLE_MISSING = "table_missing"
     SNAPSHOT_FAILED = "snapshot_failed"
+    SNAPSHOT_DELAYED = "snapshot_delayed"  # the stream is too far behind, or DDL came into it
 
     # wire
     PROTOCOL_VIOLATION = "protocol_violation"
@@ -93,6 +95,8 @@ POLICY: dict[Kind, Policy] = {
     Kind.SOURCE_UNREACHABLE: Policy.RETRY,
     Kind.SOURCE_SHUTTING_DOWN: Policy.RETRY,
     Kind.SLOT_IN_USE: Policy.RETRY,
+    Kind.SLOT_CREATION_HELD_UP: Policy.RETRY,
+    Kind.SNAPSHOT_DELAYED: Policy.RETRY,
     Kind.LOG_FULL: Policy.RETRY,
     Kind.SINK_WRITE_FAILED: Policy.RETRY,
     Kind.SPARK_FAILED: Policy.RETRY,

@@ -50,18 +50,27 @@ class Rows:
                 }
         self._look_up_by(())
 
-    def apply(self, change: Change) -> str | None:
-        """Carry out a change; return what is impossible about it."""
+    def apply(self, change: Change, *, in_snapshot: bool) -> str | None:
+        """Carry out a change; return what is impossible about it.
+
+        :param in_snapshot: rows that are not there may be changed: they are read later.
+        """
         if change.op == "t":
             self.rows.clear()
             self._look_up_by(())
             return None
+        if change.op == "r" and in_snapshot and change.identity:
+            self._take(change.identity, change.after or {})
         if change.op in "rc":
             return self._put(change, dict(change.after or {}))
         if not change.identity:
             return "an old row is changed, and nothing tells which"
         told = change.before if change.before is not None else change.after
         old = self._take(change.identity, told or {})
+        if old is None and in_snapshot:
+            if change.op == "u":
+                self._put(change, {**(change.before or {}), **(change.after or {})})
+            return None
         if change.op == "d":
             return None if old is not None else "a row is deleted that is not there"
         if old is None:
@@ -98,9 +107,14 @@ class Rows:
 
 
 class Fold:
-    """Takes changes in the order of the log. `problems` grows, by a few examples of a sort."""
+    """Takes changes in the order of the log. `problems` grows, by a few examples of a sort.
 
-    def __init__(self) -> None:
+    :param snapshot_until: the log offset up to which rows of a snapshot that was cut short may
+        come: changes of tables of which there is nothing yet are left out.
+    """
+
+    def __init__(self, snapshot_until: int = 0) -> None:
+        self._snapshot_until = snapshot_until
         self.tables: dict[int, Rows] = defaultdict(Rows)
         self.problems: list[str] = []
         self.transactions: list[tuple[int, int]] = []  # (number, changes) of the messages `tx`
@@ -109,7 +123,7 @@ class Fold:
         """Fold whole transactions."""
         ordered = list(changes)
         self._order(ordered)
-        for (commit_lsn, _), group in groupby(ordered, key=lambda change: _rank(change)[:2]):
+        for commit_lsn, group in groupby(ordered, key=lambda change: change.commit_lsn):
             self._transaction(commit_lsn, list(group))
 
     def _order(self, changes: Sequence[Change]) -> None:
@@ -122,14 +136,15 @@ class Fold:
 
     def _transaction(self, commit_lsn: int, changes: list[Change]) -> None:
         problems = []
+        in_snapshot = changes[0].log_offset < self._snapshot_until
         if [change.ordinal for change in changes] != list(range(len(changes))):
             problems.append(f"the transaction at {commit_lsn:X} is not numbered 0 to {len(changes) - 1}")
-        if any(change.op == "r" for change in changes) and self.transactions:
+        if any(change.op == "r" for change in changes) and self.transactions and not in_snapshot:
             problems.append(f"rows of a snapshot come after a transaction, at {commit_lsn:X}")
         for change in changes:
             if change.message is not None:
                 problems += self._message(change, changes)
-            elif problem := self.tables[change.table].apply(change):
+            elif problem := self.tables[change.table].apply(change, in_snapshot=in_snapshot):
                 problems.append(f"{_place(change)}: {problem}")
         ours = changes[-1].message is not None and changes[-1].message[0] == "tx"
         if not ours and any(change.op != "r" for change in changes):
@@ -151,7 +166,8 @@ class Fold:
         if self.transactions and number != self.transactions[-1][0] + 1:
             problems.append(f"transaction {number} follows transaction {self.transactions[-1][0]}")
         found = sum(1 for each in transaction if each.message is None)
-        if found != changes:
+        left_out = transaction[0].log_offset < self._snapshot_until
+        if found > changes or (found < changes and not left_out):
             problems.append(f"transaction {number} has {found} changes of {changes}")
         self.transactions.append((number, changes))
         return problems
@@ -176,10 +192,8 @@ def _fixed(row: Row, columns: Iterable[str]) -> Fixed:
     return tuple((column, row[column]) for column in columns)
 
 
-def _rank(change: Change) -> tuple[int, bool, int]:
-    # A snapshot is told to be at the end of the last record that it saw, where the record of the
-    # next commit may begin: its rows come before that transaction's.
-    return change.commit_lsn, change.op != "r", change.ordinal
+def _rank(change: Change) -> tuple[int, int]:
+    return change.commit_lsn, change.ordinal
 
 
 def _place(change: Change) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tailrace.changelog.reader import LogReader
 from tailrace.decode.changes import TableChanges
+from tailrace.protocol import frames
 from tailrace.spark import plan
 from tailrace.spark.changes import changes_of
 
@@ -53,6 +54,18 @@ def read_log(path: Path, *, start: int | None = None, end: int | None = None) ->
         for change in _changes(changes)
     ]
     return sorted(found, key=lambda change: change.log_offset)
+
+
+def snapshot_end(path: Path) -> int:
+    """Return the log offset after the last rows of a snapshot, or unit without rows."""
+    with LogReader.open(path, "0") as reader:
+        ends = [
+            ref.header.log_offset + at
+            for ref in reader.blocks(reader.start, reader.end().offset)
+            for at, frame in frames.each_frame(reader.read(ref))
+            if frame[5:7] == b"x" + frames.SNAPSHOT_END
+        ]
+    return max(ends, default=0)
 
 
 def _changes(changes: TableChanges) -> list[Change]:

@@ -22,9 +22,10 @@ import yaml
 from capture.captured import NAME, SLOT, Running, capturing
 from differential import source
 from differential.fold import Fold, differences
-from differential.history import Change, read_log
+from differential.history import Change, read_log, snapshot_end
 from differential.workload import Workload
 from fix_postgres import Database
+from fix_wait import wait_until
 
 _LIFE_S = 60.0
 
@@ -65,7 +66,8 @@ class Story:
     def chapters(self, count: int, transactions: int) -> None:
         """Run `count` chapters of about so many transactions; stop at the first that is wrong."""
         self.work.run(self.rng.randint(0, transactions))
-        # PostgreSQL: what is rewritten or truncated is empty for a snapshot that is older.
+        # PostgreSQL: a column that is added while a slot is being made may be unknown to the slot
+        # later, though its exported snapshot has it (seen with seed 2 on 16).
         self.work.is_calm = True
         self.work.rest(all_ended=True)
         for chapter in range(count):
@@ -114,7 +116,7 @@ class Story:
 
     def compare(self, changes: list[Change] | None = None) -> list[str]:
         """Return how the history differs from the source as it is now; default: that of the log."""
-        fold = Fold()
+        fold = Fold(snapshot_end(self.log))
         fold.take(read_log(self.log) if changes is None else changes)
         return [*fold.problems, *self._transactions(fold), *self._tables(fold)][:20]
 
@@ -139,7 +141,7 @@ class Story:
         for _ in range(2 * transactions):
             self.work.step()
         self.work.rest(all_ended=True)
-        running.wait_for("streaming", _LIFE_S)
+        wait_until(lambda: running.is_over or running.task.caught_up(1), _LIFE_S, "the snapshot")
 
     @contextmanager
     def _capturing(self) -> Iterator[Running]:

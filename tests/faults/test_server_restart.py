@@ -20,6 +20,7 @@ def test_the_pipeline_outlives_a_restart_of_its_server(
     round_ = make_round(Database(own_pg, "shop"))
     life = round_.live(until_caught_up=False)
     with round_.at_work(transactions=None) as workload:
+        wait_until(lambda: round_.hits()["snapshot.after_handover"] > 0, 120, "the stream")
         for _ in range(2):
             before = workload.committed
             wait_until(lambda: workload.committed > before + 50, 60)  # noqa: B023

@@ -109,6 +109,17 @@ def test_a_snapshot_is_one_unit_and_its_rows_are_numbered() -> None:
     assert end.boundary == end.size
 
 
+def test_units_of_one_snapshot_share_one_numbering_before_the_next_transaction() -> None:
+    state = frames.new_state()
+    for first in (0, 3):
+        rows = frames.control_frame(frames.SNAPSHOT_BEGIN, 500, 3, {})
+        opened = frames.summarise(array(rows + frames.snapshot_frame(5, first, 3, b"1\n2\n3\n")), state)
+        assert opened.open_at_end is not None
+        assert (opened.open_at_end.commit_lsn, opened.open_at_end.ordinal) == (499, first + 3)
+        frames.summarise(array(frames.control_frame(frames.SNAPSHOT_END, 500, 3, {})), state)
+    assert frames.summarise(array(transaction(500, insert(5))), state).units == 1
+
+
 def test_units_are_listed_with_offset_rows_and_position() -> None:
     one, two = transaction(1000, insert(5)), transaction(2000, insert(5), insert(5))
     units = frames.units_of(array(one + two + begin(3000)), frames.new_state())
@@ -148,7 +159,12 @@ def test_schema_frames_come_with_the_key_that_a_later_one_replaces() -> None:
         (b"d" + struct.pack("!i", 6) + b"q?", 0),
         (b"k" + struct.pack("!i", 6) + b"w?", 0),
         (frames.snapshot_frame(5, 0, 1, b"1\n"), 0),
-        (frames.control_frame(frames.SNAPSHOT_BEGIN, 5, 0, {}) + frames.snapshot_frame(5, 1, 1, b"1\n"), 0),
+        (
+            frames.control_frame(frames.SNAPSHOT_BEGIN, 5, 0, {})
+            + frames.snapshot_frame(5, 7, 1, b"1\n")
+            + frames.snapshot_frame(5, 9, 1, b"1\n"),
+            0,
+        ),
         (frames.control_frame(frames.PROGRESS, 5, 0, {}), 6),
         (begin(1000) + xlog(b"T" + struct.pack("!Ib", 2**31, 0)), 0),
     ],

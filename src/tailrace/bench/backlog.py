@@ -46,13 +46,18 @@ def capture(dsn: str, slot: str, log: Path, end_lsn: int) -> CaptureRun:
     return CaptureRun(**_run_child(dsn, slot, log, end_lsn))
 
 
+def snapshot(dsn: str, slot: str, log: Path) -> CaptureRun:
+    """Take the initial snapshot into a new log at `log`, until all of it is durable."""
+    return CaptureRun(**_run_child(dsn, slot, log, 0, "initial"))
+
+
 def prepare(dsn: str, slot: str, log: Path) -> None:
     """Create the slot and its log, as a pipeline's first start does, and stop again."""
     _run_child(dsn, slot, log, 0)
 
 
-def _run_child(dsn: str, slot: str, log: Path, end_lsn: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, dsn, slot, str(log), str(end_lsn)]
+def _run_child(dsn: str, slot: str, log: Path, end_lsn: int, snapshot: str = "never") -> dict[str, Any]:
+    command = [sys.executable, "-m", __name__, dsn, slot, str(log), str(end_lsn), snapshot]
     done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -68,7 +73,7 @@ def _is_done(task: CaptureTask, end_lsn: int) -> bool:
     return task.caught_up(end_lsn) if end_lsn else task.progress().phase == "streaming"
 
 
-def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int) -> CaptureRun:
+def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, snapshot: str) -> CaptureRun:
     source = PostgresSource.model_validate(
         {
             "type": "postgresql",
@@ -76,7 +81,7 @@ def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int) -> CaptureRun:
             "tables": ["public.orders"],
             "slot": slot,
             "publication": table.PUBLICATION,
-            "snapshot": "never",
+            "snapshot": snapshot,
         }
     )
     task = CaptureTask(source, log, LogConfig.model_validate({"path": log}), name="bench")
@@ -113,4 +118,5 @@ def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int) -> CaptureRun:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_capture_here(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])))))
+    _dsn, _slot, _log, _end_lsn, _snapshot = sys.argv[1:]
+    print(json.dumps(asdict(_capture_here(_dsn, _slot, Path(_log), int(_end_lsn), _snapshot))))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from tailrace.capture.columns import GENERATED_VERSION_MIN
 from tailrace.capture.schema_watch import known_facts
-from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
+from tailrace.capture.session import Row, Session, quote_literal
 from tailrace.capture.table_facts import CatalogTable, catalog_tables, facts_of, versioned
 from tailrace.config.disclosure import Columns
 from tailrace.config.postgres import PostgresSource
@@ -33,10 +33,21 @@ SELECT c.oid AS oid, t.schemaname AS schema, t.tablename AS table, c.relkind AS 
   FROM pg_publication_tables t
   JOIN pg_namespace n ON n.nspname = t.schemaname
   JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
- WHERE t.pubname = {publication}
+ WHERE t.pubname = {publication}{condition}
  ORDER BY 2, 3
 """
 _COLUMNS_SINCE_15 = ", array_to_json(t.attnames)::text AS names, t.rowfilter AS filter"
+
+_FILE = "SELECT relfilenode AS file FROM pg_class WHERE oid = {oid}"
+
+_SHAPE = """
+SELECT md5(concat_ws(' ', n.nspname, c.relname, c.relkind, (
+         SELECT string_agg(concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod), ','
+                           ORDER BY a.attnum)
+           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped))) AS shape
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = {oid}
+"""
 
 _COLUMNS = """
 WITH RECURSIVE base(type, oid, modifier) AS (
@@ -103,16 +114,18 @@ class PublishedTable:
     def qualified_name(self) -> str:
         return f"{self.schema}.{self.name}"
 
-    def copy_command(self) -> str:
-        """Return COPY of what the publication sends of the table's rows.
-
-        Children of an inheritance tree are published by themselves, partitions with their root.
-        """
-        columns = ", ".join(quote_identifier(column.name) for column in self.columns)
-        only = "" if self.partitioned else "ONLY "
-        source = f"{only}{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
-        where = f" WHERE ({self.row_filter})" if self.row_filter else ""
-        return f"COPY (SELECT {columns} FROM {source}{where}) TO STDOUT"  # noqa: S608 - quoted
+    @property
+    def key(self) -> tuple[PublishedColumn, ...]:
+        """Columns by which the stream tells rows apart, in the key's order; empty if none do."""
+        if self.identity == "f":
+            named = set(self.primary_key)
+        else:
+            named = {column.name for column in self.columns if column.in_identity}
+        chosen = [column for column in self.columns if column.name in named]
+        if len(chosen) < len(named):
+            return ()
+        last = len(self.primary_key)
+        return tuple(sorted(chosen, key=lambda c: last if c.key_place is None else c.key_place))
 
     def schema_frames(self, lsn: int, server_time_us: int) -> bytes:
         """Return the Type frames and the Relation frame as of `lsn`; time since 2000."""
@@ -157,16 +170,52 @@ class PublishedTable:
 
 def published_tables(session: Session, source: PostgresSource) -> list[PublishedTable]:
     """Return the tables of `source`'s publication, by name, as the session's snapshot sees them."""
-    modern = session.server_version >= 150000
-    rows = session.run(
-        _TABLES.format(
-            columns=_COLUMNS_SINCE_15 if modern else "", publication=quote_literal(source.publication)
-        ),
-        "read the publication",
-    )
+    return _tables(session, source, _listed(session, source))
+
+
+def published_table(session: Session, source: PostgresSource, oid: int) -> PublishedTable | None:
+    """Return one of the publication's tables as the session's snapshot sees it, None if it is none."""
+    found = _tables(session, source, _listed(session, source, f" AND c.oid = {oid}"))
+    return found[0] if found else None
+
+
+def published_oids(session: Session, source: PostgresSource) -> dict[tuple[str, str], int]:
+    """Return the oids of the publication's tables by schema and name. One query."""
+    return {
+        (row["schema"] or "", row["table"] or ""): int(row["oid"] or 0) for row in _listed(session, source)
+    }
+
+
+def shape_of(session: Session, oid: int) -> str | None:
+    """Return a digest of a relation's name and columns, None if there is no such relation."""
+    rows = session.run(_SHAPE.format(oid=oid), "look at the columns of a table")
+    return rows[0]["shape"] if rows else None
+
+
+def file_of(session: Session, oid: int) -> str | None:
+    """Return which file holds a relation's rows, as the session's snapshot sees it.
+
+    A statement that rewrites the table, or empties it, gives it another one.
+    """
+    rows = session.run(_FILE.format(oid=oid), "look at a table")
+    return rows[0]["file"] if rows else None
+
+
+def _tables(session: Session, source: PostgresSource, rows: list[Row]) -> list[PublishedTable]:
     tables = [_table(session, source, row) for row in rows]
     found = catalog_tables(session, [table.oid for table in tables])
     return [replace(table, catalog=found.get(table.oid)) for table in tables]
+
+
+def _listed(session: Session, source: PostgresSource, condition: str = "") -> list[Row]:
+    return session.run(
+        _TABLES.format(
+            columns=_COLUMNS_SINCE_15 if session.server_version >= 150000 else "",
+            publication=quote_literal(source.publication),
+            condition=condition,
+        ),
+        "read the publication",
+    )
 
 
 def _table(session: Session, source: PostgresSource, row: Row) -> PublishedTable:

@@ -106,7 +106,7 @@ def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool 
         row = session.run(
             f"CREATE_REPLICATION_SLOT {quote_identifier(slot)} {kind} pgoutput {option}",
             "create the replication slot",
-            deadline_s=SLOT_CREATION_DEADLINE_S,
+            deadline_s=SLOT_CREATION_DEADLINE_S + 60.0,  # who waits for it gives up first
         )[0]
     except TailraceError as error:
         if error.context.get("sqlstate") != "55000":

@@ -179,11 +179,16 @@ class Session:
             return LibpqTransport(self._pgconn, frame_bytes_max)
         return SocketTransport(self._pgconn, split_wire, frame_bytes_max)
 
-    def copying(self, row_bytes_max: int) -> Transport:
+    def copying(self, row_bytes_max: int, attempted: str = "copy a table") -> Transport:
         """Return the transport for one COPY … TO STDOUT; `release` it before the next command."""
         if self.encrypted:
-            return LibpqTransport(self._pgconn, row_bytes_max, unwrap=True)
-        return SocketTransport(self._pgconn, unwrap_copy, row_bytes_max)
+            return LibpqTransport(self._pgconn, row_bytes_max, unwrap=True, attempted=attempted)
+        return SocketTransport(self._pgconn, unwrap_copy, row_bytes_max, attempted=attempted)
+
+    @property
+    def backend_pid(self) -> int:
+        """The server's process for this connection."""
+        return self._pgconn.backend_pid
 
     @property
     def encrypted(self) -> bool:

@@ -1,206 +1,231 @@
 """The initial snapshot: rows that existed before the slot, in the same log as what follows.
 
-Creating the slot exports a snapshot of the database as of the slot's consistent point. A
-second session takes it over before anything else happens, and copies each published table out
-of it: every change after that point comes through the slot, every row before it from here,
-none from both.
+Creating the slot exports a snapshot of the database as of the slot's consistent point. Several
+connections take it over before anything else happens, and read the published tables out of it,
+chunk by chunk: every change after that point comes through the slot, every row before it from
+here, none from both.
 
-The log gets one unit: 'B', then for each table its schema frames, facts and rows, then 'E'.
-Readers see nothing of it before its end. What is cut short is cut off the log and begun
-again, with a new slot.
+Each chunk is a unit of the log: what is in the log is done. When the snapshot is cut short,
+the log already has the slot's consistent point as its position, so the stream begins there, and
+the chunks that are missing are read beside it (`snapshots`).
+
+Tables that together are no more than a chunk are one unit: a snapshot so small that is cut
+short, or meets DDL, begins again with a new slot, and no transaction is ever in the log without
+its changes of a table that is read later. The same goes for `snapshot: only`, where there is no
+stream that could carry what changes meanwhile.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 import structlog
 
 from tailrace import failpoints
-from tailrace.capture import server
+from tailrace.capture.agenda import Agenda, Origin, SnapshotAgenda, TableAgenda, whole_name
 from tailrace.capture.appender import Appender
 from tailrace.capture.catalog import PublishedTable, published_tables
-from tailrace.capture.failures import connection_lost
-from tailrace.capture.session import Session, Stopped, quote_literal
-from tailrace.capture.transport import Transport
-from tailrace.capture.wire import lines
+from tailrace.capture.chunks import chunks_of
+from tailrace.capture.copying import ChunkJob, TableProgress
+from tailrace.capture.ledger import Ledger
+from tailrace.capture.planning import TablePlan, facts_digest, plan_table
+from tailrace.capture.server import CreatedSlot
+from tailrace.capture.session import Session
+from tailrace.capture.units import Unit, UnitWriter
+from tailrace.capture.window import (
+    UNDEFINED_TABLE,
+    Exported,
+    Observer,
+    Readers,
+    enter,
+    leave,
+    observing,
+    release_locks,
+)
 from tailrace.config.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import POSTGRES_EPOCH_US, format_lsn
+from tailrace.model import format_lsn
 from tailrace.protocol import frames
 
 log = structlog.get_logger(__name__)
 
-#: A frame of rows is cut at the first line end after so many bytes came together.
-FRAME_BYTES = 1024 * 1024
 
-#: A server that computes (a filter, a slow disk) is quiet for long; its end is noticed by TCP.
-SILENCE_S_MAX = 3600.0
-
-
-@dataclass(slots=True)
-class TableProgress:
-    """How far one table's snapshot is; the estimate is the server's statistics."""
-
-    rows: int
-    rows_estimated: int
-    done: bool
-
-
-class Snapshot:
+class InitialSnapshot:
     """Copies what the publication sends, as of `created`, into the log.
 
-    :param slot: checked after each table, so that its loss is not noticed hours later; None if
-        it is a temporary one that may go.
+    :param ledger: keeps what is to be read and what is done.
     :param progress: filled as it goes, by qualified name.
+    :param may_begin_again: after DDL in the middle of it; if not, tables that DDL changed are read
+        beside the stream.
     """
 
     def __init__(
         self,
-        appender: Appender,
-        stopping: threading.Event,
-        *,
-        slot: str | None,
         source: PostgresSource,
-        frame_bytes_max: int,
+        appender: Appender,
+        ledger: Ledger,
+        stopping: threading.Event,
+        created: CreatedSlot,
         progress: dict[str, TableProgress],
+        *,
+        may_begin_again: bool,
     ) -> None:
-        self._appender = appender
-        self._stopping = stopping
-        self._slot = slot
         self._source = source
-        self._frame_bytes_max = frame_bytes_max
+        self._may_begin_again = may_begin_again
+        self._appender = appender
+        self._ledger = ledger
+        self._stopping = stopping
+        self._exported = Exported(created.consistent_point, created.snapshot)
         self._progress = progress
-        self._ordinal = 0
+        self._only = source.snapshot == "only"
+        self._in_one = self._only
+        self._everything: Unit | None = None
+        self._unplanned: list[str] = []
 
-    def take(self, session: Session, created: server.CreatedSlot) -> None:
+    def take(self, planner: Session) -> None:
         """Copy all tables into the log and make them durable.
 
-        :param session: a fresh session for SQL. The one that created the slot stays as it is.
-        :raises TailraceError: `SNAPSHOT_FAILED`; `SLOT_INVALIDATED` or `SLOT_MISSING` if the slot
-            was lost meanwhile; what the server refused with.
+        :param planner: a fresh session for SQL. The one that created the slot stays as it is.
+        :raises TailraceError: `SNAPSHOT_DELAYED` if it is to begin again; `SNAPSHOT_FAILED`;
+            `SLOT_INVALIDATED` or `SLOT_MISSING` if the slot was lost meanwhile; what the server
+            refused with.
         """
-        self._import(session, created.snapshot)
-        lsn, now_us = created.consistent_point, time.time_ns() // 1000
+        enter(planner, self._exported)
+        tables = published_tables(planner, self._source)
+        release_locks(planner)
+        snapshot = self._write_agenda(tables)
+        failpoints.hit("snapshot.after_plan")
+        with observing(self._source, self._stopping) as side:
+            observer = Observer(side, None if self._only else self._source.slot)
+            units = UnitWriter(
+                self._appender,
+                self._exported.lsn,
+                self._stopping,
+                admitted=lambda: None,
+                closed=self._ledger.unit_closed,
+            )
+            readers = Readers(self._source, self._exported, units, observer, self._stopping)
+            try:
+                readers.read(self._jobs(planner, snapshot, tables))
+            finally:
+                self._ledger.checkpoint()
+        leave(planner)
+        if readers.postponed or self._unplanned:
+            self._put_off(readers, snapshot)
+        else:
+            failpoints.hit("snapshot.before_finish")
+            self._ledger.finish(snapshot)
+            log.info(
+                "snapshot done", tables=len(tables), rows=units.rows, position=format_lsn(self._exported.lsn)
+            )
+
+    def facts_only(self, session: Session) -> None:
+        """Write the tables' facts and the consistent point, without rows."""
+        enter(session, self._exported)
         tables = published_tables(session, self._source)
+        leave(session)
+        self._ledger.replace(Agenda())
+        in_force = self._appender.schema_in_force
+        self._append(b"".join(table.facts_frame(self._exported.lsn, in_force) for table in tables))
+
+    def mark_consistent_point(self) -> None:
+        """Have the log's position be the consistent point, whatever there was to read."""
+        if self._appender.tail.position < self._exported.lsn:
+            self._append(b"")
+
+    def _append(self, frames_before: bytes) -> None:
+        now_us = time.time_ns() // 1000
+        end = frames.control_frame(frames.PROGRESS, self._exported.lsn, now_us, {})
+        self._appender.append(np.frombuffer(frames_before + end, np.uint8))
+        self._appender.sync()
+
+    def _write_agenda(self, tables: list[PublishedTable]) -> SnapshotAgenda:
+        snapshot = SnapshotAgenda(
+            secrets.token_hex(8),
+            Origin.INITIAL,
+            [
+                TableAgenda(number, table.oid, table.schema, table.name, True, table.rows_estimated)
+                for number, table in enumerate(tables)
+            ],
+            requested_us=time.time_ns() // 1000,
+        )
+        self._ledger.replace(Agenda([snapshot]))
         for table in tables:
             self._progress[table.qualified_name] = TableProgress(0, table.rows_estimated, done=False)
-        content = {"tables": [table.qualified_name for table in tables]}
-        self._append(frames.control_frame(frames.SNAPSHOT_BEGIN, lsn, now_us, content))
-        for table in tables:
-            self._copy(session, table, lsn, now_us)
-            self._check_slot(session)
-        session.run("COMMIT", "end the snapshot")
-        self._append(frames.control_frame(frames.SNAPSHOT_END, lsn, now_us, {"rows": self._ordinal}))
-        self._appender.sync()
-        log.info("snapshot done", tables=len(tables), rows=self._ordinal, position=format_lsn(lsn))
+        return snapshot
 
-    def facts_only(self, session: Session, created: server.CreatedSlot) -> None:
-        """Write the tables' facts and the consistent point, without rows."""
-        self._import(session, created.snapshot)
-        lsn, now_us = created.consistent_point, time.time_ns() // 1000
-        tables = published_tables(session, self._source)
-        session.run("COMMIT", "end the snapshot")
-        chunk = b"".join(table.facts_frame(lsn) for table in tables)
-        self._append(chunk + frames.control_frame(frames.PROGRESS, lsn, now_us, {}))
-        self._appender.sync()
-
-    @staticmethod
-    def _import(session: Session, snapshot: str) -> None:
-        session.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "begin the snapshot")
-        session.run(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}", "take over the slot's snapshot")
-
-    def _copy(self, session: Session, table: PublishedTable, lsn: int, now_us: int) -> None:
-        # Facts first: whoever reads the schema frames one by one then finds one version, not two.
-        self._append(table.facts_frame(lsn) + table.schema_frames(lsn, now_us - POSTGRES_EPOCH_US))
-        progress = self._progress[table.qualified_name]
-        transport = session.copying(self._frame_bytes_max)
-        transport.start(table.copy_command(), SILENCE_S_MAX)
-        before = self._ordinal
-        said = self._copy_rows(transport, table, progress)
-        transport.release()
-        written = self._ordinal - before
-        if said != written:
-            raise TailraceError(
-                Kind.SNAPSHOT_FAILED,
-                f"copy {table.qualified_name}: the server counts {said} rows, {written} came",
-                "nothing of the snapshot is kept; it begins again at the next start",
-                {"table": table.qualified_name},
-            )
-        progress.done = True
-
-    def _copy_rows(self, transport: Transport, table: PublishedTable, progress: TableProgress) -> int:
-        """Write the rows that come; return how many the server says it sent."""
-        rest = bytearray()
-        said: int | None = None
-        heard_at = time.monotonic()
-        while True:
-            received = transport.receive(0.2)
-            if self._stopping.is_set():
-                raise Stopped
-            if received.nothing:
-                if time.monotonic() - heard_at > SILENCE_S_MAX:
-                    raise connection_lost(
-                        f"copy {table.qualified_name}", f"nothing came for {SILENCE_S_MAX:g} s"
-                    )
+    def _jobs(
+        self, planner: Session, snapshot: SnapshotAgenda, tables: list[PublishedTable]
+    ) -> Iterator[ChunkJob]:
+        """Yield the chunks of all tables; large ones are planned when their turn comes."""
+        plans = self._plan_first(planner, tables)
+        if self._in_one:
+            parts = sum(plan.chunks for plan in plans if plan is not None)
+            self._everything = Unit(whole_name(snapshot), parts)
+        for number, (agenda, table) in enumerate(zip(snapshot.tables, tables, strict=True)):
+            plan = plans[number] if number < len(plans) else self._plan(planner, table)
+            if plan is None:
+                self._unplanned.append(table.qualified_name)
                 continue
-            heard_at = time.monotonic()
-            if len(received.data):
-                rest += received.data.data
-                if len(rest) >= FRAME_BYTES:
-                    self._flush(table, rest, progress)
-            elif received.message is not None:
-                kind, body = received.message
-                if kind == b"C":
-                    said = int(body.rstrip(b"\0").rpartition(b" ")[2])
-                elif kind == b"Z":
-                    break
-        self._flush(table, rest, progress)
-        if rest or said is None:
-            raise TailraceError(
-                Kind.SNAPSHOT_FAILED,
-                f"copy {table.qualified_name}: the rows end within a line or without the server's count",
-                "nothing of the snapshot is kept; it begins again at the next start",
-                {"table": table.qualified_name},
+            whole = not table.key
+            agenda.plan(
+                plan.chunks,
+                whole=whole,
+                facts=facts_digest(table),
+                rows_estimated=plan.rows_estimated,
+                since_xid=plan.since_xid,
             )
-        return said
+            if not self._in_one:
+                self._ledger.keep_plan(snapshot, agenda, plan.stretches)
+            progress = self._progress[table.qualified_name]
+            progress.plan(plan.chunks, plan.rows_estimated)
+            unit = self._ledger.unit(snapshot, agenda, None, plan.chunks) if whole else None
+            for chunk in chunks_of(plan.stretches):
+                each = self._everything or unit or self._ledger.unit(snapshot, agenda, chunk.number)
+                yield ChunkJob(table, chunk, each, "", progress, shared=each.parts > 1)
 
-    def _flush(self, table: PublishedTable, rest: bytearray, progress: TableProgress) -> None:
-        """Write the whole lines of `rest` as one frame and leave what follows them."""
-        rows, end = lines(np.frombuffer(rest, np.uint8))
-        if len(rest) - end > self._frame_bytes_max:
+    def _plan_first(self, planner: Session, tables: list[PublishedTable]) -> list[TablePlan | None]:
+        """Plan the first tables until it is clear whether all of them are to be one unit."""
+        plans: list[TablePlan | None] = []
+        rows = size = 0
+        for table in tables:
+            plan = self._plan(planner, table)
+            plans.append(plan)
+            if plan is not None:
+                rows, size = rows + plan.rows_estimated, size + plan.size_bytes
+            large = rows > self._source.snapshot_chunk_rows or size > self._source.snapshot_chunk_bytes
+            if large and not self._only:
+                return plans
+        self._in_one = self._only or self._may_begin_again
+        return plans
+
+    def _plan(self, planner: Session, table: PublishedTable) -> TablePlan | None:
+        """Plan a table, and lock it no longer than that takes; None if it is not there any more."""
+        try:
+            plan = plan_table(planner, table, self._source)
+        except TailraceError as error:
+            if error.context.get("sqlstate") != UNDEFINED_TABLE:
+                raise
+            plan = None
+        release_locks(planner)
+        return plan
+
+    def _put_off(self, readers: Readers, snapshot: SnapshotAgenda) -> None:
+        names = sorted({each.job.table.qualified_name for each in readers.postponed} | {*self._unplanned})
+        if self._in_one:
             raise TailraceError(
-                Kind.FRAME_TOO_LARGE,
-                f"copy {table.qualified_name}: a row is larger than {self._frame_bytes_max} bytes",
-                "raise source.frame_bytes_max, if there is memory for such a row",
-                {"table": table.qualified_name},
+                Kind.SNAPSHOT_DELAYED if self._may_begin_again else Kind.SNAPSHOT_FAILED,
+                f"take the snapshot: {', '.join(names)} was truncated, or changed by DDL, meanwhile",
+                "it begins again by itself"
+                if self._may_begin_again
+                else "run it again: without a stream that follows, all tables must be read at one point",
+                {"tables": len(names)},
             )
-        if not rows:
-            return
-        frame = frames.snapshot_frame(table.oid, self._ordinal, rows, bytes(memoryview(rest)[:end]))
-        self._append(frame)
-        del rest[:end]
-        self._ordinal += rows
-        progress.rows += rows
-        failpoints.hit("snapshot.in_copy")
-
-    def _check_slot(self, session: Session) -> None:
-        if self._slot is None:
-            return
-        # The view shows the slot as it is now, whatever snapshot the transaction reads.
-        slot = server.slot_facts(session, self._slot)
-        if slot is None or slot.invalidation:
-            raise TailraceError(
-                Kind.SLOT_INVALIDATED,
-                f"take the snapshot: the slot {self._slot!r} "
-                + ("was dropped" if slot is None else f"was invalidated ({slot.invalidation})")
-                + " meanwhile",
-                "raise max_slot_wal_keep_size; the snapshot begins again at the next start",
-                {"slot": self._slot},
-            )
-
-    def _append(self, frame: bytes) -> None:
-        self._appender.append(np.frombuffer(frame, np.uint8))
+        for each in readers.postponed:
+            snapshot.put_off(int(each.job.unit.name["table"]), plan_anew=each.planned_anew)
+        self._ledger.checkpoint()
+        log.warning("tables that were changed by DDL meanwhile are read beside the stream", tables=names)

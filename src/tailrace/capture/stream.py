@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,9 @@ import structlog
 
 from tailrace.capture.appender import Appender
 from tailrace.capture.failures import connection_lost
+from tailrace.capture.meeting import Meeting
 from tailrace.capture.resumption import ResumptionFilter
+from tailrace.capture.session import Stopped
 from tailrace.capture.status import StatusTimer
 from tailrace.capture.transport import Keepalive, Transport
 from tailrace.errors import Kind, TailraceError
@@ -26,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 #: How long one receive waits at most; stopping is noticed within this.
 RECEIVE_WAIT_S = 0.2
+#: … and while a snapshot waits for the stream to come to its LSN.
+EXPECTED_WAIT_S = 0.02
 
 #: While nothing comes for us, the log's position follows the server's WAL end when it is so far
 #: behind, or after the heartbeat's time: the server can then remove WAL that only others wrote.
@@ -42,6 +47,8 @@ class Wanted:
 class Stream:
     """Receives from one started transport until the connection ends or stopping is asked for.
 
+    :param raise_others: raises what ended another thread that works beside the stream.
+
     :param silence_s: without any message for so long, the connection counts as dead.
     :param idle_s: after so long without a change the log's position follows the server's.
     """
@@ -56,6 +63,8 @@ class Stream:
         silence_s: float,
         idle_s: float,
         wanted: Wanted,
+        meeting: Meeting,
+        raise_others: Callable[[], None],
     ) -> None:
         self._transport = transport
         self._appender = appender
@@ -64,6 +73,8 @@ class Stream:
         self._silence_s = silence_s
         self._idle_s = idle_s
         self._wanted = wanted
+        self._meeting = meeting
+        self._raise_others = raise_others
         self._filter = ResumptionFilter(appender.tail.position)
         self._progress_at = time.monotonic()
         self.server_end = appender.tail.position
@@ -73,14 +84,17 @@ class Stream:
         """Receive until stopping is asked for.
 
         :raises TailraceError: whatever ended the connection, the log, or the status timer.
-        :raises Stopped: if stopping was asked for while the disk was full.
+        :raises Stopped: if stopping was asked for while the disk was full, or at a meeting.
         """
         heard_at = time.monotonic()
         asked = False
         while not self._stopping.is_set():
-            received = self._transport.receive(RECEIVE_WAIT_S)
+            expected = self._meeting.expected
+            received = self._transport.receive(EXPECTED_WAIT_S if expected else RECEIVE_WAIT_S)
             self._raise_failures()
             if received.nothing:
+                if expected:
+                    self._status.ask()  # an idle server tells how far it is only when asked
                 silent_s = time.monotonic() - heard_at
                 if silent_s > self._silence_s:
                     raise connection_lost("read the stream", f"nothing came for {silent_s:.0f} s")
@@ -98,15 +112,18 @@ class Stream:
         if len(data) and not self._filter.done:
             data = self._filtered(data)
         if len(data):
-            summary = self._appender.append(data)
-            self.server_end = max(self.server_end, summary.position)
-            if summary.units:
-                self._progress_at = time.monotonic()
+            self._meeting.pass_(data, self._keep_on, self._append)
         if keepalive is not None:
             if keepalive.reply_wanted:
                 self._status.reply()
             self.server_end = max(self.server_end, keepalive.wal_end)
             self._follow(keepalive)
+
+    def _append(self, data: frames.Bytes) -> None:
+        summary = self._appender.append(data)
+        self.server_end = max(self.server_end, summary.position)
+        if summary.units:
+            self._progress_at = time.monotonic()
 
     def _follow(self, keepalive: Keepalive) -> None:
         """Let the log's position follow an idle server's WAL end.
@@ -115,21 +132,31 @@ class Stream:
         """
         position = self._appender.tail.position
         ahead = keepalive.wal_end - position
-        if ahead <= 0 or self._appender.unit_open:
+        if ahead < 0 or self._appender.unit_open:
             return
         now = time.monotonic()
-        due = (
+        due = ahead > 0 and (
             keepalive.reply_wanted  # a server that shuts down waits until we have reached its end
             or position < self._wanted.position
             or ahead > IDLE_PROGRESS_BYTES
             or now - self._progress_at >= self._idle_s
         )
-        if due:
-            frame = frames.control_frame(
-                frames.PROGRESS, keepalive.wal_end, keepalive.clock_us + POSTGRES_EPOCH_US, {}
+        if due or self._meeting.expected:
+            time_us = keepalive.clock_us + POSTGRES_EPOCH_US
+            self._meeting.progress(
+                keepalive.wal_end, self._keep_on, lambda lsn: self._append_progress(lsn, time_us)
             )
+
+    def _append_progress(self, lsn: int, time_us: int) -> None:
+        if lsn > self._appender.tail.position:
+            frame = frames.control_frame(frames.PROGRESS, lsn, time_us, {})
             self._appender.append(np.frombuffer(frame, np.uint8))
-            self._progress_at = now
+        self._progress_at = time.monotonic()
+
+    def _keep_on(self) -> None:
+        self._raise_failures()
+        if self._stopping.is_set():
+            raise Stopped
 
     def _filtered(self, data: frames.Bytes) -> frames.Bytes:
         before = self._filter.dropped
@@ -148,6 +175,7 @@ class Stream:
         self._appender.raise_failure()
         if self._status.error is not None:
             raise self._status.error
+        self._raise_others()
 
 
 def _ended(kind: bytes) -> TailraceError:

@@ -20,6 +20,10 @@ import structlog
 from tailrace import failpoints
 from tailrace.capture import server
 from tailrace.capture.appender import Appender
+from tailrace.capture.copying import TableProgress
+from tailrace.capture.exporting import SlotCreation
+from tailrace.capture.ledger import Ledger
+from tailrace.capture.meeting import Meeting
 from tailrace.capture.publication import (
     check_disclosure,
     check_publication,
@@ -33,7 +37,8 @@ from tailrace.capture.schema_watch import SchemaWatch
 from tailrace.capture.session import Session, Stopped
 from tailrace.capture.slot_health import Concern, SlotHealth
 from tailrace.capture.slot_watch import SlotWatch
-from tailrace.capture.snapshot import Snapshot, TableProgress
+from tailrace.capture.snapshot import InitialSnapshot
+from tailrace.capture.snapshots import Snapshots
 from tailrace.capture.status import StatusTimer
 from tailrace.capture.stream import Stream, Wanted
 from tailrace.capture.turns import Turns
@@ -51,6 +56,9 @@ TASK = "0"
 STATE_NAME = f"tasks/{TASK}/capture.state"
 
 START_DEADLINE_S = 60.0
+
+#: A small snapshot begins again when DDL comes into it, so many times.
+BEGINNINGS_MAX = 5
 
 #: The silence that is borne doubles while connections end in silence, up to this: servers
 #: before 16 say nothing while they decode a large transaction that is not for us.
@@ -107,9 +115,12 @@ class CaptureTask:
         self._log: LogDirectory | None = None
         self._status: StatusTimer | None = None
         self._stream: Stream | None = None
+        self._ledger: Ledger | None = None
+        self._snapshots: Snapshots | None = None
         self._wanted = Wanted()
         self._phase: PhaseName = "connecting"
         self._snapshot: dict[str, TableProgress] = {}
+        self._beginnings = 0
         self._reconnects = 0
         self._silence_s = source.receive_timeout_s
         self._error: TailraceError | None = None
@@ -137,7 +148,8 @@ class CaptureTask:
         self._stopping.set()
 
     def caught_up(self, lsn: int) -> bool:
-        """Return whether everything that was committed before `lsn` is durable in the log.
+        """Return whether everything that was committed before `lsn` is durable in the log, and no
+        snapshot is wanted that is not there whole.
 
         If it is not yet, the server is asked how far it is; call again.
         """
@@ -145,7 +157,7 @@ class CaptureTask:
         if self._appender is None:
             return False
         if self._appender.durable.position >= lsn:
-            return True
+            return self._snapshots is not None and self._snapshots.settled
         if (status := self._status) is not None and self._appender.tail.position < lsn:
             status.ask()
         return False
@@ -250,6 +262,8 @@ class CaptureTask:
         self._appender = Appender(LogWriter.open(self._log, TASK, options=self._options), self._stopping)
         keep_disclosure(self._log, TASK, self._source.disclosure)
         self._appender.start()
+        self._ledger = Ledger(self._log, TASK, self._appender)
+        self._ledger.open()
         return self._appender
 
     def _open_directory(self, session: Session, path: Path) -> LogDirectory:
@@ -315,30 +329,43 @@ class CaptureTask:
         else:
             create_publication(session, source)
         check_disclosure(session, source)
-        slot = server.create_slot(
-            session, source.slot, temporary=source.snapshot == "only", failover=source.slot_failover
-        )
+        slot = self._create_slot(session)
         failpoints.hit("snapshot.after_slot")
         state = replace(state, consistent_point=slot.consistent_point)
         self._keep(state)
-        snapshot = Snapshot(
+        assert self._ledger is not None
+        self._beginnings += 1
+        snapshot = InitialSnapshot(
+            source,
             self._appender,
+            self._ledger,
             self._stopping,
-            slot=None if source.snapshot == "only" else source.slot,
-            source=source,
-            frame_bytes_max=source.frame_bytes_max,
-            progress=self._snapshot,
+            slot,
+            self._snapshot,
+            may_begin_again=self._beginnings < BEGINNINGS_MAX,
         )
         # The session that created the slot holds the exported snapshot: it stays idle meanwhile.
         with closing(Session.connect(source, self._stopping)) as reading:
             if source.snapshot == "never":
-                snapshot.facts_only(reading, slot)
+                snapshot.facts_only(reading)
             else:
-                snapshot.take(reading, slot)
+                snapshot.take(reading)
+        snapshot.mark_consistent_point()
         failpoints.hit("snapshot.before_handover")
         phase = Phase.FINISHED if source.snapshot == "only" else Phase.STREAMING
         self._keep(replace(state, phase=phase))
         failpoints.hit("snapshot.after_handover")
+
+    def _create_slot(self, session: Session) -> server.CreatedSlot:
+        temporary = self._source.snapshot == "only"
+        with closing(Session.connect(self._source, self._stopping)) as side:
+            creation = SlotCreation(session, side, self._stopping)
+            return creation.create(
+                self._source.slot,
+                temporary=temporary,
+                failover=self._source.slot_failover,
+                deadline_s=server.SLOT_CREATION_DEADLINE_S,
+            )
 
     def _resume(self, facts: SourceFacts, state: CaptureState | None) -> None:
         """Check what may have changed while nothing ran, and write down what did."""
@@ -393,6 +420,8 @@ class CaptureTask:
                 source.status_interval_s,
             )
             self._status = status
+            meeting = Meeting(appender)
+            self._snapshots = self._make_snapshots(meeting, status)
             self._stream = Stream(
                 transport,
                 appender,
@@ -401,6 +430,8 @@ class CaptureTask:
                 silence_s=self._silence_s,
                 idle_s=source.heartbeat.interval_s,
                 wanted=self._wanted,
+                meeting=meeting,
+                raise_others=self._snapshots.raise_failure,
             )
             self._phase = "streaming"
             appender.on_durable = status.progressed
@@ -409,17 +440,32 @@ class CaptureTask:
             )
             appender.annotate = watch.annotate
             status.start()
+            self._snapshots.start()
             try:
                 self._stream.run()
             finally:
                 self._bear_silence()
-                watch.close()
                 try:
+                    self._snapshots.close()
+                    watch.close()
                     appender.sync()
                 finally:
                     status.close()
         finally:
             transport.close()
+
+    def _make_snapshots(self, meeting: Meeting, status: StatusTimer) -> Snapshots:
+        assert self._appender is not None
+        assert self._ledger is not None
+        return Snapshots(
+            self._source,
+            self._appender,
+            self._ledger,
+            meeting,
+            self._snapshot,
+            ask=status.ask,
+            look_around=lambda _: self._ledger.turn() if self._ledger else None,
+        )
 
     def _bear_silence(self) -> None:
         given = self._source.receive_timeout_s

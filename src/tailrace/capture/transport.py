@@ -159,11 +159,14 @@ class SocketTransport:
     """Reads the socket of `pgconn` itself. libpq must be idle and is not used until `close`.
 
     :param scan: `wire.split_wire` or `wire.unwrap_copy`.
+    :param attempted: what is being done, for errors; default: replication.
     :param message_bytes_max: the buffer grows up to this when such a message comes, and
         shrinks again after it.
     """
 
-    def __init__(self, pgconn: pq.abc.PGconn, scan: Scan, message_bytes_max: int) -> None:
+    def __init__(
+        self, pgconn: pq.abc.PGconn, scan: Scan, message_bytes_max: int, *, attempted: str = ""
+    ) -> None:
         self._pgconn = pgconn
         self._socket = socket.socket(fileno=os.dup(pgconn.socket))
         self._socket.setblocking(False)
@@ -186,7 +189,8 @@ class SocketTransport:
         self._needed = 0  # size of the message at start, if known
         self._fresh = False  # bytes came since the last scan
         self._sending = threading.Lock()
-        self._doing = "start replication"
+        self._attempted = attempted
+        self._doing = attempted or "start replication"
         self._closed = False
 
     def start(self, command: str, deadline_s: float) -> None:
@@ -199,7 +203,7 @@ class SocketTransport:
                 kind, _ = received.message
                 if kind not in {b"W", b"H"}:
                     raise _unexpected(kind, self._doing)
-                self._doing = "read the stream"
+                self._doing = self._attempted or "read the stream"
                 return
         raise connection_lost(self._doing, f"no answer within {deadline_s:g} s")
 
@@ -350,7 +354,14 @@ class LibpqTransport:
     libpq is not thread-safe: the lock is held for calls that don't wait.
     """
 
-    def __init__(self, pgconn: pq.abc.PGconn, message_bytes_max: int, *, unwrap: bool = False) -> None:
+    def __init__(
+        self,
+        pgconn: pq.abc.PGconn,
+        message_bytes_max: int,
+        *,
+        unwrap: bool = False,
+        attempted: str = "",
+    ) -> None:
         self._pgconn = pgconn
         self._pgconn.nonblocking = 1
         self._pgconn.notice_handler = self._noticed
@@ -362,7 +373,8 @@ class LibpqTransport:
         self._readable.register(pgconn.socket, select.POLLIN)
         self._writable = select.poll()
         self._writable.register(pgconn.socket, select.POLLOUT)
-        self._doing = "start replication"
+        self._attempted = attempted
+        self._doing = attempted or "start replication"
         self._copied = False  # the server sent the last CopyData
         self._closed = False
 
@@ -383,7 +395,7 @@ class LibpqTransport:
             result = self._pgconn.get_result()
         if result is None or result.status not in {pq.ExecStatus.COPY_BOTH, pq.ExecStatus.COPY_OUT}:
             raise result_failure(result, self._doing)
-        self._doing = "read the stream"
+        self._doing = self._attempted or "read the stream"
 
     def receive(self, wait_s: float) -> Received:
         received = self._collect()

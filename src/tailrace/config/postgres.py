@@ -245,6 +245,18 @@ class PostgresSource(ValueHandling, LibpqOptions, Disclosure):
         description="`initial`: existing rows first, then changes; `never`: changes from now on; "
         "`only`: existing rows, then the end.",
     )
+    snapshot_connections: int = Field(
+        default=4, ge=1, le=64, description="Connections that read a snapshot at the same time."
+    )
+    snapshot_chunk_rows: int = Field(
+        default=100_000, ge=1, description="Rows that a chunk of a snapshot is planned to have at most."
+    )
+    snapshot_chunk_bytes: ByteCount = Field(
+        default=16 * MIB,
+        ge=64 * 1024,
+        le=256 * MIB,
+        description="Size on the server's disk that a chunk of a snapshot is planned to have at most.",
+    )
     status_interval_s: float = Field(
         default=10.0, gt=0, le=60, description="Seconds between status messages to the server."
     )

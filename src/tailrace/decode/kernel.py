@@ -222,6 +222,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
         elif kind == 115 and end - i >= SNAPSHOT_TEXT_AT:  # 's'
             key = _i32(b, i + 6) + SNAPSHOT_KEY
             repeat = _i32(b, i + 18)
+            state[ORDINAL] = _i64(b, i + 10)
             op = 114
             first = i + SNAPSHOT_TEXT_AT
             at = first
@@ -233,7 +234,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
             elif subtype == 66 and end - i >= 23:  # 'B'
                 state[OPEN] = SNAPSHOT_OPEN
                 state[XID] = NONE
-                state[COMMIT_LSN] = _i64(b, i + 7)
+                state[COMMIT_LSN] = _i64(b, i + 7) - 1
                 state[COMMIT_TIME_US] = _i64(b, i + 15)
                 state[ORDINAL] = 0
             elif subtype == 69:  # 'E'

@@ -7,8 +7,10 @@ of our own in the same envelope. All integers on the wire are big-endian.
 
     kind 'w'  XLogData of the source: start:u64 end:u64 sent_us:i64 (since 2000) payload
               The payload is a pgoutput message, protocol 1.
-    kind 's'  rows of the initial snapshot: relation:u32 first_ordinal:u64 rows:u32 text
+    kind 's'  rows of a snapshot: relation:u32 first_ordinal:u64 rows:u32 text
               The text is COPY's text format, `rows` lines, each ended by a newline.
+              Units of the same `lsn` share one numbering: the first rows of a unit say where
+              it goes on.
     kind 'x'  control, ours: subtype lsn:u64 time_us:i64 (since 1970) json
               'B' a snapshot begins, consistent with `lsn`; rows follow until
               'E' the snapshot ends; the log's position becomes `lsn`.
@@ -18,6 +20,10 @@ of our own in the same envelope. All integers on the wire are big-endian.
 A *unit* is what is captured and read whole: a transaction (Begin to Commit), a snapshot
 ('B' to 'E'), a non-transactional logical message, or a progress frame. An offset after which
 no unit is open is a *boundary*; readers only ever see boundaries.
+
+A snapshot is consistent with `lsn`, the end of the last record that it saw, where the next
+record begins, which may be a commit. So its rows have `lsn` - 1 as their commit LSN: every
+commit record that the snapshot saw begins before that, every other one after it.
 
 The scan is sans-IO: bytes in, numbers out, no clock, no socket. It trusts no length.
 
@@ -214,8 +220,10 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                 else:
                     relation = _i32(b, i + 6)
                     rows = _i32(b, i + 18)
-                    if _i64(b, i + 10) != state[ORDINAL]:
+                    ordinal = _i64(b, i + 10)
+                    if ordinal < 0 or (state[ORDINAL] != 0 and ordinal != state[ORDINAL]):
                         error = 9
+                    state[ORDINAL] = ordinal
             elif kind == 120:  # 'x'
                 if end - i < CONTROL_JSON_AT:
                     error = 8
@@ -242,11 +250,11 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                         else:
                             state[OPEN] = SNAPSHOT_OPEN
                             state[XID] = 0
-                            state[COMMIT_LSN] = lsn
+                            state[COMMIT_LSN] = lsn - 1
                             state[COMMIT_TIME_US] = time_us
                             state[ORDINAL] = 0
                     elif subtype == 69:  # 'E'
-                        if state[OPEN] != SNAPSHOT_OPEN or lsn != state[COMMIT_LSN]:
+                        if state[OPEN] != SNAPSHOT_OPEN or lsn != state[COMMIT_LSN] + 1:
                             error = 7
                         else:
                             state[POSITION] = lsn
@@ -280,8 +288,8 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
 class OpenUnit:
     """The unit that is open at some offset, and the number of its next change.
 
-    `commit_lsn` is the LSN of the commit record (for a snapshot: its consistent point), which
-    Begin already tells; `xid` is 0 for a snapshot.
+    `commit_lsn` is the LSN of the commit record, which Begin already tells, or that before a
+    snapshot's consistent point; `xid` is 0 for a snapshot.
     """
 
     kind: int  # TRANSACTION_OPEN or SNAPSHOT_OPEN

@@ -1,0 +1,193 @@
+"""The agenda on disk, in agreement with the log whatever happens.
+
+That a chunk is done is written in one place: the unit in the log. The file `snapshot.state`
+says what there is to do, and which units were durable when it was written; at a start, the log
+is searched from there on for units that came later. So the file may be older than the log, and
+never claims what the log does not hold. Where a table is cut is kept in a file of its own,
+written before its first chunk is read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import structlog
+
+from tailrace.capture import passing
+from tailrace.capture.agenda import Agenda, Outcome, SnapshotAgenda, TableAgenda, unit_name
+from tailrace.capture.appender import Appender
+from tailrace.capture.chunks import Stretch
+from tailrace.capture.units import Unit
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol import frames
+
+log = structlog.get_logger(__name__)
+
+#: Between checkpoints: what a start after a kill has to search is what came in so long.
+CHECKPOINT_S = 2.0
+
+STATE = "snapshot.state"
+
+
+class Ledger:
+    """The agenda of one task. `agenda` is changed under `lock`.
+
+    :param task: whose folder of the log it lies in.
+    """
+
+    def __init__(self, directory: LogDirectory, task: str, appender: Appender) -> None:
+        self._directory = directory
+        self._task = task
+        self._appender = appender
+        self._written_s = 0.0
+        self._pending: list[tuple[int, Unit]] = []  # in the log, perhaps not durable: end offset, unit
+        #: Returns the relations of which rows may have moved in what was appended since it was asked.
+        self.take_moved: Callable[[], Iterable[int]] = frozenset
+        self.lock = threading.RLock()
+        self.agenda = Agenda()
+
+    def open(self) -> None:
+        """Read the agenda, and from the log what was done since it was written.
+
+        :raises TailraceError: `LOG_CORRUPT`; `SNAPSHOT_FAILED` if retention removed that part.
+        """
+        content = self._directory.state_read(self._name(STATE))
+        with self.lock:
+            self.agenda = Agenda() if content is None else Agenda.from_json(content)
+            if self.agenda.open:
+                self._search_log()
+
+    def replace(self, agenda: Agenda) -> None:
+        """Begin with another agenda, durably; what an earlier one planned is forgotten."""
+        with self.lock:
+            for snapshot in self.agenda.open:
+                self.drop_plans(snapshot)
+            self.agenda = agenda
+            self._pending.clear()
+            self.write()
+
+    def write(self) -> None:
+        """Keep the agenda, durably; of the units that were closed, those that are durable."""
+        with self.lock:
+            self.agenda.take_moves(self.take_moved())
+            durable = self._appender.durable.offset
+            for end, unit in self._pending:
+                if end <= durable:
+                    self.agenda.take_unit(unit.name, unit.rows)
+            self._pending = [each for each in self._pending if each[0] > durable]
+            self.agenda.log_offset = durable
+            self._directory.state_write(self._name(STATE), self.agenda.as_json())
+            self._written_s = time.monotonic()
+
+    def checkpoint(self) -> None:
+        """Make durable what was appended, and take all of it in."""
+        self._appender.sync()
+        self.write()
+
+    def turn(self) -> None:
+        """Write if it is time to."""
+        with self.lock:
+            moved = self._appender.durable.offset > self.agenda.log_offset
+            if self.agenda.open and moved and time.monotonic() - self._written_s >= CHECKPOINT_S:
+                self.write()
+
+    def unit(
+        self, snapshot: SnapshotAgenda, table: TableAgenda, chunk: int | str | None, parts: int = 1
+    ) -> Unit:
+        """Return a unit to be written; `chunk` and what it stands for as in `agenda.unit_name`."""
+        return Unit(unit_name(snapshot, table, chunk), parts)
+
+    def unit_closed(self, unit: Unit, end: int) -> None:
+        """Note that a unit is whole in the log, up to `end`. Any thread."""
+        with self.lock:
+            self._pending.append((end, unit))
+        self.turn()
+
+    def finish(
+        self,
+        snapshot: SnapshotAgenda,
+        outcome: Outcome = Outcome.DONE,
+        error: dict[str, object] | None = None,
+    ) -> None:
+        """Write down that a snapshot is over, however it ended."""
+        with self.lock:
+            self.agenda.finish(snapshot, outcome, time.time_ns() // 1000, error)
+            self.write()
+        self.drop_plans(snapshot)
+
+    def keep_plan(self, snapshot: SnapshotAgenda, table: TableAgenda, stretches: Sequence[Stretch]) -> None:
+        """Keep where `table` is cut, durably, before anything of it is read."""
+        content = {"stretches": [stretch.as_json() for stretch in stretches]}
+        self._directory.state_write(self._plan_name(snapshot, table), content)
+        with self.lock:
+            self.write()
+
+    def plan(self, snapshot: SnapshotAgenda, table: TableAgenda) -> tuple[Stretch, ...]:
+        """Return where `table` is cut.
+
+        :raises TailraceError: `LOG_CORRUPT` if that is lost.
+        """
+        content = self._directory.state_read(self._plan_name(snapshot, table))
+        if content is None:
+            raise TailraceError(
+                Kind.LOG_CORRUPT,
+                f"read the plan of the snapshot of {table.qualified_name}: it is not there",
+                "restore the log's folder from a backup, or cancel the snapshot with `tailrace snapshot "
+                "FILE --cancel` and ask for a new one",
+                {"file": self._plan_name(snapshot, table)},
+            )
+        return tuple(Stretch.from_json(each) for each in content["stretches"])
+
+    def drop_plans(self, snapshot: SnapshotAgenda) -> None:
+        """Remove the plans of a snapshot that is over."""
+        folder = self._directory.task_path(self._task)
+        for path in folder.glob(f"snapshot-{snapshot.id}-*"):
+            path.unlink(missing_ok=True)
+
+    def _search_log(self) -> None:
+        """Take in the units that came into the log after the agenda was written."""
+        offset = self.agenda.log_offset
+        with LogReader.open(self._directory, self._task) as reader:
+            end = reader.end().offset
+            if offset < reader.start:
+                raise TailraceError(
+                    Kind.SNAPSHOT_FAILED,
+                    "go on with a snapshot: retention has removed the part of the log that tells which "
+                    "chunks are done",
+                    "cancel it with `tailrace snapshot FILE --cancel` and ask for a new one with `tailrace "
+                    "snapshot FILE --table`",
+                    {"offset": offset, "log_start": reader.start},
+                )
+            watched = np.array(
+                sorted(table.oid for each in self.agenda.open for table in each.tables), np.int64
+            )
+            moved: set[int] = set()
+            opened: dict[str, object] | None = None
+            for ref in reader.blocks(offset, end) if end > offset else ():
+                data = reader.read(ref)
+                # Perhaps of a row before the first chunk: reading it once more does no harm.
+                moved |= set(passing.moved(data, watched))
+                for at in passing.snapshot_marks(data):
+                    if ref.header.log_offset + int(at) < offset:
+                        continue
+                    size = int.from_bytes(data[at + 1 : at + 5].tobytes(), "big") + 1
+                    frame = data[at : at + size].tobytes()
+                    content = frames.control_json(frame)
+                    if frame[6:7] == frames.SNAPSHOT_BEGIN:
+                        opened = content
+                    elif opened is not None:
+                        self.agenda.take_unit(opened, int(content.get("rows", 0)))
+                        opened = None
+            self.agenda.take_moves(moved)
+        log.debug("searched the log for chunks that are done", begin=offset, end=end)
+
+    def _plan_name(self, snapshot: SnapshotAgenda, table: TableAgenda) -> str:
+        return self._name(f"snapshot-{snapshot.id}-{table.number}-{table.generation}.state")
+
+    def _name(self, name: str) -> str:
+        return str((self._directory.task_path(self._task) / name).relative_to(self._directory.path))

@@ -1,4 +1,4 @@
-"""Writes the reference parts of docs/configuration.md, cli.md, postgresql.md and types.md from the code.
+"""Writes the reference parts of the pages in docs/ from the code.
 
 Each part stands between two marks, `<!-- generated: NAME -->` and `<!-- end -->`; all other
 text is written by hand and left alone. With `--check` nothing is written, and the exit status
@@ -39,14 +39,15 @@ from tailrace.config.values import ValueHandling
 from tailrace.secrets import Secret
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = ("configuration", "cli", "postgresql", "snapshots", "types")
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def fields(model: type[BaseModel], *without: type[BaseModel]) -> str:
-    """Return a table of a section's settings, those of `without` left out."""
+def fields(model: type[BaseModel], *without: type[BaseModel], begin: str = "") -> str:
+    """Return a table of a section's settings whose names begin so, those of `without` left out."""
     rows = ["| Setting | Values | Default | Meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        if any(name in other.model_fields for other in without):
+        if not name.startswith(begin) or any(name in other.model_fields for other in without):
             continue
         default = "" if field.default is PydanticUndefined else shown(field.default)
         required = " (required)" if field.is_required() else ""
@@ -132,6 +133,7 @@ def described(name: str, command: typing.Any) -> Iterator[str]:
 PARTS: dict[str, Callable[[], str]] = {
     "pipeline": lambda: fields(EngineConfig),
     "source": lambda: fields(PostgresSource, LibpqOptions, Disclosure, ValueHandling),
+    "snapshot": lambda: fields(PostgresSource, begin="snapshot"),
     "heartbeat": lambda: fields(HeartbeatConfig),
     "slot_watch": lambda: fields(SlotWatchConfig),
     "named": lambda: fields(NamedSource, PostgresSource),
@@ -160,7 +162,7 @@ def generated(page: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the pages, or under `--check` compare them; return the exit status."""
     stale = []
-    for page in (DOCS / "configuration.md", DOCS / "cli.md", DOCS / "postgresql.md", DOCS / "types.md"):
+    for page in (DOCS / f"{name}.md" for name in PAGES):
         before = page.read_text("utf-8")
         after = generated(before)
         if after != before:

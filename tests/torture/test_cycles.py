@@ -62,6 +62,7 @@ def round_(own_pg: EmbeddedPostgres, tmp_path: Path, proxy: Callable[[int], Prox
 
 
 def test_a_kill_at_each_failpoint_loses_doubles_and_tears_nothing(round_: Round) -> None:
+    round_.settings["source"] = {"snapshot_chunk_rows": 30}
     round_.write_file(sinks=[])
     missed = [name for name in CAPTURE_POINTS if not round_.undergo(kill_at(name))]
     round_.settings["log"] = {"retention": {"size_bytes": 1 << 20}}

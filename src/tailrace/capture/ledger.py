@@ -34,6 +34,11 @@ CHECKPOINT_S = 2.0
 STATE = "snapshot.state"
 
 
+def agenda_name(task: str) -> str:
+    """Return the name of the file in a log's directory that has the agenda of `task`."""
+    return f"tasks/{task}/{STATE}"
+
+
 class Ledger:
     """The agenda of one task. `agenda` is changed under `lock`.
 
@@ -56,7 +61,7 @@ class Ledger:
 
         :raises TailraceError: `LOG_CORRUPT`; `SNAPSHOT_FAILED` if retention removed that part.
         """
-        content = self._directory.state_read(self._name(STATE))
+        content = self._directory.state_read(agenda_name(self._task))
         with self.lock:
             self.agenda = Agenda() if content is None else Agenda.from_json(content)
             if self.agenda.open:
@@ -81,7 +86,7 @@ class Ledger:
                     self.agenda.take_unit(unit.name, unit.rows)
             self._pending = [each for each in self._pending if each[0] > durable]
             self.agenda.log_offset = durable
-            self._directory.state_write(self._name(STATE), self.agenda.as_json())
+            self._directory.state_write(agenda_name(self._task), self.agenda.as_json())
             self._written_s = time.monotonic()
 
     def checkpoint(self) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 from tailrace import config
 from tailrace.cli.conversation import print_json, printable
 
+#: Tables of an unfinished snapshot; `--json` has them all.
+_TABLES_SHOWN = 10
+
 
 def show_status(file: Path, *, as_json: bool) -> None:
     """Print how far the pipeline of `file` is.
@@ -33,6 +36,7 @@ def words(found: dict[str, Any]) -> list[str]:
         lines.append(f"  {name:<15} {task['state']:<10} {end}, {behind} behind the source")
         if task.get("name") and task.get("error"):
             lines += _error(task["error"], "    ")
+        lines += _snapshot(task)
         lines += _slot(task)
     for sink in found["sinks"]:
         place = "nothing yet" if sink["position"] is None else f"at {sink['position']:,}"
@@ -43,6 +47,21 @@ def words(found: dict[str, Any]) -> list[str]:
             lines += _error(sink["error"], "    ")
     if found["error"]:
         lines += _error(found["error"], "  ")
+    return lines
+
+
+def _snapshot(task: dict[str, Any]) -> list[str]:
+    lines = []
+    tables = task.get("snapshot") or []
+    for table in tables[:_TABLES_SHOWN]:
+        words = [f"{table['rows']:,} of about {table['rows_estimated']:,} rows"]
+        if table["chunks"]:
+            words.append(f"{table['chunks_done']} of {table['chunks']} chunks done")
+        if table["eta_s"] is not None:
+            words.append(f"about {table['eta_s']:,.0f} s left")
+        lines.append(f"    snapshot of {printable(table['name'])}: {', '.join(words)}")
+    if len(tables) > _TABLES_SHOWN:
+        lines.append(f"    … and of {len(tables) - _TABLES_SHOWN} more tables")
     return lines
 
 

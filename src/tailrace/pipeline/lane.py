@@ -10,11 +10,14 @@ log, and `error` says why. What becomes of the engine is the engine's to decide.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import structlog
 
+from tailrace.capture.copying import TableProgress
 from tailrace.capture.session import Stopped
 from tailrace.capture.task import CaptureTask
 from tailrace.capture.turns import Turns
@@ -29,11 +32,14 @@ from tailrace.pipeline.lock_probe import refuse_if_written
 from tailrace.pipeline.retaining import Retaining
 from tailrace.pipeline.source import wal_end
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.pipeline.views import SinkState, SinkView, SourceView, TaskView
+from tailrace.pipeline.views import SinkState, SinkView, SourceView, TableView, TaskView
 from tailrace.pipeline.way_out import with_way_out
 from tailrace.sinks.build import build
 
 log = structlog.get_logger(__name__)
+
+#: Tables of a snapshot that are told of one by one.
+TABLES_SHOWN_MAX = 200
 
 #: How long a failed connection keeps the question for the source's position waiting.
 _ASK_AGAIN_S = 1.0
@@ -273,6 +279,15 @@ def task_view(task: CaptureTask) -> TaskView:
         error=progress.error,
         slot=progress.slot,
         concerns=progress.concerns,
+        snapshot=_unfinished(progress.snapshot, time.monotonic()),
+    )
+
+
+def _unfinished(tables: Mapping[str, TableProgress], now_s: float) -> tuple[TableView, ...]:
+    left = ((name, table) for name, table in tables.items() if not table.done)
+    return tuple(
+        TableView(name, table.rows, table.rows_estimated, table.chunks, table.chunks_done, table.eta_s(now_s))
+        for name, table in islice(left, TABLES_SHOWN_MAX)
     )
 
 

@@ -19,12 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.pipeline.lifecycle import State
-from tailrace.pipeline.views import EngineView, SinkView, SourceView, TaskView, lag_s
+from tailrace.pipeline.views import EngineView, SinkView, SourceView, TableView, TaskView, lag_s
 
 #: Rates are means over this long: long enough to be calm, short enough to be true.
 WINDOW_S = 10.0
 REFRESH_S = 0.25
 LINE_INTERVAL_S = 5.0
+#: Tables of a snapshot that are shown one by one.
+TABLES_SHOWN = 4
 #: Between lines while nothing moves: enough to see that the process lives.
 IDLE_LINE_INTERVAL_S = 30.0
 
@@ -138,6 +140,7 @@ def line(state: State, source: SourceView, pace: Pace) -> str:
         f"{size(pace.bytes_per_s)}/s",
         f"behind source {lag(task.source_lag_bytes, task.source_lag_s(now_us))}",
     ]
+    parts += [f"snapshot of {table.name}: {table_progress(table)}" for table in being_read(task)]
     if task.concerns:
         parts.append(f"slot: {slot(task)}")
     for number, sink in enumerate(source.sinks):
@@ -171,6 +174,8 @@ def _add_rows(shown: Table, source: SourceView, pace: Pace) -> None:
         lag(task.source_lag_bytes, task.source_lag_s(now_us)),
         "",
     )
+    for each in being_read(task):
+        shown.add_row(Text(f"snapshot of {each.name}"), Text(table_progress(each)))
     if task.concerns:
         shown.add_row(f"{source.name} slot".strip(), Text(slot(task)))
     for number, sink in enumerate(source.sinks):
@@ -196,6 +201,22 @@ def phase(state: State, source: SourceView) -> str:
         share = min(99, 100 * task.snapshot_rows // task.snapshot_rows_estimated)
         return f"snapshot {share} %"
     return "waiting for disk" if task.state == "waiting_for_disk" else about
+
+
+def being_read(task: TaskView) -> tuple[TableView, ...]:
+    """Return the tables that a snapshot is at work on, or waits with, those under way first."""
+    return tuple(sorted(task.snapshot, key=lambda table: table.rows == 0))[:TABLES_SHOWN]
+
+
+def table_progress(table: TableView) -> str:
+    """Return how far a table's snapshot is, in few words."""
+    share = min(99, 100 * table.rows // table.rows_estimated) if table.rows_estimated else 0
+    words = [f"{share} %"]
+    if table.chunks > 1:
+        words.append(f"chunk {table.chunks_done} of {table.chunks}")
+    if table.eta_s is not None:
+        words.append(f"ETA {duration(table.eta_s)}")
+    return ", ".join(words)
 
 
 def _counts(source: SourceView) -> tuple[object, ...]:

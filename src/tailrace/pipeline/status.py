@@ -32,6 +32,7 @@ from tailrace.pipeline.background import as_failure
 from tailrace.pipeline.feed import TASK
 from tailrace.pipeline.lifecycle import State
 from tailrace.pipeline.log_root import is_running
+from tailrace.pipeline.snapshot_left import unfinished
 from tailrace.pipeline.source import look_within
 from tailrace.pipeline.views import EngineView, SinkView, TaskView, lag_s
 from tailrace.pipeline.way_out import with_way_out
@@ -118,6 +119,7 @@ def of_task(task: TaskView, now_us: int) -> dict[str, Any]:
         "error": task.error.as_json() if task.error else None,
         "slot": task.slot.as_json() if task.slot else None,
         "warnings": [concern.as_json() for concern in task.concerns],
+        "snapshot": [table.as_json() for table in task.snapshot],
     }
 
 
@@ -231,6 +233,7 @@ def _source_at_rest(pipeline: PipelineConfig, failures: _Failures, state: State)
     task = _task(state, end.offset, source_lag, lag_s(source_lag, end.position_time_us, now_us))
     task["position"] = format_lsn(end.position)
     task |= _slot(pipeline, health)
+    task["snapshot"] = [table.as_json() for table in unfinished(directory, TASK)]
     lost = _invalidated(pipeline, health) if health is not None and health.invalidation else None
     if state is not State.STARTING:
         task |= {"state": str(State.NEEDS_SNAPSHOT), "error": lost} if lost else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 from tailrace.capture.slot_health import Concern, SlotHealth
 from tailrace.changelog.endmark import Tail
@@ -47,6 +48,25 @@ class SinkView:
 
 
 @dataclass(frozen=True, slots=True)
+class TableView:
+    """A table whose snapshot is not whole in the log; its number of rows is an estimate.
+
+    `eta_s`: seconds left at the pace so far; None: nothing was read in this run, or more rows
+    came than were thought.
+    """
+
+    name: str
+    rows: int
+    rows_estimated: int
+    chunks: int  # 0: not planned yet
+    chunks_done: int
+    eta_s: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
 class TaskView:
     """A capture task as it is now. Offsets are the log's, LSNs the source's."""
 
@@ -65,6 +85,7 @@ class TaskView:
     error: TailraceError | None = None  # why it is connecting again
     slot: SlotHealth | None = None  # when it was last looked at
     concerns: tuple[Concern, ...] = ()
+    snapshot: tuple[TableView, ...] = ()  # what is not whole yet, up to a limit
 
     @classmethod
     def at_rest(cls, task: str, tail: Tail) -> TaskView:

@@ -1,0 +1,69 @@
+"""How far a snapshot is, as a running engine, a status without one and a person's display tell it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tailrace.capture.agenda import Agenda, Origin, SnapshotAgenda, TableAgenda
+from tailrace.capture.copying import TableProgress
+from tailrace.capture.ledger import agenda_name
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.endmark import Tail
+from tailrace.cli.showing_status import words
+from tailrace.model import SourceFingerprint
+from tailrace.pipeline.lifecycle import State
+from tailrace.pipeline.progress import Pace, line
+from tailrace.pipeline.snapshot_left import unfinished
+from tailrace.pipeline.status import of_engine
+from tailrace.pipeline.views import EngineView, SourceView, TableView, TaskView
+
+ORDERS = TableView("public.orders", 250_000, 1_000_000, 10, 2, 30.0)
+WAITING = TableView("public.waiting", 0, 70, 0, 0, None)
+
+
+def test_time_left_is_told_at_the_pace_of_this_run() -> None:
+    table = TableProgress(0, 0, done=False)
+    table.plan(4, 1_000, chunks_done=1, rows=200)
+    assert table.eta_s(0.0) is None
+    table.add(100)
+    assert table.eta_s(table.began_s + 2.0) == 14.0
+    table.add(700, chunks=2)
+    assert table.eta_s(table.began_s + 2.0) is None, (
+        "as many rows came as were thought, and one chunk is left"
+    )
+    table.add(10, chunks=1)
+    assert (table.done, table.eta_s(table.began_s + 3.0)) == (True, 0.0)
+
+
+def test_what_is_left_is_shown_table_by_table() -> None:
+    task = replace(TaskView.at_rest("0", Tail(100, 200, 300)), state="snapshot", snapshot=(WAITING, ORDERS))
+    view = EngineView("shop", State.SNAPSHOT, (SourceView("", 0, task, ()),), None)
+    document = of_engine(view)
+    assert document["tasks"][0]["snapshot"][1] == {
+        "name": "public.orders", "rows": 250_000, "rows_estimated": 1_000_000, "chunks": 10,
+        "chunks_done": 2, "eta_s": 30.0,
+    }  # fmt: skip
+    assert [text for text in words(document) if "snapshot of" in text] == [
+        "    snapshot of public.waiting: 0 of about 70 rows",
+        "    snapshot of public.orders: 250,000 of about 1,000,000 rows, 2 of 10 chunks done, about 30 s left",  # noqa: E501
+    ]
+    shown = line(view.state, view.sources[0], Pace())
+    assert "snapshot of public.orders: 25 %, chunk 2 of 10, ETA 30 s" in shown
+    assert shown.index("public.orders") < shown.index("public.waiting"), "those under way come first"
+
+
+def test_without_an_engine_the_agenda_tells_what_is_left(tmp_path: Path) -> None:
+    directory = LogDirectory.create_or_open(tmp_path, SourceFingerprint("postgresql", "1", "shop", "slot"))
+    (tmp_path / "tasks" / "0").mkdir(parents=True)
+    assert unfinished(directory, "0") == ()
+    tables = [TableAgenda(number, 100 + number, "public", f"t{number}", True, 500) for number in range(3)]
+    for table in tables[:2]:
+        table.plan(2, whole=False, facts="", rows_estimated=500)
+    tables[0].done, tables[1].done, tables[1].rows = {0, 1}, {1}, 240
+    agenda = Agenda([SnapshotAgenda("a", Origin.INITIAL, tables)])
+    directory.state_write(agenda_name("0"), agenda.as_json())
+    assert unfinished(directory, "0") == (
+        TableView("public.t1", 240, 500, 2, 1, None),
+        TableView("public.t2", 0, 500, 0, 0, None),
+    )

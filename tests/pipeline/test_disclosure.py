@@ -105,6 +105,9 @@ def test_masks_columns_and_keys_in_every_sink(pg, tmp_path):
     pg.execute("insert into orders values (10, 1, 'alice@x'), (11, 2, null)")
     pg.execute("insert into log values ('a', 1, 'one', %s), ('b', 1, 'two', 'short')", [LONG])
     file = pipeline_file(tmp_path, pg)
+    for salt, kind in ((None, "secret_missing"), ("", "config_invalid")):
+        assert kind in tailrace("run", file, check=2, salt=salt)
+    assert not (tmp_path / "log").exists()
     assert "ready" in tailrace("check", file)
     tailrace("run", file, "--until-caught-up")
     pg.execute("update users set mail = 'alice2@x', phone = '555-0999' where id = 1")

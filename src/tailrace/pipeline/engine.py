@@ -72,13 +72,15 @@ class Engine:
         A source fails alone, and so does a sink while its source has another one; when no source
         can go on, nor can the engine.
 
-        :raises TailraceError: `LOG_LOCKED` at once if a log has a writer; at the end, the first
+        :raises TailraceError: at once, `LOG_LOCKED` if a log has a writer, `SECRET_MISSING` or
+            `CONFIG_INVALID` if a mask has no salt; at the end, the first
             of what ended a capture, and of what stopped the sinks of a source, if all of them
             have stopped, or if any has under `until_caught_up`. With several sources, the context
             has the `source`, and under `failed_too` those that failed after it.
         """
         for lane in self._lanes:
             lane.refuse_if_written()
+            lane.require_salts()
         if self._config.has_several:
             self._root_lock = take_root(self._config)
         try:

@@ -24,6 +24,7 @@ from tailrace.capture.turns import Turns
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, SinkConfig
+from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, TailraceError
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.feed import TASK, Feed
@@ -94,6 +95,13 @@ class Lane:
         :raises TailraceError: `LOG_LOCKED`.
         """
         refuse_if_written(self._pipeline.log.path, TASK)
+
+    def require_salts(self) -> None:
+        """Fail at once where a mask has no salt: before anything is made on the server.
+
+        :raises TailraceError: as `Disclosed.of`.
+        """
+        Disclosed.of(self._pipeline.source.disclosure)
 
     def start(self) -> None:
         """Start every thread of the lane; returns at once."""

@@ -151,7 +151,8 @@ def judge(pg: Database, log: Path) -> dict[str, Folded]:
     assert bag == {(row[0], row[1]): row[2] for row in plain}
     came = found["plain"].reads + found["plain"].creates
     assert set(came.values()) == {1}, "a row of the table without a key came by snapshot and stream"
-    named = [(unit.get("table"), unit.get("generation"), unit.get("chunk")) for unit in units(log)]
+    told = ("snapshot", "table", "generation", "chunk")
+    named = [tuple(unit.get(name) for name in told) for unit in units(log)]
     assert len(named) == len(set(named)), "a chunk is in the log twice"
     return found
 

@@ -248,6 +248,33 @@ def test_status_works_without_an_engine_and_without_the_source(orders):
     assert "parquet-pq" in run("status", file).stdout
 
 
+def test_snapshots_are_asked_for_listed_and_taken_back_without_an_engine(orders):
+    path = orders.directory.path
+    orders.close()
+    file = path.parent / "p.yaml"
+    file.write_text(f"name: shop\nsource: {{host: 127.0.0.1, port: 1}}\nlog: {{path: {path}}}\n")
+    assert run("snapshot", file, "--list").stdout == "no snapshots\n"
+    asked = run("snapshot", file, "--table", "public.orders", "--where", "id > 5", "--json")
+    document = json.loads(asked.stdout)
+    assert document["engine_runs"] is False
+    (listed,) = json.loads(run("snapshot", file, "--list", "--json").stdout)["snapshots"]
+    assert (listed["id"], listed["state"], listed["where"]) == (document["id"], "waiting", "id > 5")
+    assert [table["name"] for table in listed["tables"]] == ["public.orders"]
+    assert "waits for the next `tailrace run`" in run("snapshot", file, "--table", "a.b").stdout
+    assert "public.orders: 0 rows" in run("snapshot", file, "--list").stdout
+    assert run("snapshot", file, "--cancel").exit_code == 0
+    assert run("log", "verify", path).exit_code == 0
+    for words in ([], ["--list", "--cancel"], ["--list", "--table", "a.b"], ["--cancel", "--where", "x"]):
+        assert run("snapshot", file, *words).exit_code == 2
+
+
+def test_a_snapshot_before_the_first_run_is_refused(tmp_path):
+    (tmp_path / "p.yaml").write_text("name: shop\nsource: {host: h}\nlog: {path: x}\n")
+    done = run("snapshot", tmp_path / "p.yaml", "--table", "a.b", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["error"]["kind"] == "log_missing"
+
+
 def test_status_before_the_first_run_is_no_error(tmp_path):
     (tmp_path / "p.yaml").write_text("name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: ./log}\n")
     document = json.loads(run("status", tmp_path / "p.yaml", "--json").stdout)

@@ -142,8 +142,8 @@ class Ledger:
             raise TailraceError(
                 Kind.LOG_CORRUPT,
                 f"read the plan of the snapshot of {table.qualified_name}: it is not there",
-                "restore the log's folder from a backup, or cancel the snapshot with `tailrace snapshot "
-                "FILE --cancel` and ask for a new one",
+                "restore the log's folder from a backup, or begin a new log with a new snapshot: set "
+                "log.path to a new directory and drop the slot",
                 {"file": self._plan_name(snapshot, table)},
             )
         return tuple(Stretch.from_json(each) for each in content["stretches"])
@@ -164,8 +164,7 @@ class Ledger:
                     Kind.SNAPSHOT_FAILED,
                     "go on with a snapshot: retention has removed the part of the log that tells which "
                     "chunks are done",
-                    "cancel it with `tailrace snapshot FILE --cancel` and ask for a new one with `tailrace "
-                    "snapshot FILE --table`",
+                    "begin a new log with a new snapshot: set log.path to a new directory and drop the slot",
                     {"offset": offset, "log_start": reader.start},
                 )
             watched = np.array(

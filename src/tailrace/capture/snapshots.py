@@ -27,6 +27,7 @@ from tailrace.capture.exporting import SlotCreation, temporary_name
 from tailrace.capture.ledger import Ledger
 from tailrace.capture.meeting import Meeting, StreamEnded
 from tailrace.capture.planning import facts_digest, leaves, plan_table
+from tailrace.capture.requests import Requests
 from tailrace.capture.session import Session, Stopped
 from tailrace.capture.units import UnitWriter
 from tailrace.capture.window import Exported, Observer, Readers, enter, leave
@@ -53,7 +54,7 @@ class Snapshots:
     """Carries out the ledger's agenda beside one connection's stream. A thread of its own.
 
     :param ask: has the server tell how far it is.
-    :param look_around: called now and then with a session: finds new tasks, keeps the agenda up.
+    :param requests: takes what is asked for into the agenda.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Snapshots:
         progress: dict[str, TableProgress],
         *,
         ask: Callable[[], None],
-        look_around: Callable[[Session], None],
+        requests: Requests,
     ) -> None:
         self._source = source
         self._appender = appender
@@ -73,7 +74,7 @@ class Snapshots:
         self._meeting = meeting
         self._progress = progress
         self._ask = ask
-        self._look_around = look_around
+        self._requests = requests
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tailrace-snapshots", daemon=True)
         self._failures = 0
@@ -120,6 +121,7 @@ class Snapshots:
             log.error("a snapshot failed; the stream goes on", snapshot=snapshot.id, error=str(error))
             self._ledger.finish(snapshot, Outcome.FAILED, error.as_json())
             self._heed()
+            self._show_no_more()
             return
         self._failures += 1
         wait_s = min(AGAIN_S * 2 ** min(self._failures - 1, 10), AGAIN_S_MAX)
@@ -131,7 +133,10 @@ class Snapshots:
         with ExitStack() as stack:
             side = stack.enter_context(closing(Session.connect(self._source, self._ending)))
             while not self._ending.is_set():
-                self._look_around(side)
+                if self._requests.take(side):
+                    self._heed()
+                    self._show_no_more()
+                self._ledger.turn()
                 with self._ledger.lock:
                     snapshot = self._current()
                 if snapshot is None:
@@ -167,6 +172,14 @@ class Snapshots:
                 shown.done = table.gone
             elif shown.chunks != table.chunks or shown.chunks_done != len(table.done):
                 shown.plan(table.chunks, table.rows_estimated, chunks_done=len(table.done), rows=table.rows)
+
+    def _show_no_more(self) -> None:
+        """Forget the progress of tables whose snapshot was cancelled or failed."""
+        with self._ledger.lock:
+            wanted = {table.qualified_name for each in self._ledger.agenda.open for table in each.tables}
+        for name in [name for name, shown in self._progress.items() if not shown.done]:
+            if name not in wanted:
+                self._progress.pop(name, None)
 
     def _take_window(self, snapshot: SnapshotAgenda, side: Session) -> None:
         self._plan_ahead(snapshot, side)

@@ -33,6 +33,7 @@ from tailrace.capture.publication import (
     warn_of_new_tables,
 )
 from tailrace.capture.reconcile import Action, CaptureState, LogFacts, Phase, SourceFacts, Start, decide
+from tailrace.capture.requests import Requests
 from tailrace.capture.schema_watch import SchemaWatch
 from tailrace.capture.session import Session, Stopped
 from tailrace.capture.slot_health import Concern, SlotHealth
@@ -378,6 +379,8 @@ class CaptureTask:
             else:
                 check_publication(session, source)
             check_disclosure(session, source)
+            # Before the stream begins: changes of a table that is new in it wait for its rows.
+            self._requests().take(session)
         resumed = CaptureState(
             phase=Phase.STREAMING,
             system_identifier=facts.system_identifier,
@@ -464,7 +467,18 @@ class CaptureTask:
             meeting,
             self._snapshot,
             ask=status.ask,
-            look_around=lambda _: self._ledger.turn() if self._ledger else None,
+            requests=self._requests(),
+        )
+
+    def _requests(self) -> Requests:
+        assert self._log is not None
+        assert self._ledger is not None
+        return Requests(
+            self._log,
+            TASK,
+            self._source,
+            self._ledger,
+            lambda: {} if self._appender is None else self._appender.schema_in_force,
         )
 
     def _bear_silence(self) -> None:

@@ -150,6 +150,51 @@ def replay(
 
 
 @app.command()
+def snapshot(
+    file: ConfigFile,
+    *,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--table", metavar="SCHEMA.TABLE", help="A published table; may be given more than once."
+        ),
+    ] = None,
+    where: Annotated[
+        str, typer.Option("--where", metavar="SQL", help="Only rows for which this condition is true.")
+    ] = "",
+    cancel: Annotated[
+        bool,
+        typer.Option("--cancel", help="End the snapshots that were asked for: those of --table, or all."),
+    ] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Show the snapshots that wait, are taken, or are over.")
+    ] = False,
+    source: SourceName = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Read tables again, or tables that were added to the publication, while the stream goes on.
+
+    The running engine takes the request within a second; without one it waits for the next run.
+    Nothing is locked or written at the source. A snapshot that is cut short goes on where it was.
+    """
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.asking import cancel_snapshots, list_snapshots, request_snapshot
+
+        named = tables or []
+        if (cancel and (where or listed)) or (listed and (named or where)) or not (named or cancel or listed):
+            typer.echo("give --table (with --where), --cancel (with --table) or --list", err=True)
+            raise typer.Exit(UNUSABLE)
+        if listed:
+            list_snapshots(file, source, as_json=as_json)
+        elif cancel:
+            cancel_snapshots(file, source, named, as_json=as_json)
+        else:
+            request_snapshot(file, source, named, where, as_json=as_json)
+
+
+@app.command()
 def demo(
     *,
     directory: Annotated[

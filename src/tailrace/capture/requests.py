@@ -1,0 +1,180 @@
+"""Snapshots that somebody asks for, and takes back: files in the log's directory.
+
+Any process may write a request, whether or not an engine runs; the engine takes it into its
+agenda, durably, and removes the file then. So a request is never lost and never taken twice.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from tailrace.capture.agenda import Origin, Outcome, SnapshotAgenda, TableAgenda
+from tailrace.capture.catalog import published_oids
+from tailrace.capture.ledger import Ledger
+from tailrace.capture.session import Session
+from tailrace.changelog import durable
+from tailrace.changelog.directory import LogDirectory
+from tailrace.config.postgres import PostgresSource
+from tailrace.errors import Kind, TailraceError
+
+log = structlog.get_logger(__name__)
+
+FOLDER = "requests"
+_SUFFIX = ".state"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for: a snapshot of tables, or the end of one.
+
+    :ivar tables: as `schema.table`.
+    :ivar where: SQL condition; empty: all rows.
+    :ivar cancels: it is the end that is asked for, of those asked-for snapshots that have one of
+        `tables`; of all where none are named.
+    """
+
+    id: str
+    requested_us: int
+    tables: tuple[str, ...] = ()
+    where: str = ""
+    cancels: bool = False
+
+
+def ask(
+    directory: LogDirectory,
+    task: str,
+    *,
+    tables: Sequence[str] = (),
+    where: str = "",
+    cancels: bool = False,
+) -> Request:
+    """Leave a request for the engine that captures `task`, now or later. Any process.
+
+    :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
+    """
+    request = Request(secrets.token_hex(8), time.time_ns() // 1000, tuple(tables), where, cancels)
+    content = {name: getattr(request, name) for name in request.__slots__}
+    directory.state_write(f"tasks/{task}/{FOLDER}/{request.id}{_SUFFIX}", content)
+    return request
+
+
+def waiting(directory: LogDirectory, task: str) -> list[Request]:
+    """Return the requests that no engine has taken yet, the oldest first."""
+    return _read_all(_files(directory, task))
+
+
+class Requests:
+    """Takes requests into the ledger's agenda. One thread.
+
+    :param in_force: the schema frames in force at the log's end, by key.
+    """
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        task: str,
+        source: PostgresSource,
+        ledger: Ledger,
+        in_force: Callable[[], Mapping[str, bytes]],
+    ) -> None:
+        self._directory = directory
+        self._task = task
+        self._source = source
+        self._ledger = ledger
+        self._in_force = in_force
+
+    def take(self, session: Session) -> bool:
+        """Take the requests that wait; return whether there were any.
+
+        :raises TailraceError: what the server refused with; `LOG_FULL`, `LOG_WRITE_FAILED`.
+        """
+        files = _files(self._directory, self._task)
+        if not files:
+            return False
+        for request in _read_all(files):
+            if request.cancels:
+                self._cancel(request)
+            else:
+                self._begin(request, session)
+        for path in files:
+            path.unlink(missing_ok=True)
+            durable.previous_of(path).unlink(missing_ok=True)
+        return True
+
+    def _begin(self, request: Request, session: Session) -> None:
+        published = {
+            f"{schema}.{name}": (oid, schema, name)
+            for (schema, name), oid in published_oids(session, self._source).items()
+        }
+        missing = [name for name in request.tables if name not in published]
+        with self._ledger.lock:
+            if self._ledger.agenda.find(request.id) is not None:
+                return  # the engine was killed before it could remove the file
+            # Nothing of a table that the log does not know yet is in it: changes wait for the rows.
+            known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
+            tables = [
+                TableAgenda(number, *published[name], fresh=published[name][0] not in known)
+                for number, name in enumerate(dict.fromkeys(request.tables))
+                if name in published
+            ]
+            snapshot = SnapshotAgenda(
+                request.id, Origin.REQUESTED, tables, request.where, requested_us=request.requested_us
+            )
+            self._ledger.agenda.open.append(snapshot)
+            if missing:
+                error = _not_published(missing, self._source)
+                log.error("a snapshot can't be taken", snapshot=request.id, error=str(error))
+                self._ledger.finish(snapshot, Outcome.FAILED, error.as_json())
+                return
+            self._ledger.write()
+        log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
+
+    def _cancel(self, request: Request) -> None:
+        with self._ledger.lock:
+            ended = [
+                snapshot
+                for snapshot in self._ledger.agenda.open
+                if snapshot.origin is Origin.REQUESTED
+                and (
+                    not request.tables
+                    or {table.qualified_name for table in snapshot.tables} & {*request.tables}
+                )
+            ]
+        for snapshot in ended:
+            self._ledger.finish(snapshot, Outcome.CANCELLED)
+            log.info("a snapshot was cancelled; what was read of it stays", snapshot=snapshot.id)
+
+
+def _not_published(missing: Sequence[str], source: PostgresSource) -> TailraceError:
+    return TailraceError(
+        Kind.TABLE_MISSING,
+        f"take a snapshot of {', '.join(missing)}: the publication {source.publication!r} does not have it",
+        "name published tables as schema.table, or add them: ALTER PUBLICATION … ADD TABLE …",
+        {"tables": ", ".join(missing), "publication": source.publication},
+    )
+
+
+def _files(directory: LogDirectory, task: str) -> list[Path]:
+    return sorted((directory.task_path(task) / FOLDER).glob(f"*{_SUFFIX}"))
+
+
+def _read_all(files: Sequence[Path]) -> list[Request]:
+    found = (_read(path) for path in files)
+    return sorted((each for each in found if each is not None), key=lambda each: each.requested_us)
+
+
+def _read(path: Path) -> Request | None:
+    try:
+        content = durable.read_state(path)
+        if content is None:
+            return None
+        return Request(**{**content, "tables": tuple(content["tables"])})
+    except (TailraceError, TypeError, KeyError) as error:
+        log.warning("a request for a snapshot can't be read: passed over", file=str(path), reason=str(error))
+        return None

@@ -1,0 +1,139 @@
+"""Snapshots that are asked for while the stream goes on, and tables that were added later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from capture.captured import SLOT, Running, capturing
+from capture.folded import fold
+from capture.test_snapshot_resumed import SMALL, create_tables, judge, life, until_whole, writers_at_work
+from fix_postgres import Database
+from fix_wait import wait_until
+from tailrace.capture.agenda import Agenda, Outcome, SnapshotAgenda
+from tailrace.capture.ledger import agenda_name
+from tailrace.capture.requests import ask, waiting
+from tailrace.changelog.directory import LogDirectory
+
+KEYED = ("public.items", "public.pairs", "public.parts")
+
+
+def request(log: Path, *tables: str, where: str = "", cancels: bool = False) -> str:
+    return ask(LogDirectory.open(log), "0", tables=tables, where=where, cancels=cancels).id
+
+
+def found(log: Path, id_: str) -> SnapshotAgenda | None:
+    content = LogDirectory.open(log).state_read(agenda_name("0"))
+    return None if content is None else Agenda.from_json(content).find(id_)
+
+
+def is_over(log: Path, id_: str) -> Callable[[], bool]:
+    def look() -> bool:
+        snapshot = found(log, id_)
+        return snapshot is not None and snapshot.outcome is not Outcome.OPEN
+
+    return look
+
+
+def await_end(running: Running, log: Path, id_: str) -> SnapshotAgenda:
+    over = is_over(log, id_)
+    wait_until(lambda: running.is_over or over(), 120, "the snapshot")
+    assert not running.is_over, running.error
+    snapshot = found(log, id_)
+    assert snapshot is not None
+    return snapshot
+
+
+def test_tables_are_read_again_among_writers_with_no_row_lost_or_out_of_order(
+    pg: Database, tmp_path: Path
+) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    with writers_at_work(pg), capturing(pg.dsn, log, **SMALL) as running:
+        running.wait_for("streaming")
+        first = request(log, *KEYED)
+        second = request(log, "public.items", where="n > 0")
+        assert await_end(running, log, first).outcome is Outcome.DONE
+        assert await_end(running, log, second).outcome is Outcome.DONE
+    until_whole(pg, log)
+    tables = judge(pg, log)
+    for table in ("items", "pairs", "parts"):
+        assert tables[table].ops["r"] > 1.5 * len(tables[table].rows) / 2
+    assert waiting(LogDirectory.open(log), "0") == []
+
+
+def test_kills_in_a_snapshot_that_was_asked_for_neither_lose_nor_repeat_it(
+    pg: Database, tmp_path: Path
+) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    until_whole(pg, log)
+    asked = request(log, *KEYED)
+    with writers_at_work(pg, 5):
+        for point in ("before_window", "in_window@2", "after_chunk@2", "after_window", "before_finish"):
+            name, _, count = point.partition("@")
+            assert life(pg, log, f"snapshot.{name}=kill@{count or 1}") in {-9, 0}, point
+    until_whole(pg, log)
+    judge(pg, log)
+    snapshot = found(log, asked)
+    assert snapshot is not None
+    assert snapshot.outcome is Outcome.DONE
+
+
+def test_a_table_that_was_added_while_nothing_ran_comes_once_and_whole(pg: Database, tmp_path: Path) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    until_whole(pg, log)
+    pg.execute("create table later(id int primary key, n int not null default 0)")
+    pg.execute("insert into later select n, 0 from generate_series(1, 400) n")
+    pg.execute(f"alter publication {SLOT} add table later")
+    pg.execute("insert into later select n, 0 from generate_series(401, 450) n")
+    asked = request(log, "public.later")
+    with capturing(pg.dsn, log, **SMALL) as running:
+        number = 1000
+        while not is_over(log, asked)():
+            assert not running.is_over, running.error
+            number += 1
+            pg.execute(f"insert into later values ({number})")
+            pg.execute(f"update later set n = n + 1 where id = {number - 990}")
+        running.catch_up(pg.query, 60)
+    later = fold(log)["later"]
+    assert set((later.reads + later.creates).values()) == {1}
+    rows = pg.query("select id::text, n::text from later")
+    assert later.values == sorted(tuple(row) for row in rows)
+
+
+def test_a_snapshot_that_is_taken_back_ends_and_the_stream_goes_on(pg: Database, tmp_path: Path) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    until_whole(pg, log)
+    asked = request(log, *KEYED)
+    request(log, cancels=True)
+    with capturing(pg.dsn, log, **SMALL) as running:
+        assert await_end(running, log, asked).outcome is Outcome.CANCELLED
+        pg.execute("insert into items values (77777, 1)")
+        running.catch_up(pg.query, 60)
+        assert all(table.done for table in running.task.progress().snapshot.values())
+    judge(pg, log)
+
+
+@pytest.mark.parametrize(
+    ("tables", "where", "told"),
+    [(("public.nowhere",), "", "public.nowhere"), (("public.items",), "no_such > 1", "no_such")],
+)
+def test_one_that_can_not_be_taken_says_why_and_the_stream_goes_on(
+    pg: Database, tmp_path: Path, tables: tuple[str, ...], where: str, told: str
+) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    with capturing(pg.dsn, log, **SMALL) as running:
+        running.wait_for("streaming")
+        snapshot = await_end(running, log, request(log, *tables, where=where))
+        pg.execute("insert into items values (77777, 1)")
+        running.catch_up(pg.query, 60)
+    assert snapshot.outcome is Outcome.FAILED
+    assert snapshot.error is not None
+    assert told in snapshot.error["message"]
+    judge(pg, log)

@@ -12,6 +12,7 @@ import time
 
 #: Every module with a kernel; tests/test_tidy.py holds this against the sources.
 KERNEL_MODULES = (
+    "tailrace.protocol.integers",
     "tailrace.protocol.frames",
     "tailrace.capture.passing",
     "tailrace.capture.resumption",

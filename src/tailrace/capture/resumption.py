@@ -20,18 +20,12 @@ import numpy as np
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
 from tailrace.protocol.frames import Bytes
+from tailrace.protocol.integers import i64_at, u32_at
 
 #: A server that sends more than this of what it was told is done does not follow the protocol.
 TRANSACTIONS_DROPPED_MAX = 10_000_000
 
 _INSIDE, _DONE, _DROPPED = range(3)
-
-
-@nb.njit(inline="always")
-def _u64(b, i):  # type: ignore[no-untyped-def]
-    high = (np.int64(b[i]) << 24) | (np.int64(b[i + 1]) << 16) | (np.int64(b[i + 2]) << 8) | b[i + 3]
-    low = (np.int64(b[i + 4]) << 24) | (np.int64(b[i + 5]) << 16) | (np.int64(b[i + 6]) << 8) | b[i + 7]
-    return (high << 32) | low
 
 
 @nb.njit(
@@ -48,12 +42,7 @@ def _drop(b, position, state):  # type: ignore[no-untyped-def]
         size = np.int64(n - i)
         keep = True
         if state[1] == 0 and i + 31 <= n:
-            size = (
-                (np.int64(b[i + 1]) << 24)
-                | (np.int64(b[i + 2]) << 16)
-                | (np.int64(b[i + 3]) << 8)
-                | np.int64(b[i + 4])
-            ) + 1
+            size = u32_at(b, i + 1) + 1
             if size < 31 or size > n - i:
                 size = n - i
             message = b[i + 30]
@@ -65,13 +54,13 @@ def _drop(b, position, state):  # type: ignore[no-untyped-def]
                     state[0] = 0
                     state[2] += 1
             elif message == 66 and size >= 39:  # 'B' final lsn
-                if _u64(b, i + 31) < position:
+                if i64_at(b, i + 31) < position:
                     keep = False
                     state[0] = 1
                 else:
                     state[1] = 1
             elif message == 77 and size >= 40:  # 'M' flags lsn
-                if _u64(b, i + 32) <= position:
+                if i64_at(b, i + 32) <= position:
                     keep = False
                     state[2] += 1
                 else:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.protocol.frames import Bytes, Numbers
+from tailrace.protocol.integers import u32_at
 
 MESSAGE_HEADER_SIZE = 5  # type and length
 KEEPALIVE_SIZE = 23  # header 'k' wal_end:u64 clock_us:i64 reply_wanted:u8
@@ -55,13 +56,6 @@ _SIGNATURE = nb.void(nb.uint8[::1], nb.int64, nb.int64, nb.int64, nb.int64[::1])
 
 
 @nb.njit(inline="always")
-def _u32(b, i):  # type: ignore[no-untyped-def]
-    return (
-        (np.int64(b[i]) << 24) | (np.int64(b[i + 1]) << 16) | (np.int64(b[i + 2]) << 8) | np.int64(b[i + 3])
-    )
-
-
-@nb.njit(inline="always")
 def _move(b, source, end, target):  # type: ignore[no-untyped-def]
     # Towards the front, so that a plain loop is right although the two may overlap. Over slices,
     # whose indices can't be negative, it is compiled to wide moves: a fifth of the time.
@@ -89,7 +83,7 @@ def _split_wire(b, start, end, size_max, result):  # type: ignore[no-untyped-def
     run = start  # kept frames since the last cut
     target = start
     while i + 5 <= end:
-        size = _u32(b, i + 1) + 1
+        size = u32_at(b, i + 1) + 1
         fault = _fault_of(size - 1, size_max)
         if fault != 0:
             result[8] = fault
@@ -104,8 +98,8 @@ def _split_wire(b, start, end, size_max, result):  # type: ignore[no-untyped-def
         if kind == 107 and size >= 23:  # 'k'
             target = _move(b, run, i, target)
             result[4] += 1
-            result[5] = (_u32(b, i + 6) << 32) | _u32(b, i + 10)
-            result[6] = (_u32(b, i + 14) << 32) | _u32(b, i + 18)
+            result[5] = (u32_at(b, i + 6) << 32) | u32_at(b, i + 10)
+            result[6] = (u32_at(b, i + 14) << 32) | u32_at(b, i + 18)
             if b[i + 22] != 0:
                 result[7] = 1
             run = i + size
@@ -124,7 +118,7 @@ def _unwrap_copy(b, start, end, size_max, result):  # type: ignore[no-untyped-de
     i = start
     target = start
     while i + 5 <= end:
-        size = _u32(b, i + 1) + 1
+        size = u32_at(b, i + 1) + 1
         fault = _fault_of(size - 1, size_max)
         if fault != 0:
             result[8] = fault

@@ -30,6 +30,7 @@ from tailrace.protocol.frames import (
     XID,
     XLOG_PAYLOAD_AT,
 )
+from tailrace.protocol.integers import i64_at, u16_at, u32_at
 
 # What kernels return, where it is more than a number.
 PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
@@ -68,23 +69,6 @@ ERRORS = {
     9: "a line of COPY ends in a backslash",
     10: "a logical message's prefix or length does not fit",
 }
-
-
-@nb.njit(inline="always")
-def _i16(b, i):  # type: ignore[no-untyped-def]
-    return (np.int64(b[i]) << 8) | np.int64(b[i + 1])
-
-
-@nb.njit(inline="always")
-def _i32(b, i):  # type: ignore[no-untyped-def]
-    return (
-        (np.int64(b[i]) << 24) | (np.int64(b[i + 1]) << 16) | (np.int64(b[i + 2]) << 8) | np.int64(b[i + 3])
-    )
-
-
-@nb.njit(inline="always")
-def _i64(b, i):  # type: ignore[no-untyped-def]
-    return (_i32(b, i) << 32) | _i32(b, i + 4)
 
 
 @nb.njit(inline="always")
@@ -175,7 +159,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
     while i < n:
         length = 0
         if i + KIND_AT + 1 <= n:
-            length = _i32(b, i + 1)
+            length = u32_at(b, i + 1)
         if length < 5 or length > n - i - 1:
             result[ERROR] = 1
             break
@@ -194,19 +178,19 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
             room = end - p
             if (message == 73 or message == 85 or message == 68) and room >= 8:  # 'I' 'U' 'D'
                 op = 99 if message == 73 else 117 if message == 85 else 100
-                key = _i32(b, p + 1)
+                key = u32_at(b, p + 1)
                 first = i
                 at = p + 5
             elif message == 66 and room >= 21:  # 'B'
                 state[OPEN] = TRANSACTION_OPEN
-                state[COMMIT_LSN] = _i64(b, p + 1)
-                state[COMMIT_TIME_US] = _i64(b, p + 9) + POSTGRES_EPOCH_US
-                state[XID] = _i32(b, p + 17)
+                state[COMMIT_LSN] = i64_at(b, p + 1)
+                state[COMMIT_TIME_US] = i64_at(b, p + 9) + POSTGRES_EPOCH_US
+                state[XID] = u32_at(b, p + 17)
                 state[ORDINAL] = 0
             elif message == 67:  # 'C'
                 state[OPEN] = NOTHING_OPEN
             elif message == 84 and room >= 6:  # 'T': count, flags, relations
-                repeat = min(_i32(b, p + 1), (room - 6) // 4)
+                repeat = min(u32_at(b, p + 1), (room - 6) // 4)
                 op = 116
                 first = p + 6
                 step = 4
@@ -218,11 +202,11 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
                 if state[OPEN] != TRANSACTION_OPEN:
                     state[ORDINAL] = 0
             elif (message == 82 or message == 89) and room >= 5:  # 'R' 'Y'
-                schema_key = _i32(b, p + 1) if message == 82 else -2
+                schema_key = u32_at(b, p + 1) if message == 82 else -2
         elif kind == 115 and end - i >= SNAPSHOT_TEXT_AT:  # 's'
-            key = _i32(b, i + 6) + SNAPSHOT_KEY
-            repeat = _i32(b, i + 18)
-            state[ORDINAL] = _i64(b, i + 10)
+            key = u32_at(b, i + 6) + SNAPSHOT_KEY
+            repeat = u32_at(b, i + 18)
+            state[ORDINAL] = i64_at(b, i + 10)
             op = 114
             first = i + SNAPSHOT_TEXT_AT
             at = first
@@ -234,8 +218,8 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
             elif subtype == 66 and end - i >= 23:  # 'B'
                 state[OPEN] = SNAPSHOT_OPEN
                 state[XID] = NONE
-                state[COMMIT_LSN] = _i64(b, i + 7) - 1
-                state[COMMIT_TIME_US] = _i64(b, i + 15)
+                state[COMMIT_LSN] = i64_at(b, i + 7) - 1
+                state[COMMIT_TIME_US] = i64_at(b, i + 15)
                 state[ORDINAL] = 0
             elif subtype == 69:  # 'E'
                 state[OPEN] = NOTHING_OPEN
@@ -253,7 +237,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
             line = at
             for k in range(repeat):
                 if op == 116:
-                    key = _i32(b, first + step * k)
+                    key = u32_at(b, first + step * k)
                 if key != last_key:
                     if group_count >= len(groups) or group_count >= len(slots) - 1:
                         result[ERROR] = 2
@@ -277,7 +261,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
                 changes[GROUP, found] = group
                 changes[OP, found] = op
                 changes[LOG_OFFSET, found] = log_offset + first + step * k
-                changes[LSN, found] = _i64(b, i + 6) if kind == 119 else state[COMMIT_LSN]
+                changes[LSN, found] = i64_at(b, i + 6) if kind == 119 else state[COMMIT_LSN]
                 changes[AT_COMMIT_LSN, found] = state[COMMIT_LSN]
                 changes[AT_COMMIT_TIME, found] = state[COMMIT_TIME_US]
                 changes[AT_XID, found] = state[XID]
@@ -296,7 +280,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
                     changes[END, found] = stop
                     line = stop + 1
                 elif op == 109 and state[OPEN] != TRANSACTION_OPEN:
-                    changes[AT_COMMIT_LSN, found] = _i64(b, at + 1) if end - at >= 9 else 0
+                    changes[AT_COMMIT_LSN, found] = i64_at(b, at + 1) if end - at >= 9 else 0
                     changes[AT_COMMIT_TIME, found] = NONE
                     changes[AT_XID, found] = NONE
                 state[ORDINAL] += 1
@@ -336,7 +320,7 @@ def _walk(b, p, end, r, start, length, kind):  # type: ignore[no-untyped-def]
     columns = start.shape[0]
     if end - p < 2:
         return -4
-    if _i16(b, p) != columns:
+    if u16_at(b, p) != columns:
         return -5
     p += 2
     for c in range(columns):
@@ -348,7 +332,7 @@ def _walk(b, p, end, r, start, length, kind):  # type: ignore[no-untyped-def]
         if letter == TEXT:
             if end - p < 4:
                 return -4
-            size = _i32(b, p)
+            size = u32_at(b, p)
             p += 4
             if size > end - p:
                 return -4
@@ -515,7 +499,7 @@ def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-u
         first = p
         while p < stop and b[p] != 0:
             p += 1
-        if stop - p < 5 or _i32(b, p + 1) != stop - p - 5:
+        if stop - p < 5 or u32_at(b, p + 1) != stop - p - 5:
             result[0] = 10
             result[1] = r
             return

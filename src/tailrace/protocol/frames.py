@@ -45,6 +45,7 @@ import numpy.typing as npt
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US
+from tailrace.protocol.integers import i64_at, u32_at
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -88,18 +89,6 @@ _ERRORS = {
 
 
 @nb.njit(inline="always")
-def _i32(b, i):  # type: ignore[no-untyped-def]
-    return (
-        (np.int64(b[i]) << 24) | (np.int64(b[i + 1]) << 16) | (np.int64(b[i + 2]) << 8) | np.int64(b[i + 3])
-    )
-
-
-@nb.njit(inline="always")
-def _i64(b, i):  # type: ignore[no-untyped-def]
-    return (_i32(b, i) << 32) | _i32(b, i + 4)
-
-
-@nb.njit(inline="always")
 def _note(tables, count, relation):  # type: ignore[no-untyped-def]
     # A set in an array. The newest entry is looked at first: runs of one table are the rule.
     # A count past the array's length says that there were too many to list.
@@ -132,7 +121,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
             error = 1
         length = np.int64(0)
         if error == 0:
-            length = _i32(b, i + 1)
+            length = u32_at(b, i + 1)
             if length < 5 or length > n - i - 1:
                 error = 1
         closed = False
@@ -154,7 +143,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                         elif state[OPEN] != TRANSACTION_OPEN:
                             error = 4
                         else:
-                            relation = _i32(b, p + 1)
+                            relation = u32_at(b, p + 1)
                             rows = np.int64(1)
                     elif message == 66:  # 'B' Begin: final lsn, commit time, xid
                         if room < 21:
@@ -163,21 +152,21 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                             error = 5
                         else:
                             state[OPEN] = TRANSACTION_OPEN
-                            state[COMMIT_LSN] = _i64(b, p + 1)
-                            state[COMMIT_TIME_US] = _i64(b, p + 9) + POSTGRES_EPOCH_US
-                            state[XID] = _i32(b, p + 17)
+                            state[COMMIT_LSN] = i64_at(b, p + 1)
+                            state[COMMIT_TIME_US] = i64_at(b, p + 9) + POSTGRES_EPOCH_US
+                            state[XID] = u32_at(b, p + 17)
                             state[ORDINAL] = 0
                             if state[COMMIT_LSN] < state[POSITION]:
                                 error = 6
                     elif message == 67:  # 'C' Commit: flags, commit lsn, end lsn, time
                         if room < 26:
                             error = 8
-                        elif state[OPEN] != TRANSACTION_OPEN or _i64(b, p + 2) != state[COMMIT_LSN]:
+                        elif state[OPEN] != TRANSACTION_OPEN or i64_at(b, p + 2) != state[COMMIT_LSN]:
                             error = 7
-                        elif _i64(b, p + 10) < state[COMMIT_LSN]:
+                        elif i64_at(b, p + 10) < state[COMMIT_LSN]:
                             error = 6
                         else:
-                            state[POSITION] = _i64(b, p + 10)
+                            state[POSITION] = i64_at(b, p + 10)
                             state[POSITION_TIME_US] = state[COMMIT_TIME_US]
                             closed = True
                     elif message == 84:  # 'T' Truncate: count, flags, relations
@@ -186,14 +175,14 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                         elif state[OPEN] != TRANSACTION_OPEN:
                             error = 4
                         else:
-                            rows = _i32(b, p + 1)
+                            rows = u32_at(b, p + 1)
                             if room < 6 + 4 * rows:
                                 error = 8
                             else:
                                 for k in range(rows - 1):
-                                    result[_TABLES] = _note(tables, result[_TABLES], _i32(b, p + 6 + 4 * k))
+                                    result[_TABLES] = _note(tables, result[_TABLES], u32_at(b, p + 6 + 4 * k))
                                 if rows > 0:
-                                    relation = _i32(b, p + 6 + 4 * (rows - 1))
+                                    relation = u32_at(b, p + 6 + 4 * (rows - 1))
                     elif message == 82 or message == 89:  # 'R' Relation, 'Y' Type
                         result[_SCHEMA] = 1
                     elif message == 77:  # 'M' Message: flags, lsn, prefix, content
@@ -208,7 +197,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                             state[ORDINAL] = 0
                             # Its LSN is the end of its record (measured on 15, 16 and 18), so
                             # the next commit record may start right there.
-                            state[POSITION] = max(state[POSITION], _i64(b, p + 2))
+                            state[POSITION] = max(state[POSITION], i64_at(b, p + 2))
                             closed = True
                     elif message != 79:  # 'O' Origin says nothing that the log needs
                         error = 3
@@ -218,9 +207,9 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                 elif state[OPEN] != SNAPSHOT_OPEN:
                     error = 4
                 else:
-                    relation = _i32(b, i + 6)
-                    rows = _i32(b, i + 18)
-                    ordinal = _i64(b, i + 10)
+                    relation = u32_at(b, i + 6)
+                    rows = u32_at(b, i + 18)
+                    ordinal = i64_at(b, i + 10)
                     if ordinal < 0 or (state[ORDINAL] != 0 and ordinal != state[ORDINAL]):
                         error = 9
                     state[ORDINAL] = ordinal
@@ -229,8 +218,8 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                     error = 8
                 else:
                     subtype = b[i + 6]
-                    lsn = _i64(b, i + 7)
-                    time_us = _i64(b, i + 15)
+                    lsn = i64_at(b, i + 7)
+                    time_us = i64_at(b, i + 15)
                     if subtype == 70:  # 'F'
                         result[_SCHEMA] = 1
                     elif subtype == 80:  # 'P'

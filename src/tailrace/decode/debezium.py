@@ -26,7 +26,7 @@ from tailrace.decode import forms, jsontext, kernel
 from tailrace.decode.envelope import image_choices
 from tailrace.decode.gather import require_utf8
 from tailrace.decode.tuples import Tuples
-from tailrace.decode.types import column_type
+from tailrace.decode.types import column_types
 from tailrace.model import OWN_FORMS, Op
 from tailrace.protocol.frames import Bytes, Numbers
 
@@ -136,7 +136,8 @@ def _columns(tuples: Tuples) -> list[tuple[str, int]]:
     relation = tuples.relation
     if relation is None:
         return [("prefix", forms.QUOTED), ("content", forms.BASE64)]
-    return [(column.name, column_type(column, relation.modes).json) for column in relation.columns]
+    names = (column.name for column in relation.columns)
+    return [(name, kind.json) for name, kind in zip(names, column_types(relation), strict=True)]
 
 
 def _unavailable(tuples: Tuples) -> Bytes:

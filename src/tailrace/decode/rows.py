@@ -10,9 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.decode import kernel
+from tailrace.decode.columns import ColumnType
 from tailrace.decode.gather import Cells, gather, string_array
 from tailrace.decode.tuples import WHOLE_ROW, Tuples
-from tailrace.decode.types import METADATA, column_type, row_schema
+from tailrace.decode.types import METADATA, column_types, row_schema
 from tailrace.errors import TailraceError
 from tailrace.model import Op, Relation
 from tailrace.protocol.frames import Numbers
@@ -31,7 +32,7 @@ def typed_rows(relation: Relation, tuples: Tuples, as_text: Collection[str]) -> 
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8 or a column's name is reserved.
     """
-    schema = row_schema(relation)
+    schema, types = row_schema(relation), column_types(relation)
     specials: _Specials = []
     columns: list[pa.Array] = []
     for c, column in enumerate(relation.columns):
@@ -40,7 +41,7 @@ def typed_rows(relation: Relation, tuples: Tuples, as_text: Collection[str]) -> 
             columns.append(_named(relation, column.name, gather, cells))
             schema = schema.set(c, pa.field(column.name, pa.string()))
         else:
-            columns.append(_typed(relation, c, cells, specials))
+            columns.append(_typed(relation, column.name, types[c], cells, specials))
     columns += metadata(tuples)
     columns.append(_unchanged(relation, tuples))
     columns.append(_special_map(specials, len(tuples)))
@@ -83,9 +84,10 @@ def _before(
     if len(rows) == 0:
         return None
     specials: _Specials = []
-    columns = [_typed(relation, c, tuples.old_column(c, rows), specials) for c in places]
-    kept = [relation.columns[c] for c in places]
-    fields = [pa.field(column.name, column_type(column, relation.modes).arrow) for column in kept]
+    types = column_types(relation)
+    kept = [(c, relation.columns[c].name, types[c]) for c in places]
+    columns = [_typed(relation, name, kind, tuples.old_column(c, rows), specials) for c, name, kind in kept]
+    fields = [pa.field(name, kind.arrow) for _, name, kind in kept]
     columns.append(pa.array(tuples.fields[kernel.LOG_OFFSET][rows]))
     columns.append(_special_map(specials, len(rows)))
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, _LOG_OFFSET, _SPECIAL]))
@@ -110,9 +112,8 @@ def or_null(numbers: Numbers) -> pa.Int64Array:
     return pa.array(numbers, mask=missing if missing.any() else None)
 
 
-def _typed(relation: Relation, column: int, cells: Cells, specials: _Specials) -> pa.Array:
-    name = relation.columns[column].name
-    typed = _named(relation, name, column_type(relation.columns[column], relation.modes).read, cells)
+def _typed(relation: Relation, name: str, kind: ColumnType, cells: Cells, specials: _Specials) -> pa.Array:
+    typed = _named(relation, name, kind.read, cells)
     rows = typed.special_rows
     if len(rows):
         odd = Cells(cells.buffer, cells.start[rows], cells.length[rows], cells.kind[rows])

@@ -41,13 +41,14 @@ METADATA = (
 _RESERVED = frozenset(field.name for field in METADATA)
 
 
+@functools.lru_cache(maxsize=256)
 def row_schema(relation: Relation) -> pa.Schema:
     """Return the schema of a table's typed rows: its own columns, then `METADATA`.
 
     :raises TailraceError: `DECODE_FAILED` if a column has the name of a metadata column.
     """
     fields = []
-    for column in relation.columns:
+    for column, given in zip(relation.columns, column_types(relation), strict=True):
         if column.name in _RESERVED:
             raise TailraceError(
                 Kind.DECODE_FAILED,
@@ -55,14 +56,18 @@ def row_schema(relation: Relation) -> pa.Schema:
                 "rename the column, or exclude the table; the envelope and JSON forms can hold it",
                 {"table": relation.qualified_name},
             )
-        fields.append(pa.field(column.name, column_type(column, relation.modes).arrow))
+        fields.append(pa.field(column.name, given.arrow))
     return pa.schema([*fields, *METADATA])
 
 
-def column_type(column: Column, modes: ValueModes) -> ColumnType:
-    """Return how `column` is given; PostgreSQL's text if nothing better is known."""
-    value = column.value_type
-    return value_type(ValueType(column.type_oid, column.type_modifier) if value is None else value, modes)
+@functools.lru_cache(maxsize=256)
+def column_types(relation: Relation) -> tuple[ColumnType, ...]:
+    """Return how each column of a table is given; PostgreSQL's text where nothing better is known."""
+    return tuple(value_type(_known(column), relation.modes) for column in relation.columns)
+
+
+def _known(column: Column) -> ValueType:
+    return column.value_type or ValueType(column.type_oid, column.type_modifier)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,16 +10,7 @@ import numba as nb
 import numpy as np
 
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
-
-
-@nb.njit(inline="always")
-def _i32(b, i):  # type: ignore[no-untyped-def]
-    return (np.int64(b[i]) << 24) | (np.int64(b[i + 1]) << 16) | (np.int64(b[i + 2]) << 8) | b[i + 3]
-
-
-@nb.njit(inline="always")
-def _u64(b, i):  # type: ignore[no-untyped-def]
-    return (_i32(b, i) << 32) | _i32(b, i + 4)
+from tailrace.protocol.integers import i64_at, u32_at
 
 
 @nb.njit(nb.int64(FROZEN_BYTES, nb.boolean, nb.int64), nogil=True, cache=True)
@@ -27,17 +18,17 @@ def _before(b, unit_open, limit):  # type: ignore[no-untyped-def]
     n = len(b)
     i = np.int64(0)
     while i + 31 <= n:
-        size = _i32(b, i + 1) + 1
+        size = u32_at(b, i + 1) + 1
         if size < 31 or size > n - i:
             break
         message = b[i + 30]
         if message == 66 and size >= 39:  # 'B' final lsn
-            if _u64(b, i + 31) >= limit:
+            if i64_at(b, i + 31) >= limit:
                 return i
             unit_open = True
         elif message == 67:  # 'C'
             unit_open = False
-        elif message == 77 and size >= 40 and not unit_open and _u64(b, i + 32) > limit:  # 'M' flags lsn
+        elif message == 77 and size >= 40 and not unit_open and i64_at(b, i + 32) > limit:  # 'M' flags lsn
             return i
         i += size
     return n
@@ -52,12 +43,12 @@ def _without(b, relations):  # type: ignore[no-untyped-def]
         size = np.int64(n - i)
         keep = True
         if i + 35 <= n:
-            size = _i32(b, i + 1) + 1
+            size = u32_at(b, i + 1) + 1
             if size < 31 or size > n - i:
                 size = np.int64(n - i)
             message = b[i + 30]
             if size >= 35 and (message == 73 or message == 85 or message == 68):  # 'I' 'U' 'D'
-                relation = _i32(b, i + 31)
+                relation = u32_at(b, i + 31)
                 for k in range(len(relations)):
                     if relations[k] == relation:
                         keep = False
@@ -76,7 +67,7 @@ def _controls(b, found):  # type: ignore[no-untyped-def]
     i = np.int64(0)
     count = np.int64(0)
     while i + 23 <= n:
-        size = _i32(b, i + 1) + 1
+        size = u32_at(b, i + 1) + 1
         if size < 6 or size > n - i:
             break
         if b[i + 5] == 120 and (b[i + 6] == 66 or b[i + 6] == 69):  # 'x' 'B' 'E'
@@ -105,7 +96,7 @@ def _leaves_out(b, i, end):  # type: ignore[no-untyped-def]
             if kind == 116:  # 't'
                 if i + 4 > end:
                     return False
-                i += 4 + _i32(b, i)
+                i += 4 + u32_at(b, i)
     return False
 
 
@@ -114,11 +105,11 @@ def _moves(b, relations, found):  # type: ignore[no-untyped-def]
     n = len(b)
     i = np.int64(0)
     while i + 6 <= n:
-        size = _i32(b, i + 1) + 1
+        size = u32_at(b, i + 1) + 1
         if size < 6 or size > n - i:
             break
         if b[i + 5] == 119 and size > 36 and b[i + 30] == 85:  # 'w' 'U'
-            relation = _i32(b, i + 31)
+            relation = u32_at(b, i + 31)
             for k in range(len(relations)):
                 if relations[k] == relation and _leaves_out(b, i + 35, i + size):
                     found[k] = True

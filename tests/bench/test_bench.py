@@ -14,7 +14,7 @@ from tailrace.cli.main import app
 FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
 
 
-@pytest.mark.parametrize("name", ["capture", "snapshot", "decode"])
+@pytest.mark.parametrize("name", ["capture", "watches", "snapshot", "decode"])
 def test_a_benchmark_prints_one_document(name: str) -> None:
     result = CliRunner().invoke(app, ["bench", name, "--rows", "3000", "--json"])
     assert result.exit_code == 0, result.output

@@ -15,8 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.bench import table
+from tailrace.capture.schema_watch import SchemaWatch
 from tailrace.capture.task import CaptureTask
 from tailrace.config import LogConfig, PostgresSource
+from tailrace.protocol.frames import Bytes, Numbers
+
+#: How a run captures: as a pipeline does on its own; with all watching that it can be told to do;
+#: with none, which it can't be told; or an initial snapshot.
+DEFAULT, WATCHED, UNWATCHED, SNAPSHOT = "default", "watched", "unwatched", "snapshot"
+_SETTINGS: dict[str, dict[str, Any]] = {
+    DEFAULT: {},
+    WATCHED: {"heartbeat": {"action": "transaction"}},
+    UNWATCHED: {"slot_watch": {"interval_s": 0}},
+    SNAPSHOT: {"snapshot": "initial"},
+}
 
 #: A capture that has not received its backlog by then has hung.
 DEADLINE_S = 600.0
@@ -33,22 +45,26 @@ class CaptureRun:
     rows: int
     seconds: float
     cpu_seconds: float
+    looks: int  # of the watch at the slot
     rss_bytes_before: int
     rss_bytes_max: int
     log_bytes: int
 
 
-def capture(dsn: str, slot: str, log: Path, end_lsn: int) -> CaptureRun:
+def capture(dsn: str, slot: str, log: Path, end_lsn: int, how: str = DEFAULT) -> CaptureRun:
     """Capture from `slot` until everything before `end_lsn` is durable in the log at `log`.
 
     Both must come from `prepare`, called before the backlog was made.
+
+    :param how: `DEFAULT`, `WATCHED` (also with a heartbeat that writes) or `UNWATCHED` (neither slot
+        nor schema).
     """
-    return CaptureRun(**_run_child(dsn, slot, log, end_lsn))
+    return CaptureRun(**_run_child(dsn, slot, log, end_lsn, how))
 
 
 def snapshot(dsn: str, slot: str, log: Path) -> CaptureRun:
     """Take the initial snapshot into a new log at `log`, until all of it is durable."""
-    return CaptureRun(**_run_child(dsn, slot, log, 0, "initial"))
+    return CaptureRun(**_run_child(dsn, slot, log, 0, SNAPSHOT))
 
 
 def prepare(dsn: str, slot: str, log: Path) -> None:
@@ -56,8 +72,8 @@ def prepare(dsn: str, slot: str, log: Path) -> None:
     _run_child(dsn, slot, log, 0)
 
 
-def _run_child(dsn: str, slot: str, log: Path, end_lsn: int, snapshot: str = "never") -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, dsn, slot, str(log), str(end_lsn), snapshot]
+def _run_child(dsn: str, slot: str, log: Path, end_lsn: int, how: str = DEFAULT) -> dict[str, Any]:
+    command = [sys.executable, "-m", __name__, dsn, slot, str(log), str(end_lsn), how]
     done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -73,7 +89,13 @@ def _is_done(task: CaptureTask, end_lsn: int) -> bool:
     return task.caught_up(end_lsn) if end_lsn else task.progress().phase == "streaming"
 
 
-def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, snapshot: str) -> CaptureRun:
+def _as_it_came(_: SchemaWatch, chunk: Bytes, _state: Numbers) -> Bytes:
+    return chunk
+
+
+def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, how: str) -> CaptureRun:
+    if how == UNWATCHED:
+        SchemaWatch.annotate = _as_it_came  # type: ignore[assignment,method-assign]
     source = PostgresSource.model_validate(
         {
             "type": "postgresql",
@@ -81,7 +103,8 @@ def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, snapshot: str) -
             "tables": ["public.orders"],
             "slot": slot,
             "publication": table.PUBLICATION,
-            "snapshot": snapshot,
+            "snapshot": "never",
+            **_SETTINGS[how],
         }
     )
     task = CaptureTask(source, log, LogConfig.model_validate({"path": log}), name="bench")
@@ -98,8 +121,11 @@ def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, snapshot: str) -
     cpu_before = resource.getrusage(resource.RUSAGE_SELF)
     started = time.perf_counter()
     thread.start()
+    looks, seen = 0, None
     while not _is_done(task, end_lsn) and thread.is_alive() and time.perf_counter() < started + DEADLINE_S:
         time.sleep(0.005)
+        if (slot_health := task.progress().slot) is not seen:
+            looks, seen = looks + 1, slot_health
     seconds = time.perf_counter() - started
     cpu_after = resource.getrusage(resource.RUSAGE_SELF)
     progress = task.progress()
@@ -111,6 +137,7 @@ def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, snapshot: str) -
         rows=progress.rows,
         seconds=seconds,
         cpu_seconds=cpu_after.ru_utime + cpu_after.ru_stime - cpu_before.ru_utime - cpu_before.ru_stime,
+        looks=looks,
         rss_bytes_before=rss_before,
         rss_bytes_max=cpu_after.ru_maxrss * 1024,
         log_bytes=progress.bytes,
@@ -118,5 +145,5 @@ def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, snapshot: str) -
 
 
 if __name__ == "__main__":
-    _dsn, _slot, _log, _end_lsn, _snapshot = sys.argv[1:]
-    print(json.dumps(asdict(_capture_here(_dsn, _slot, Path(_log), int(_end_lsn), _snapshot))))
+    _dsn, _slot, _log, _end_lsn, _how = sys.argv[1:]
+    print(json.dumps(asdict(_capture_here(_dsn, _slot, Path(_log), int(_end_lsn), _how))))

@@ -48,14 +48,15 @@ REASONS: dict[str, tuple[str, str]] = {
 def invalidation(row: Mapping[str, str | None]) -> str:
     """Return the reason why the slot can't be used, empty if it can.
 
-    :param row: of `pg_replication_slots`. `invalidation_reason` came with 17, `conflicting` with
-        16; before that only a lack of WAL was known.
+    :param row: of `pg_replication_slots`, and `standby`, whether the server is one.
+        `invalidation_reason` came with 17, `conflicting` with 16, where it is true after every
+        invalidation; on a primary there is but one. Before that only a lack of WAL was known.
     """
     if reason := row.get("invalidation_reason"):
         return reason
-    if row.get("conflicting") == "t":
+    if row.get("conflicting") == "t" and row["standby"] == "t":
         return "conflicting"
-    return "wal_removed" if row.get("wal_status") == "lost" else ""
+    return "wal_removed" if row.get("conflicting") == "t" or row.get("wal_status") == "lost" else ""
 
 
 def explained(reason: str) -> str:

@@ -72,7 +72,8 @@ def is_standby(session: Session) -> bool:
 def slot_facts(session: Session, slot: str) -> SlotFacts | None:
     """Return the slot as it is, None if there is none."""
     rows = session.run(
-        f"SELECT * FROM pg_replication_slots WHERE slot_name = {quote_literal(slot)}",  # noqa: S608 - quoted
+        "SELECT *, pg_is_in_recovery() AS standby FROM pg_replication_slots "  # noqa: S608 - quoted
+        f"WHERE slot_name = {quote_literal(slot)}",
         "look at the replication slot",
     )
     if not rows:

@@ -55,6 +55,23 @@ SELECT n.nspname AS schema, c.relname AS table, c.oid AS oid, c.relkind = 'p' AS
  ORDER BY 1, 2
 """
 
+# With `publish_via_partition_root` the server sends the Relation message of a partition, too, beside
+# that of the table under whose name its rows come: both are in the log.
+_LEFT_OUT = """
+WITH published AS MATERIALIZED (SELECT relid FROM pg_get_publication_tables({name}))
+SELECT n.nspname AS schema, c.relname AS table
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = ANY ({oids})
+   AND EXISTS (SELECT FROM pg_publication WHERE pubname = {name})
+   AND c.oid NOT IN (SELECT relid FROM published)
+   AND NOT EXISTS (SELECT FROM pg_partition_ancestors(c.oid) a
+                    WHERE a.relid <> c.oid
+                      AND (a.relid IN (SELECT relid FROM published) OR a.relid = ANY ({oids})))
+   AND (c.relkind <> 'p' OR EXISTS (SELECT FROM pg_partition_tree(c.oid) p
+                                     WHERE p.isleaf AND p.relid NOT IN (SELECT relid FROM published)))
+ ORDER BY 1, 2
+"""
+
 _PUBLISHED = """
 SELECT t.schemaname AS schema, t.tablename AS table
   FROM pg_publication_tables t WHERE t.pubname = {name}
@@ -230,20 +247,15 @@ def warn_of_new_tables(session: Session, source: PostgresSource) -> None:
 def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Name]:
     """Return the names of those of the tables `oids` that exist and that the publication does not have.
 
-    None at all if there is no such publication: the stream says that by itself.
+    None at all if there is no such publication: the stream says that by itself. A partition that
+    is published through a table above it is not left out, nor is a table whose partitions all are
+    published; of a table that is left out, its partitions are not named beside it.
     """
     listed = ",".join(str(oid) for oid in oids)
     if not listed:
         return []
-    name = quote_literal(publication)
-    rows = session.run(
-        "SELECT n.nspname AS schema, c.relname AS table FROM pg_class c "  # noqa: S608 - quoted
-        "JOIN pg_namespace n ON n.oid = c.relnamespace "
-        f"WHERE c.oid = ANY ('{{{listed}}}'::oid[]) "
-        f"AND EXISTS (SELECT FROM pg_publication WHERE pubname = {name}) "
-        f"AND c.oid NOT IN (SELECT relid FROM pg_get_publication_tables({name})) ORDER BY 1, 2",
-        "compare the publication with what is captured",
-    )
+    command = _LEFT_OUT.format(oids=f"'{{{listed}}}'::oid[]", name=quote_literal(publication))
+    rows = session.run(command, "compare the publication with what is captured")
     return [(row["schema"] or "", row["table"] or "") for row in rows]
 
 

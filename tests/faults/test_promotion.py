@@ -1,0 +1,179 @@
+"""A real standby takes over: what the pipeline has, what the new primary has, and what it says of both."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capture.captured import CREATE_ITEMS, SLOT, Running, capturing, make_task, read_log, run_to_end
+from fix_postgres import SETTINGS, require_since
+from fix_proxy import Proxy
+from fix_wait import wait_until
+from tailrace.embedded.install import find_install, server_account
+from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.errors import Kind
+from tailrace.model import parse_lsn
+
+STANDBY_SLOT = "standby"
+INSERT = "insert into items select g, 'x' from generate_series({}, {}) g"
+SYNCED = f"select synced and not temporary from pg_replication_slots where slot_name = '{SLOT}'"
+
+
+@pytest.fixture
+def copy_of(postgres_version: int) -> Iterator[Callable[..., EmbeddedPostgres]]:
+    """Makes servers from base backups, not yet started: `copy_of(primary, *options, **settings)`."""
+    with ExitStack() as stack:
+
+        def make(primary: EmbeddedPostgres, *options: str, **settings: str) -> EmbeddedPostgres:
+            install = find_install(postgres_version)
+            server = EmbeddedPostgres(install, settings={**SETTINGS, **settings}, durable=False)
+            stack.callback(server.close)
+            account = server_account()
+            as_account: dict[str, Any] = {}
+            if account is not None:
+                as_account = {"user": account.uid, "group": account.gid, "extra_groups": []}
+            command = [server.bin / "pg_basebackup", "-D", server.data, "-d", primary.dsn(), "-c", "fast"]
+            subprocess.run(
+                [*command, *options], check=True, capture_output=True, cwd=server.directory, **as_account
+            )
+            return server
+
+        yield make
+
+
+@pytest.fixture
+def primary(make_server: Callable[..., EmbeddedPostgres]) -> EmbeddedPostgres:
+    server = make_server()
+    server.execute(CREATE_ITEMS)
+    server.execute(INSERT.format(1, 100))
+    return server
+
+
+def standby_of(primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres]) -> EmbeddedPostgres:
+    """Return a running standby that has all that the primary has."""
+    settings = {"hot_standby_feedback": "on"}
+    if primary.version >= 17:
+        settings["sync_replication_slots"] = "on"
+    standby = copy_of(primary, "-R", "-C", "-S", STANDBY_SLOT, **settings).start()
+    if primary.version >= 17:
+        primary.execute(f"alter system set synchronized_standby_slots = '{STANDBY_SLOT}'")
+        primary.execute("select pg_reload_conf()")
+    follow(primary, standby)
+    return standby
+
+
+def follow(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
+    end = parse_lsn(primary.query("select pg_current_wal_flush_lsn()::text")[0][0])
+    replayed = "select pg_last_wal_replay_lsn()::text"
+    wait_until(lambda: parse_lsn(standby.query(replayed)[0][0]) >= end, 60, "the standby to follow")
+
+
+def promote(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
+    """Have the standby take over from a primary that is gone without a word."""
+    primary.kill()
+    assert standby.query("select pg_promote()") == [(True,)]
+
+
+def ids(server: EmbeddedPostgres) -> list[int]:
+    return [row[0] for row in server.query("select id from items order by id")]
+
+
+def test_a_standby_that_took_over_without_the_slot_is_told(
+    primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    with capturing(primary.dsn(), tmp_path / "log") as running:
+        running.wait_for("streaming")
+        standby = standby_of(primary, copy_of)
+    # The standby has all that the log has, and its history goes on from there.
+    follow(primary, standby)
+    promote(primary, standby)
+    error = run_to_end(standby.dsn(), tmp_path / "log")
+    assert error is not None
+    assert (error.kind, error.context["slot"]) == (Kind.SLOT_MISSING, SLOT)
+    assert "failover" in error.hint
+    # Nothing was made there in its place.
+    assert standby.query("select slot_name from pg_replication_slots where slot_type = 'logical'") == []
+    assert sorted(read_log(tmp_path / "log").ids) == ids(standby)
+
+
+def test_a_standby_that_took_over_too_early_lost_what_the_log_has(
+    primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    standby = copy_of(primary, "-R", "-C", "-S", STANDBY_SLOT).start()
+    with capturing(primary.dsn(), tmp_path / "log") as running:
+        running.wait_for("streaming")
+        follow(primary, standby)
+        standby.stop()
+        primary.execute(INSERT.format(101, 200))
+        running.catch_up(primary.query)
+    primary.kill()
+    standby.start()
+    assert standby.query("select pg_promote()") == [(True,)]
+    # Whatever it writes from now on, its history left the log's timeline before the log's end.
+    for more in (False, True):
+        if more:
+            standby.execute(INSERT.format(301, 9000))
+        error = run_to_end(standby.dsn(), tmp_path / "log")
+        assert error is not None
+        assert error.kind is Kind.SOURCE_TIMELINE_CHANGED
+        assert "on timeline 1, which the server left already at" in error.message
+        assert "lost transactions that the log has" in error.hint
+    assert sorted(read_log(tmp_path / "log").ids) == list(range(1, 201))
+
+
+def test_a_server_restored_from_a_backup_is_behind_the_log(
+    primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    with capturing(primary.dsn(), tmp_path / "log") as running:
+        running.wait_for("streaming")
+        restored = copy_of(primary)
+        primary.execute(INSERT.format(101, 200))
+        running.catch_up(primary.query)
+    primary.kill()
+    restored.start()  # on the same timeline, at an earlier time
+    error = run_to_end(restored.dsn(), tmp_path / "log")
+    assert error is not None
+    assert error.kind is Kind.SOURCE_BEHIND_LOG
+    assert "restored backup" in error.hint
+    assert len(ids(restored)) == 100
+
+
+def test_a_pipeline_with_a_failover_slot_goes_on_after_a_promotion_and_loses_nothing(
+    primary: EmbeddedPostgres,
+    copy_of: Callable[..., EmbeddedPostgres],
+    proxy: Callable[[int], Proxy],
+    tmp_path: Path,
+) -> None:
+    require_since(17, "failover slots", primary.version)
+    standby = standby_of(primary, copy_of)
+    address = proxy(primary.port)  # as clients know the cluster, wherever it is
+    dsn = primary.dsn().replace(str(primary.port), str(address.port))
+    options = {"slot_failover": True, "reconnect_s_max": 120}
+    with capturing(dsn, tmp_path / "log", **options) as running:
+        running.wait_for("streaming")
+        primary.execute(INSERT.format(101, 200))
+        running.catch_up(primary.query)
+        wait_until(lambda: standby.query(SYNCED) == [(True,)], 120, "the slot on the standby")
+        # What is committed between the last synchronisation and the end is sent again from there.
+        for number in range(201, 301):
+            primary.execute(INSERT.format(number, number))
+        follow(primary, standby)
+        promote(primary, standby)
+        address.upstream_port = standby.port
+        standby.execute(INSERT.format(301, 400))
+        running.catch_up(standby.query, 120)
+        assert running.task.progress().reconnects > 0
+    found = read_log(tmp_path / "log")
+    assert sorted(found.ids) == ids(standby) == list(range(1, 401))
+    # The log goes on where it was, on the new timeline: a second start finds nothing strange.
+    again = Running(make_task(dsn, tmp_path / "log", **options))
+    again.wait_for("streaming")
+    standby.execute(INSERT.format(401, 401))
+    again.catch_up(standby.query)
+    again.stop()
+    assert sorted(read_log(tmp_path / "log").ids) == list(range(1, 402))

@@ -10,10 +10,10 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(shell grep -rl njit src --include='*.py')
-BENCHMARKS := capture snapshot decode replay e2e latency
+BENCHMARKS := capture watches snapshot decode replay e2e latency
 CYCLES := 100
 
-.PHONY: help demo test check bench torture setup lock clean java
+.PHONY: help demo test matrix check bench torture setup lock clean java
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -23,6 +23,9 @@ demo: setup ## A small shop, its pipeline killed in the middle, and the proof th
 
 test: setup ## The test suite.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+matrix: setup ## The test suite on each version of PostgreSQL: 15, 16 and 18.
+	$(BIN)/python scripts/run_matrix.py $(PYTEST_ARGS)
 
 check: setup ## Lint, types, layers, documents.
 	$(BIN)/ruff check src tests scripts

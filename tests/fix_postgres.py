@@ -1,15 +1,21 @@
 """Real PostgreSQL servers: one per version and test session, a fresh database per test.
 
 `pg` is a database on the default version, `each_pg` runs the test on every version, `own_pg` is
-a server of the test's own, to be killed and restarted. Servers start when they are first asked
-for. A version that is not on this machine fails its tests under CI and is named elsewhere.
+a server of the test's own, to be killed and restarted, `make_server` makes such servers with
+settings. Servers start when they are first asked for. A version that is not on this machine
+fails its tests under CI and is named elsewhere.
+
+`TAILRACE_TEST_POSTGRES=15` makes that version the default and the only one: so `make matrix`
+runs the suite on each. A version that is not the newest runs only the tests that need a server,
+without those marked `any_postgres`: what they show depends on no version of it.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +26,14 @@ from fix_wait import wait_until
 from tailrace.embedded.install import find_install, has_install
 from tailrace.embedded.postgres import EmbeddedPostgres
 
-VERSIONS = (15, 16, 18)
-DEFAULT_VERSION = 18
+ALL_VERSIONS = (15, 16, 18)
+NEWEST_VERSION = 18
+_chosen = os.environ.get("TAILRACE_TEST_POSTGRES", "")
+DEFAULT_VERSION = int(_chosen or NEWEST_VERSION)
+VERSIONS = (DEFAULT_VERSION,) if _chosen else ALL_VERSIONS
+
+#: Who takes one of these has to do with a server.
+_OF_SERVERS = frozenset({"servers", "postgres_version"})
 
 #: Small, and quick to notice a client that is gone.
 SETTINGS = {"shared_buffers": "32MB", "max_wal_size": "512MB", "wal_sender_timeout": "20s"}
@@ -83,8 +95,7 @@ class Servers:
 
     def get(self, version: int) -> EmbeddedPostgres:
         if version not in self._running:
-            if not has_install(version):
-                _report_missing(version)
+            require_version(version)
             self._running[version] = EmbeddedPostgres(find_install(version), settings=SETTINGS, durable=False)
         return self._running[version].start()  # again, if a test left it stopped
 
@@ -93,10 +104,34 @@ class Servers:
             server.close()
 
 
-def _report_missing(version: int) -> None:
+def require_version(version: int) -> None:
+    """Skip the test, under CI fail it, if this version is not on this machine."""
+    if has_install(version):
+        return
     if os.environ.get("CI"):
         pytest.fail(f"PostgreSQL {version} is not installed, and CI tests every version", pytrace=False)
     pytest.skip(f"PostgreSQL {version} is not installed")
+
+
+def require_since(since: int, what: str, version: int) -> None:
+    """Skip the test on a server whose `version` is older than the one that brought `what`."""
+    if version < since:
+        pytest.skip(f"PostgreSQL {version} has no {what}: they came with {since}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = [item for item in items if _depends_on_version(item)]
+    if DEFAULT_VERSION != NEWEST_VERSION:
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+        items[:] = wanted
+
+
+def _depends_on_version(item: pytest.Item) -> bool:
+    if (marker := item.get_closest_marker("any_postgres")) is not None:
+        if not marker.args:
+            raise pytest.UsageError(f"{item.nodeid}: any_postgres needs a reason")
+        return False
+    return bool(_OF_SERVERS & set(getattr(item, "fixturenames", ())))
 
 
 def pytest_report_header() -> str:
@@ -134,8 +169,27 @@ def each_pg(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Databa
     yield from _fresh_database(servers.get(request.param))
 
 
+@pytest.fixture(scope="session")
+def postgres_version() -> int:
+    """The default version, which is on this machine; for tests that start a server in their own way."""
+    require_version(DEFAULT_VERSION)
+    return DEFAULT_VERSION
+
+
 @pytest.fixture
-def own_pg() -> Iterator[EmbeddedPostgres]:
+def make_server(postgres_version: int) -> Iterator[Callable[..., EmbeddedPostgres]]:
+    """Makes running servers that no other test knows of: `make_server(setting="value")`."""
+    with ExitStack() as stack:
+
+        def make(**settings: str) -> EmbeddedPostgres:
+            install = find_install(postgres_version)
+            server = EmbeddedPostgres(install, settings={**SETTINGS, **settings}, durable=False)
+            return stack.enter_context(server)
+
+        yield make
+
+
+@pytest.fixture
+def own_pg(make_server: Callable[..., EmbeddedPostgres]) -> EmbeddedPostgres:
     """A running server that no other test knows of."""
-    with EmbeddedPostgres(find_install(DEFAULT_VERSION), settings=SETTINGS, durable=False) as server:
-        yield server
+    return make_server()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 import structlog
 
 from capture.captured import CREATE_ITEMS, SLOT, Running, capturing, make_task, read_log, run_to_end
-from fix_postgres import SETTINGS, Database
+from fix_postgres import Database, require_since
 from fix_wait import wait_until
 from tailrace.capture import slot_watch
-from tailrace.embedded.install import find_install
 from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind
 from tailrace.model import parse_lsn
@@ -25,12 +23,6 @@ QUICK: dict[str, Any] = {"heartbeat": {"interval_s": 1.0}, "slot_watch": {"inter
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_watch, "SOON_S", 0.2)
-
-
-@contextmanager
-def own_server(**settings: str) -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres(find_install(18), settings={**SETTINGS, **settings}, durable=False) as server:
-        yield server
 
 
 def positions(pg: Database) -> tuple[int, int]:
@@ -112,48 +104,48 @@ def test_a_heartbeat_that_does_nothing_or_fails_is_said_and_hurts_nobody(
     assert read_log(tmp_path / "log").inserts[-1] == 1
 
 
-def test_a_slot_close_to_its_limit_is_said_before_it_is_lost(tmp_path: Path) -> None:
-    with own_server(max_slot_wal_keep_size="48MB", max_prepared_transactions="4") as server:
-        server.execute(CREATE_ITEMS)
-        server.execute("create table others(id int)")
-        watch = {"interval_s": 0.2, "safe_wal_share_warned": 1.0, "transaction_age_warned_s": 0.0}
-        # Somebody's open transactions keep restart_lsn where it is, whatever is acknowledged.
-        with (
-            structlog.testing.capture_logs() as said,
-            capturing(
-                server.dsn(), tmp_path / "log", tables=("public.items",), **{**QUICK, "slot_watch": watch}
-            ) as running,
-            server.connect(autocommit=False, application_name="forgotten\x1b[31m") as idle,
-        ):
-            running.wait_for("streaming")
-            idle.execute("insert into others values (0)")
-            server.execute(
-                "begin; insert into others values (0); prepare transaction 'it''s'", dbname="postgres"
-            )
-            for _ in range(3):
-                server.execute("insert into others select generate_series(1, 200000)")
-                server.execute("select pg_switch_wal()")
-            pid = idle.info.backend_pid
-            wait_until(lambda: {f"wal_held:{pid}", "wal_held:it's"} <= keys(running), 60)
-            wait_until(lambda: keys(running) & {"slot_near_limit", "slot_unreserved"}, 60)
-            found = {concern.key: concern for concern in running.task.progress().concerns}
-            assert f"process {pid}" in found[f"wal_held:{pid}"].message
-            assert "\x1b" not in found[f"wal_held:{pid}"].message
-            assert "idle in transaction" in found[f"wal_held:{pid}"].message
-            health = running.task.progress().slot
-            assert health is not None
-            assert health.held_bytes > 0
-            assert (health.as_json()["retained_bytes"] or 0) > 16 << 20
-            # Each repair does what it says.
-            server.execute(found["wal_held:it's"].repair.partition("can: ")[2])
-            server.execute(found[f"wal_held:{pid}"].repair.partition("can: ")[2])
-            worst = found.get("slot_near_limit") or found["slot_unreserved"]
-            for statement in worst.repair.split(";")[:2]:
-                server.execute(statement)
-            server.execute("checkpoint")
-            wait_until(lambda: not any(key.startswith("wal_held") for key in keys(running)), 60)
-            idle.close()
-        assert any(str(entry["event"]).startswith("process ") for entry in said)
+def test_a_slot_close_to_its_limit_is_said_before_it_is_lost(
+    make_server: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    server = make_server(max_slot_wal_keep_size="48MB", max_prepared_transactions="4")
+    server.execute(CREATE_ITEMS)
+    server.execute("create table others(id int)")
+    watch = {"interval_s": 0.2, "safe_wal_share_warned": 1.0, "transaction_age_warned_s": 0.0}
+    # Somebody's open transactions keep restart_lsn where it is, whatever is acknowledged.
+    with (
+        structlog.testing.capture_logs() as said,
+        capturing(
+            server.dsn(), tmp_path / "log", tables=("public.items",), **{**QUICK, "slot_watch": watch}
+        ) as running,
+        server.connect(autocommit=False, application_name="forgotten\x1b[31m") as idle,
+    ):
+        running.wait_for("streaming")
+        idle.execute("insert into others values (0)")
+        server.execute("begin; insert into others values (0); prepare transaction 'it''s'", dbname="postgres")
+        for _ in range(3):
+            server.execute("insert into others select generate_series(1, 200000)")
+            server.execute("select pg_switch_wal()")
+        pid = idle.info.backend_pid
+        wait_until(lambda: {f"wal_held:{pid}", "wal_held:it's"} <= keys(running), 60)
+        wait_until(lambda: keys(running) & {"slot_near_limit", "slot_unreserved"}, 60)
+        found = {concern.key: concern for concern in running.task.progress().concerns}
+        assert f"process {pid}" in found[f"wal_held:{pid}"].message
+        assert "\x1b" not in found[f"wal_held:{pid}"].message
+        assert "idle in transaction" in found[f"wal_held:{pid}"].message
+        health = running.task.progress().slot
+        assert health is not None
+        assert health.held_bytes > 0
+        assert (health.as_json()["retained_bytes"] or 0) > 16 << 20
+        # Each repair does what it says.
+        server.execute(found["wal_held:it's"].repair.partition("can: ")[2])
+        server.execute(found[f"wal_held:{pid}"].repair.partition("can: ")[2])
+        worst = found.get("slot_near_limit") or found["slot_unreserved"]
+        for statement in worst.repair.split(";")[:2]:
+            server.execute(statement)
+        server.execute("checkpoint")
+        wait_until(lambda: not any(key.startswith("wal_held") for key in keys(running)), 60)
+        idle.close()
+    assert any(str(entry["event"]).startswith("process ") for entry in said)
 
 
 def lose(server: EmbeddedPostgres) -> None:
@@ -222,6 +214,39 @@ def test_a_table_taken_out_of_the_publication_is_said_while_running_and_after(
         wait_until(lambda: not keys(running), 30)
 
 
+def test_partitions_that_come_under_their_roots_name_are_not_called_left_out(
+    each_pg: Database, tmp_path: Path
+) -> None:
+    pg = each_pg
+    pg.execute("create table events (id bigint, at int, primary key (id, at)) partition by range (at)")
+    for year in (1, 2):
+        pg.execute(f"create table events_{year} partition of events for values from ({year}) to ({year + 1})")
+    with capturing(pg.dsn, tmp_path / "log", **QUICK, publish_via_partition_root=True) as running:
+        running.wait_for("streaming")
+
+        def after_a_change(key: int) -> set[str]:
+            pg.execute("insert into events values (%s, 1), (%s, 2)", [key, key])
+            running.catch_up(pg.query)
+            seen = running.task.progress().slot
+            for _ in range(2):  # one look may have been under way
+                wait_until(lambda: running.task.progress().slot not in (None, seen), 30)  # noqa: B023
+                seen = running.task.progress().slot
+            return keys(running)
+
+        publication = pg.query("select pubname from pg_publication")[0][0]
+        assert after_a_change(1) == set()
+        # By the partitions' own names all of it is published still.
+        pg.execute(f"alter publication {publication} set (publish_via_partition_root = false)")
+        assert after_a_change(2) == set()
+        # Taken out, it is named once, under the name that puts all of it in again.
+        pg.execute("create table other (id int primary key)")
+        pg.execute(f"alter publication {publication} set table other")
+        wait_until(lambda: keys(running) == {"table_left_out:public.events"}, 30)
+        repair = running.task.progress().concerns[0].repair
+        pg.execute(repair.partition(";")[0])
+        wait_until(lambda: not keys(running), 30)
+
+
 def test_the_watch_outlives_its_connection_and_capture_outlives_the_watch(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,19 +288,20 @@ def test_a_failover_slot_is_made_and_an_older_one_becomes_one(each_pg: Database,
         assert pg.query(failover, [SLOT]) == [(True,)]
 
 
-def test_a_standby_that_holds_everything_up_is_named(tmp_path: Path) -> None:
-    with own_server() as server:
-        server.execute(CREATE_ITEMS)
-        options = {**QUICK, "slot_failover": True}
-        with capturing(server.dsn(), tmp_path / "log", **options) as running:
-            running.wait_for("streaming")
-            server.execute("alter system set synchronized_standby_slots = 'gone'")
-            server.execute("select pg_reload_conf()")
-            wait_until(lambda: "standby_waited:gone" in keys(running), 30)
-            repair = running.task.progress().concerns[0].repair.partition("slots: ")[2]
-            for statement in repair.split(";")[:2]:
-                server.execute(statement)
-            server.execute("insert into items values (1, 'x')")
-            wait_until(lambda: not keys(running), 30)
-            running.catch_up(server.query)
+def test_a_standby_that_holds_everything_up_is_named(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    server = own_pg
+    require_since(17, "failover slots", server.version)
+    server.execute(CREATE_ITEMS)
+    options = {**QUICK, "slot_failover": True}
+    with capturing(server.dsn(), tmp_path / "log", **options) as running:
+        running.wait_for("streaming")
+        server.execute("alter system set synchronized_standby_slots = 'gone'")
+        server.execute("select pg_reload_conf()")
+        wait_until(lambda: "standby_waited:gone" in keys(running), 30)
+        repair = running.task.progress().concerns[0].repair.partition("slots: ")[2]
+        for statement in repair.split(";")[:2]:
+            server.execute(statement)
+        server.execute("insert into items values (1, 'x')")
+        wait_until(lambda: not keys(running), 30)
+        running.catch_up(server.query)
     assert read_log(tmp_path / "log").inserts == [1]

@@ -18,6 +18,8 @@ from tailrace.demo.places import own_directory
 from tailrace.demo.shop import LEDGER_SUM, TABLES, Shop, source_rows
 from tailrace.errors import Kind, TailraceError
 
+pytestmark = pytest.mark.any_postgres("the demo starts a server of its own")
+
 
 def _worked_in(database: Database, transactions: int) -> Shop:
     shop = Shop(database.connect, writers=2, pause_s=0)

@@ -13,6 +13,8 @@ from fix_postgres import Database
 from tailrace import config
 from torture.harness import Round
 
+pytestmark = pytest.mark.any_postgres("the examples begin where the log ends")
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 

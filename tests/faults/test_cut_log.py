@@ -18,6 +18,8 @@ from tailrace.changelog.writer import LogWriter
 from tailrace.errors import Kind, TailraceError
 from torture.harness import Round
 
+pytestmark = pytest.mark.any_postgres("what is cut is the log")
+
 TASK = "0"
 
 

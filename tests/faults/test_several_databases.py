@@ -23,6 +23,8 @@ from torture import ledger, validator
 from torture.harness import SINKS, Life, Round
 from torture.sinks import parse_json
 
+pytestmark = pytest.mark.any_postgres("two versions take part anyway")
+
 #: Engines with Spark start slowly on a machine that does much else.
 LONG_S = 120.0
 #: Four databases with several writers each on few cores: what matters is who goes on, not how much.

@@ -12,6 +12,8 @@ from fix_postgres import Database
 from fix_wait import wait_until
 from torture.harness import Round
 
+pytestmark = pytest.mark.any_postgres("the locks are ours")
+
 
 def _is_streaming(round_: Round) -> bool:
     return '"streaming"' in round_.command("status", str(round_.file), "--json").stdout

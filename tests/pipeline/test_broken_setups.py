@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from capture.captured import Running
-from fix_postgres import SETTINGS
+from fix_postgres import SETTINGS, require_since
 from fix_wait import wait_until
 from tailrace.capture.session import quote_identifier
 from tailrace.capture.task import CaptureTask
@@ -94,9 +94,9 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedPostgres]:
+def server(postgres_version: int) -> Iterator[EmbeddedPostgres]:
     settings = {**SETTINGS, "max_prepared_transactions": "4"}
-    install = find_install(18)
+    install = find_install(postgres_version)
     with EmbeddedPostgres(install, settings=settings, durable=False, password=PASSWORD) as running:
         yield running
 
@@ -138,6 +138,7 @@ class Broken:
     how: Callable[[Place], None]
     repairs: bool = True  # whether the repair's SQL makes it go
     severity: Severity = Severity.ERROR
+    since: int = 0  # the version of PostgreSQL that brought what is broken
 
 
 def sql(*statements: str) -> Callable[[Place], None]:
@@ -298,7 +299,7 @@ BROKEN = [
            severity=WARNING),
     Broken("slots time out", Kind.SLOT_AT_RISK, "idle_replication_slot_timeout",
            sql("alter system set idle_replication_slot_timeout = '10min'", "select pg_reload_conf()"),
-           severity=WARNING),
+           severity=WARNING, since=18),
 ]  # fmt: skip
 
 
@@ -308,6 +309,7 @@ def seen(place: Place, broken: Broken) -> list[Finding]:
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
 def test_each_broken_set_up_has_its_own_message_and_repair(place: Place, broken: Broken) -> None:
+    require_since(broken.since, broken.says, place.server.version)
     assert place.findings() == []
     broken.how(place)
     found = wait_until(lambda: seen(place, broken), 20)
@@ -354,20 +356,21 @@ def test_an_open_transaction_is_named_with_its_process(place: Place) -> None:
     assert "\n" not in finding.message
 
 
-def test_what_needs_a_restart_says_so_and_repairs(tmp_path: Path) -> None:
-    settings = {"wal_level": "replica", "max_replication_slots": "0", "max_wal_senders": "0"}
-    with EmbeddedPostgres(find_install(16), settings=settings, durable=False) as server:
-        server.execute("create table t (id int primary key)")
-        place = Place(server, tmp_path, "postgres", "postgres", {"password": None})
-        found = place.findings()
-        assert len(found) == 3
-        for finding in found:
-            assert "restart" in finding.repair
-            # This server's own settings stand in a file behind what ALTER SYSTEM writes.
-            for statement in STATEMENT.findall(finding.repair):
-                server.execute(statement)
-        server.restart()
-        assert place.findings() == []
-        place.source["slot_failover"] = True
-        (finding,) = place.findings()
-        assert "17" in finding.message
+def test_what_needs_a_restart_says_so_and_repairs(
+    make_server: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    server = make_server(wal_level="replica", max_replication_slots="0", max_wal_senders="0")
+    server.execute("create table t (id int primary key)")
+    place = Place(server, tmp_path, "postgres", "postgres", {"password": None})
+    found = place.findings()
+    assert len(found) == 3
+    for finding in found:
+        assert "restart" in finding.repair
+        # This server's own settings stand in a file behind what ALTER SYSTEM writes.
+        for statement in STATEMENT.findall(finding.repair):
+            server.execute(statement)
+    server.restart()
+    assert place.findings() == []
+    place.source["slot_failover"] = True
+    refused = [finding.message for finding in place.findings()]
+    assert ["17" in message for message in refused] == [True] * (server.version < 17)

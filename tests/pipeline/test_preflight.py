@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tailrace.capture.session import Session
 from tailrace.config import load
-from tailrace.embedded.install import find_install
-from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind
 from tailrace.pipeline import preflight as preflight_module
 from tailrace.pipeline.findings import Severity
@@ -89,12 +87,11 @@ def test_every_repair_that_is_sql_repairs(own_pg, tmp_path):
     assert errors(file) == []
 
 
-def test_a_server_without_logical_decoding_is_told_what_to_set(tmp_path):
-    settings = {"wal_level": "replica", "max_replication_slots": "0", "max_wal_senders": "0"}
-    with EmbeddedPostgres(find_install(18), settings=settings, durable=False) as server:
-        server.create_database("shop")
-        server.execute("create table t (id int primary key)", dbname="shop")
-        repairs = " ".join(finding.repair for finding in errors(pipeline_file(tmp_path, server, "shop")))
+def test_a_server_without_logical_decoding_is_told_what_to_set(make_server, tmp_path):
+    server = make_server(wal_level="replica", max_replication_slots="0", max_wal_senders="0")
+    server.create_database("shop")
+    server.execute("create table t (id int primary key)", dbname="shop")
+    repairs = " ".join(finding.repair for finding in errors(pipeline_file(tmp_path, server, "shop")))
     assert "ALTER SYSTEM SET wal_level = logical" in repairs
     assert "ALTER SYSTEM SET max_replication_slots" in repairs
     assert "ALTER SYSTEM SET max_wal_senders" in repairs

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from fix_postgres import SETTINGS
 from tailrace.config import load_engine
-from tailrace.embedded.install import find_install
 from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind
 from tailrace.pipeline.engine import Engine
@@ -51,35 +50,36 @@ def test_what_the_sources_of_one_server_need_is_added_up(rooms, told, needing):
     assert messages == (["; ".join(filter(None, (told, needing)))] if told else [])
 
 
-def test_three_databases_need_three_of_the_two_slots_of_their_server(tmp_path: Path) -> None:
-    settings = {**SETTINGS, "max_replication_slots": "2", "max_wal_senders": "2"}
-    with EmbeddedPostgres(find_install(18), settings=settings, durable=False) as server:
-        for name in ("eu", "us", "asia"):
-            server.create_database(name)
-            server.execute("create table t (id int primary key)", dbname=name)
+def test_three_databases_need_three_of_the_two_slots_of_their_server(
+    make_server: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    server = make_server(max_replication_slots="2", max_wal_senders="2")
+    for name in ("eu", "us", "asia"):
+        server.create_database(name)
+        server.execute("create table t (id int primary key)", dbname=name)
 
-        def written(*names: str) -> Path:
-            sources = [
-                {"name": name, "host": "127.0.0.1", "port": server.port, "user": "postgres", "dbname": name}
-                for name in names
-            ]
-            file = tmp_path / "shop.yaml"
-            file.write_text(yaml.safe_dump({"name": "shop", "sources": sources, "log": {"path": "logs"}}))
-            return file
+    def written(*names: str) -> Path:
+        sources = [
+            {"name": name, "host": "127.0.0.1", "port": server.port, "user": "postgres", "dbname": name}
+            for name in names
+        ]
+        file = tmp_path / "shop.yaml"
+        file.write_text(yaml.safe_dump({"name": "shop", "sources": sources, "log": {"path": "logs"}}))
+        return file
 
-        assert preflight(written("eu", "us")) == []
-        # A database that is captured has its slot already; two that are not need one each.
-        Engine(load_engine(written("eu")), until_caught_up=True).run()
-        assert preflight(written("eu", "us")) == []
-        found = preflight(written("eu", "us", "asia"))
-        assert {(each.kind, each.severity) for each in found} == {(Kind.SOURCE_MISCONFIGURED, Severity.ERROR)}
-        slots, senders = found
-        assert "only 1 replication slot free" in slots.message
-        assert slots.message.endswith("2 sources on this server need one each: us, asia")
-        assert senders.message.endswith("3 sources on this server need one each: eu, us, asia")
-        # What is said to repair it does.
-        for finding in found:
-            server.execute(finding.repair.partition(";")[0])
-        server.stop()
-        server.start()
-        assert preflight(written("eu", "us", "asia")) == []
+    assert preflight(written("eu", "us")) == []
+    # A database that is captured has its slot already; two that are not need one each.
+    Engine(load_engine(written("eu")), until_caught_up=True).run()
+    assert preflight(written("eu", "us")) == []
+    found = preflight(written("eu", "us", "asia"))
+    assert {(each.kind, each.severity) for each in found} == {(Kind.SOURCE_MISCONFIGURED, Severity.ERROR)}
+    slots, senders = found
+    assert "only 1 replication slot free" in slots.message
+    assert slots.message.endswith("2 sources on this server need one each: us, asia")
+    assert senders.message.endswith("3 sources on this server need one each: eu, us, asia")
+    # What is said to repair it does.
+    for finding in found:
+        server.execute(finding.repair.partition(";")[0])
+    server.stop()
+    server.start()
+    assert preflight(written("eu", "us", "asia")) == []

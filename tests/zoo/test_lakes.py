@@ -24,6 +24,10 @@ from zoo.expected import MODES, UNHELD, Expectation, plain
 from zoo.keeping import STREAMED, as_captured
 from zoo.wide import ROWS, Wide, capture
 
+pytestmark = pytest.mark.any_postgres(
+    "from the log on; that the log says what SELECT says is shown on each version"
+)
+
 
 @pytest.fixture(scope="module")
 def wide(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wide]:

@@ -11,6 +11,9 @@ from capture.captured import capturing, read_log
 from fix_postgres import Database
 from tailrace.capture.alignment import CatalogColumn, aligned
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import keep_disclosure
+from tailrace.cli.showing_schemas import show_schemas
+from tailrace.config import Disclosure
 from tailrace.model import Column
 from tailrace.pipeline.schemas import versions
 
@@ -113,6 +116,35 @@ def test_a_column_with_a_default_says_what_older_rows_have(pg: Database, tmp_pat
     columns = read_log(tmp_path / "log").facts[-1]["columns"]
     assert [column.get("missing") for column in columns] == [None, "it's {,}", None, "{1,2}"]
     assert not any(column.get("unknown") for column in columns)
+
+
+def test_schemas_show_no_column_that_is_left_out_and_no_default_that_is_masked(
+    pg: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    log = tmp_path / "log"
+    pg.execute("create table items(id int primary key, hidden1 text)")
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+        pg.execute("insert into items values (1, 'x')")
+        pg.execute("alter table items rename hidden1 to hidden2")
+        pg.execute("alter table items add hidden3 text default 'T0P-1', add mail text default 'T0P-2'")
+        pg.execute("insert into items values (2, 'x')")
+        running.catch_up(pg.query)
+        pg.execute("alter table items drop hidden2, alter hidden3 type varchar(9)")
+        pg.execute("insert into items values (3)")
+        running.catch_up(pg.query)
+    rules = Disclosure(columns_exclude=["*.*.hidden*"], masks=[{"columns": ["*.*.mail"], "method": "null"}])
+    keep_disclosure(LogDirectory.open(log), "0", rules)
+    assert "T0P-2" in repr(versions(LogDirectory.open(log), "0"))
+    assert "T0P" not in repr(versions(LogDirectory.open(log), "0", rules=rules))
+    capsys.readouterr()
+    for as_json in (False, True):
+        show_schemas(log, "0", None, None, as_json=as_json)
+    said = capsys.readouterr().out
+    assert "column mail added" in said
+    assert "hidden" not in said
+    show_schemas(log, "0", None, Disclosure(), as_json=False)
+    assert "column hidden1 renamed to hidden2" in capsys.readouterr().out
 
 
 def test_a_table_made_anew_goes_on_counting_and_says_what_became_of_the_old_one(pg: Database, tmp_path: Path):

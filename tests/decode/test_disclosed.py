@@ -19,6 +19,7 @@ from tailrace.decode.changes import TableChanges
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
+from tailrace.protocol.facts import ColumnFacts, Facts
 
 SALT = "Canary: a salt that must be seen nowhere"
 HASH = {"columns": ["public.orders.note"], "method": "hash", "salt": "${env:SALT}"}
@@ -243,3 +244,24 @@ def test_marks_tell_masks_apart_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
     assert Disclosed.of(Disclosure(masks=[HASH])).mask_marks(shape.relation) == first
     monkeypatch.setenv("SALT", "another")
     assert Disclosed.of(Disclosure(masks=[HASH])).mask_marks(shape.relation) != first
+
+
+def test_what_rows_from_before_a_column_have_in_it_is_masked_as_values_are() -> None:
+    column = ColumnFacts("mail", number=2, type="text", type_oid=25, base_oid=25, missing="T0P-SECRET")
+    facts = Facts(OID, "public", "orders", ("id",), (ColumnFacts("id", 1, type_oid=23, base_oid=23), column))
+    data = frames.control_frame(frames.FACTS, 0, 0, facts.as_json())
+    data += transaction(relation(columns=USERS[:2]), insert("1", "a@x"))
+
+    def missing(**mask: Any) -> str | None:
+        let_out = read(data, masks=[{"columns": ["*.*.mail"], **mask}]).relation
+        assert let_out is not None
+        return let_out.columns[1].missing
+
+    assert read(data).relation.columns[1].missing == "T0P-SECRET"
+    assert missing(method="hash", salt="${env:SALT}") == hashed("T0P-SECRET")
+    assert missing(method="fixed") == "****"
+    assert missing(method="truncate", length=3) == "T0P"
+    assert missing(method="null") is None
+    left_out = read(data, columns_exclude=["*.*.mail"]).relation
+    assert [each.name for each in left_out.columns] == ["id"]
+    assert "T0P" not in repr(left_out)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
-from sinks.rig import mirror_rows, opened, rekey, relation, snapshot, write
+from sinks.rig import mirror_rows, opened, rekey, relation, snapshot, update_whole, write
 from spark.wire import INT4, INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
 from tailrace import failpoints
+from tailrace.config import Disclosure
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks import delta_mirror
+from tailrace.sinks.delta_mirror import DeltaMirror
+from tailrace.sinks.delta_sink import DeltaSink
 
 COLUMNS = {"id": INT8, "note": TEXT, "n": INT4}
 ACCOUNTS = relation(1, "public.accounts", COLUMNS)
@@ -180,6 +184,43 @@ def test_a_table_without_a_key_is_refused_with_the_ways_out(tmp_path, log):
     without = opened("mirror", tmp_path / "lake", log, tables=("public.accounts",))
     write(without, log, 0, end)
     assert without.position("0") == end
+
+
+def test_a_key_that_the_configuration_changes_stops_a_mirror(tmp_path, log):
+    def keyed(*columns):
+        keys = {"public.visits": list(columns)} if columns else {}
+        sink = DeltaSink("lake", tmp_path / "lake", None, DeltaMirror(), Disclosure(message_keys=keys))
+        sink.open(log.directory.identity, "shop")
+        return sink
+
+    visits = relation(2, "public.visits", {"host": TEXT, "at": INT4, "n": INT4}, key=(), identity="f")
+    middle = log.commit(visits, insert(2, "a", 1, 1), insert(2, "a", 2, 2), insert(2, "b", 1, 3))
+    sink = keyed("host", "at")
+    write(sink, log, 0, middle)
+    sink.close()
+    end = log.commit(insert(2, "a", 3, 4), update_whole(2, ("b", 1, 3), ("b", 1, 5)))
+    for columns in (("host",), ("host", "at", "n")):
+        sink = keyed(*columns)
+        with pytest.raises(TailraceError) as raised:
+            write(sink, log, middle, end)
+        assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+        assert "(host, at)" in raised.value.message
+        assert "source.message_keys" in raised.value.hint
+        assert sink.position("0") == middle
+        sink.close()
+    write(keyed("at", "host"), log, middle, end)  # the order of columns is the table's
+    found = [tuple(row.values()) for row in mirror_rows(tmp_path / "lake" / "public.visits")]
+    assert found == [("a", 1, 1), ("a", 2, 2), ("a", 3, 4), ("b", 1, 5)]
+
+
+def test_a_key_that_the_database_changes_stops_no_mirror(tmp_path, log):
+    columns = {"id": INT8, "no": INT4}
+    edges = [0, log.commit(relation(1, "public.t", columns), insert(1, 1, 10))]
+    edges.append(log.commit(relation(1, "public.t", columns, key=("no",)), update(1, 2, 10)))
+    sink = opened("mirror", tmp_path / "lake", log)
+    for start, end in pairwise(edges):
+        write(sink, log, start, end)
+    assert mirror_rows(tmp_path / "lake" / "public.t") == [{"id": 2, "no": 10}]
 
 
 def test_whole_rows_begin_with_what_came(tmp_path, log):

@@ -136,6 +136,9 @@ def schemas(
     ] = None,
     source: SourceName = None,
     task: Annotated[str, typer.Option("--task", help="The task to read.")] = "0",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="With the columns that the pipeline leaves out.")
+    ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -143,8 +146,10 @@ def schemas(
     """Show every version of each table's schema in a log, and where it begins."""
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
         from tailrace.cli.showing_schemas import show_schemas
+        from tailrace.config import Disclosure
 
-        show_schemas(_log(path, source), task, table, as_json=as_json)
+        log, rules, _ = _log_and_forms(path, source)
+        show_schemas(log, task, table, Disclosure() if raw else rules, as_json=as_json)
 
 
 @log_app.command("verify")

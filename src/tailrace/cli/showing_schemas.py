@@ -6,17 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.cli.conversation import print_json, printable
+from tailrace.config import Disclosure
 from tailrace.model import format_lsn
 from tailrace.pipeline.schemas import SchemaVersion, versions
 
 
-def show_schemas(path: Path, task: str, table: str | None, *, as_json: bool) -> None:
+def show_schemas(
+    path: Path, task: str, table: str | None, rules: Disclosure | None, *, as_json: bool
+) -> None:
     """Print the versions of the tables' schemas in the log at `path`.
 
+    :param rules: what of the tables is let out; None: as it is kept beside the log.
     :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`.
     """
-    found = versions(LogDirectory.open(path), task, table)
+    directory = LogDirectory.open(path)
+    found = versions(directory, task, table, kept_disclosure(directory, task) if rules is None else rules)
     if as_json:
         print_json({"path": str(path), "task": task, "schemas": [_document(each) for each in found]})
         return

@@ -147,7 +147,7 @@ class Disclosed:
 
     def _shaped(self, relation: Relation) -> Shape | None:
         rules, schema, table = self._rules, relation.schema, relation.table
-        columns = _columns(relation)
+        columns = columns_of(relation)
         for conflict in rules.conflicts(schema, table, columns):
             raise TailraceError(
                 Kind.CONFIG_INVALID,
@@ -216,7 +216,8 @@ def _constant(mask: Mask) -> str:
     return FIXED_TEXT if mask.value is None else str(mask.value)
 
 
-def _columns(relation: Relation) -> Columns:
+def columns_of(relation: Relation) -> Columns:
+    """Return what a table's columns are to its rows."""
     return Columns(
         names=tuple(column.name for column in relation.columns),
         identity=frozenset(column.name for column in relation.columns if column.in_identity),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
-from tailrace.config import matches
+from tailrace.config import Disclosure, matches
 from tailrace.decode.catalog import Catalog
-from tailrace.model import Relation
+from tailrace.decode.disclosed import columns_of
+from tailrace.model import Column, Relation
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts, differences
 from tailrace.protocol.frames import Bytes
+
+_Column = TypeVar("_Column", Column, ColumnFacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,16 @@ class SchemaVersion:
     changes: tuple[str, ...]
 
 
-def versions(directory: LogDirectory, task: str, table: str | None = None) -> list[SchemaVersion]:
+def versions(
+    directory: LogDirectory, task: str, table: str | None = None, rules: Disclosure | None = None
+) -> list[SchemaVersion]:
     """Return the versions in log order; of tables that match the pattern `table`, if it is given.
 
+    :param rules: what of the tables is let out; None: everything. Its masks hide the text that rows
+        from before a column have in it.
     :raises TailraceError: `LOG_CORRUPT`, `PROTOCOL_VIOLATION`.
     """
-    listing = _Listing(table)
+    listing = _Listing(table, rules or Disclosure())
     with LogReader.open(directory, task) as reader:
         start, end = reader.start, reader.end().offset
         for number, ref in enumerate(reader.blocks(start, end)):
@@ -51,9 +59,10 @@ def versions(directory: LogDirectory, task: str, table: str | None = None) -> li
 class _Listing:
     """Takes schema frames in log order and notes each version of a table once."""
 
-    def __init__(self, table: str | None) -> None:
+    def __init__(self, table: str | None, rules: Disclosure) -> None:
         self.found: list[SchemaVersion] = []
         self._table = table
+        self._rules = rules
         self._catalog = Catalog()
         self._facts: dict[int, tuple[Facts, int]] = {}
         self._noted: dict[int, Relation] = {}
@@ -102,6 +111,7 @@ class _Listing:
                 for column in relation.columns
             )
             facts = Facts(oid, relation.schema, relation.table, relation.primary_key, columns)
+        relation, facts = _let_out(relation, facts, self._rules)
         name = relation.qualified_name
         before = self._shown.get(name) or next(
             (each for each in reversed(self._shown.values()) if each.relation == oid), None
@@ -111,3 +121,26 @@ class _Listing:
         self._shown[name] = facts
         if self._table is None or matches(self._table, relation.schema, relation.table):
             self.found.append(SchemaVersion(relation, facts.columns, log_offset, lsn, changes))
+
+
+def _let_out(relation: Relation, facts: Facts, rules: Disclosure) -> tuple[Relation, Facts]:
+    """Return a version without the columns that are left out, and without what masks hide."""
+    schema, table = relation.schema, relation.table
+    left_out = rules.left_out(schema, table, columns_of(relation))
+    primary_key = tuple(name for name in relation.primary_key if name not in left_out)
+    chosen = rules.key_of(schema, table)
+
+    def seen(columns: tuple[_Column, ...]) -> tuple[_Column, ...]:
+        return tuple(
+            column if rules.mask_of(schema, table, column.name) is None else replace(column, missing=None)
+            for column in columns
+            if column.name not in left_out
+        )
+
+    let_out = replace(
+        relation,
+        columns=seen(relation.columns),
+        primary_key=primary_key,
+        chosen_key=tuple(column.name for column in relation.columns if column.name in chosen),
+    )
+    return let_out, replace(facts, columns=seen(facts.columns), primary_key=primary_key)

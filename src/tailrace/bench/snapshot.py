@@ -53,7 +53,7 @@ def measure(rows: int | None = None) -> Result:
         unit="rows/s",
         ratio=median([a / b for a, b in zip(rates, reference, strict=True)]),
         reference=f"{connections} parallel psql COPY TO STDOUT",
-        limit="PostgreSQL, which turns rows into text on the same cores",
+        limit="the cores, which the server's making of text and our compression share",
         setup=machine() | {"rows": rows, "connections": connections, "chunks": len(commands), "turns": TURNS,
                            "postgresql": 18},
         details={

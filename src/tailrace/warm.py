@@ -22,6 +22,7 @@ KERNEL_MODULES = (
     "tailrace.decode.envelope",
     "tailrace.decode.forms",
     "tailrace.decode.gather",
+    "tailrace.decode.hashing",
     "tailrace.decode.hstore",
     "tailrace.decode.jsontext",
     "tailrace.decode.kernel",

@@ -17,6 +17,7 @@ from decode.wire import UNCHANGED, decode, delete, insert, json_of, relation, sn
 from tailrace.config import Disclosure
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.disclosed import Disclosed
+from tailrace.decode.hashing import HASH_LENGTH, hashed_texts
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
@@ -132,6 +133,18 @@ def test_snapshot_rows_are_masked_after_their_escapes_are_undone() -> None:
     rows = read(data, masks=masks).rows()
     assert rows.column("mail").to_pylist() == [hashed("a\tb"), None]
     assert rows.column("age").to_pylist() == [None, "****"]
+
+
+@given(st.lists(st.text(max_size=200), max_size=5), st.binary(min_size=1, max_size=200))
+def test_hashes_of_texts_of_any_length_are_what_the_standard_library_says(
+    texts: list[str], salt: bytes
+) -> None:
+    texts += ["", "x" * 55, "x" * 56, "x" * 63, "x" * 64, "x" * 119, "x" * 120, "é" * 5000]
+    said = hashed_texts(pa.array(["skipped", *texts], pa.string())[1:], salt).tobytes().decode()
+    expected = [hmac.digest(salt, text.encode(), hashlib.sha256).hex() for text in texts]
+    assert [said[at : at + HASH_LENGTH] for at in range(0, len(said), HASH_LENGTH)] == expected
+    assert len(hashed_texts(pa.array([], pa.string()), salt)) == 0
+    assert hashed_texts(pa.array([""]), salt).tobytes() == expected[len(texts) - 8].encode()
 
 
 @given(

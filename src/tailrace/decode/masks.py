@@ -7,8 +7,6 @@ a value that was not sent stays one that was not sent.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from dataclasses import replace
 
 import numba as nb
@@ -16,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.decode.gather import Cells, gather
+from tailrace.decode.hashing import HASH_LENGTH, hashed_texts
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.decode.tuples import Spans, Tuples
 from tailrace.errors import Kind, TailraceError
@@ -23,9 +22,6 @@ from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
 #: Places in a block are counted in 32 bits.
 _BUFFER_BYTES_MAX = 2**31 - 1
-
-#: Hexadecimal digits of a hash.
-HASH_LENGTH = 64
 
 
 def hashed(tuples: Tuples, place: int, salt: bytes) -> Tuples:
@@ -36,13 +32,9 @@ def hashed(tuples: Tuples, place: int, salt: bytes) -> Tuples:
     sides = (tuples.current, tuples.old)
     texts = pa.concat_arrays([gather(_cells(tuples.buffer, side, place)) for side in sides])
     coded = texts.dictionary_encode()
-    # A loop over distinct values, not over rows: hashing one costs more than the call.
-    digests = "".join(
-        hmac.digest(salt, text.encode(), hashlib.sha256).hex() for text in coded.dictionary.to_pylist()
-    )
     first = len(tuples.buffer)
     codes = coded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    tuples = _grown(tuples, digests.encode())
+    tuples = _grown(tuples, hashed_texts(coded.dictionary, salt))
     count = len(tuples)
     for side, mine in zip(sides, (codes[:count], codes[count:]), strict=True):
         there = side.kind[place] == TEXT
@@ -61,7 +53,7 @@ def fixed(tuples: Tuples, place: int, text: bytes) -> Tuples:
         there = side.kind[place] == TEXT
         side.start[place][there] = first
         side.length[place][there] = len(text)
-    return _grown(tuples, text)
+    return _grown(tuples, np.frombuffer(text, np.uint8))
 
 
 def shortened(tuples: Tuples, place: int, characters: int) -> None:
@@ -100,7 +92,7 @@ def _cells(buffer: Bytes, side: Spans, place: int) -> Cells:
     return Cells(buffer, side.start[place], side.length[place], side.kind[place])
 
 
-def _grown(tuples: Tuples, texts: bytes) -> Tuples:
+def _grown(tuples: Tuples, texts: Bytes) -> Tuples:
     size = len(tuples.buffer) + len(texts)
     if size > _BUFFER_BYTES_MAX:
         raise TailraceError(
@@ -108,5 +100,5 @@ def _grown(tuples: Tuples, texts: bytes) -> Tuples:
             "masked a column: a block and its masked values are longer than 2 GiB",
             "lower source.frame_bytes_max, or leave the column out instead (source.columns_exclude)",
         )
-    buffer = np.concatenate((tuples.buffer, np.frombuffer(texts, np.uint8)))
+    buffer = np.concatenate((tuples.buffer, texts))
     return replace(tuples, buffer=buffer)

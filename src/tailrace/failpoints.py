@@ -46,6 +46,7 @@ NAMES: frozenset[str] = frozenset(
         "sink.before_write",
         "sink.in_task",
         "sink.after_write",
+        "sink.in_move",
         "sink.before_commit",
         "sink.after_commit",
         "sink.after_publish",

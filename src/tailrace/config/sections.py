@@ -106,6 +106,12 @@ class DeltaSink(SinkConfig):
         description="Tables without a key under `mirror`: `refuse` stops the sink; `full_row` takes the "
         "whole row for the key (needs `REPLICA IDENTITY FULL`; equal rows become one).",
     )
+    on_type_change: Literal["stop", "follow"] = Field(
+        default="stop",
+        description="When a column's type changes and the rows in the target can't follow exactly: `stop` "
+        "stops the sink; `follow` goes on: under `append` the column becomes text, under `mirror` rows "
+        "get what their old values give in the new type, or NULL.",
+    )
 
 
 class ParquetSink(SinkConfig):

@@ -7,6 +7,7 @@ force there. The same arguments give the same changes, for ever.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -42,10 +43,13 @@ class TableChanges:
         log_offset: int,
         fields: Numbers,
         shape: Shape | None = None,
+        name_as: Relation | None = None,
     ) -> None:
-        self._relation = relation if shape is None else shape.relation
+        let_out = relation if shape is None else shape.relation
+        self._relation = let_out if name_as is None else name_as
         self._held = relation
         self._shape = shape
+        self._name_as = name_as
         self._raw = raw
         self._block_offset = log_offset
         self._fields = fields
@@ -96,7 +100,15 @@ class TableChanges:
         if first == 0 and last == self.count:
             return self
         part = self._fields[:, first:last]
-        return TableChanges(self._held, self._raw, self._block_offset, part, self._shape)
+        return TableChanges(self._held, self._raw, self._block_offset, part, self._shape, self._name_as)
+
+    def named(self, relation: Relation) -> TableChanges:
+        """Return the changes as those of `relation`: this table, as it is let out, its columns under
+        other names.
+        """
+        if relation == self._relation:
+            return self
+        return TableChanges(self._held, self._raw, self._block_offset, self._fields, self._shape, relation)
 
     def rows(self, as_text: Collection[str] = ()) -> pa.RecordBatch:
         """Return typed rows in `types.row_schema`; columns named in `as_text` as PostgreSQL's
@@ -155,7 +167,8 @@ class TableChanges:
     def _tuples(self) -> Tuples:
         if self._found is None:
             found = find_tuples(self._held, self._raw, self._block_offset, self._fields)
-            self._found = found if self._shape is None else self._shape.apply(found)
+            found = found if self._shape is None else self._shape.apply(found)
+            self._found = found if self._name_as is None else replace(found, relation=self._name_as)
         return self._found
 
 

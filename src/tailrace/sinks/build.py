@@ -14,7 +14,7 @@ from tailrace.model import ValueModes
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta_append import DeltaAppend
 from tailrace.sinks.delta_mirror import DeltaMirror
-from tailrace.sinks.delta_sink import DeltaSink, recorded_delta_position
+from tailrace.sinks.delta_sink import DeltaMode, DeltaSink, recorded_delta_position
 from tailrace.sinks.files import recorded_files_position
 from tailrace.sinks.jsonl import jsonl_sink
 from tailrace.sinks.parquet import parquet_sink
@@ -34,7 +34,9 @@ def build(config: SinkConfig, rules: Disclosure, modes: ValueModes) -> Sink:
     if isinstance(config, JsonlConfig):
         return jsonl_sink(config.name, config.path, config.tables, rules, modes)
     if isinstance(config, DeltaConfig):
-        mode = DeltaAppend() if config.mode == "append" else DeltaMirror(config.keyless)
+        mode: DeltaMode = DeltaAppend(config.on_type_change)
+        if config.mode == "mirror":
+            mode = DeltaMirror(config.keyless, config.on_type_change)
         return DeltaSink(config.name, config.path, config.tables, mode, rules, modes)
     raise TailraceError(
         Kind.INTERNAL, f"build a sink: nothing is known of {type(config).__name__}", "", {"sink": config.name}

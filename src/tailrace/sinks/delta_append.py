@@ -1,7 +1,7 @@
 """Delta tables that hold every change as a row: the history of each source table.
 
-The files are those of the Parquet sink. A commit adds a range's files of one table, and columns
-that the source has got since come in a commit of their own just before.
+The files are those of the Parquet sink. A commit adds a range's files of one table. Columns that
+the source has got since, and types that hold more, come in a commit of their own just before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tailrace.sinks.delta_folder import united
+from tailrace.decode.types import METADATA
+from tailrace.sinks.conform import conformed, reshape_table
+from tailrace.sinks.evolution import history_plan
+from tailrace.sinks.naming import as_history
 from tailrace.sinks.parquet import open_parquet
 
 if TYPE_CHECKING:
@@ -26,6 +29,12 @@ class DeltaAppend:
 
     kind = "append"
     commits_at_once = 8
+    follows_names = False
+    names = staticmethod(as_history)
+
+    def __init__(self, on_type_change: str = "stop") -> None:
+        """:param on_type_change: `stop`, or `follow`: what no other type holds becomes text."""
+        self._follow = on_type_change == "follow"
 
     def opener(self) -> OpenWriter:
         """As `DeltaMode.opener`."""
@@ -36,13 +45,22 @@ class DeltaAppend:
 
         :raises TailraceError: `SINK_SCHEMA_REFUSED` before anything is changed.
         """
-        context = {"table": work.table}
-        schema = united((_schema(file.schema) for file in work.files), context)
-        if work.folder.exists():
-            work.folder.evolve(schema)
-            work.folder.append([work.place(file) for file in work.files], work.version)
-        else:
-            work.folder.create(schema, [work.place(file) for file in work.files], work.version)
+        folder = work.folder
+        schemas = [_schema(file.schema) for file in work.files]
+        plan = history_plan(folder.schema(), schemas, follow=self._follow, context=folder.context)
+        files = [(file, file.relation, steps) for file, steps in zip(work.files, plan.files, strict=True)]
+        placed = [work.place(file) for file in conformed(spark, work, files, _KEPT)]
+        if not folder.exists():
+            folder.create(plan.schema, placed, work.version)
+            return
+        if plan.rewrite is not None:
+            reshape_table(spark, work, plan.rewrite, (), plan.schema)
+        folder.add_columns(plan.added)
+        folder.append(placed, work.version)
+
+
+#: Columns of ours whose content names columns of the table.
+_KEPT = tuple((field.name, field.type) for field in METADATA[-2:])
 
 
 def _schema(serialized: bytes) -> pa.Schema:

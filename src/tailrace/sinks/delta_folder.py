@@ -15,23 +15,26 @@ import os
 import re
 import time
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from tailrace.changelog import durable
 from tailrace.errors import Kind, TailraceError
+from tailrace.sinks.evolution import held_columns
 from tailrace.sinks.key_bounds import NOTHING
 
-_NAME_REFUSED = frozenset(" ,;{}()\n\t=")
+#: What a table may have of Delta without its files being more, or less, than its rows.
+_PLAIN_FEATURES = frozenset({"timestampNtz"})
+_STATISTICS_PROPERTIES = ("delta.dataSkippingStatsColumns", "delta.dataSkippingNumIndexedCols")
 
 #: Times that a commit is tried while others (OPTIMIZE, VACUUM, a person) commit to the table.
 COMMIT_ATTEMPTS_MAX = 8
@@ -61,7 +64,7 @@ class DeltaFolder:
         self.sink = sink
         self.table = table
         self.application = application
-        self._context = {"sink": sink, "table": table}
+        self.context = {"sink": sink, "table": table}
         self._delta: DeltaTable | None = None
         self._durable = -1  # the table's version up to which all is on disk
 
@@ -86,7 +89,7 @@ class DeltaFolder:
                 "write to a Delta table: it has no record of this pipeline and log",
                 "another writer made it, or made it anew: move the table away, or give the sink a "
                 "path of its own",
-                self._context,
+                self.context,
             )
 
     def exists(self) -> bool:
@@ -117,22 +120,92 @@ class DeltaFolder:
         known = bounds.null_count == 0 and pa.types.is_integer(bounds.type)
         return int(pc.max(bounds).as_py()) if known else None
 
-    def evolve(self, wanted: pa.Schema) -> None:
-        """Give the table the columns of `wanted` that it lacks, in a commit of its own.
+    def relation(self) -> int:
+        """Return the oid of the relation whose rows the table has, by its columns; 0: not known."""
+        if self._delta is None:
+            self._current()
+        return max((column.relation for column in held_columns(self.schema())), default=0)
 
-        Again is harmless. Columns that `wanted` lacks stay.
+    def data_files(self) -> list[str]:
+        """Return the paths of the table's data files, to be read as they are.
 
-        :raises TailraceError: `SINK_SCHEMA_REFUSED` if a column's type is another one.
+        :raises TailraceError: `SINK_SCHEMA_REFUSED` if the table uses something of Delta that
+            makes its files more than what its readers see.
         """
-        if not check_types(self.schema(), wanted, self._context):
-            return
+        assert self._delta is not None, "only of an existing table"
+        foreign = set(self._delta.protocol().reader_features or ()) - _PLAIN_FEATURES
+        partitioned = bool(self._delta.metadata().partition_columns)
+        if foreign or partitioned:
+            raise TailraceError(
+                Kind.SINK_SCHEMA_REFUSED,
+                "follow a change of schema: the table was given features that its files can't be rewritten "
+                f"with ({', '.join(sorted(foreign)) or 'partitions'})",
+                "take the feature off the table (ALTER TABLE … DROP FEATURE …), or give the sink a new, "
+                "empty path and let it read the log from its start",
+                self.context,
+            )
+        added = pa.table(self._delta.get_add_actions(flatten=True))
+        paths = added["path"].to_pylist() if len(added) else []
+        return [str(self.path / urllib.parse.unquote(path)) for path in paths]
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Give the table those of these columns that it lacks, in a commit of its own.
+
+        Again is harmless. Rows from before have NULL in them.
+
+        :raises TailraceError: `SINK_WRITE_FAILED`.
+        """
 
         def commit(delta: DeltaTable) -> None:
-            missing = check_types(self.schema(), wanted, self._context)
+            have = self.schema().names
+            missing = [field for field in fields if field.name not in have]
             if missing:
                 delta.alter.add_columns(DeltaSchema.from_arrow(pa.schema(missing)).fields)
 
-        self._attempt("add columns to a Delta table", commit)
+        if fields:
+            self._attempt("add columns to a Delta table", commit)
+
+    def reshape(self, files: Sequence[AddedFile], schema: pa.Schema) -> None:
+        """Put `files`, the same rows in another shape, in the place of what the table has.
+
+        One commit, which leaves the table's transaction where it is.
+
+        :raises TailraceError: `SINK_WRITE_FAILED`, also if somebody else committed since the
+            table's files were read: nothing has changed then.
+        """
+        delta = self._delta
+        assert delta is not None, "only of an existing table"
+        read = delta.version()
+        self._allow(schema)
+        if (delta := self._delta) is None or delta.version() > read + 1:
+            raise self._refused("rewrite a Delta table", DeltaError("another writer committed meanwhile"))
+        try:
+            delta.create_write_transaction(
+                [_add(file) for file in files],
+                "overwrite",
+                DeltaSchema.from_arrow(schema),
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except (DeltaError, CommitFailedError, OSError) as error:
+            raise self._refused("rewrite a Delta table", error) from error
+        self._current()
+        self._keep_statistics(schema)
+
+    def adopt(self, application: str) -> None:
+        """Keep the table's transaction under the name `application`, too, and from now on.
+
+        :raises TailraceError: `SINK_WRITE_FAILED`.
+        """
+        version = self.committed()
+
+        def commit(delta: DeltaTable) -> None:
+            if version is not None and delta.transaction_version(application) is None:
+                properties = CommitProperties(
+                    app_transactions=[Transaction(application, version)], max_commit_retries=1
+                )
+                delta.create_write_transaction([], "append", delta.schema(), commit_properties=properties)
+
+        self._attempt("commit to a Delta table", commit)
 
     def create(self, schema: pa.Schema, files: Sequence[AddedFile], version: int) -> None:
         """Make the table, with its first files, in one commit.
@@ -161,12 +234,15 @@ class DeltaFolder:
         """
         self._write(files, "append", version)
 
-    def replace(self, files: Sequence[AddedFile], version: int) -> None:
-        """Make `files` all that the table has, in one commit.
+    def replace(self, files: Sequence[AddedFile], version: int, schema: pa.Schema) -> None:
+        """Make `files` all that the table has, and `schema` its columns, in one commit.
 
         :raises TailraceError: `SINK_WRITE_FAILED`.
         """
-        self._write(files, "overwrite", version)
+        if self.committed() != version:
+            self._allow(schema)
+        self._write(files, "overwrite", version, schema)
+        self._keep_statistics(schema)
 
     def make_durable(self) -> None:
         """Put the table's last commits, and the files that they name, on disk.
@@ -189,13 +265,16 @@ class DeltaFolder:
 
     # ------------------------------------------------------------------ commits
 
-    def _write(self, files: Sequence[AddedFile], mode: str, version: int) -> None:
+    def _write(
+        self, files: Sequence[AddedFile], mode: str, version: int, schema: pa.Schema | None = None
+    ) -> None:
         actions: list[AddAction | RemoveAction] = [_add(file) for file in files]
         properties = self._properties(version)
 
         def commit(delta: DeltaTable) -> None:
             if delta.transaction_version(self.application) != version:
-                delta.create_write_transaction(actions, mode, delta.schema(), commit_properties=properties)
+                columns = delta.schema() if schema is None else DeltaSchema.from_arrow(schema)
+                delta.create_write_transaction(actions, mode, columns, commit_properties=properties)
 
         self._attempt("commit to a Delta table", commit)
 
@@ -215,6 +294,31 @@ class DeltaFolder:
             else:
                 self._current()
                 return
+
+    def _allow(self, schema: pa.Schema) -> None:
+        """Let the table have columns of timestamps without zone, if `schema` does."""
+
+        def commit(delta: DeltaTable) -> None:
+            if "timestampNtz" not in (delta.protocol().reader_features or ()):
+                delta.alter.add_feature(
+                    TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True
+                )
+
+        if any("timestamp_ntz" in str(field.type) for field in DeltaSchema.from_arrow(schema).fields):
+            self._attempt("allow a type in a Delta table", commit)
+
+    def _keep_statistics(self, schema: pa.Schema) -> None:
+        """Name the new columns in the property that says of which there are statistics."""
+        wanted = {
+            name: value for name, value in _configuration(schema).items() if name in _STATISTICS_PROPERTIES
+        }
+
+        def commit(delta: DeltaTable) -> None:
+            have = delta.metadata().configuration
+            if any(have.get(name) != value for name, value in wanted.items()):
+                delta.alter.set_table_properties(wanted)
+
+        self._attempt("set a Delta table's properties", commit)
 
     def _properties(self, version: int) -> CommitProperties:
         return CommitProperties(
@@ -244,73 +348,8 @@ class DeltaFolder:
             Kind.SINK_WRITE_FAILED,
             f"{attempted}: {found}",
             "check the table's folder; what was committed is known and will not be written again",
-            self._context,
+            self.context,
         )
-
-
-def check_types(have: pa.Schema, wanted: pa.Schema, context: dict[str, str]) -> list[pa.Field]:
-    """Return the columns of `wanted` that `have` lacks.
-
-    :raises TailraceError: `SINK_SCHEMA_REFUSED` if a column is there with another type.
-    """
-    missing = []
-    for field in wanted:
-        at = have.get_field_index(field.name)
-        if at < 0:
-            missing.append(field)
-        elif not _same_type(have.field(at).type, field.type):
-            raise TailraceError(
-                Kind.SINK_SCHEMA_REFUSED,
-                f"follow a change of schema: column {field.name!r} is {have.field(at).type} in the "
-                f"target and {field.type} in the source now",
-                "choose: convert the column in the target (read it with Spark, cast the column, "
-                "overwrite the table with overwriteSchema) and start again; or give the sink a new, "
-                "empty path and let it read the log from its start; or leave the table out of the "
-                "sink's `tables`",
-                {**context, "column": field.name},
-            )
-    return missing
-
-
-def united(schemas: Iterable[pa.Schema], context: dict[str, str]) -> pa.Schema:
-    """Return the columns of all of `schemas`, in order of appearance.
-
-    :raises TailraceError: `SINK_SCHEMA_REFUSED` if a column has two types among them.
-    """
-    result = pa.schema([])
-    for schema in schemas:
-        for field in check_types(result, schema, context):
-            result = result.append(field)
-    _check_names(result.names, context)
-    return result
-
-
-def _check_names(names: Sequence[str], context: dict[str, str]) -> None:
-    """Refuse names that Delta can't hold, or not beside another: it ignores case."""
-    seen: dict[str, str] = {}
-    for name in names:
-        other = seen.setdefault(name.casefold(), name)
-        if other != name:
-            found = f"columns {other!r} and {name!r} differ by case alone"
-        elif any(letter in name for letter in _NAME_REFUSED):
-            found = f"column {name!r} has a character that Delta refuses in names"
-        else:
-            continue
-        raise TailraceError(
-            Kind.SINK_SCHEMA_REFUSED,
-            f"make a Delta table: {found}",
-            "rename the column in the source, or leave the table out of the sink's `tables`; a "
-            "Parquet or JSON Lines sink takes it as it is",
-            {**context, "column": name},
-        )
-
-
-def _same_type(first: pa.DataType, second: pa.DataType) -> bool:
-    # Delta has one string, one list; Arrow has several, and names for the items of a list.
-    return bool(
-        DeltaSchema.from_arrow(pa.schema([pa.field("c", first)]))
-        == DeltaSchema.from_arrow(pa.schema([pa.field("c", second)]))
-    )
 
 
 def _configuration(schema: pa.Schema) -> dict[str, str]:

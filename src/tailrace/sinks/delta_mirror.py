@@ -14,18 +14,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
-from tailrace.sinks import layout
-from tailrace.sinks.delta_folder import AddedFile, united
+from tailrace.sinks.conform import conformed, reshape_table
+from tailrace.sinks.delta_folder import AddedFile
+from tailrace.sinks.evolution import (
+    Held,
+    added_only,
+    changes_nothing,
+    described,
+    held_columns,
+    held_in_file,
+    mirror_steps,
+)
 from tailrace.sinks.key_bounds import apart, beyond
 from tailrace.sinks.merge import NetSource, merge
-from tailrace.sinks.mirror_files import POSITION, Composition, NetWriter, bounds_of, compose, open_net
+from tailrace.sinks.mirror_files import (
+    KEPT,
+    POSITION,
+    POSITION_TYPE,
+    Composition,
+    NetWriter,
+    bounds_of,
+    compose,
+    open_net,
+)
+from tailrace.sinks.naming import as_mirror
+from tailrace.sinks.shapes import Step
 from tailrace.sinks.small_merge import SmallMerge, is_small, merge_small
 from tailrace.sinks.whole_rows import WholeRowWriter, merge_rows
 from tailrace.sinks.write_files import StagedFile, run
@@ -45,26 +66,57 @@ class DeltaMirror:
 
     kind = "mirror"
     commits_at_once = 3
+    follows_names = True
+    names = staticmethod(as_mirror)
 
-    def __init__(self, keyless: str = "refuse") -> None:
-        """:param keyless: `refuse` tables without a key, or mirror them by `full_row`."""
+    def __init__(self, keyless: str = "refuse", on_type_change: str = "stop") -> None:
+        """Make a mirror's way of writing.
+
+        :param keyless: `refuse` tables without a key, or mirror them by `full_row`.
+        :param on_type_change: `stop`, or `follow`: what rows have after a change that can't be
+            followed exactly is what their old values give, or NULL.
+        """
         self._whole_rows = keyless == "full_row"
+        self._follow = on_type_change == "follow"
 
     def opener(self) -> OpenWriter:
         """As `DeltaMode.opener`."""
         return open_by_key_or_row if self._whole_rows else open_net
 
     def commit(self, spark: SparkSession, work: TableWork) -> None:
-        """As `DeltaMode.commit`.
+        """As `DeltaMode.commit`; a commit for each key that the table has on the way.
 
         :raises TailraceError: `SINK_SCHEMA_REFUSED` before anything is changed; `SPARK_FAILED`.
         """
         files = _since_truncate(work.files)
-        schema = _schema(files, work)
-        anew = files[0].facts["truncated"] or not work.folder.exists()
-        if work.folder.exists():
-            work.folder.evolve(schema)
-        if not files[-1].relation.key:
+        # A table that was dropped and created again begins empty, as one that was truncated does.
+        other = work.folder.relation() not in (0, files[-1].relation.oid)
+        anew = bool(files[0].facts["truncated"]) or not work.folder.exists() or other
+        stretches = [tuple(held) for _, held in groupby(files, lambda file: key_of(file.relation))]
+        for number, stretch in enumerate(stretches):
+            last = number + 1 == len(stretches)
+            version = work.version if last else stretches[number + 1][0].first
+            part = replace(work, files=stretch, version=version)
+            self._commit_stretch(spark, part, anew=anew and number == 0)
+
+    def _commit_stretch(self, spark: SparkSession, work: TableWork, *, anew: bool) -> None:
+        """Bring in files whose rows have one key, in the shape of the last of them."""
+        relation = work.files[-1].relation
+        own = _own_schema(work.files[-1])
+        follow = self._follow
+        plans = [
+            (
+                file,
+                relation,
+                _steps(held_in_file(file.relation, _own_schema(file)), relation, own, work, follow),
+            )
+            for file in work.files
+        ]
+        files = conformed(spark, work, plans, KEPT)
+        schema = own.append(pa.field(POSITION, POSITION_TYPE))
+        if not anew:
+            self._reshape(spark, work, own, schema)
+        if not relation.key:
             _commit_whole_rows(spark, work, files, schema, anew=anew)
         elif anew:
             _begin(work, schema, _rows(spark, work, files, schema))
@@ -76,6 +128,34 @@ class DeltaMirror:
             source = _net(spark, work, files, schema)
             if source.rows and not _merged_small(spark, work, source, schema):
                 merge(spark, work.folder, source, work.version)
+
+    def _reshape(self, spark: SparkSession, work: TableWork, own: pa.Schema, schema: pa.Schema) -> None:
+        """Give the table the columns that its relation has now, and its rows what belongs there."""
+        relation, folder = work.files[-1].relation, work.folder
+        have = [column for column in held_columns(folder.schema()) if column.name != POSITION]
+        follow = self._follow or not folder.bytes()
+        steps = mirror_steps(have, relation, own, follow=follow, context=folder.context)
+        if changes_nothing(have, steps):
+            return
+        added = added_only(have, steps)
+        if added is not None:
+            folder.add_columns(added)
+            return
+        kept = ((POSITION, POSITION_TYPE),)
+        reshape_table(spark, work, steps, kept, described(schema, relation))
+
+
+def key_of(relation: Relation) -> tuple[object, ...]:
+    """Return what the key is made of, whatever its columns are called; () if there is none."""
+    numbers = {column.name: column.number for column in relation.columns}
+    return tuple(numbers[name] or name for name in relation.key)
+
+
+def _steps(
+    have: Sequence[Held], relation: Relation, own: pa.Schema, work: TableWork, follow: bool
+) -> list[Step] | None:
+    steps = mirror_steps(have, relation, own, follow=follow, context=work.folder.context)
+    return None if changes_nothing(have, steps) else steps
 
 
 def _all_new(files: Sequence[StagedFile], work: TableWork) -> bool:
@@ -104,8 +184,9 @@ def open_by_key_or_row(path: str, relation: Relation) -> NetWriter | WholeRowWri
 
 def _begin(work: TableWork, schema: pa.Schema, files: Sequence[AddedFile]) -> None:
     """Make `files` all that the table has."""
+    schema = described(schema, work.files[-1].relation)
     if work.folder.exists():
-        work.folder.replace(files, work.version)
+        work.folder.replace(files, work.version, schema)
     else:
         work.folder.create(schema, files, work.version)
 
@@ -117,8 +198,8 @@ def _commit_whole_rows(
         _begin(work, schema, [_placed(work, file) for file in files if file.facts["net_rows"]])
         return
     if not work.folder.exists():
-        work.folder.create(schema, [], 0)
-    paths = [_staged(work, file) for file in files if file.facts["net_rows"]]
+        work.folder.create(described(schema, work.files[-1].relation), [], 0)
+    paths = [work.staged(file.directory, file.name) for file in files if file.facts["net_rows"]]
     columns = [name for name in schema.names if name != POSITION]
     if paths:
         merge_rows(spark, work.folder, paths, columns, work.version, anew=anew)
@@ -130,21 +211,10 @@ def _since_truncate(files: Sequence[StagedFile]) -> Sequence[StagedFile]:
     return files[last:]
 
 
-def _schema(files: Sequence[StagedFile], work: TableWork) -> pa.Schema:
-    """Return the table's columns after the range: those of its last relation, and the guard."""
-    relation = files[-1].relation
-    context = {"table": work.table}
-    keys = {file.relation.key for file in files}
-    if len(keys) > 1:
-        raise TailraceError(
-            Kind.SINK_SCHEMA_REFUSED,
-            "mirror a table: its key changed on the way, so old rows and new ones can't be matched",
-            "move the table's folder away and give the sink a new, empty path, so that it reads the "
-            "log from its start; or leave the table out of the sink's `tables`",
-            context,
-        )
-    whole = united((pa.ipc.read_schema(pa.py_buffer(file.schema)) for file in files), context)
-    return pa.schema([*(whole.field(column.name) for column in relation.columns), whole.field(POSITION)])
+def _own_schema(file: StagedFile) -> pa.Schema:
+    """Return the table's own columns in a file."""
+    whole = pa.ipc.read_schema(pa.py_buffer(file.schema))
+    return pa.schema([whole.field(column.name) for column in file.relation.columns])
 
 
 def _rows(
@@ -171,10 +241,6 @@ def _placed(work: TableWork, file: StagedFile) -> AddedFile:
     return AddedFile(added.name, file.facts["net_rows"], added.bytes, added.facts)
 
 
-def _staged(work: TableWork, file: StagedFile) -> str:
-    return str(work.staging / layout.staged_name(file.directory, file.name))
-
-
 def _folder(work: TableWork) -> Path:
     work.folder.path.mkdir(exist_ok=True)
     return work.folder.path
@@ -185,7 +251,8 @@ def _net(spark: SparkSession, work: TableWork, files: Sequence[StagedFile], sche
     key = files[-1].relation.key
     if len(files) == 1 or apart([file.facts for file in files], key[0]):
         found = [
-            {**file.facts, "path": _staged(work, file), "rows": file.facts["net_rows"]} for file in files
+            {**file.facts, "path": work.staged(file.directory, file.name), "rows": file.facts["net_rows"]}
+            for file in files
         ]
     else:
         found = _composed(spark, work, files, schema, rows_only=False)
@@ -206,7 +273,7 @@ def _composed(
     spark: SparkSession, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema, *, rows_only: bool
 ) -> list[dict[str, Any]]:
     relation = files[-1].relation
-    paths = tuple(_staged(work, file) for file in files)
+    paths = tuple(work.staged(file.directory, file.name) for file in files)
     rows = sum(file.facts["net_rows"] for file in files)
     bounds: pa.Array | None = None
     nested = pa.types.is_nested(schema.field(relation.key[0]).type)

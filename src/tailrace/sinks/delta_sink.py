@@ -22,12 +22,14 @@ from tailrace import failpoints
 from tailrace.config.disclosure import Disclosure
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import OWN_FORMS, LogRange, ValueModes
+from tailrace.model import OWN_FORMS, LogRange, Relation, ValueModes
 from tailrace.sinks import layout
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.delta_folder import AddedFile, DeltaFolder
 from tailrace.sinks.key_marks import require_same_keys
+from tailrace.sinks.lineage import Move, trace
 from tailrace.sinks.mask_marks import require_same_masks
+from tailrace.sinks.moving import finish_moves, move
 from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
 from tailrace.sinks.write_files import OpenWriter, StagedFile, WriteJob, run, write_piece
 
@@ -49,11 +51,15 @@ class TableWork:
 
     @property
     def table(self) -> str:
-        return self.files[0].table
+        return self.files[-1].table
+
+    def staged(self, directory: str, name: str) -> str:
+        """Return the path of a file in staging."""
+        return str(self.staging / layout.staged_name(directory, name))
 
     def place(self, file: StagedFile) -> AddedFile:
         """Move a staged file into the table's folder. Nobody sees it before a commit names it."""
-        source = self.staging / layout.staged_name(file.directory, file.name)
+        source = Path(self.staged(file.directory, file.name))
         self.folder.path.mkdir(exist_ok=True)
         source.replace(self.folder.path / file.name)
         return AddedFile(file.name, file.rows, file.bytes, file.facts)
@@ -65,6 +71,11 @@ class DeltaMode(Protocol):
     kind: str
     #: Tables that are committed at once.
     commits_at_once: int
+    #: Whether a folder belongs to a relation and follows its name, or to a name.
+    follows_names: bool
+
+    def names(self, relation: Relation) -> Relation:
+        """Return a table as the target holds it, its columns' names among others. Importable."""
 
     def opener(self) -> OpenWriter:
         """Return what executors open a file with."""
@@ -112,6 +123,7 @@ class DeltaSink:
             )
         self.close()
         self._target = Target.open(self.name, self._path, f"delta {self._mode.kind}", log, pipeline)
+        finish_moves(self._target)
         self._target.clear_staging()
 
     def position(self, task: str) -> int | None:
@@ -193,7 +205,8 @@ class DeltaSink:
             staging.mkdir(parents=True)
         job = WriteJob(
             str(log), str(staging), span.task, have, span.end, "parquet", self._tables,
-            have, self._tables_have(span.task), Disclosed.of(self._rules), self._modes,
+            have, self._tables_have(span.task), self._mode.names, Disclosed.of(self._rules),
+            self._modes, self._relations_have(span.task),
         )  # fmt: skip
         done = run(spark, wanted, partial(write_piece, job, self._mode.opener()), self.name)
         return [file for files in done for file in files]
@@ -201,8 +214,8 @@ class DeltaSink:
     def _commit(self, spark: SparkSession, span: LogRange, have: int, staged: Sequence[StagedFile]) -> None:
         staging = self._opened().staging(span.task, have)
         work = [
-            TableWork(self._folder(span.task, directory, files[0].table), staging, files, span.end)
-            for directory, files in _by_directory(staged)
+            TableWork(self._folder(span.task, directory, files[-1].table), staging, files, span.end)
+            for directory, files in self._by_table(span.task, staged)
         ]
         if self._mode.kind == "mirror":
             require_same_masks(self._opened(), Disclosed.of(self._rules), work)
@@ -218,6 +231,21 @@ class DeltaSink:
         self._tables_have(span.task).update({each.folder.path.name: span.end for each in work})
         remove_folder(staging)
         failpoints.hit("sink.after_publish")
+
+    def _by_table(self, task: str, staged: Sequence[StagedFile]) -> list[tuple[str, tuple[StagedFile, ...]]]:
+        """Return the files of each table in log order, by its folder; move folders first."""
+        if not self._mode.follows_names:
+            return _by_directory(staged)
+        holders = {directory: oid for directory, (oid, _) in self._holders(task).items()}
+        lineages, moves = trace(staged, holders)
+        if moves:
+            for each in moves:
+                if each.target not in holders and (self._path / each.target).exists():
+                    raise _taken(self.name, each)
+                self._folder(task, each.source, each.source).adopt(self._application(task, each.target))
+            move(self._opened(), moves)
+            self._folders, self._have = {}, {}
+        return [(each.directory, each.files) for each in lineages]
 
     def _commit_table(self, spark: SparkSession, work: TableWork) -> None:
         committed = work.folder.committed()
@@ -242,11 +270,14 @@ class DeltaSink:
 
     def _folder(self, task: str, directory: str, table: str) -> DeltaFolder:
         if (task, directory) not in self._folders:
-            target = self._opened()
-            application = f"tailrace:{target.pipeline}:{directory}:{target.log_id}:{task}"
             path = self._path / directory
+            application = self._application(task, directory)
             self._folders[task, directory] = DeltaFolder(path, self.name, table, application)
         return self._folders[task, directory]
+
+    def _application(self, task: str, directory: str) -> str:
+        target = self._opened()
+        return f"tailrace:{target.pipeline}:{directory}:{target.log_id}:{task}"
 
     def _tables_have(self, task: str) -> dict[str, int]:
         """Return how far each table of the target is, by its folder."""
@@ -260,10 +291,32 @@ class DeltaSink:
             self._have[task] = found
         return self._have[task]
 
+    def _holders(self, task: str) -> dict[str, tuple[int, int]]:
+        """Return whose rows the folders have, where that is known, and how far each is."""
+        found = {}
+        for directory, committed in self._tables_have(task).items():
+            oid = self._folder(task, directory, directory).relation()
+            if oid:
+                found[directory] = oid, committed
+        return found
+
+    def _relations_have(self, task: str) -> dict[int, int]:
+        return dict(self._holders(task).values()) if self._mode.follows_names else {}
+
 
 def _by_directory(staged: Sequence[StagedFile]) -> list[tuple[str, tuple[StagedFile, ...]]]:
-    ordered = sorted(staged, key=attrgetter("directory", "piece", "part"))
+    ordered = sorted(staged, key=attrgetter("directory", "first"))
     return [(directory, tuple(files)) for directory, files in groupby(ordered, attrgetter("directory"))]
+
+
+def _taken(sink: str, move: Move) -> TailraceError:
+    return TailraceError(
+        Kind.SINK_FOREIGN,
+        "move a renamed table's folder to its new name: there is a folder of that name that is no table of "
+        "this mirror",
+        "move it away and start again",
+        {"sink": sink, "table": move.source, "folder": move.target},
+    )
 
 
 def _position_file(task: str) -> str:

@@ -20,7 +20,7 @@ from tailrace.changelog import durable
 from tailrace.config.disclosure import Disclosure
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import LogRange, ValueModes
+from tailrace.model import LogRange, Relation, ValueModes
 from tailrace.sinks import layout
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.manifests import DataFile, Manifest, Manifests
@@ -47,6 +47,7 @@ class FileSink:
         path: Path,
         tables: tuple[str, ...] | None,
         opener: OpenerFor,
+        names: Callable[[Relation], Relation],
         rules: Disclosure,
         modes: ValueModes,
     ) -> None:
@@ -55,6 +56,7 @@ class FileSink:
         self._path = path
         self._tables = tables
         self._opener = opener
+        self._names = names
         self._rules = rules
         self._modes = modes
         self._target: Target | None = None
@@ -140,7 +142,7 @@ class FileSink:
         assert self._log is not None
         job = WriteJob(
             str(log), str(staging), span.task, have, span.end, self.type, self._tables, have, {},
-            Disclosed.of(self._rules), self._modes,
+            self._names, Disclosed.of(self._rules), self._modes,
         )  # fmt: skip
         opener = self._opener(self._log, target.pipeline, span.task)
         done = run(spark, wanted, partial(write_piece, job, opener), self.name)

@@ -14,6 +14,7 @@ from tailrace.decode.changes import TableChanges
 from tailrace.decode.debezium import SourceFacts
 from tailrace.model import OWN_FORMS, Relation, ValueModes
 from tailrace.sinks.files import FileSink
+from tailrace.sinks.naming import as_it_is
 from tailrace.sinks.write_files import OpenWriter
 
 if TYPE_CHECKING:
@@ -63,4 +64,4 @@ def jsonl_sink(
         source = SourceFacts(pipeline, log.source.database, __version__)
         return partial(open_jsonl, task=task, source=source)
 
-    return FileSink(name, "jsonl", path, tables, opener, rules or Disclosure(), modes)
+    return FileSink(name, "jsonl", path, tables, opener, as_it_is, rules or Disclosure(), modes)

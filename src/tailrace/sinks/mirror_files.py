@@ -39,8 +39,13 @@ from tailrace.sinks.write_files import BUFFERED_BYTES_MAX
 POSITION = "_position"
 POSITION_TYPE = pa.struct([("log_offset", pa.int64()), ("special", pa.map_(pa.string(), pa.string()))])
 EXTRAS = (UPSERT, UNCHANGED, ORIGIN)
-#: Names that a mirror needs for itself, beyond those that decoding reserves.
-RESERVED = frozenset({POSITION, *EXTRAS})
+#: Columns that stay with the rows when their shape changes; the type of `_origin` is the file's.
+KEPT = (
+    (POSITION, POSITION_TYPE),
+    (UPSERT, pa.bool_()),
+    (UNCHANGED, pa.list_(pa.string())),
+    (ORIGIN, pa.null()),
+)
 
 
 class NetWriter:
@@ -57,7 +62,6 @@ class NetWriter:
         self._path = path
         self._relation = relation
         self._key = relation.key
-        require_names(relation)
         self._events: list[pa.Table] = []
         self._bytes = 0
         self._truncated = False
@@ -112,21 +116,6 @@ def open_net(path: str, relation: Relation) -> NetWriter:
             {"table": relation.qualified_name},
         )
     return NetWriter(path, relation)
-
-
-def require_names(relation: Relation) -> None:
-    """Check that the table's columns can be held beside the mirror's own.
-
-    :raises TailraceError: `SINK_SCHEMA_REFUSED`.
-    """
-    for column in relation.columns:
-        if column.name in RESERVED:
-            raise TailraceError(
-                Kind.SINK_SCHEMA_REFUSED,
-                f"mirror a table: its column {column.name!r} has a name that the mirror needs",
-                "rename the column in the source, or leave the table out of the sink's `tables`",
-                {"table": relation.qualified_name, "column": column.name},
-            )
 
 
 def write_events(path: str, events: pa.Table | None, relation: Relation) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tailrace.config.disclosure import Disclosure
 from tailrace.decode.changes import TableChanges
 from tailrace.model import OWN_FORMS, Relation, ValueModes
 from tailrace.sinks.files import FileSink
+from tailrace.sinks.naming import as_files
 from tailrace.sinks.write_files import ArrowBuffer, OpenWriter
 
 if TYPE_CHECKING:
@@ -132,4 +133,4 @@ def parquet_sink(
     def opener(_log: LogIdentity, _pipeline: str, _task: str) -> OpenWriter:
         return open_writer
 
-    return FileSink(name, "parquet", path, tables, opener, rules or Disclosure(), modes)
+    return FileSink(name, "parquet", path, tables, opener, as_files, rules or Disclosure(), modes)

@@ -20,7 +20,7 @@ from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Op, Relation
 from tailrace.sinks.merge import committing, quoted
-from tailrace.sinks.mirror_files import POSITION, require_names
+from tailrace.sinks.mirror_files import POSITION
 from tailrace.sinks.net_changes import LOG_OFFSET, SPECIAL, UPSERT
 from tailrace.sinks.parquet import ParquetWriter
 
@@ -37,7 +37,6 @@ class WholeRowWriter:
     """
 
     def __init__(self, path: str, relation: Relation) -> None:
-        require_names(relation)
         self.rows = 0
         self._path = path
         self._own = [column.name for column in relation.columns]

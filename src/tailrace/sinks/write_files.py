@@ -18,7 +18,7 @@ import os
 import secrets
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -52,7 +52,9 @@ class WriteJob:
 
     `have` maps tables, by their folders, to the log offset up to which the sink has them
     already: their changes before it are left out. Tables that it does not name are `have_all` far.
-    `disclosed` holds secrets: a job is only ever part of a task's closure, which nothing shows.
+    `names` gives a table, as it is let out, as the target holds it. `disclosed` holds secrets: a job
+    is only ever part of a task's closure, which nothing shows. `have_relations` maps relations, by
+    oid, where the sink knows whose rows a folder has; it goes first, since tables change their names.
     """
 
     log: str
@@ -64,13 +66,17 @@ class WriteJob:
     tables: tuple[str, ...] | None
     have_all: int
     have: dict[str, int]
+    names: Callable[[Relation], Relation]
     disclosed: Disclosed = EVERYTHING
     modes: ValueModes = OWN_FORMS
+    have_relations: dict[int, int] = field(default_factory=dict)
 
     def first_missing(self, relation: Relation) -> int:
         """Return the log offset from which on the sink lacks the table; `end` if it isn't wanted."""
         if self.tables is not None and not matches_any(self.tables, relation.schema, relation.table):
             return self.end
+        if relation.oid in self.have_relations:
+            return self.have_relations[relation.oid]
         directory = layout.table_directory(relation.schema, relation.table)
         return self.have.get(directory, self.have_all)
 
@@ -79,13 +85,14 @@ class WriteJob:
 class StagedFile:
     """A file that an executor left in staging, complete and on disk.
 
-    `piece` and `part` order the files of a table as the log has their rows. `schema` is the
-    file's Arrow schema, serialised; `facts` is what the file's format tells beyond.
+    `relation` is the table as the target holds it, `source` as it is let out of the log, and `first`
+    the log offset of the file's first change. `schema` is the file's Arrow schema, serialised; `facts` is what the file's format tells
+    beyond.
     """
 
     relation: Relation
-    piece: int
-    part: int
+    source: Relation
+    first: int
     directory: str
     name: str
     rows: int
@@ -134,8 +141,9 @@ def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[St
             done.append(writing.pop(table).finish())
         if table not in writing:
             number = parts[table] = parts.get(table, -1) + 1
-            writing[table] = _Writing(job, open_writer, relation, piece.index, number)
-        writing[table].write(part)
+            first = int(part.log_offset[0])
+            writing[table] = _Writing(job, open_writer, relation, first, piece.index, number)
+        writing[table].write(part.named(writing[table].held))
     done += [writing.pop(table).finish() for table in list(writing)]
     return done
 
@@ -144,32 +152,40 @@ class _Writing:
     """A file on its way into staging, under a name of its own until it is complete."""
 
     def __init__(
-        self, job: WriteJob, open_writer: OpenWriter, relation: Relation, piece: int, part: int
+        self,
+        job: WriteJob,
+        open_writer: OpenWriter,
+        relation: Relation,
+        first: int,
+        piece: int,
+        part: int,
     ) -> None:
         self.relation = relation
-        self._piece, self._part = piece, part
+        self.held = job.names(relation)
+        self._first = first
         self._directory = layout.table_directory(relation.schema, relation.table)
         self._name = layout.file_name(job.task, job.start, job.end, piece, part, job.suffix)
         self._path = os.path.join(job.staging, layout.staged_name(self._directory, self._name))
         self._temporary = f"{self._path}.{secrets.token_hex(4)}.tmp"
-        self._writer = open_writer(self._temporary, relation)
+        self._writer = open_writer(self._temporary, self.held)
 
     def write(self, changes: TableChanges) -> None:
         self._writer.write(changes)
 
     def finish(self) -> StagedFile:
         facts = self._writer.close()
-        _sync_file(self._temporary)
+        sync_file(self._temporary)
         size = os.stat(self._temporary).st_size
         os.replace(self._temporary, self._path)
         schema = facts.pop("schema", b"")
         return StagedFile(
-            self.relation, self._piece, self._part, self._directory, self._name,
+            self.held, self.relation, self._first, self._directory, self._name,
             self._writer.rows, size, schema, facts,
         )  # fmt: skip
 
 
-def _sync_file(path: str) -> None:
+def sync_file(path: str) -> None:
+    """Put a file's content on disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

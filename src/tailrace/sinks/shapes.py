@@ -1,0 +1,193 @@
+"""How a table's columns in a target are brought to another shape, without a row being lost.
+
+A `Step` makes one column of the new shape: from a column of the old one, renamed or cast, or of
+one value. Steps are worked out by the driver (`evolution`) and done by executors (`conform`), on
+data files of the target and on files of changes alike; so a row that was written before a change
+of schema is the same whichever way it went.
+
+Pure: Arrow tables in, Arrow tables out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+UNCHANGED, SPECIAL, POSITION, ORIGIN = "_unchanged", "_special", "_position", "_origin"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One column of the new shape.
+
+    `source`: the old column, None if there is none; `fill`: what rows then have, as an array of
+    one value, None: NULL. `lenient`: a value that the new type can't hold becomes NULL instead of
+    stopping. `unknown`: rows have a value there that nobody sent; it is marked as such. `text`: what
+    rows have in PostgreSQL, where the column can't hold it.
+    """
+
+    field: pa.Field
+    source: str | None
+    fill: pa.Array | None = None
+    lenient: bool = False
+    unknown: bool = False
+    text: str | None = None
+    trimmed: bool = False  # of the blanks that char(n) has at its end
+
+    @property
+    def is_marked(self) -> bool:
+        """Tell whether rows have something for the column among their special texts."""
+        return self.unknown or self.text is not None
+
+
+class Unfit(Exception):  # noqa: N818 - the caller knows what to say
+    """A value does not fit the new type of its column; `args[0]` names the column."""
+
+
+def reshaped(rows: pa.Table, steps: Sequence[Step], kept: Mapping[str, pa.DataType]) -> pa.Table:
+    """Return `rows` in the shape of `steps`, then their columns named in `kept`, as they are.
+
+    Lists of names (`_unchanged`) and texts by name (`_special`, also in `_position` and `_origin`)
+    follow the renaming; what belongs to a column that is gone goes with it.
+
+    :raises Unfit: if a value does not fit, and its step is not lenient.
+    """
+    names = {step.source: step.field.name for step in steps if step.source is not None}
+    columns: list[pa.Array | pa.ChunkedArray] = [_made(rows, step) for step in steps]
+    fields = [step.field.remove_metadata() for step in steps]
+    for name, kind in kept.items():
+        column = rows[name] if name in rows.column_names else pa.nulls(len(rows), kind)
+        columns.append(_followed(name, _one(column), names, steps))
+        fields.append(pa.field(name, columns[-1].type))
+    return pa.table(columns, schema=pa.schema(fields))
+
+
+def _made(rows: pa.Table, step: Step) -> pa.Array | pa.ChunkedArray:
+    kind = step.field.type
+    if step.source is None or step.source not in rows.column_names:
+        if step.fill is None:
+            return pa.nulls(len(rows), kind)
+        return step.fill.cast(kind).take(pa.array(np.zeros(len(rows), np.int64)))
+    values = rows[step.source]
+    if step.trimmed:
+        values = pc.utf8_rtrim(values, characters=" ")
+    return cast_exactly(values, kind, step.field.name, lenient=step.lenient)
+
+
+def cast_exactly(values: Any, kind: pa.DataType, name: str, *, lenient: bool = False) -> Any:
+    """Return `values` as `kind`. Decimals lose digits after the point as in PostgreSQL: rounded,
+    halves away from zero.
+
+    :raises Unfit: if one of them does not fit, unless `lenient`: then it becomes NULL.
+    """
+    if values.type == kind:
+        return values
+    if pa.types.is_decimal(values.type) and (pa.types.is_decimal(kind) or pa.types.is_integer(kind)):
+        digits = kind.scale if pa.types.is_decimal(kind) else 0
+        if digits < values.type.scale:
+            # One digit more before the point: 9.9 becomes 10.
+            room = pa.decimal256(values.type.precision + 1, values.type.scale)
+            values = pc.round(pc.cast(values, room), digits, "half_towards_infinity")
+    try:
+        return pc.cast(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if not lenient:
+            raise Unfit(name) from error
+    return _each(_one(values), kind)
+
+
+def _each(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    # Values that fit and values that don't are told apart by halves; few don't, as a rule.
+    if len(values) == 0:
+        return pa.nulls(0, kind)
+    try:
+        return pc.cast(values, kind)
+    except pa.ArrowNotImplementedError:
+        return pa.nulls(len(values), kind)
+    except pa.ArrowInvalid:
+        if len(values) == 1:
+            return pa.nulls(1, kind)
+        middle = len(values) // 2
+        return pa.concat_arrays([_each(values.slice(0, middle), kind), _each(values.slice(middle), kind)])
+
+
+def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _followed(name: str, column: pa.Array, names: Mapping[str, str], steps: Sequence[Step]) -> pa.Array:
+    """Return a column of our own, with the names in it as they are in the new shape."""
+    if name == UNCHANGED:
+        return _lists(column, names)
+    if name == SPECIAL:
+        return _maps(column, names)
+    if name == POSITION:
+        special = _maps(column.field("special"), names)
+        special = _marked(special, {step.field.name: step.text for step in steps if step.is_marked})
+        return pa.StructArray.from_arrays(
+            [column.field("log_offset"), special], fields=list(column.type), mask=column.is_null()
+        )
+    if name == ORIGIN:
+        return _origins(column, names, steps)
+    return column
+
+
+def _lists(column: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:
+    if len(column.flatten()) == 0:
+        return column
+    return pa.array(
+        [
+            None if held is None else [names[name] for name in held if name in names]
+            for held in column.to_pylist()
+        ],
+        column.type,
+    )
+
+
+def _maps(column: pa.MapArray, names: Mapping[str, str]) -> pa.MapArray:
+    if column.null_count == len(column):
+        return column
+    return pa.array(
+        [
+            [(names[name], text) for name, text in held or () if name in names] or None
+            for held in column.to_pylist()
+        ],
+        column.type,
+    )
+
+
+def _marked(column: pa.MapArray, marks: Mapping[str, str | None]) -> pa.MapArray:
+    """Return the texts of rows with `marks` added; a null: the value was never sent."""
+    if not marks:
+        return column
+    if column.null_count < len(column):
+        return pa.array(
+            [list({**dict(held or ()), **marks}.items()) for held in column.to_pylist()], column.type
+        )
+    each = np.tile(np.arange(len(marks)), len(column))
+    keys = pa.array(list(marks), pa.string()).take(pa.array(each))
+    texts = pa.array(list(marks.values()), pa.string()).take(pa.array(each))
+    offsets = pa.array(np.arange(0, len(each) + 1, len(marks), dtype=np.int32))
+    return pa.MapArray.from_arrays(offsets, keys, texts).cast(column.type)
+
+
+def _origins(column: pa.StructArray, names: Mapping[str, str], steps: Sequence[Step]) -> pa.StructArray:
+    """Return the keys that rows came from; those have the columns that the key has there."""
+    kinds = {step.field.name: step for step in steps}
+    arrays, fields = [], []
+    for field in column.type:
+        if field.name == SPECIAL:
+            arrays.append(_maps(column.field(SPECIAL), names))
+            fields.append(field)
+        elif field.name in names:
+            step = kinds[names[field.name]]
+            arrays.append(
+                cast_exactly(column.field(field.name), step.field.type, step.field.name, lenient=step.lenient)
+            )
+            fields.append(pa.field(step.field.name, step.field.type))
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=column.is_null())

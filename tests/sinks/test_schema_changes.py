@@ -1,0 +1,291 @@
+"""What a source's schema changes do to each sink: a real server, captured, and written in ranges."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from fix_postgres import DEFAULT_VERSION, Database, Servers
+from sinks.ddl_story import (
+    COLUMNS,
+    FOLLOWED,
+    NO_COMMON_TYPE,
+    REFUSED,
+    ROWS,
+    TASK,
+    TOUCH,
+    Cut,
+    Nearby,
+    Scene,
+    make,
+    ordered,
+    plain,
+    selected,
+    write,
+    write_and_die,
+)
+from sinks.rig import offsets
+from tailrace import failpoints
+from tailrace.changelog.directory import LogDirectory
+from tailrace.errors import Kind, TailraceError
+from tailrace.sinks.contract import Sink
+
+ALTERED = {**FOLLOWED, **{name: statements for name, (statements, _) in REFUSED.items()}}
+TABLES = {name: f"t{number:02}" for number, name in enumerate(ALTERED)}
+#: Names that a target writes otherwise.
+HELD = {
+    "two words, {and}; (more)=~": "two~20words~2c~20~7band~7d~3b~20~28more~29~3d~7e",
+    "A": "A~~559aead0",
+    "_position": "_position~own",
+    "_op": "_op~own",
+}
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.arm("")
+
+
+@pytest.fixture(scope="module")
+def base(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    pg = Database(servers.get(DEFAULT_VERSION), "altered")
+    pg.server.create_database(pg.name)
+    scene = Scene(pg, tmp_path_factory.mktemp("altered"))
+    yield scene
+    scene.stop()
+    pg.drop()
+
+
+#: Columns, and rows in an order.
+Rows = tuple[list[str], list[tuple[Any, ...]]]
+
+
+@dataclass
+class Story:
+    """Every case's table, altered, with what the source had at the cuts."""
+
+    log: Path
+    path: Path
+    begun: Cut
+    altered: Cut
+    done: Cut
+
+
+@pytest.fixture(scope="module")
+def story(base: Scene) -> Story:
+    base.run("create type mood as enum ('good', 'bad')")
+    for table in TABLES.values():
+        base.run(f"create table {table}({COLUMNS})", f"insert into {table} {ROWS}")
+    base.start()
+    begun = base.cut([])
+    firsts = {}
+    for name, table in TABLES.items():
+        base.run(*(statement.format(t=table) for statement in (*TOUCH, *ALTERED[name])))
+        (first, *_), _ = selected(base.pg, table)
+        firsts[table] = first
+        base.run(f"update {table} set {first} = {first} where {first} % 2 = 0")
+    altered = base.cut([*TABLES.values()])
+    for table, first in firsts.items():
+        base.run(f"delete from {table} where {first} % 5 = 0")
+    done = base.cut([*TABLES.values()])
+    return Story(base.path / "log", base.path, begun, altered, done)
+
+
+def public(*names: str) -> tuple[str, ...]:
+    return tuple(f"public.{TABLES[name]}" for name in names)
+
+
+def mirrored(lake: Path, table: str) -> Rows:
+    """The mirror's columns and rows, but for the guard."""
+    rows = DeltaTable(str(lake / f"public.{table}")).to_pyarrow_table().drop_columns(["_position"])
+    columns = [finite(rows[name]).to_pylist() for name in rows.column_names]
+    return rows.column_names, ordered(list(zip(*columns, strict=True)))
+
+
+def finite(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without the moments that Python can't hold."""
+    if not pa.types.is_timestamp(column.type):
+        return column
+    last = pa.scalar(dt.datetime(9999, 12, 31), column.type)
+    return pc.if_else(pc.less(column, last), column, pa.scalar(None, column.type))
+
+
+# ---------------------------------------------------------------------- mirrors
+
+
+@pytest.fixture(scope="module")
+def followed(story: Story, spark: Any) -> dict[str, dict[str, Rows]]:
+    """Mirrors of what can be followed, read back: at each cut, and after one range over everything."""
+    nearby, found = Nearby(spark), {}
+    for kind, ends in (
+        ("altered", [story.altered, story.done]),
+        ("in one range", [story.done]),
+    ):
+        lake = story.path / f"mirror {kind}"
+        sink = make("mirror", lake, public(*FOLLOWED))
+        write(sink, story.log, story.begun.offset)
+        for cut in ends:
+            write(sink, story.log, cut.offset, nearby, one_piece=len(ends) > 1)
+            name = kind if cut is story.altered or len(ends) == 1 else "done"
+            found[name] = {case: mirrored(lake, TABLES[case]) for case in FOLLOWED}
+    return found
+
+
+@pytest.mark.parametrize("place", ["altered", "done", "in one range"])
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_mirror_follows(name: str, place: str, story: Story, followed: dict[str, dict[str, Rows]]) -> None:
+    cut, table = story.altered if place == "altered" else story.done, TABLES[name]
+    columns, rows = followed[place][name]
+    assert columns == [HELD.get(column, column) for column in cut.columns[table]]
+    assert rows == cut.rows[table]
+
+
+# ---------------------------------------------------------------------- histories
+
+
+@pytest.fixture(scope="module")
+def histories(story: Story, spark: Any) -> Path:
+    for kind in ("append", "parquet", "jsonl"):
+        names = [name for name in ALTERED if kind != "append" or name not in NO_COMMON_TYPE]
+        sink = make(kind, story.path / kind, public(*names))
+        write(sink, story.log, story.begun.offset)
+        write(sink, story.log, story.done.offset)
+    return story.path
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("append", name) for name in ALTERED if name not in NO_COMMON_TYPE]
+    + [("parquet", name) for name in ALTERED],
+)
+def test_the_rows_of_a_history_are_what_the_source_had(
+    kind: str, name: str, story: Story, histories: Path
+) -> None:
+    table = TABLES[name]
+    # Files hold any name but those of their own columns.
+    held = HELD if kind == "append" else {"_op": HELD["_op"]}
+    columns = [held.get(column, column) for column in story.altered.columns[table]]
+    last = {
+        row[columns[0]]: tuple(plain(row.get(column)) for column in columns)
+        for row in history(kind, histories / kind / f"public.{table}")
+        if row["_op"] != "d" and columns[0] in row
+    }
+    expected = [row for row in story.altered.rows[table] if row[0] % 2 == 0]
+    assert expected
+    assert [last[row[0]] for row in expected] == expected
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_json_names_the_columns_of_each_change(name: str, story: Story, histories: Path) -> None:
+    table = TABLES[name]
+    lines = [
+        json.loads(line)
+        for path in (histories / "jsonl" / f"public.{table}").glob("*.jsonl")
+        for line in path.read_text("utf-8").splitlines()
+    ]
+    lines.sort(key=lambda line: line["position"]["log_offset"])
+    columns = story.altered.columns[table]
+    last = {line["after"].get(columns[0]): line["after"] for line in lines if line["after"]}
+    texts = [at for at, column in enumerate(columns) if column in ("b", "bee", "d", "dee")]
+    for row in story.altered.rows[table]:
+        if row[0] % 2 == 0:
+            assert list(last[row[0]]) == columns
+            assert [str(last[row[0]][columns[at]]) for at in texts] == [str(row[at]) for at in texts]
+
+
+@pytest.mark.parametrize("kind", ["append", "parquet"])
+def test_histories_have_the_same_changes(kind: str, story: Story, histories: Path) -> None:
+    for name in ALTERED:
+        if name not in NO_COMMON_TYPE:
+            folder = f"public.{TABLES[name]}"
+            found = [row["_log_offset"] for row in history(kind, histories / kind / folder)]
+            assert found == offsets("jsonl", histories / "jsonl" / folder)
+
+
+# ---------------------------------------------------------------------- what can't be followed
+
+
+def stopped(sink: Sink, story: Story, column: str) -> None:
+    """Check that the sink stops with the column's name, and has changed nothing."""
+    before = sink_state(sink, story)
+    with pytest.raises(TailraceError) as raised:
+        write(sink, story.log, story.done.offset)
+    assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+    assert raised.value.context["column"] == column
+    assert "choose" in raised.value.hint
+    assert "on_type_change: follow" in raised.value.hint
+    assert sink_state(sink, story) == before
+
+
+def sink_state(sink: Sink, story: Story) -> tuple[Any, ...]:
+    sink.open(LogDirectory.open(story.log).identity, "shop")
+    try:
+        return sink.position(TASK), sink.reach(TASK)
+    finally:
+        sink.close()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mirror_stops_at_what_it_cannot_follow_or_follows_as_far_as_it_can(
+    name: str, story: Story, spark: Any
+) -> None:
+    lake, table, column = story.path / "refused" / TABLES[name], TABLES[name], REFUSED[name][1]
+    sink = make("mirror", lake, public(name))
+    write(sink, story.log, story.begun.offset)
+    stopped(sink, story, column)
+    write(make("mirror", lake, public(name), "follow"), story.log, story.done.offset, Nearby(spark))
+    columns, rows = mirrored(lake, table)
+    assert columns == story.done.columns[table]
+    at = columns.index(column)
+    for row, expected in zip(rows, story.done.rows[table], strict=True):
+        assert row[:at] + row[at + 1 :] == expected[:at] + expected[at + 1 :]
+        if row[0] % 2 == 0:  # sent since
+            assert row == expected
+
+
+@pytest.mark.parametrize("name", NO_COMMON_TYPE)
+def test_a_history_stops_at_a_type_that_holds_not_both_or_takes_text(
+    name: str, story: Story, spark: Any
+) -> None:
+    lake, table, column = story.path / "mixed" / TABLES[name], TABLES[name], NO_COMMON_TYPE[name]
+    sink = make("append", lake, public(name))
+    write(sink, story.log, story.begun.offset)
+    stopped(sink, story, column)
+    write(make("append", lake, public(name), "follow"), story.log, story.done.offset)
+    rows = [row for row in history("append", lake / f"public.{table}") if row["_op"] in "rcu"]
+    first = {row["id"]: row for row in rows if row["_op"] == "r"}
+    last = {row["id"]: row for row in rows}
+    at = story.altered.columns[table].index(column)
+    assert first[2][column] == ("b2" if column == "b" else "2")
+    for row in story.altered.rows[table]:
+        if row[0] % 2 == 0:
+            text = (
+                {True: "true", False: "false", None: None}.get(row[at])
+                if isinstance(row[at], bool)
+                else row[at]
+            )
+            assert last[row[0]][column] == (text if text is None else str(text))
+
+
+def history(kind: str, folder: Path) -> list[dict[str, Any]]:
+    if kind == "append":
+        tables = [DeltaTable(str(folder)).to_pyarrow_table()]
+    else:
+        tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    rows = []
+    for table in tables:
+        columns = {name: finite(table[name]).to_pylist() for name in table.column_names}
+        rows += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return sorted(rows, key=lambda row: row["_log_offset"])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from sinks.ddl_story import (
     NO_COMMON_TYPE,
     REFUSED,
     ROWS,
+    TABLE_CHANGES,
     TASK,
     TOUCH,
     Cut,
@@ -109,7 +108,7 @@ def public(*names: str) -> tuple[str, ...]:
 
 def mirrored(lake: Path, table: str) -> Rows:
     """The mirror's columns and rows, but for the guard."""
-    rows = DeltaTable(str(lake / f"public.{table}")).to_pyarrow_table().drop_columns(["_position"])
+    rows = DeltaTable(str(lake / table)).to_pyarrow_table().drop_columns(["_position"])
     columns = [finite(rows[name]).to_pylist() for name in rows.column_names]
     return rows.column_names, ordered(list(zip(*columns, strict=True)))
 
@@ -118,8 +117,20 @@ def finite(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column without the moments that Python can't hold."""
     if not pa.types.is_timestamp(column.type):
         return column
-    last = pa.scalar(dt.datetime(9999, 12, 31), column.type)
+    last = pa.scalar(253_402_300_800_000_000, pa.int64()).cast(column.type)  # the year 10000
     return pc.if_else(pc.less(column, last), column, pa.scalar(None, column.type))
+
+
+def history(kind: str, folder: Path) -> list[dict[str, Any]]:
+    if kind == "append":
+        tables = [DeltaTable(str(folder)).to_pyarrow_table()]
+    else:
+        tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    rows = []
+    for table in tables:
+        columns = {name: finite(table[name]).to_pylist() for name in table.column_names}
+        rows += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return sorted(rows, key=lambda row: row["_log_offset"])
 
 
 # ---------------------------------------------------------------------- mirrors
@@ -137,9 +148,9 @@ def followed(story: Story, spark: Any) -> dict[str, dict[str, Rows]]:
         sink = make("mirror", lake, public(*FOLLOWED))
         write(sink, story.log, story.begun.offset)
         for cut in ends:
-            write(sink, story.log, cut.offset, nearby, one_piece=len(ends) > 1)
+            write(sink, story.log, cut.offset, nearby, in_small_pieces=len(ends) == 1)
             name = kind if cut is story.altered or len(ends) == 1 else "done"
-            found[name] = {case: mirrored(lake, TABLES[case]) for case in FOLLOWED}
+            found[name] = {case: mirrored(lake, f"public.{TABLES[case]}") for case in FOLLOWED}
     return found
 
 
@@ -246,7 +257,7 @@ def test_a_mirror_stops_at_what_it_cannot_follow_or_follows_as_far_as_it_can(
     write(sink, story.log, story.begun.offset)
     stopped(sink, story, column)
     write(make("mirror", lake, public(name), "follow"), story.log, story.done.offset, Nearby(spark))
-    columns, rows = mirrored(lake, table)
+    columns, rows = mirrored(lake, f"public.{table}")
     assert columns == story.done.columns[table]
     at = columns.index(column)
     for row, expected in zip(rows, story.done.rows[table], strict=True):
@@ -279,13 +290,153 @@ def test_a_history_stops_at_a_type_that_holds_not_both_or_takes_text(
             assert last[row[0]][column] == (text if text is None else str(text))
 
 
-def history(kind: str, folder: Path) -> list[dict[str, Any]]:
-    if kind == "append":
-        tables = [DeltaTable(str(folder)).to_pyarrow_table()]
-    else:
-        tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
-    rows = []
-    for table in tables:
-        columns = {name: finite(table[name]).to_pylist() for name in table.column_names}
-        rows += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return sorted(rows, key=lambda row: row["_log_offset"])
+# ---------------------------------------------------------------------- whole tables
+
+
+@dataclass
+class Tables:
+    """Tables that were renamed, dropped and created again, some while nobody captured."""
+
+    log: Path
+    path: Path
+    begun: Cut
+    done: Cut
+    there: list[str]
+
+
+@pytest.fixture(scope="module")
+def tables(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tables]:
+    pg = Database(servers.get(DEFAULT_VERSION), "renamed")
+    pg.server.create_database(pg.name)
+    scene = Scene(pg, tmp_path_factory.mktemp("renamed"))
+    scene.run("create type mood as enum ('good', 'bad')", "create schema other")
+    names = {f"n{number}": name for number, name in enumerate(TABLE_CHANGES)}
+    # The same once more, while the pipeline is down.
+    names |= {f"w{number}": name for number, name in enumerate(TABLE_CHANGES)}
+    there = []
+    for prefix in names:
+        for table in (f"{prefix}_1", f"{prefix}_2"):
+            scene.run(f"create table {table}({COLUMNS})", f"insert into {table} {ROWS}")
+    try:
+        scene.start()
+        begun = scene.cut([])
+        for prefix, name in names.items():
+            if prefix == "w0":
+                scene.stop()
+            statements, left = TABLE_CHANGES[name]
+            scene.run(*(statement.format(t=prefix) for statement in statements))
+            there += [table.format(t=prefix) for table in left]
+        scene.start()
+        yield Tables(scene.path / "log", scene.path, begun, scene.cut(there), there)
+    finally:
+        scene.stop()
+        pg.drop()
+
+
+def require_tables(lake: Path, tables: Tables) -> None:
+    """Check that the mirrors are the tables that there are, each what it is in the source."""
+    wrong = {}
+    for table in tables.there:
+        schema, _, name = table.rpartition(".")
+        found = mirrored(lake, f"{schema or 'public'}.{name}")
+        if found != (tables.done.columns[table], tables.done.rows[table]):
+            wrong[table] = found
+    assert wrong == {}
+    folders = {path.parent.name for path in lake.glob("*/_delta_log")}
+    assert folders == {table if "." in table else f"public.{table}" for table in tables.there}
+
+
+def test_mirrors_follow_tables_that_are_renamed_dropped_and_created_again(tables: Tables) -> None:
+    sink = make("mirror", tables.path / "followed")
+    write(sink, tables.log, tables.begun.offset)
+    write(sink, tables.log, tables.done.offset)
+    require_tables(tables.path / "followed", tables)
+
+
+def test_histories_go_on_under_the_new_name(tables: Tables) -> None:
+    sink = make("append", tables.path / "histories", ("public.n0*",))
+    write(sink, tables.log, tables.begun.offset)
+    write(sink, tables.log, tables.done.offset)
+    folder = tables.path / "histories"
+    assert len(history("append", folder / "public.n0_1")) == 20
+    assert [row["b"] for row in history("append", folder / "public.n0_new")] == ["new"] * 4
+
+
+def test_a_folder_that_is_in_the_way_of_a_move_is_not_touched(tables: Tables) -> None:
+    lake = tables.path / "in the way"
+    sink = make("mirror", lake, ("public.n0*",))
+    write(sink, tables.log, tables.begun.offset)
+    (lake / "public.n0_new").mkdir()
+    (lake / "public.n0_new" / "precious").write_text("theirs")
+    with pytest.raises(TailraceError) as raised:
+        write(sink, tables.log, tables.done.offset)
+    assert raised.value.kind is Kind.SINK_FOREIGN
+    assert (lake / "public.n0_new" / "precious").read_text() == "theirs"
+    (lake / "public.n0_new" / "precious").unlink()
+    (lake / "public.n0_new").rmdir()
+    write(sink, tables.log, tables.done.offset)
+    assert mirrored(lake, "public.n0_new")[1] == tables.done.rows["n0_new"]
+
+
+# ---------------------------------------------------------------------- interrupted
+
+
+@pytest.mark.parametrize(
+    ("point", "counts"),
+    [
+        ("sink.in_move", (1,)),
+        ("sink.before_commit", (1, 7)),
+        ("sink.after_commit", (1, 12)),
+        ("sink.after_publish", (1,)),
+        ("sink.before_position", (1,)),
+    ],
+)
+def test_a_mirror_that_fails_among_moved_tables_goes_on_with_the_rest(
+    point: str, counts: tuple[int, ...], tables: Tables
+) -> None:
+    for count in counts:
+        lake = tables.path / f"failed {point} {count}"
+        sink = make("mirror", lake)
+        write(sink, tables.log, tables.begun.offset)
+        failpoints.arm(f"{point}=error@{count}")
+        with pytest.raises(failpoints.FailpointError):
+            write(sink, tables.log, tables.done.offset)
+        failpoints.arm("")
+        write(make("mirror", lake), tables.log, tables.done.offset)
+        require_tables(lake, tables)
+
+
+def test_a_mirror_that_is_killed_between_moves_is_completed(tables: Tables) -> None:
+    lake = tables.path / "killed"
+    write(make("mirror", lake), tables.log, tables.begun.offset)
+    write_and_die("mirror", lake, tables.log, tables.done.offset, [], "sink.in_move=kill")
+    write(make("mirror", lake), tables.log, tables.done.offset)
+    require_tables(lake, tables)
+
+
+#: Cases whose table is written anew, gets columns, or has two keys in the range.
+STRUCK = (
+    "added with defaults", "names swapped", "int to bigint", "less scale", "another key", "wider key",
+    "truncated", "many at once", "in one transaction",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("point", ["sink.in_task", "sink.before_commit@5", "sink.after_commit@3"])
+@pytest.mark.parametrize("kind", ["mirror", "append"])
+def test_a_sink_that_is_killed_in_a_range_with_schema_changes_is_completed(
+    kind: str, point: str, story: Story, histories: Path
+) -> None:
+    lake = story.path / f"killed {kind} {point}"
+    sink = make(kind, lake, public(*STRUCK))
+    write(sink, story.log, story.begun.offset)
+    name, _, count = point.partition("@")
+    tables = public(*STRUCK)
+    write_and_die(kind, lake, story.log, story.done.offset, list(tables), f"{name}=kill@{count or 1}")
+    write(make(kind, lake, tables), story.log, story.done.offset)
+    for case in STRUCK:
+        table = TABLES[case]
+        if kind == "mirror":
+            assert mirrored(lake, f"public.{table}") == (story.done.columns[table], story.done.rows[table])
+        else:
+            found = history("append", lake / f"public.{table}")
+            assert found == history("append", histories / "append" / f"public.{table}")

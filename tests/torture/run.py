@@ -30,9 +30,9 @@ from fix_postgres import SETTINGS, Database
 from fix_proxy import Proxy
 from tailrace.embedded.install import find_install
 from tailrace.embedded.postgres import EmbeddedPostgres
-from tailrace.failpoints import NAMES
 from torture import disk
 from torture.harness import (
+    POINTS,
     SINKS,
     Fault,
     Round,
@@ -107,13 +107,13 @@ class Torture:
         others = [kill_at_random(20), kill_at_random(20), kill_source(15), cut_connection(15)]
         others += [fill_disk(15)] if round_.disk else []
         # Snapshot's points come first, for they are passed once in a log's life.
-        yield kill_at(self._random.choice([name for name in sorted(NAMES) if name.startswith("snapshot.")]))
+        yield kill_at(self._random.choice([name for name in sorted(POINTS) if name.startswith("snapshot.")]))
         while True:
             yield self._random.choice(others) if self._random.random() < 0.5 else self._at_a_failpoint()
 
     def _at_a_failpoint(self) -> Fault:
         """Return a kill at one of the points that were tried least."""
-        points = [name for name in sorted(NAMES) if not name.startswith("snapshot.")]
+        points = [name for name in sorted(POINTS) if not name.startswith("snapshot.")]
         fewest = min(self._tried[point] for point in points)
         point = self._random.choice([point for point in points if self._tried[point] == fewest])
         self._tried[point] += 1
@@ -147,9 +147,9 @@ def report(torture: Torture, root: Path) -> int:
     for name in sorted(torture.struck | torture.missed):
         print(f"  {torture.struck[name]:5} struck {torture.missed[name]:5} not reached  {name}")
     print("visits of each failpoint:")
-    for name in sorted(NAMES):
+    for name in sorted(POINTS):
         print(f"  {torture.hits[name]:9,}  {name}")
-    never = sorted(name for name in NAMES if not torture.hits[name])
+    never = sorted(name for name in POINTS if not torture.hits[name])
     if never:
         print(f"never reached: {', '.join(never)}")
     for problem in torture.problems:

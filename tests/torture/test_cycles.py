@@ -14,9 +14,9 @@ import pytest
 from fix_postgres import Database
 from fix_proxy import Proxy
 from tailrace.embedded.postgres import EmbeddedPostgres
-from tailrace.failpoints import NAMES
 from torture import disk
 from torture.harness import (
+    POINTS,
     SINKS,
     Round,
     cut_connection,
@@ -41,12 +41,12 @@ CAPTURE_POINTS = (
     "snapshot.in_window",
     "snapshot.after_window",
     "snapshot.before_finish",
-    *sorted(name for name in NAMES if name.startswith(("capture.", "log.")) and "retention" not in name),
+    *sorted(name for name in POINTS if name.startswith(("capture.", "log.")) and "retention" not in name),
 )
 HANDOVER_POINTS = ("snapshot.before_handover", "snapshot.after_handover")
-SINK_POINTS = tuple(sorted(name for name in NAMES if name.startswith("sink.")))
+SINK_POINTS = tuple(sorted(name for name in POINTS if name.startswith("sink.")))
 #: Retention finds something to remove when the sinks have read a part of the log in earlier lives.
-RETENTION_POINTS = tuple(sorted(name for name in NAMES if "retention" in name))
+RETENTION_POINTS = tuple(sorted(name for name in POINTS if "retention" in name))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_kill_at_each_failpoint_loses_doubles_and_tears_nothing(round_: Round)
     missed += [fault.name for fault in faults if not round_.undergo(fault)]
     assert round_.judge() == []
     assert missed == []
-    assert set(round_.hits()) == NAMES - {*HANDOVER_POINTS}
+    assert set(round_.hits()) == POINTS - {*HANDOVER_POINTS}
 
 
 def test_kills_at_random_a_killed_source_cut_connections_and_a_full_disk_are_survived(round_: Round) -> None:

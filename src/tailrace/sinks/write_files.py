@@ -86,8 +86,8 @@ class StagedFile:
     """A file that an executor left in staging, complete and on disk.
 
     `relation` is the table as the target holds it, `source` as it is let out of the log, and `first`
-    the log offset of the file's first change. `schema` is the file's Arrow schema, serialised; `facts` is what the file's format tells
-    beyond.
+    the log offset of the file's first change. `schema` is the file's Arrow schema, serialised;
+    `facts` is what the file's format tells beyond.
     """
 
     relation: Relation

@@ -20,6 +20,7 @@ from fix_postgres import Database
 from sinks.rig import InProcess
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
+from tailrace.config.disclosure import Disclosure
 from tailrace.model import LogRange
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta_append import DeltaAppend
@@ -305,13 +306,20 @@ def plain(value: Any) -> Any:
     return value
 
 
-def make(kind: str, path: Path, tables: tuple[str, ...] | None = None, on_type_change: str = "stop") -> Sink:
+def make(
+    kind: str,
+    path: Path,
+    tables: tuple[str, ...] | None = None,
+    on_type_change: str = "stop",
+    keyless: str = "refuse",
+    rules: Disclosure | None = None,
+) -> Sink:
     if kind == "parquet":
         return parquet_sink("lake", path, tables)
     if kind == "jsonl":
         return jsonl_sink("lake", path, tables)
-    mode = DeltaAppend(on_type_change) if kind == "append" else DeltaMirror("refuse", on_type_change)
-    return DeltaSink("lake", path, tables, mode)
+    mode = DeltaAppend(on_type_change) if kind == "append" else DeltaMirror(keyless, on_type_change)
+    return DeltaSink("lake", path, tables, mode, rules)
 
 
 def write(sink: Sink, log: Path, upto: int, spark: Any = None, *, in_small_pieces: bool = False) -> None:

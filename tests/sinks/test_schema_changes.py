@@ -37,6 +37,7 @@ from sinks.ddl_story import (
 from sinks.rig import offsets
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
+from tailrace.config.disclosure import Disclosure
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.contract import Sink
 
@@ -440,3 +441,99 @@ def test_a_sink_that_is_killed_in_a_range_with_schema_changes_is_completed(
         else:
             found = history("append", lake / f"public.{table}")
             assert found == history("append", histories / "append" / f"public.{table}")
+
+
+# ---------------------------------------------------------------------- masks
+
+
+def masking(table: str, *columns: str) -> Disclosure:
+    names = [f"public.{table}.{column}" for column in columns]
+    return Disclosure.model_validate({"masks": [{"columns": names, "method": "fixed", "value": "hidden"}]})
+
+
+def test_a_mask_follows_its_column_and_hides_what_old_rows_have(story: Story) -> None:
+    table = TABLES["renamed"]
+    lake, rules = story.path / "masked", masking(table, "b", "bee")
+    for cut in (story.begun, story.done):
+        write(make("mirror", lake, public("renamed"), rules=rules), story.log, cut.offset)
+    columns, rows = mirrored(lake, f"public.{table}")
+    assert "bee" in columns
+    assert {row[columns.index("bee")] for row in rows} == {"hidden"}
+
+    table = TABLES["added with defaults"]
+    rules = masking(table, "y")
+    for cut in (story.begun, story.done):
+        write(make("mirror", lake / "2", public("added with defaults"), rules=rules), story.log, cut.offset)
+    columns, rows = mirrored(lake / "2", f"public.{table}")
+    assert {row[columns.index("y")] for row in rows} == {"hidden"}
+
+
+@pytest.mark.parametrize("masked", ["b", "bee"], ids=["before", "after"])
+def test_a_renamed_column_that_only_one_of_its_names_masks_stops_a_mirror(masked: str, story: Story) -> None:
+    lake, rules = story.path / f"masked {masked}", masking(TABLES["renamed"], masked)
+    sink = make("mirror", lake, public("renamed"), rules=rules)
+    write(sink, story.log, story.begun.offset)
+    with pytest.raises(TailraceError) as raised:
+        write(sink, story.log, story.done.offset)
+    assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+    assert "mask" in raised.value.message
+
+
+# ---------------------------------------------------------------------- keys that two rows may share
+
+
+@pytest.fixture(scope="module")
+def keys(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Cut, Cut]]:
+    pg = Database(servers.get(DEFAULT_VERSION), "shifted")
+    pg.server.create_database(pg.name)
+    scene = Scene(pg, tmp_path_factory.mktemp("shifted"))
+    long = "(select string_agg(md5(x::text), '') from generate_series(n * 1000, n * 1000 + 300) x)"
+    scene.run(
+        "create table deferred(id int primary key deferrable initially deferred, note text)",
+        "alter table deferred replica identity full",
+        "insert into deferred select n, 'row ' || n from generate_series(1, 9) n",
+        "create table long(id int primary key, note text, n int)",
+        "alter table long alter note set storage external",
+        f"insert into long select n, {long}, n from generate_series(1, 9) n",
+    )
+    try:
+        scene.start()
+        begun = scene.cut([])
+        scene.run(
+            "update deferred set id = id + 1",
+            "begin; update deferred set id = 3 where note = 'row 1'; update deferred set id = 2 "
+            "where note = 'row 2'; delete from deferred where id = 5; "
+            "insert into deferred values (5, 'new'); update deferred set id = id - 1; commit",
+            # Keys go round in one transaction, and the long values, which are not sent, go with them.
+            "begin; update long set id = -1 where id = 1; update long set id = 1 where id = 2; "
+            "update long set id = 2, n = 20 where id = -1; commit",
+            "begin; update long set id = -id; update long set id = 10 + id, n = n + 1; commit",
+            "update long set n = n + 1 where id < 5",
+        )
+        yield scene, begun, scene.cut(["deferred", "long"])
+    finally:
+        scene.stop()
+        pg.drop()
+
+
+@pytest.mark.parametrize("step", [False, True], ids=["in one range", "after a first range"])
+def test_rows_that_share_a_key_for_a_while_or_swap_theirs_are_all_there(
+    step: bool, keys: tuple[Scene, Cut, Cut], spark: Any
+) -> None:
+    scene, begun, done = keys
+    lake = scene.path / f"keys {step}"
+    sink = make("mirror", lake, keyless="full_row")
+    if step:
+        write(sink, scene.path / "log", begun.offset)
+    write(sink, scene.path / "log", done.offset, Nearby(spark), in_small_pieces=step)
+    for table in ("deferred", "long"):
+        assert mirrored(lake, f"public.{table}") == (done.columns[table], done.rows[table])
+
+
+def test_a_deferrable_key_is_no_key_to_mirror_by(keys: tuple[Scene, Cut, Cut]) -> None:
+    scene, _, done = keys
+    with pytest.raises(TailraceError) as raised:
+        write(make("mirror", scene.path / "refused", ("public.deferred",)), scene.path / "log", done.offset)
+    assert raised.value.kind is Kind.SINK_KEY_MISSING
+    assert "deferrable" in raised.value.message
+    assert "full_row" in raised.value.hint

@@ -65,7 +65,7 @@ SELECT a.attname AS name, a.atttypid AS type, a.atttypmod AS modifier, a.attgene
                 AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
                                         WHEN 'i' THEN i.indisreplident ELSE false END) AS identity,
        (SELECT array_position(i.indkey::int2[], a.attnum) FROM pg_index i
-         WHERE i.indrelid = a.attrelid AND i.indisprimary
+         WHERE i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate
            AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS key_place,
        {named} AS published
   FROM pg_attribute a

@@ -28,7 +28,7 @@ SELECT a.attrelid AS oid, a.attname AS name, a.attgenerated AS generated, c.relr
                 AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts
                 AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
                                         WHEN 'i' THEN i.indisreplident ELSE false END) AS identity,
-       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate
                 AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS in_primary_key,
        EXISTS (SELECT FROM pg_partition_tree(c.oid) p
                  JOIN pg_class pc ON pc.oid = p.relid

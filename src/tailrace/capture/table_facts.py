@@ -19,6 +19,7 @@ from tailrace.protocol.facts import ColumnFacts, Facts
 #: A default of more bytes is not kept with the facts: rows from before it count as unknown.
 MISSING_BYTES_MAX = 1 << 20
 
+# A deferrable key is none: within a transaction, two rows may have it at once.
 _TABLES = """
 SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
        CASE c.relkind WHEN 'p'
@@ -27,7 +28,7 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
          ELSE c.relfilenode::bigint END AS filenode, c.xmin::text::bigint AS xid,
        (SELECT json_build_object('xid', i.xmin::text::bigint,
                                  'numbers', array_to_json((i.indkey::int2[])[0:i.indnkeyatts - 1]))
-          FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) AS key,
+          FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate) AS key,
        (SELECT json_agg(json_build_object(
             'number', a.attnum, 'name', a.attname, 'dropped', a.attisdropped,
             'type_oid', a.atttypid::bigint, 'type_modifier', a.atttypmod,

@@ -104,7 +104,7 @@ class DeltaSink(SinkConfig):
     keyless: Literal["refuse", "full_row"] = Field(
         default="refuse",
         description="Tables without a key under `mirror`: `refuse` stops the sink; `full_row` takes the "
-        "whole row for the key (needs `REPLICA IDENTITY FULL`; equal rows become one).",
+        "whole row for the key (needs `REPLICA IDENTITY FULL`; equal rows are counted).",
     )
     on_type_change: Literal["stop", "follow"] = Field(
         default="stop",

@@ -31,7 +31,8 @@ SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
        has_schema_privilege(n.oid, 'USAGE') AS may_use_schema,
        has_table_privilege(c.oid, 'SELECT') AS may_select,
        row_security_active(c.oid) AS row_security,
-       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key,
+       EXISTS (SELECT FROM pg_index i
+                WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate) AS has_key,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident) AS has_identity_index
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
@@ -218,7 +219,8 @@ def _keyless_findings(table: Table, name: str, pipeline: PipelineConfig) -> Iter
         if refuses and sink.wants(table.schema, table.name):
             yield error(
                 Kind.SINK_KEY_MISSING,
-                f"sinks[{number}] is a mirror, and the table has no key to mirror it by",
+                f"sinks[{number}] is a mirror, and the table has no key to mirror it by (a deferrable one is "
+                "none)",
                 f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or name columns that tell its rows apart in "
                 f"source.message_keys, or set keyless: full_row in sinks[{number}], and "
                 f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL;",

@@ -202,9 +202,9 @@ def _same_value(old: Held, column: Column) -> bool:
 
 
 _CHOICES = (
-    "choose: set `on_type_change: follow` for the sink and start again, so that it goes on with what can be "
-    "told, then have the table's rows sent again (`tailrace snapshot`); or begin with a new log, a new "
-    "snapshot and an empty path; or leave the table out of the sink's `tables`"
+    "choose: set `on_type_change: follow` for the sink and start again, so that rows have what can be told, "
+    "then have them sent (UPDATE … SET the column to itself); or begin with a new log, a new snapshot and an "
+    "empty path; or leave the table out of the sink's `tables`"
 )
 
 

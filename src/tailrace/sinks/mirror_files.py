@@ -109,7 +109,7 @@ def open_net(path: str, relation: Relation) -> NetWriter:
         name = ".".join('"' + part.replace('"', '""') + '"' for part in (relation.schema, relation.table))
         raise TailraceError(
             Kind.SINK_KEY_MISSING,
-            "mirror a table: it has no key, so its rows can't be told apart",
+            "mirror a table: it has no key (a deferrable one is none), so its rows can't be told apart",
             f"choose: give it one (ALTER TABLE {name} ADD PRIMARY KEY …) and take a new snapshot; or "
             f"mirror it by whole rows (ALTER TABLE {name} REPLICA IDENTITY FULL, and `keyless: "
             "full_row` for the sink); or leave it out of the sink's `tables`",

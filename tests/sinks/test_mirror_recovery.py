@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from sinks.rig import mirror_rows, opened, rekey, relation, snapshot, update_whole, write
-from spark.wire import INT4, INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
+from spark.wire import INT4, INT8, TEXT, TIMESTAMP, UNCHANGED, HandmadeLog, delete, insert, truncate, update
 from tailrace import failpoints
 from tailrace.config import Disclosure
 from tailrace.errors import Kind, TailraceError
@@ -247,6 +247,20 @@ def test_a_type_that_cannot_be_followed_stops_the_sink_before_anything_is_change
     assert "choose" in raised.value.hint
     assert DeltaTable(str(tmp_path / "lake" / "public.t")).version() == before
     assert sink.position("0") == middle
+
+
+def test_a_type_that_values_stay_under_is_noted_for_the_next_change(tmp_path, log):
+    versions = [relation(1, "public.t", {"id": INT8, "at": (TIMESTAMP, digits)}) for digits in (3, 6, 3)]
+    sink = opened("mirror", tmp_path / "lake", log)
+    start = 0
+    for number, described in enumerate(versions[:2]):
+        end = log.commit(described, insert(1, number, f"2020-01-01 00:00:00.{number:06}"))
+        write(sink, log, start, end)
+        start = end
+    end = log.commit(versions[2], insert(1, 2, "2020-01-01 00:00:00"))
+    with pytest.raises(TailraceError) as raised:  # PostgreSQL rounded what the mirror has
+        write(sink, log, start, end)
+    assert raised.value.context["column"] == "at"
 
 
 def test_an_added_column_is_added_to_the_history_once(tmp_path, log):

@@ -165,6 +165,25 @@ class DeltaFolder:
         if fields:
             self._attempt("add columns to a Delta table", commit)
 
+    def note_columns(self, schema: pa.Schema) -> None:
+        """Keep what `schema` tells of its columns with those of the table, where that is not so.
+
+        A column's values may stay though its type changes, and the next change begins from there.
+
+        :raises TailraceError: `SINK_WRITE_FAILED`.
+        """
+        have = self.schema()
+        for field in schema:
+            told = field.metadata
+            if told and have.field(field.name).metadata != told:
+                metadata = {name.decode(): value.decode() for name, value in told.items()}
+                self._attempt(
+                    "note a column's type in a Delta table",
+                    lambda delta, name=field.name, metadata=metadata: delta.alter.set_column_metadata(
+                        name, metadata
+                    ),
+                )
+
     def reshape(self, files: Sequence[AddedFile], schema: pa.Schema) -> None:
         """Put `files`, the same rows in another shape, in the place of what the table has.
 

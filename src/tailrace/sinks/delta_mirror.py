@@ -135,11 +135,11 @@ class DeltaMirror:
         have = [column for column in held_columns(folder.schema()) if column.name != POSITION]
         follow = self._follow or not folder.bytes()
         steps = mirror_steps(have, relation, own, follow=follow, context=folder.context)
-        if changes_nothing(have, steps):
-            return
-        added = added_only(have, steps)
+        stays = changes_nothing(have, steps)
+        added = [] if stays else added_only(have, steps)
         if added is not None:
             folder.add_columns(added)
+            folder.note_columns(described(own, relation))
             return
         kept = ((POSITION, POSITION_TYPE),)
         reshape_table(spark, work, steps, kept, described(schema, relation))

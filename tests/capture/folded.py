@@ -38,18 +38,24 @@ class Folded:
 def fold(path: Path) -> dict[str, Folded]:
     """Return the state of each table in the log at `path`, by name without its schema.
 
-    On the way it is made sure that (commit LSN, ordinal) rises from change to change.
+    On the way it is made sure that (commit LSN, ordinal) rises from change to change, and that
+    decoding gives the changes of each table in the order of the log.
     """
     found: dict[str, Folded] = {}
     last = (0, -1)
     with LogReader.open(path, "0") as reader:
         for ref in reader.blocks(reader.start, reader.end().offset):
             changes: list[dict[str, Any]] = []
+            ends: dict[int, int] = {}
             raw = reader.read(ref)
             for table in decode_block(
                 raw, ref.header.log_offset, ref.header.open_at_start, reader.schema_before(ref)
             ):
                 names = [c.name for c in table.relation.columns] if table.relation else []
+                offsets = table.log_offset.tolist()
+                oid = table.relation.oid if table.relation else 0
+                assert ends.get(oid, -1) < offsets[0], "a table's changes are not in log order"
+                ends[oid] = offsets[-1]
                 changes += [change | {"columns": names} for change in table.envelope("0").to_pylist()]
             for change in sorted(changes, key=lambda change: change["log_offset"]):
                 assert last < (last := (change["commit_lsn"], change["ordinal"]))

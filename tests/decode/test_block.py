@@ -160,6 +160,20 @@ def test_snapshot_and_stream_of_one_table_share_a_block() -> None:
     assert (ids(streamed), bytes(streamed.op)) == ([2], b"c")
 
 
+def test_rows_of_a_snapshot_between_transactions_keep_their_place() -> None:
+    data = SHAPES[0]
+    for number in (1, 3, 5):
+        lsn = 1000 * number
+        data += snapshot(SHAPES[0] + frames.snapshot_frame(A, 0, 1, b"%d\n" % number), lsn=lsn)
+        data += transaction(insert(str(number + 1), oid=A), lsn=lsn + 500)
+    found = decode(data)
+    assert [(ids(changes), bytes(changes.op)) for changes in found] == [
+        ([number], b"c" if number % 2 == 0 else b"r") for number in range(1, 7)
+    ]
+    offsets = [offset for changes in found for offset in changes.log_offset.tolist()]
+    assert offsets == sorted(offsets)
+
+
 def test_slices_are_by_log_offset_and_half_open() -> None:
     changes = only(transaction(*(insert(str(n), oid=A) for n in range(10))), SHAPES)
     offsets = changes.log_offset.tolist()

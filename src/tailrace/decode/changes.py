@@ -230,9 +230,10 @@ def _relations(
     groups: Numbers, catalog: Catalog, in_block: Sequence[bytes]
 ) -> tuple[list[Relation | None], Numbers]:
     # The kernel opens a group whenever a table's Relation message comes again. Where that said
-    # nothing new, which is so after each reconnection, the groups are one.
+    # nothing new, which is so after each reconnection, the groups are one; not so where rows of a
+    # snapshot came between: a table's groups follow each other in log order.
     relations: list[Relation | None] = []
-    newest: dict[int, int] = {}
+    newest: dict[int, tuple[int, int]] = {}  # by relation: the key of its last group, and its place
     group_of = np.full(len(groups), -1, np.int64)
     applied = 0
     for group, (key, schemas, wanted) in enumerate(groups.tolist()):
@@ -242,10 +243,12 @@ def _relations(
             catalog.apply(frame)
         applied = max(applied, schemas)
         relation = None if key == kernel.MESSAGE_KEY else catalog.relation(key & 0xFFFFFFFF)
-        if key not in newest or relations[newest[key]] != relation:
-            newest[key] = len(relations)
+        before, place = newest.get(key & 0xFFFFFFFF, (-1, 0))
+        if before != key or relations[place] != relation:
+            place = len(relations)
             relations.append(relation)
-        group_of[group] = newest[key]
+        newest[key & 0xFFFFFFFF] = (key, place)
+        group_of[group] = place
     return relations, group_of
 
 

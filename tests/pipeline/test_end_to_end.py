@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -60,8 +62,9 @@ def mirrored(directory: Path) -> dict[int, str]:
     return {row["id"]: row["what"] for row in rows}
 
 
-def pipeline_file(directory, pg):
+def pipeline_file(directory, pg, ui_port=None):
     file = directory / "pipeline.yaml"
+    ui = "" if ui_port is None else f", conf: {{spark.ui.enabled: 'true', spark.ui.port: '{ui_port}'}}"
     file.write_text(
         f"name: {pg.name}\n"
         f"source: {{host: 127.0.0.1, port: {pg.port}, user: postgres, dbname: {pg.name}, "
@@ -71,9 +74,30 @@ def pipeline_file(directory, pg):
         "  - {type: jsonl, path: ./lines}\n"
         "  - {type: parquet, path: ./files}\n"
         "  - {type: delta, mode: mirror, path: ./mirror}\n"
-        "spark: {master: 'local[2]'}\n"
+        f"spark: {{master: 'local[2]'{ui}}}\n"
     )
     return file
+
+
+def shown_by_spark(port):
+    """Return all that Spark's user interface tells of the configuration."""
+
+    def page(path):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        shown = answer.read().decode()
+        connection.close()
+        return shown
+
+    (application,) = json.loads(page("/api/v1/applications"))
+    return page(f"/api/v1/applications/{application['id']}/environment") + page("/environment/")
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 @pytest.mark.timeout(900)
@@ -95,12 +119,15 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
     pg.execute("update orders set what = 'new' where id <= 5")
     pg.execute("delete from orders where id > 48")
     pg.execute("insert into orders values (100, 'late')")
-    engine = subprocess.Popen(
-        [sys.executable, "-m", "tailrace", "run", str(file)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "CANARY": CANARY},
-    )
+    port = free_port()
+    pipeline_file(tmp_path, pg, port)
+    with (tmp_path / "output").open("wb") as output:
+        engine = subprocess.Popen(
+            [sys.executable, "-m", "tailrace", "run", str(file), "--verbose"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "CANARY": CANARY},
+        )
     try:
         expected = first + Counter({("u", number): 1 for number in range(1, 6)})
         expected += Counter([("d", 49), ("d", 50), ("c", 100)])
@@ -108,6 +135,10 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
         wait_until(lambda: status(file)["sinks"][2]["lag_bytes"] == 0, TIMEOUT_S, "the mirror")
         watched = status(file)
         assert (watched["state"], watched["error"], watched["pid"]) == ("streaming", None, engine.pid)
+        # The password that it uses is in nothing that it shows.
+        environment = shown_by_spark(port)
+        assert "spark.ui.port" in environment
+        assert CANARY not in environment
         tailrace("run", file, check=1)
         assert status(file)["pid"] == engine.pid
         engine.send_signal(signal.SIGTERM)
@@ -115,6 +146,7 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
     finally:
         engine.kill()
         engine.wait()
+    pipeline_file(tmp_path, pg)
     assert status(file)["state"] == "stopped"
     now = dict(pg.query("select id, what from orders"))
     assert mirrored(tmp_path / "mirror") == now
@@ -130,6 +162,6 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
     assert operations_in(tmp_path / "files") == {"r": 50, "u": 5, "d": 2, "c": 1}
     assert mirrored(tmp_path / "mirror") == now
 
-    # The secret that the runs resolved is in no file that they left.
+    # The secret that the runs resolved is in no file that they left, nor in what the engine said.
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or CANARY.encode() not in path.read_bytes()

@@ -285,10 +285,10 @@ def test_partitioned_tables_by_root_and_by_partition(each_pg: Database, tmp_path
         (line["source"]["table"], line["op"], line["before"], line["after"])
         for line in told(tmp_path / "root")
     ]
+    # Chunks of a snapshot are read side by side: between them there is no order.
+    assert sorted(found[:2], key=str) == [("m", "r", None, a), ("m", "r", None, b)]
     # What was attached with its rows is not told of: PostgreSQL sends nothing for it.
-    assert found == [
-        ("m", "r", None, a),
-        ("m", "r", None, b),
+    assert found[2:] == [
         ("m", "d", {"id": 1, "at": 1}, None),  # the root's replica identity counts, not the partition's
         ("m", "c", None, moved),
         ("m", "u", None, c),
@@ -301,9 +301,8 @@ def test_partitioned_tables_by_root_and_by_partition(each_pg: Database, tmp_path
         (line["source"]["table"], line["op"], line["before"], line["after"])
         for line in told(tmp_path / "part")
     ]
-    assert found[:8] == [
-        ("m1", "r", None, a),
-        ("m2", "r", None, b),
+    assert sorted(found[:2], key=str) == [("m1", "r", None, a), ("m2", "r", None, b)]
+    assert found[2:8] == [
         ("m1", "d", a, None),
         ("m2", "c", None, moved),
         ("m2", "u", None, c),
@@ -475,7 +474,8 @@ def test_children_by_inheritance_are_tables_of_their_own(pg: Database, tmp_path:
     work = "insert into parent values (4);\ninsert into child values (5, 'y');\ninsert into other values (6)"
     captured(pg, tmp_path / "log", work, tables_exclude=("public.other",))
     found = [(line["source"]["table"], line["after"]["id"]) for line in told(tmp_path / "log")]
-    assert found == [("child", 2), ("parent", 1), ("parent", 4), ("child", 5)]
+    assert sorted(found[:2]) == [("child", 2), ("parent", 1)]
+    assert found[2:] == [("parent", 4), ("child", 5)]
 
 
 def test_columns_left_out_never_leave_the_server_where_it_can_keep_them(

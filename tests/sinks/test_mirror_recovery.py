@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,23 @@ import pytest
 from deltalake import DeltaTable
 
 from sinks.rig import mirror_rows, opened, rekey, relation, snapshot, update_whole, write
-from spark.wire import INT4, INT8, TEXT, TIMESTAMP, UNCHANGED, HandmadeLog, delete, insert, truncate, update
+from spark.wire import (
+    INT4,
+    INT8,
+    TEXT,
+    TIMESTAMP,
+    UNCHANGED,
+    HandmadeLog,
+    delete,
+    insert,
+    numeric,
+    truncate,
+    update,
+)
 from tailrace import failpoints
 from tailrace.config import Disclosure
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import ValueModes
 from tailrace.sinks import delta_mirror
 from tailrace.sinks.delta_mirror import DeltaMirror
 from tailrace.sinks.delta_sink import DeltaSink
@@ -212,6 +226,39 @@ def test_a_key_that_the_configuration_changes_stops_a_mirror(tmp_path, log):
     write(keyed("at", "host"), log, middle, end)  # the order of columns is the table's
     found = [tuple(row.values()) for row in mirror_rows(tmp_path / "lake" / "public.visits")]
     assert found == [("a", 1, 1), ("a", 2, 2), ("a", 3, 4), ("b", 1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        (ValueModes(binary="base64"), ValueModes(binary="hex"), "raw"),
+        (ValueModes(time="adaptive"), ValueModes(time="nanoseconds"), "at"),
+        (ValueModes(), ValueModes(interval="string"), "spans"),
+        (ValueModes(), ValueModes(decimal="double"), "price"),
+    ],
+)
+def test_a_mode_that_is_changed_stops_a_mirror(before, after, found, tmp_path, log):
+    def given(modes):
+        sink = DeltaSink("lake", tmp_path / "lake", None, DeltaMirror(), modes=modes)
+        sink.open(log.directory.identity, "shop")
+        return sink
+
+    columns = {"id": INT8, "raw": 17, "at": 1083, "spans": 1187, "price": numeric(6, 2), "day": 1114}
+    row = (1, "\\x00ff", "01:02:03", "{1 day}", "1.50", "2024-01-01 00:00:00")
+    middle = log.commit(relation(2, "public.odd", columns), insert(2, *row))
+    end = log.commit(insert(2, 2, *row[1:]))
+    sink = given(before)
+    write(sink, log, 0, middle)
+    sink.close()
+    sink = given(after)
+    with pytest.raises(TailraceError) as raised:
+        write(sink, log, middle, end)
+    assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+    assert found in raised.value.message + str(raised.value.context)
+    sink.close()
+    # What changes JSON alone is no matter to a mirror.
+    write(given(replace(before, unavailable_placeholder="?", hstore="map")), log, middle, end)
+    assert len(mirror_rows(tmp_path / "lake" / "public.odd")) == 2
 
 
 def test_a_key_that_the_database_changes_stops_no_mirror(tmp_path, log):

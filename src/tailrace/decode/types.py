@@ -63,10 +63,11 @@ def row_schema(relation: Relation) -> pa.Schema:
 @functools.lru_cache(maxsize=256)
 def column_types(relation: Relation) -> tuple[ColumnType, ...]:
     """Return how each column of a table is given; PostgreSQL's text where nothing better is known."""
-    return tuple(value_type(_known(column), relation.modes) for column in relation.columns)
+    return tuple(value_type(known_type(column), relation.modes) for column in relation.columns)
 
 
-def _known(column: Column) -> ValueType:
+def known_type(column: Column) -> ValueType:
+    """Return what is known of a column's type: what the log says of it beyond the Relation message."""
     return column.value_type or ValueType(column.type_oid, column.type_modifier)
 
 

@@ -26,6 +26,7 @@ from tailrace.model import OWN_FORMS, LogRange, Relation, ValueModes
 from tailrace.sinks import layout
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.delta_folder import AddedFile, DeltaFolder
+from tailrace.sinks.form_marks import require_same_forms
 from tailrace.sinks.key_marks import require_same_keys
 from tailrace.sinks.lineage import Move, trace
 from tailrace.sinks.mask_marks import require_same_masks
@@ -220,6 +221,7 @@ class DeltaSink:
         if self._mode.kind == "mirror":
             require_same_masks(self._opened(), Disclosed.of(self._rules), work)
             require_same_keys(self._opened(), work)
+            require_same_forms(self._opened(), work)
         with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit") as pool:
             # Every table is given its chance; the first that failed is what is raised.
             outcomes = [pool.submit(self._commit_table, spark, each) for each in work]

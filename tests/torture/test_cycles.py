@@ -26,7 +26,7 @@ from torture.harness import (
     kill_source,
 )
 
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
 
 #: Points that are passed without Spark, in an order in which one log passes them. A snapshot that
 #: was cut short after its first chunk goes on beside the stream; one that was not is handed over,

@@ -38,14 +38,15 @@ def history_problems(changes: list[Change], source: State) -> list[str]:
     ordered = sorted(changes, key=lambda change: change.log_offset)
     found += _swapped(ordered)
     state: State = {table: {} for table in TABLES}
-    # What a transaction changed of a table that is read later, in a snapshot that was cut short,
-    # is in the rows that are read.
+    # Until a snapshot that was cut short is whole, rows that are not there are changed, and come
+    # later as they are then; what was changed of tables without any row may be left out.
     read_until = max((change.log_offset for change in ordered if change.op == "r"), default=0)
     for commit_lsn, group in groupby(ordered, key=lambda change: change.commit_lsn):
         transaction = list(group)
-        found += _torn(transaction, commit_lsn, in_snapshot=transaction[0].log_offset < read_until)
-        found += _replay(transaction, state)
-        if state["account"]:
+        in_snapshot = transaction[0].log_offset < read_until
+        found += _torn(transaction, commit_lsn, in_snapshot=in_snapshot)
+        found += _replay(transaction, state, in_snapshot=in_snapshot)
+        if state["account"] and not in_snapshot:
             found += _ledger(state["account"], f"after the transaction at {commit_lsn:X}")
     found += _gaps(state["marker"])
     found += _different(state, source)
@@ -114,35 +115,35 @@ def _torn(transaction: list[Change], commit_lsn: int, *, in_snapshot: bool) -> l
     return []
 
 
-def _replay(transaction: list[Change], state: State) -> list[str]:
+def _replay(transaction: list[Change], state: State, *, in_snapshot: bool) -> list[str]:
     # Every change is applied, whatever the ones before it showed.
     return [
         f"{change.table} at ({change.commit_lsn:X}, {change.ordinal}): {problem}"
         for change in transaction
-        if (problem := _apply(change, state[change.table]))
+        if (problem := _apply(change, state[change.table], in_snapshot=in_snapshot))
     ][:_EXAMPLES]
 
 
-def _apply(change: Change, rows: Rows) -> str | None:
+def _apply(change: Change, rows: Rows, *, in_snapshot: bool) -> str | None:
     """Carry one change into `rows`; return what is impossible about it."""
     match change.op:
         case "t":
             rows.clear()
-        case "r" | "c" if change.key in rows:
+        case "r" | "c" if change.key in rows and not in_snapshot:
             return f"a row {change.key} comes into being that is there already"
         case "r" | "c":
             rows[change.key] = dict(change.values)
         case "d":
-            if rows.pop(change.key, None) is None:
+            if rows.pop(change.key, None) is None and not in_snapshot:
                 return f"a row {change.key} is deleted that is not there"
         case "u":
-            return _update(change, rows)
+            return _update(change, rows, in_snapshot=in_snapshot)
         case _:
             return f"unknown operation {change.op!r}"
     return None
 
 
-def _update(change: Change, rows: Rows) -> str | None:
+def _update(change: Change, rows: Rows, *, in_snapshot: bool) -> str | None:
     old_key = change.key
     if change.key not in rows and "uid" in change.values:
         # The workload changes a key by its sign only, and `uid` tells that it is that row.
@@ -151,7 +152,8 @@ def _update(change: Change, rows: Rows) -> str | None:
             old_key = moved
     old = rows.pop(old_key, None)
     if old is None:
-        return f"a row {change.key} is updated that is not there"
+        rows[change.key] = dict(change.values)
+        return None if in_snapshot else f"a row {change.key} is updated that is not there"
     rows[change.key] = new = {**old, **change.values}
     if change.table == "counter" and new["n"] != old["n"] + 1:
         return f"counter {change.key} goes from {old['n']} to {new['n']}"

@@ -67,7 +67,7 @@ class Story:
         """Run `count` chapters of about so many transactions; stop at the first that is wrong."""
         self.work.run(self.rng.randint(0, transactions))
         # PostgreSQL: a column that is added while a slot is being made may be unknown to the slot
-        # later, though its exported snapshot has it (seen with seed 2 on 16).
+        # later, though its exported snapshot has it (seen with seed 2 on 18).
         self.work.is_calm = True
         self.work.rest(all_ended=True)
         for chapter in range(count):

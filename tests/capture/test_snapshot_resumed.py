@@ -55,7 +55,7 @@ TABLES = [
     "create table pairs(a text, b int, n int not null default 0, primary key (a, b))",
     "create table parts(id int primary key, n int not null default 0) partition by range (id)",
     "create table parts_low partition of parts for values from (0) to (1500)",
-    "create table parts_high partition of parts for values from (1500) to (100000)",
+    "create table parts_high partition of parts for values from (1500) to (1000000000)",
     "create table plain(id int, n int not null default 0)",
     "alter table plain replica identity full",
     "create table empty(id int primary key)",
@@ -80,7 +80,7 @@ def writers_at_work(pg: Database, seed: int = 1) -> Iterator[None]:
     def write(number: int) -> None:
         choose = random.Random(seed * 100 + number)
         with psycopg.connect(pg.dsn, autocommit=True) as connection:
-            new = 10_000 * (number + 1)
+            new = 100_000_000 * (number + 1)
             while not over.is_set():
                 new += 1
                 old = choose.randrange(1, 2500)
@@ -256,8 +256,8 @@ def test_a_table_altered_between_windows_is_read_again_with_its_new_columns(
     assert life(pg, tmp_path / "log", "snapshot.after_chunk=kill@3") == -9
     pg.execute("alter table items add column later int default 7")
     pg.execute("alter table pairs alter column n type bigint")
-    pg.execute("create table parts_later partition of parts for values from (200000) to (300000)")
-    pg.execute("insert into parts values (200001)")
+    pg.execute("create table parts_later partition of parts for values from (1000000000) to (1100000000)")
+    pg.execute("insert into parts values (1000000001)")
     pg.execute("truncate plain")
     pg.execute("insert into plain values (1)")
     until_whole(pg, tmp_path / "log")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from fix_postgres import DEFAULT_VERSION, Database, Servers
+from fix_postgres import DEFAULT_VERSION, Database, Servers, require_since
 from sinks.ddl_story import (
     COLUMNS,
     FOLLOWED,
@@ -66,6 +66,13 @@ def base(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     yield scene
     scene.stop()
     pg.drop()
+
+
+@pytest.fixture(autouse=True)
+def _what_the_server_sends(request: pytest.FixtureRequest) -> None:
+    case = getattr(request.node, "callspec", None)
+    if case is not None and case.params.get("name") == "generated":
+        require_since(18, "generated columns in a publication", DEFAULT_VERSION)
 
 
 #: Columns, and rows in an order.

@@ -80,6 +80,13 @@ class Kind(enum.StrEnum):
     SINK_WRITE_FAILED = "sink_write_failed"
     SPARK_FAILED = "spark_failed"
 
+    # engine
+    TASK_FAILED = "task_failed"  # a task, handler or transformation raised what is no error of ours
+    TASK_TIMED_OUT = "task_timed_out"  # it did not start or stop in time
+    ENGINE_MISUSED = "engine_misused"  # a call that the engine's state does not allow
+    OFFSETS_UNREADABLE = "offsets_unreadable"
+    OFFSETS_UNWRITABLE = "offsets_unwritable"
+
     # anything else, always a bug of ours
     INTERNAL = "internal"
 
@@ -100,6 +107,7 @@ POLICY: dict[Kind, Policy] = {
     Kind.LOG_FULL: Policy.RETRY,
     Kind.SINK_WRITE_FAILED: Policy.RETRY,
     Kind.SPARK_FAILED: Policy.RETRY,
+    Kind.OFFSETS_UNWRITABLE: Policy.RETRY,
 }
 
 

@@ -17,6 +17,7 @@ from tailrace.decode.catalog import Catalog
 from tailrace.decode.debezium import SourceFacts, json_lines
 from tailrace.decode.disclosed import EVERYTHING, Disclosed, Shape
 from tailrace.decode.envelope import envelope
+from tailrace.decode.images import images
 from tailrace.decode.rows import old_keys, old_rows, typed_rows
 from tailrace.decode.tuples import Tuples, find_tuples
 from tailrace.errors import Kind, TailraceError
@@ -75,6 +76,12 @@ class TableChanges:
         return self._field(kernel.OP).astype(np.uint8)
 
     @property
+    def size_bytes(self) -> int:
+        """How many bytes of the log these changes are, about: what decoding them reads."""
+        sent = self._fields[kernel.END] - self._fields[kernel.AT]
+        return int(sent.sum())
+
+    @property
     def commit_lsn(self) -> Numbers:
         return self._field(kernel.AT_COMMIT_LSN)
 
@@ -100,6 +107,11 @@ class TableChanges:
         if first == 0 and last == self.count:
             return self
         part = self._fields[:, first:last]
+        return TableChanges(self._held, self._raw, self._block_offset, part, self._shape, self._name_as)
+
+    def take(self, places: Numbers) -> TableChanges:
+        """Return the changes at `places` (rising)."""
+        part = np.ascontiguousarray(self._fields[:, places])
         return TableChanges(self._held, self._raw, self._block_offset, part, self._shape, self._name_as)
 
     def named(self, relation: Relation) -> TableChanges:
@@ -142,6 +154,13 @@ class TableChanges:
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
         """
         return envelope(self._tuples(), task)
+
+    def images(self) -> pa.RecordBatch:
+        """Return the changes with key, row before and row after as structs: `images.NAMES`.
+
+        :raises TailraceError: as `rows`.
+        """
+        return images(self._tuples())
 
     def json_lines(self, task: str, source: SourceFacts) -> pa.LargeStringArray:
         """Return one JSON document a change in Debezium's payload form, each ended by a newline:

@@ -123,7 +123,7 @@ def envelope(tuples: Tuples, task: str) -> pa.RecordBatch:
     if relation is None:
         key = before = after = pa.nulls(count, _MAP)
         prefix = gather(tuples.column(0))
-        content = _content(tuples.column(1))
+        content = message_content(tuples.column(1))
         schema = table = pa.nulls(count, pa.string())
     else:
         key, before, after = _maps(relation, tuples)
@@ -197,7 +197,8 @@ def _map(
     return pa.Array.from_buffers(_MAP, count, [present, pa.py_buffer(offsets)], children=[entry])
 
 
-def _content(cells: Cells) -> pa.BinaryArray:
+def message_content(cells: Cells) -> pa.BinaryArray:
+    """Return the contents of logical messages."""
     lengths = np.concatenate(([0], np.cumsum(cells.length))).astype(np.int32)
     parts = [cells.text(row) for row in range(len(cells))]
     return pa.Array.from_buffers(

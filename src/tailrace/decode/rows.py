@@ -23,8 +23,8 @@ _LOG_OFFSET = METADATA[5]
 
 _Made = TypeVar("_Made")
 
-# Rows, column name and texts of values that their typed column does not hold exactly.
-_Specials = list[tuple[npt.NDArray[np.int64], str, pa.StringArray]]
+#: Rows (rising), column name and texts of values that their typed column does not hold exactly.
+Specials = list[tuple[npt.NDArray[np.int64], str, pa.StringArray]]
 
 
 def typed_rows(relation: Relation, tuples: Tuples, as_text: Collection[str]) -> pa.RecordBatch:
@@ -33,7 +33,7 @@ def typed_rows(relation: Relation, tuples: Tuples, as_text: Collection[str]) -> 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8 or a column's name is reserved.
     """
     schema, types = row_schema(relation), column_types(relation)
-    specials: _Specials = []
+    specials: Specials = []
     columns: list[pa.Array] = []
     for c, column in enumerate(relation.columns):
         cells = tuples.column(c)
@@ -41,10 +41,10 @@ def typed_rows(relation: Relation, tuples: Tuples, as_text: Collection[str]) -> 
             columns.append(_named(relation, column.name, gather, cells))
             schema = schema.set(c, pa.field(column.name, pa.string()))
         else:
-            columns.append(_typed(relation, column.name, types[c], cells, specials))
+            columns.append(typed_column(relation, column.name, types[c], cells, specials))
     columns += metadata(tuples)
-    columns.append(_unchanged(relation, tuples))
-    columns.append(_special_map(specials, len(tuples)))
+    columns.append(unchanged_names(relation, tuples))
+    columns.append(special_map(specials, len(tuples)))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -83,13 +83,15 @@ def _before(
     # What was sent of the rows before the changes `rows`: the columns at `places`.
     if len(rows) == 0:
         return None
-    specials: _Specials = []
+    specials: Specials = []
     types = column_types(relation)
     kept = [(c, relation.columns[c].name, types[c]) for c in places]
-    columns = [_typed(relation, name, kind, tuples.old_column(c, rows), specials) for c, name, kind in kept]
+    columns = [
+        typed_column(relation, name, kind, tuples.old_column(c, rows), specials) for c, name, kind in kept
+    ]
     fields = [pa.field(name, kind.arrow) for _, name, kind in kept]
     columns.append(pa.array(tuples.fields[kernel.LOG_OFFSET][rows]))
-    columns.append(_special_map(specials, len(rows)))
+    columns.append(special_map(specials, len(rows)))
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, _LOG_OFFSET, _SPECIAL]))
 
 
@@ -112,7 +114,13 @@ def or_null(numbers: Numbers) -> pa.Int64Array:
     return pa.array(numbers, mask=missing if missing.any() else None)
 
 
-def _typed(relation: Relation, name: str, kind: ColumnType, cells: Cells, specials: _Specials) -> pa.Array:
+def typed_column(
+    relation: Relation, name: str, kind: ColumnType, cells: Cells, specials: Specials
+) -> pa.Array:
+    """Return a column in its type, and add to `specials` what it does not hold exactly.
+
+    :raises TailraceError: `DECODE_FAILED`, naming the column, if a text is not UTF-8.
+    """
     typed = _named(relation, name, kind.read, cells)
     rows = typed.special_rows
     if len(rows):
@@ -130,7 +138,8 @@ def _named(relation: Relation, name: str, read: Callable[[Cells], _Made], cells:
         raise TailraceError(error.kind, error.message, error.hint, where) from error
 
 
-def _unchanged(relation: Relation, tuples: Tuples) -> pa.ListArray:
+def unchanged_names(relation: Relation, tuples: Tuples) -> pa.ListArray:
+    """Return for each change the names of the columns whose value was not sent."""
     missing = tuples.current.kind == kernel.UNCHANGED
     offsets = np.zeros(len(tuples) + 1, np.int32)
     names = pa.array([column.name for column in relation.columns], pa.string())
@@ -141,7 +150,8 @@ def _unchanged(relation: Relation, tuples: Tuples) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(columns)))
 
 
-def _special_map(specials: _Specials, count: int) -> pa.MapArray:
+def special_map(specials: Specials, count: int) -> pa.MapArray:
+    """Return for each of `count` rows a map from column to text; null where nothing is special."""
     if not specials:
         return pa.nulls(count, _SPECIAL.type)
     rows = np.concatenate([part[0] for part in specials])

@@ -1,0 +1,29 @@
+"""What a converter is. Third parties implement it; found by the entry point `tailrace.converters`."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from tailrace.records.events import Converted
+from tailrace.records.group import Group
+
+
+@runtime_checkable
+class Converter(Protocol):
+    """Makes of a group of records keys, values and headers as they go out.
+
+    Runs in process, on several threads at once, and on Spark's executors: made of its options, it
+    pickles and keeps nothing that matters from call to call.
+    """
+
+    def convert(self, group: Group) -> Converted:
+        """Return one entry a record, in the group's order.
+
+        A group whose `wire` is set is best written straight from it.
+        :raises TailraceError: stops the task; nothing is committed beyond the group.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held; called once, after the last `convert`."""
+        ...

@@ -1,0 +1,138 @@
+"""Changes as columns whose rows before and after stand apart: what the engine's records are made of.
+
+`rows` gives one row a change for tables; here each change has its key, the row before it (as far as
+it was sent) and the row after it, as structs of the table's typed columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.decode import kernel
+from tailrace.decode.envelope import image_choices, message_content
+from tailrace.decode.gather import Cells, gather
+from tailrace.decode.rows import Specials, metadata, special_map, typed_column, unchanged_names
+from tailrace.decode.tuples import Tuples
+from tailrace.decode.types import column_types
+from tailrace.model import Op, Relation
+
+#: What a source tells of each change. `schema_version` counts the shapes of the table in the log.
+SOURCE = pa.struct(
+    [
+        pa.field("schema", pa.string()),
+        pa.field("table", pa.string()),
+        pa.field("log_offset", pa.int64()),
+        pa.field("commit_lsn", pa.int64()),
+        pa.field("lsn", pa.int64()),
+        pa.field("ordinal", pa.int64()),
+        pa.field("xid", pa.int64()),
+        pa.field("commit_ts", pa.timestamp("us", tz="UTC")),
+        pa.field("schema_version", pa.int32()),
+    ]
+)
+
+#: Names of the columns, in order. `partial` says that `before` holds the columns of the key alone;
+#: `special` maps `before.<column>` and `after.<column>` to the texts of values that their typed
+#: column does not hold exactly; `unchanged` names the columns of `after` that were not sent.
+NAMES = ("op", "key", "before", "after", "source", "partial", "special", "unchanged")
+
+_MESSAGE = [pa.field("prefix", pa.string()), pa.field("content", pa.binary())]
+
+# The cells of a column of the table.
+_Column = Callable[[int], Cells]
+
+
+def images(tuples: Tuples) -> pa.RecordBatch:
+    """Return changes of a table, or logical messages (a struct `after` of prefix and content).
+
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+    """
+    count, relation = len(tuples), tuples.relation
+    partial, special = np.zeros(count, np.bool_), pa.nulls(count, special_map([], 0).type)
+    if relation is None:
+        content = [gather(tuples.column(0)), message_content(tuples.column(1))]
+        key = before = pa.nulls(count)
+        after = pa.StructArray.from_arrays(content, fields=_MESSAGE)
+        unchanged = pa.nulls(count, pa.list_(pa.string()))
+    else:
+        key, before, after, special = _rows(relation, tuples)
+        partial = image_choices(tuples)[0] == 2
+        unchanged = unchanged_names(relation, tuples)
+    columns = [
+        metadata(tuples)[0],
+        key,
+        before,
+        after,
+        _source(tuples),
+        pa.array(partial),
+        special,
+        unchanged,
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=list(NAMES))
+
+
+def _rows(relation: Relation, tuples: Tuples) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
+    specials: Specials = []
+    choice_before, choice_after = image_choices(tuples)
+    everything = range(len(relation.columns))
+    names = set(relation.key)
+    in_key = [c for c in everything if relation.columns[c].name in names]
+    key = pa.nulls(len(tuples))
+    if in_key:
+        # The current row of a delete is what was sent of the old one, its key at least.
+        key = _struct(relation, tuples.column, in_key, tuples.op != ord(Op.TRUNCATE), [], "")
+    after = _struct(relation, tuples.column, everything, choice_after != 0, specials, "after.")
+    before = pa.nulls(len(tuples), after.type)
+    if choice_before.any():
+        every = np.arange(len(tuples))
+        before = _struct(
+            relation,
+            lambda c: tuples.old_column(c, every),
+            everything,
+            choice_before != 0,
+            specials,
+            "before.",
+        )
+    return key, before, after, special_map(specials, len(tuples))
+
+
+def _struct(
+    relation: Relation,
+    column: _Column,
+    places: Sequence[int],
+    present: npt.NDArray[np.bool_],
+    specials: Specials,
+    prefix: str,
+) -> pa.StructArray:
+    types = column_types(relation)
+    fields = [pa.field(relation.columns[c].name, types[c].arrow) for c in places]
+    found: Specials = []
+    arrays = [typed_column(relation, relation.columns[c].name, types[c], column(c), found) for c in places]
+    for rows, name, texts in found:
+        there = present[rows]
+        specials.append((rows[there], prefix + name, texts.filter(pa.array(there))))
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=pa.array(~present))
+
+
+def _source(tuples: Tuples) -> pa.StructArray:
+    count, relation = len(tuples), tuples.relation
+    _, commit_lsn, ordinal, xid, commit_ts, log_offset = metadata(tuples)
+    schema, table, version = (
+        (relation.schema, relation.table, relation.version or None) if relation else ("", "", None)
+    )
+    arrays = [
+        pa.repeat(pa.scalar(schema), count),
+        pa.repeat(pa.scalar(table), count),
+        log_offset,
+        commit_lsn,
+        pa.array(tuples.fields[kernel.LSN]),
+        ordinal,
+        xid,
+        commit_ts,
+        pa.repeat(pa.scalar(version, pa.int32()), count),
+    ]
+    return pa.StructArray.from_arrays(arrays, fields=list(SOURCE))

@@ -1,0 +1,297 @@
+"""What those who extend the engine implement, and what it gives them.
+
+These docstrings are the specification; `tailrace.testing.conformance` checks an implementation
+against them. A connector plans tasks; a task polls batches of one or more source partitions; the
+engine processes them and commits offsets, of which it tells the task. Connectors are found by name
+through the entry point `tailrace.connectors`.
+
+Everything is driven by the engine: no method is called twice at once for one object, unless its
+docstring says so, and none is called again after `stop`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from tailrace.records.batch import Batch, Offset, Partition
+from tailrace.records.events import Event, Events
+from tailrace.records.group import Group
+from tailrace.records.record import Record
+
+#: The configuration of a connector or a task: JSON values; secrets are references, never resolved.
+Settings = Mapping[str, Any]
+
+#: Handlers of one record or event. They return nothing; what they raise stops the task, or has the
+#: record delivered again where the error is one that is retried.
+RecordHandler = Callable[[Record], None] | Callable[[Event], None]
+
+#: Handlers of a batch, or of a batch that was converted. When one returns, the whole batch counts as
+#: processed; when it raises, nothing of it does.
+BatchHandler = Callable[[Batch], None] | Callable[[Events], None]
+
+
+class Clock(Protocol):
+    """Time as the engine sees it, so that tests can move it. Any thread."""
+
+    def monotonic(self) -> float:
+        """Return seconds that only rise."""
+        ...
+
+    def time_us(self) -> int:
+        """Return microseconds since 1970."""
+        ...
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        """Wait for `event`, at most `timeout_s`; tell whether it is set."""
+        ...
+
+
+class OffsetReader(Protocol):
+    """Reads what was committed under the engine's name. Any thread."""
+
+    def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
+        """Return, by its number in `partitions`, the offset of each that has one.
+
+        :raises TailraceError: `OFFSETS_UNREADABLE`.
+        """
+        ...
+
+
+@runtime_checkable
+class OffsetStore(OffsetReader, Protocol):
+    """Keeps offsets, durably unless it says otherwise.
+
+    One life: `start`, any number of reads and writes, `stop`. An offset is a JSON object.
+    """
+
+    def start(self) -> None:
+        """Make ready; connects, creates what is missing.
+
+        :raises TailraceError: the engine does not start.
+        """
+        ...
+
+    def write(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float) -> None:
+        """Keep these offsets, all or none of them; durable when it returns. Any thread.
+
+        :raises TailraceError: `OFFSETS_UNWRITABLE`; the engine goes on, warns and tries again later.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Let go of what is held. Called once, also when `start` failed."""
+        ...
+
+
+@runtime_checkable
+class CommitPolicy(Protocol):
+    """Decides when what can be committed is committed. An object for each task."""
+
+    def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
+        """Tell whether to commit now; called after each batch and while nothing comes.
+
+        :param processed: records processed since the last commit, dropped ones included; may be 0.
+        :param at_transaction_end: whether no transaction is open after what can be committed.
+        :param since_commit_s: seconds since the last commit, from the task's start for the first.
+        """
+        ...
+
+
+@runtime_checkable
+class Committer(Protocol):
+    """Takes note of what is processed. Any thread, in any order.
+
+    An offset is committed only when every record before it, in its partition, is processed: what is
+    marked out of order waits.
+    """
+
+    def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
+        """Count a record of `batch` as processed; without `place`, all of them.
+
+        :param place: the record's `place`.
+        :param offset: kept in the place of the record's own.
+        """
+        ...
+
+    def mark_batch_finished(self, batch: Batch) -> None:
+        """Say that no more will be marked in `batch`: commits now if the policy wants it.
+
+        :raises TailraceError: `OFFSETS_UNWRITABLE` never: that is logged and tried again.
+        """
+        ...
+
+
+@runtime_checkable
+class RecordProcessor(Protocol):
+    """Takes the batches of one task through transformation and conversion to whoever wants them.
+
+    An object for each task. The engine's own (`engine.processing`) are chosen by what handler,
+    converter and order it was given; a user's takes their place.
+    """
+
+    def initialize(
+        self,
+        executor: Executor,
+        transform: Callable[[Group], Sequence[Group]],
+        convert: Callable[[Group], object] | None,
+        committer: Committer,
+    ) -> None:
+        """Take what is needed; called once, before the first batch, on the task's thread.
+
+        :param executor: shared by all tasks, with `record_processing.threads` threads.
+        :param transform: the chain of transformations; any thread.
+        :param convert: the converter (`Converted` for a group), or None; any thread.
+        """
+        ...
+
+    def process(self, batch: Batch) -> None:
+        """Process a batch; on the task's thread. May return before the batch is done.
+
+        It is called for the next batch as soon as it returns: so it waits while more than it may
+        hold is under way. What goes wrong with an earlier batch is raised here.
+        """
+        ...
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until everything is delivered and marked; tell whether it is. On the task's thread.
+
+        Called before the task is stopped or started again. What is not done by then is given up: it
+        must not be delivered, and never marked, after `drain` has returned.
+        :param timeout_s: 0: give up at once.
+        :raises BaseException: what went wrong with a batch.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorContext:
+    """What a connector may use. `report` ends the engine with an error; any thread, at any time."""
+
+    name: str
+    settings: Settings
+    offsets: OffsetReader
+    clock: Clock
+    report: Callable[[BaseException], None]
+
+
+@runtime_checkable
+class SourceConnector(Protocol):
+    """Knows a source as a whole: checks it and divides the work among tasks."""
+
+    def start(self, context: ConnectorContext) -> None:
+        """Check the settings and make ready. Called once, before anything else.
+
+        :raises TailraceError: `CONFIG_INVALID`, …; the engine ends, `stop` is called.
+        """
+        ...
+
+    def task_settings(self, tasks_max: int) -> Sequence[Settings]:
+        """Return the settings of each task: at most `tasks_max`, and each JSON.
+
+        No partition of the source belongs to two of them. None at all is an error of the engine.
+        """
+        ...
+
+    def create_task(self) -> SourceTask:
+        """Return a new task, not started. Called once for each of `task_settings`, and again for a
+        task that is restarted.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Let go of what is held. Called once in every life in which `start` was called, after all
+        tasks were stopped.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskContext:
+    """What a task may use.
+
+    :param number: of the task, from 0.
+    :param settings: its own of `SourceConnector.task_settings`.
+    :param stopping: set when the engine wants the task to end; `start` and `poll` should return then.
+    """
+
+    name: str
+    number: int
+    settings: Settings
+    offsets: OffsetReader
+    clock: Clock
+    stopping: threading.Event
+
+
+@runtime_checkable
+class SourceTask(Protocol):
+    """Reads some partitions of a source. Everything but `commit` and `stop` on the task's own thread."""
+
+    def start(self, context: TaskContext) -> None:
+        """Connect, and go on from the offsets that `context` gives.
+
+        Limited by `task_management_timeout_ms`: after it the engine ends, and `stop` is called while
+        `start` may still be running; so `start` heeds `context.stopping`.
+        :raises TailraceError: by its policy it is tried again, with a new task, or ends the engine.
+        """
+        ...
+
+    def poll(self, timeout_s: float) -> Batch | None:
+        """Return the next records of one partition, or None if none came within `timeout_s`.
+
+        Each record is returned once in a life, in the order of its partition. Blocking is fine as
+        long as the interpreter's lock is released.
+        :raises TailraceError: by its policy `poll` is called again after a while, having lost and
+            repeated nothing; any other exception is final.
+        """
+        ...
+
+    def commit(self, partition: Partition, offset: Offset) -> None:
+        """Hear that everything up to `offset` is processed, and that the store has it.
+
+        On any thread, also while `poll` runs; returns quickly. What it raises is logged.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Let go of what is held. Called once for each task whose `start` was called, also when that
+        failed; after the last `commit`. On any thread.
+        """
+        ...
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """Who wants to hear what happens in the life of an engine.
+
+    Called on a thread of their own, one after another, in the order of events. What one raises is
+    logged; one that hangs holds up nothing but the callbacks after it.
+
+    :param connector_started: the connector has started; no task has.
+    :param task_started: a task has started; with its number.
+    :param polling_started: all tasks have started, and are about to poll.
+    :param polling_stopped: no task polls any more; they are not stopped yet.
+    :param task_stopped: a task was stopped; with its number.
+    :param connector_stopped: the connector was stopped.
+    :param completed: the engine has stopped, and nothing is called after this; with whether all went
+        well, a message, and the error.
+    """
+
+    connector_started: Callable[[], None] = _nothing
+    task_started: Callable[[int], None] = _nothing
+    polling_started: Callable[[], None] = _nothing
+    polling_stopped: Callable[[], None] = _nothing
+    task_stopped: Callable[[int], None] = _nothing
+    connector_stopped: Callable[[], None] = _nothing
+    completed: Callable[[bool, str, BaseException | None], None] = _nothing
+
+
+class StopEngine(Exception):  # noqa: N818 - a request, not an error
+    """Raised by a handler: end the engine in good order, this record or batch counted as processed."""

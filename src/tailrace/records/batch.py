@@ -1,0 +1,98 @@
+"""A batch: what a task polled, and what its records become on their way to the handler."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.records.group import Group, Places
+from tailrace.records.record import Record
+
+#: Where a source is: names and JSON values, meaningful to that source's tasks alone.
+Offset = Mapping[str, Any]
+
+#: Which part of a source: names and texts. One offset is kept for each partition of a task.
+Partition = Mapping[str, str]
+
+
+class Offsets(Protocol):
+    """For each record of a batch: where a new life goes on once this record is done."""
+
+    def __getitem__(self, place: int, /) -> Offset: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Sequence[Record]):
+    """Records of one source partition, in its order; a sequence of `Record`.
+
+    `len()` counts the records that are there; `polled` those that the task gave, of which some may
+    have been dropped since. A batch without records may still say that the source has got on
+    (`end`).
+
+    :param groups: the records by topic and shape, each with its place in `[0, polled)`.
+    :param offsets: `offsets[place]` for each place in `[0, polled)`.
+    :param end: the offset once the whole batch is done; None: that of the last record.
+    :param transaction_ends: for each place, whether no transaction is open after it; None: after each.
+    """
+
+    partition: Partition
+    groups: tuple[Group, ...]
+    polled: int
+    offsets: Offsets
+    end: Offset | None = None
+    transaction_ends: npt.NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return sum(len(group) for group in self.groups)
+
+    @overload
+    def __getitem__(self, place: int) -> Record: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Record]: ...
+    def __getitem__(self, place: int | slice) -> Record | Sequence[Record]:
+        """Return records in the source's order; counted as `len` counts."""
+        if isinstance(place, slice):
+            return [self[k] for k in range(*place.indices(len(self)))]
+        group, row = self.order[range(len(self))[place]]
+        return Record(self.groups[group], int(row), self.partition)
+
+    def __iter__(self) -> Iterator[Record]:
+        for group, row in self.order:
+            yield Record(self.groups[group], int(row), self.partition)
+
+    @functools.cached_property
+    def order(self) -> npt.NDArray[np.int64]:
+        """Pairs (group, row in the group) in the source's order: an array of shape (len, 2)."""
+        of_group = [np.full(len(group), g, np.int64) for g, group in enumerate(self.groups)]
+        rows = [np.arange(len(group), dtype=np.int64) for group in self.groups]
+        if not rows:
+            return np.empty((0, 2), np.int64)
+        order = np.argsort(np.concatenate([group.index for group in self.groups]), kind="stable")
+        return np.stack([np.concatenate(of_group)[order], np.concatenate(rows)[order]], axis=1)
+
+    @property
+    def places(self) -> Places:
+        """The places of the records that are there, rising."""
+        parts = [group.index for group in self.groups]
+        return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory the batch takes."""
+        return sum(group.size_bytes for group in self.groups)
+
+    @property
+    def end_offset(self) -> Offset | None:
+        """The offset once the whole batch is done; None if it says nothing."""
+        if self.end is not None:
+            return self.end
+        return self.offsets[self.polled - 1] if self.polled else None
+
+    def with_groups(self, groups: Sequence[Group]) -> Batch:
+        """Return the batch with what its records have become; places and offsets stay."""
+        return replace(self, groups=tuple(groups))

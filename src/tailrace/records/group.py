@@ -1,0 +1,137 @@
+"""A group: changes of one shape that go to one topic, as Arrow columns.
+
+A group that comes from a log is decoded only when its columns are asked for: a converter that knows
+the wire's bytes (`Group.wire`) writes its output straight from them.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.decode import images
+from tailrace.decode.changes import TableChanges
+from tailrace.model import Relation
+
+#: Places of records: 64-bit, rising.
+Places = npt.NDArray[np.int64]
+
+#: The columns that a group of changes has: those of `decode.images`, and headers. `key`, `before` and
+#: `after` are structs or null, `source` a struct of what the source tells of the change (what it
+#: holds is the source's affair; `decode.images.SOURCE` is PostgreSQL's). `headers` is a struct; a
+#: null member is no header.
+ENVELOPE = (*images.NAMES, "headers")
+
+#: The columns of a group whose records are no longer changes (flattened, outbox events).
+PLAIN = ("op", "key", "value", "source", "headers")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Changes of one shape, for one topic, in the order of the batch that they belong to.
+
+    Immutable: what changes a group makes another. Columns that a group lacks count as null.
+
+    :param topic: where its records go: `<schema>.<table>` to begin with, a sink's own affair in the end.
+    :param index: each record's place in the batch that was polled, rising. It survives filtering, so
+        that what was dropped can be counted as done.
+    :param relation: the table, as it is let out; None for what belongs to none.
+    """
+
+    topic: str
+    index: Places
+    relation: Relation | None = None
+    _changes: TableChanges | None = None
+    _columns: pa.RecordBatch | None = None
+    #: Named columns that come beside those of `_changes`: headers, so far.
+    _beside: dict[str, pa.Array] = field(default_factory=dict)
+
+    @classmethod
+    def of_changes(cls, topic: str, index: Places, changes: TableChanges) -> Group:
+        """Make a group of changes as the log holds them; nothing is decoded."""
+        return cls(topic, index, changes.relation, changes)
+
+    @classmethod
+    def of_columns(
+        cls, topic: str, index: Places, columns: pa.RecordBatch, relation: Relation | None = None
+    ) -> Group:
+        """Make a group of columns with names of `ENVELOPE` or `PLAIN`, one row for each of `index`."""
+        if columns.num_rows != len(index):
+            raise ValueError(f"{columns.num_rows} rows for {len(index)} places")
+        return cls(topic, index, relation, None, columns)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def wire(self) -> TableChanges | None:
+        """The changes as the source sent them, as long as that is what the records say; else None."""
+        return self._changes
+
+    @functools.cached_property
+    def columns(self) -> pa.RecordBatch:
+        """The records as columns, decoded at the first call.
+
+        :raises TailraceError: `DECODE_FAILED`.
+        """
+        found = self._columns
+        if found is None:
+            assert self._changes is not None
+            found = self._changes.images()
+        for name, column in self._beside.items():
+            found = found.append_column(name, column)
+        return found
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the records are changes (`ENVELOPE`), and not values of their own (`PLAIN`)."""
+        return self._columns is None or "value" not in self._columns.schema.names
+
+    def column(self, name: str) -> pa.Array:
+        """Return a column; nulls if the group has none of that name."""
+        if name in self.columns.schema.names:
+            return self.columns.column(name)
+        return pa.nulls(len(self))
+
+    def take(self, rows: Places) -> Group:
+        """Return the records at `rows` (counted within the group, rising)."""
+        if len(rows) == len(self):
+            return self
+        arrow = pa.array(rows)
+        return replace(
+            self,
+            index=self.index[rows],
+            _changes=None if self._changes is None else self._changes.take(rows),
+            _columns=None if self._columns is None else self._columns.take(arrow),
+            _beside={name: column.take(arrow) for name, column in self._beside.items()},
+        )
+
+    def with_topic(self, topic: str) -> Group:
+        """Return the same records for another topic."""
+        return replace(self, topic=topic)
+
+    def with_headers(self, headers: pa.StructArray) -> Group:
+        """Return the same records with these headers alone; what the wire says stays true."""
+        if self._changes is not None:
+            return replace(self, _beside={**self._beside, "headers": headers})
+        return self.with_column("headers", headers)
+
+    def with_column(self, name: str, column: pa.Array) -> Group:
+        """Return the records with a column put in the place of the one of that name, or added."""
+        columns = self.columns
+        at = columns.schema.get_field_index(name)
+        changed = columns.append_column(name, column) if at < 0 else columns.set_column(at, name, column)
+        return self.with_columns(changed)
+
+    def with_columns(self, columns: pa.RecordBatch) -> Group:
+        """Return records with other columns, as many rows; they are no longer what the wire says."""
+        return Group.of_columns(self.topic, self.index, columns, self.relation)
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory the records take."""
+        return self.columns.nbytes if self._changes is None else self._changes.size_bytes

@@ -1,0 +1,84 @@
+"""One record of a batch, for those who take them one by one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailrace.records.group import Group
+
+
+class Record:
+    """A view of one row of a group. Values are Python's own, made when they are asked for."""
+
+    def __init__(self, group: Group, row: int, partition: Mapping[str, str]) -> None:
+        self.group = group
+        self.row = row
+        self.partition = partition
+
+    def __repr__(self) -> str:
+        # No values: records end up in logs.
+        return f"<Record {self.place} of {self.topic}>"
+
+    @property
+    def topic(self) -> str:
+        """Where it goes."""
+        return self.group.topic
+
+    @property
+    def place(self) -> int:
+        """Its place in the batch that was polled."""
+        return int(self.group.index[self.row])
+
+    @property
+    def op(self) -> str | None:
+        """What the change did: `r`, `c`, `u`, `d`, `t`, `m`; None if the record is no change."""
+        found: str | None = self._get("op")
+        return found
+
+    @property
+    def key(self) -> Any:
+        """The key's columns by name; None without a key."""
+        return self._get("key")
+
+    @property
+    def before(self) -> Mapping[str, Any] | None:
+        """The row before, as far as it was sent."""
+        found: Mapping[str, Any] | None = self._get("before")
+        return found
+
+    @property
+    def after(self) -> Mapping[str, Any] | None:
+        """The row after; a value that was not sent is None, its name in `unchanged`."""
+        found: Mapping[str, Any] | None = self._get("after")
+        return found
+
+    @property
+    def value(self) -> Any:
+        """What a transformation made of the change; the change itself where none did."""
+        if not self.group.is_change:
+            return self._get("value")
+        return {name: self._get(name) for name in ("before", "after", "source", "op")}
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """Where the change comes from."""
+        return self._get("source") or {}
+
+    @property
+    def unchanged(self) -> tuple[str, ...]:
+        """Columns whose value was not sent, because it is stored apart and did not change."""
+        return tuple(self._get("unchanged") or ())
+
+    @functools.cached_property
+    def headers(self) -> Mapping[str, Any]:
+        """Headers by name; those that are null are left out."""
+        found = self._get("headers") or {}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _get(self, name: str) -> Any:
+        columns = self.group.columns
+        at = columns.schema.get_field_index(name)
+        return None if at < 0 else columns.column(at)[self.row].as_py()

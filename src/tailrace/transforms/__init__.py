@@ -1,0 +1,1 @@
+"""Transformations: what a record goes through before it is converted, and predicates that choose."""

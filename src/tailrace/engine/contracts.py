@@ -125,6 +125,28 @@ class Committer(Protocol):
         ...
 
 
+class TaskCommits(Committer, Protocol):
+    """The engine's own committer, as the engine drives it: an object for each life of a task.
+
+    Everything here on the task's thread.
+    """
+
+    def take(self, batch: Batch) -> None:
+        """Take note of a batch that was polled, before it is processed; in the order of the polls."""
+        ...
+
+    def tick(self) -> None:
+        """Commit if the policy wants it now; called when nothing was polled."""
+        ...
+
+    def finish(self, timeout_s: float) -> bool:
+        """Commit what can be committed, whatever the policy says; tell whether all of that is kept.
+
+        Nothing is marked or committed after it: what threads that were given up mark later is not heard.
+        """
+        ...
+
+
 @runtime_checkable
 class RecordProcessor(Protocol):
     """Takes the batches of one task through transformation and conversion to whoever wants them.
@@ -153,16 +175,25 @@ class RecordProcessor(Protocol):
 
         It is called for the next batch as soon as it returns: so it waits while more than it may
         hold is under way. What goes wrong with an earlier batch is raised here.
+        :raises BaseException: when it is one that is retried (`retrying.is_retriable`), nothing of
+            `batch` was taken, and `process` is called with it again after a while. Any other
+            error ends this life of the task.
         """
         ...
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until everything is delivered and marked; tell whether it is. On the task's thread.
+        """Wait until everything is delivered and marked, at most so long; tell whether it is.
 
-        Called before the task is stopped or started again. What is not done by then is given up: it
-        must not be delivered, and never marked, after `drain` has returned.
-        :param timeout_s: 0: give up at once.
-        :raises BaseException: what went wrong with a batch.
+        On the task's thread. Gives nothing up: it may be called again.
+        :raises BaseException: what went wrong with a batch; as in `process`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up what is not done. Called once, on any thread, after the last `process` and `drain`.
+
+        Nothing more is handed to a handler, and nothing marked, after it has returned; a handler
+        that is running can't be stopped, and is not waited for. Never raises.
         """
         ...
 
@@ -209,6 +240,18 @@ class SourceConnector(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsOffsets(Protocol):
+    """A connector that has a place of its own for offsets: they are kept there if nothing else is said."""
+
+    def offset_store(self, name: str, settings: Settings) -> OffsetStore:
+        """Return the store for the engine `name`; called once, before `start`; the engine starts it.
+
+        :raises TailraceError: the engine does not start.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TaskContext:
     """What a task may use.
@@ -216,6 +259,8 @@ class TaskContext:
     :param number: of the task, from 0.
     :param settings: its own of `SourceConnector.task_settings`.
     :param stopping: set when the engine wants the task to end; `start` and `poll` should return then.
+    :param finish: the task calls it when it has no more to give, once; any thread. It is not polled
+        again; when all tasks have finished and everything is processed, the engine ends with success.
     """
 
     name: str
@@ -224,6 +269,7 @@ class TaskContext:
     offsets: OffsetReader
     clock: Clock
     stopping: threading.Event
+    finish: Callable[[], None]
 
 
 @runtime_checkable
@@ -245,7 +291,7 @@ class SourceTask(Protocol):
         Each record is returned once in a life, in the order of its partition. Blocking is fine as
         long as the interpreter's lock is released.
         :raises TailraceError: by its policy `poll` is called again after a while, having lost and
-            repeated nothing; any other exception is final.
+            repeated nothing; so it is for a `RetriableError`. Any other exception ends this life of the task.
         """
         ...
 
@@ -295,3 +341,11 @@ class Callbacks:
 
 class StopEngine(Exception):  # noqa: N818 - a request, not an error
     """Raised by a handler: end the engine in good order, this record or batch counted as processed."""
+
+
+class RetriableError(Exception):
+    """Raised by a handler, or by a task's `poll`: what failed may pass, try again after a while.
+
+    What was handed over is handed over again: the same batch, or the same record. As are errors of
+    ours whose kind is tried again by `errors.POLICY`.
+    """

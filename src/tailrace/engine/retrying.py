@@ -1,0 +1,87 @@
+"""Trying again what may pass: with growing waits, bounded, and without holding up the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from tailrace.engine.backoff import Backoff
+from tailrace.engine.contracts import Clock, RetriableError
+from tailrace.errors import Policy, TailraceError
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class GivenUpError(Exception):
+    """The engine wants to stop, and what failed is not tried again: neither done nor an error."""
+
+
+def is_retriable(error: BaseException) -> bool:
+    """Tell whether what failed so is tried again."""
+    if isinstance(error, TailraceError):
+        return error.policy is Policy.RETRY
+    return isinstance(error, RetriableError)
+
+
+class Retrying:
+    """Calls functions again that fail with errors that may pass. For one thread at a time.
+
+    Attempts are counted anew after each success.
+
+    :param what: what is tried, for the log: `task 3: poll`.
+    :param stopping: ends a wait.
+    :param failed: called at each failure that is tried again.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        backoff: Backoff,
+        clock: Clock,
+        stopping: threading.Event,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._what = what
+        self._backoff = backoff
+        self._clock = clock
+        self._stopping = stopping
+        self._failed = failed
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Return what `action` returns at last.
+
+        :raises GivenUpError: it failed, and the engine wants to stop before it is tried again.
+        :raises BaseException: what `action` raised when that is final, or no attempt is left.
+        """
+        while True:
+            try:
+                found = action()
+            except Exception as error:
+                self._wait_or_raise(error)
+            else:
+                self._backoff = self._backoff.after_success()
+                return found
+
+    def _wait_or_raise(self, error: Exception) -> None:
+        if not is_retriable(error):
+            raise error
+        self._backoff, wait_s = self._backoff.after_failure()
+        if wait_s is None:
+            if self._backoff.attempts:
+                log.warning("no retry is left", what=self._what, retries=self._backoff.attempts)
+            raise error
+        self._failed()
+        log.warning(
+            "failed, tried again",
+            what=self._what,
+            error=str(error) if isinstance(error, TailraceError) else type(error).__name__,
+            retry=self._backoff.attempts,
+            wait_s=wait_s,
+        )
+        if self._clock.wait(self._stopping, wait_s):
+            raise GivenUpError from error

@@ -13,10 +13,10 @@ from tailrace.changelog.prune import apply
 from tailrace.changelog.readers import Readers
 from tailrace.changelog.retention import RetentionRules
 from tailrace.config import JsonlSink
+from tailrace.engine.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline import feed as feeding
 from tailrace.pipeline.background import Background
-from tailrace.pipeline.backoff import Backoff
 from tailrace.pipeline.feed import Feed
 from tailrace.pipeline.views import SinkState
 from tailrace.sinks.contract import SinkCommit

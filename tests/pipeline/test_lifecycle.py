@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.engine.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.backoff import Backoff
 from tailrace.pipeline.lifecycle import TRANSITIONS, Event, IllegalTransition, Lifecycle, State, toward
 
 

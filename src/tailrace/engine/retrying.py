@@ -9,8 +9,8 @@ from typing import TypeVar
 import structlog
 
 from tailrace.engine.backoff import Backoff
-from tailrace.engine.contracts import Clock, RetriableError
-from tailrace.errors import Policy, TailraceError
+from tailrace.engine.contracts import Clock
+from tailrace.errors import TailraceError
 
 log = structlog.get_logger(__name__)
 
@@ -19,13 +19,6 @@ T = TypeVar("T")
 
 class GivenUpError(Exception):
     """The engine wants to stop, and what failed is not tried again: neither done nor an error."""
-
-
-def is_retriable(error: BaseException) -> bool:
-    """Tell whether what failed so is tried again."""
-    if isinstance(error, TailraceError):
-        return error.policy is Policy.RETRY
-    return isinstance(error, RetriableError)
 
 
 class Retrying:
@@ -61,26 +54,23 @@ class Retrying:
         while True:
             try:
                 found = action()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - what is final is raised again
                 self._wait_or_raise(error)
             else:
                 self._backoff = self._backoff.after_success()
                 return found
 
     def _wait_or_raise(self, error: Exception) -> None:
-        if not is_retriable(error):
-            raise error
-        self._backoff, wait_s = self._backoff.after_failure()
+        backoff, wait_s = self._backoff.after(error)
         if wait_s is None:
-            if self._backoff.attempts:
-                log.warning("no retry is left", what=self._what, retries=self._backoff.attempts)
             raise error
+        self._backoff = backoff
         self._failed()
         log.warning(
             "failed, tried again",
             what=self._what,
             error=str(error) if isinstance(error, TailraceError) else type(error).__name__,
-            retry=self._backoff.attempts,
+            retry=backoff.attempts,
             wait_s=wait_s,
         )
         if self._clock.wait(self._stopping, wait_s):

@@ -26,10 +26,10 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.readers import Readers
 from tailrace.config import SinkConfig
+from tailrace.engine.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange
 from tailrace.pipeline.background import as_failure
-from tailrace.pipeline.backoff import Backoff
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.views import SinkState, SinkView
 from tailrace.sinks.contract import Sink, require_within_log

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -18,6 +19,9 @@ Offset = Mapping[str, Any]
 
 #: Which part of a source: names and texts. One offset is kept for each partition of a task.
 Partition = Mapping[str, str]
+
+
+_numbers = itertools.count()
 
 
 class Offsets(Protocol):
@@ -38,6 +42,7 @@ class Batch(Sequence[Record]):
     :param offsets: `offsets[place]` for each place in `[0, polled)`.
     :param end: the offset once the whole batch is done; None: that of the last record.
     :param transaction_ends: for each place, whether no transaction is open after it; None: after each.
+    :param number: tells the batch from others of this process; what becomes of its records keeps it.
     """
 
     partition: Partition
@@ -46,6 +51,7 @@ class Batch(Sequence[Record]):
     offsets: Offsets
     end: Offset | None = None
     transaction_ends: npt.NDArray[np.bool_] | None = None
+    number: int = field(default_factory=lambda: next(_numbers))
 
     def __len__(self) -> int:
         return sum(len(group) for group in self.groups)

@@ -13,7 +13,7 @@ KERNELS := $(shell grep -rl njit src --include='*.py')
 BENCHMARKS := capture watches snapshot decode replay e2e latency
 CYCLES := 100
 
-.PHONY: help demo test matrix check bench torture setup lock clean java
+.PHONY: help demo test matrix check bench torture setup brokers lock clean java
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -21,10 +21,10 @@ help: ## Show this list.
 demo: setup ## A small shop, its pipeline killed in the middle, and the proof that nothing got lost.
 	$(BIN)/tailrace demo --dir .demo
 
-test: setup ## The test suite.
+test: setup brokers ## The test suite.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-matrix: setup ## The test suite on each version of PostgreSQL: 15, 16 and 18.
+matrix: setup brokers ## The test suite on each version of PostgreSQL: 15, 16 and 18.
 	$(BIN)/python scripts/run_matrix.py $(PYTEST_ARGS)
 
 check: setup ## Lint, types, layers, documents.
@@ -42,6 +42,8 @@ torture: setup ## Kill cycles at every failpoint, for each sink (CYCLES=100).
 
 setup: $(STAMPS)/jars $(STAMPS)/kernels ## Make .venv, fetch Delta's jars, compile the kernels.
 
+brokers: $(STAMPS)/kafka ## Fetch Kafka, which the tests and benchmarks of the Kafka sink start.
+
 clean: ## Remove all that was made.
 	rm -rf $(VENV) .cache .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf build dist spark-warehouse
@@ -51,7 +53,7 @@ lock: setup ## Choose the versions of all dependencies anew and write them down 
 	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --universal --python-version 3.11 \
 	    --extra demo --group dev --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
-	$(BIN)/python scripts/fetch_jars.py --lock
+	$(BIN)/python scripts/fetch_jars.py --lock delta kafka
 
 # Java comes first: a machine without it is told so before anything is downloaded.
 java:
@@ -65,7 +67,11 @@ $(STAMPS)/venv: requirements.lock pyproject.toml | java
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/jars: jars.lock scripts/ivy.xml $(STAMPS)/venv
-	$(BIN)/python scripts/fetch_jars.py
+	$(BIN)/python scripts/fetch_jars.py delta
+	@touch $@
+
+$(STAMPS)/kafka: jars-kafka.lock scripts/ivy-kafka.xml $(STAMPS)/venv
+	$(BIN)/python scripts/fetch_jars.py kafka
 	@touch $@
 
 $(STAMPS)/kernels: $(KERNELS) src/tailrace/warm.py $(STAMPS)/venv

@@ -1,7 +1,9 @@
-"""Fetch the jars that scripts/ivy.xml names into .cache/jars and check them against jars.lock.
+"""Fetch sets of jars into .cache and check them against their lock files.
+
+    python scripts/fetch_jars.py delta kafka [--lock]
 
 Ivy ships inside PySpark, so that Java is all it takes. Runs again at no cost: jars that match
-the lock are kept. `--lock` writes jars.lock from what was fetched; review that change.
+the lock are kept. `--lock` writes the lock from what was fetched; review that change.
 """
 
 from __future__ import annotations
@@ -11,16 +13,36 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCK = ROOT / "jars.lock"
-JARS = ROOT / ".cache" / "jars"
-#: Where tailrace.spark.session looks for jars that belong to this environment.
-LINK = Path(sys.prefix) / "share" / "tailrace" / "jars"
+CACHE = ROOT / ".cache"
+#: Where tailrace looks for jars that belong to this environment.
+SHARE = Path(sys.prefix) / "share" / "tailrace"
 TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Jars:
+    """A set of jars: what Ivy is asked for, what must come, and the name of the folders they are in."""
+
+    ivy: Path
+    lock: Path
+    folder: str
+
+    @property
+    def directory(self) -> Path:
+        """Where they are kept."""
+        return CACHE / self.folder
+
+
+SETS = {
+    "delta": Jars(ROOT / "scripts" / "ivy.xml", ROOT / "jars.lock", "jars"),
+    "kafka": Jars(ROOT / "scripts" / "ivy-kafka.xml", ROOT / "jars-kafka.lock", "kafka"),
+}
 
 
 def sha256(path: Path) -> str:
@@ -28,24 +50,24 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def read_lock() -> dict[str, str]:
+def read_lock(jars: Jars) -> dict[str, str]:
     """Return file name → SHA-256."""
-    lines = LOCK.read_text("ascii").splitlines()
+    lines = jars.lock.read_text("ascii").splitlines()
     return {name: digest for digest, name in (line.split() for line in lines)}
 
 
-def fetch() -> dict[str, Path]:
+def fetch(jars: Jars) -> dict[str, Path]:
     """Have Ivy fetch into its cache; return file name → path of each jar."""
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
-    fetched = ROOT / ".cache" / "ivy" / "fetched"
+    fetched = CACHE / "ivy" / f"fetched-{jars.folder}"
     shutil.rmtree(fetched, ignore_errors=True)
     command = [
         java,
-        f"-Divy.default.ivy.user.dir={ROOT / '.cache' / 'ivy'}",  # nothing into the home directory
+        f"-Divy.default.ivy.user.dir={CACHE / 'ivy'}",  # nothing into the home directory
         *("-jar", ivy, "-warn"),
-        *("-ivy", ROOT / "scripts" / "ivy.xml"),
-        *("-cache", ROOT / ".cache" / "ivy" / "cache"),
+        *("-ivy", jars.ivy),
+        *("-cache", CACHE / "ivy" / "cache"),
         *("-confs", "default", "-types", "jar", "bundle"),
         *("-retrieve", f"{fetched}/[artifact]-[revision].[ext]"),
     ]
@@ -57,41 +79,52 @@ def fetch() -> dict[str, Path]:
     return {path.name: path for path in fetched.glob("*.jar")}
 
 
-def install(fetched: dict[str, Path], wanted: dict[str, str]) -> None:
+def install(jars: Jars, fetched: dict[str, Path], wanted: dict[str, str]) -> None:
     """Put the jars in place, none half-written, and remove those of an older lock."""
     if missing := wanted.keys() - fetched.keys():
-        sys.exit(f"fetch jars: {', '.join(sorted(missing))} did not come; see jars.lock and scripts/ivy.xml")
-    JARS.mkdir(parents=True, exist_ok=True)
+        names = ", ".join(sorted(missing))
+        sys.exit(f"fetch jars: {names} did not come; see {jars.lock.name} and scripts/{jars.ivy.name}")
+    jars.directory.mkdir(parents=True, exist_ok=True)
     for name, digest in wanted.items():
         if (found := sha256(fetched[name])) != digest:
-            sys.exit(f"fetch jars: {name} has SHA-256 {found}, jars.lock says {digest}; not installed")
-        shutil.copyfile(fetched[name], JARS / f".{name}.tmp")
-        os.replace(JARS / f".{name}.tmp", JARS / name)
-    for old in JARS.glob("*.jar"):
+            sys.exit(f"fetch jars: {name} has SHA-256 {found}, {jars.lock.name} says {digest}; not installed")
+        shutil.copyfile(fetched[name], jars.directory / f".{name}.tmp")
+        os.replace(jars.directory / f".{name}.tmp", jars.directory / name)
+    for old in jars.directory.glob("*.jar"):
         if old.name not in wanted:
             old.unlink()
 
 
-def link() -> None:
+def link(jars: Jars) -> None:
     """Let this environment's `tailrace` find the jars, from whatever directory it is run."""
-    LINK.parent.mkdir(parents=True, exist_ok=True)
-    LINK.unlink(missing_ok=True)
-    LINK.symlink_to(JARS, target_is_directory=True)
+    place = SHARE / jars.folder
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(jars.directory, target_is_directory=True)
+
+
+def bring(jars: Jars, *, lock: bool) -> None:
+    """Bring a set to what its lock says; with `lock`, first write that anew."""
+    if lock:
+        fetched = fetch(jars)
+        lines = [f"{sha256(path)}  {name}\n" for name, path in sorted(fetched.items())]
+        jars.lock.write_text("".join(lines), "ascii")
+        install(jars, fetched, read_lock(jars))
+    else:
+        wanted = read_lock(jars)
+        in_place = {path.name: sha256(path) for path in jars.directory.glob("*.jar")}
+        if in_place != wanted:
+            install(jars, fetch(jars), wanted)
+    link(jars)
 
 
 def main() -> None:
-    """Bring .cache/jars to what jars.lock says; with --lock, first write that anew."""
-    if "--lock" in sys.argv[1:]:
-        fetched = fetch()
-        lines = [f"{sha256(path)}  {name}\n" for name, path in sorted(fetched.items())]
-        LOCK.write_text("".join(lines), "ascii")
-        install(fetched, read_lock())
-    else:
-        wanted = read_lock()
-        in_place = {path.name: sha256(path) for path in JARS.glob("*.jar")}
-        if in_place != wanted:
-            install(fetch(), wanted)
-    link()
+    """Bring the sets that were named, or all."""
+    names = [name for name in sys.argv[1:] if not name.startswith("-")] or list(SETS)
+    if unknown := set(names) - set(SETS):
+        sys.exit(f"fetch jars: {', '.join(sorted(unknown))}: known are {', '.join(SETS)}")
+    for name in names:
+        bring(SETS[name], lock="--lock" in sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import weakref
@@ -32,6 +30,7 @@ from tailrace.embedded.install import (
     temporary_directory,
     within_reach,
 )
+from tailrace.embedded.ports import free_port
 from tailrace.errors import Kind, TailraceError
 
 SUPERUSER = "postgres"
@@ -50,10 +49,6 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 _START_TIMEOUT_S = 60.0  # includes crash recovery after a kill
 _END_TIMEOUT_S = 10.0
 _POLL_S = 0.02
-
-# Below the range from which Linux takes the ports of outgoing connections: while the server is
-# down, nobody else is given its port.
-_PORTS = range(20_000, 32_000)
 
 
 class EmbeddedPostgres:
@@ -85,7 +80,7 @@ class EmbeddedPostgres:
         self.directory = temporary_directory(self.account) if directory is None else directory.resolve()
         self.version = install.version
         self.password = password
-        self.port = _free_port()
+        self.port = free_port()
         self.settings = {**DEFAULT_SETTINGS, **({} if durable else {"fsync": "off"}), **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._given_install = install
@@ -340,22 +335,6 @@ def _environment() -> dict[str, str]:
 
 def _quoted(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
-
-
-def _free_port() -> int:
-    for port in random.sample(_PORTS, k=200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise TailraceError(
-        Kind.ENVIRONMENT_UNFIT,
-        f"look for a free port: 200 of {_PORTS.start} to {_PORTS.stop - 1} are in use",
-        "end servers that are no longer needed",
-    )
 
 
 def _children(postmaster: list[psutil.Process]) -> list[psutil.Process]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tailrace.engine.contracts import Retry
+from tailrace.engine.contracts import RetriableError
 from tailrace.errors import Policy, TailraceError
 
 #: Doubled no more than this often: beyond it, any longest wait is reached.
@@ -22,7 +22,7 @@ class Backoff:
 
     def after(self, error: BaseException) -> tuple[Backoff, float | None]:
         """Return the next state and the seconds to wait; None: `error` is final."""
-        if not is_passing(error) or 0 <= self.attempts_max <= self.attempts:
+        if not is_retriable(error) or 0 <= self.attempts_max <= self.attempts:
             return self, None
         wait_s = min(self.longest_s, self.first_s * 2 ** min(self.attempts, _DOUBLINGS_MAX))
         return replace(self, attempts=self.attempts + 1), wait_s
@@ -32,6 +32,8 @@ class Backoff:
         return replace(self, attempts=0)
 
 
-def is_passing(error: BaseException) -> bool:
-    """Tell whether it may help to try again."""
-    return isinstance(error, Retry) or (isinstance(error, TailraceError) and error.policy is Policy.RETRY)
+def is_retriable(error: BaseException) -> bool:
+    """Tell whether what failed so is tried again."""
+    return isinstance(error, RetriableError) or (
+        isinstance(error, TailraceError) and error.policy is Policy.RETRY
+    )

@@ -117,10 +117,41 @@ class Committer(Protocol):
         """
         ...
 
+    def mark_dropped(self, batch: Batch) -> None:
+        """Count as processed what was polled with `batch` and is not among its records any more."""
+        ...
+
     def mark_batch_finished(self, batch: Batch) -> None:
         """Say that no more will be marked in `batch`: commits now if the policy wants it.
 
         :raises TailraceError: `OFFSETS_UNWRITABLE` never: that is logged and tried again.
+        """
+        ...
+
+
+class TaskCommits(Committer, Protocol):
+    """The engine's own committer, as the engine drives it: an object for each life of a task.
+
+    Everything here on the task's thread.
+    """
+
+    @property
+    def processed(self) -> int:
+        """Records before which everything is processed, dropped ones included. Any thread."""
+        ...
+
+    def take(self, batch: Batch) -> None:
+        """Take note of a batch that was polled, before it is processed; in the order of the polls."""
+        ...
+
+    def tick(self) -> None:
+        """Commit if the policy wants it now; called when nothing was polled."""
+        ...
+
+    def finish(self, timeout_s: float) -> bool:
+        """Commit what can be committed, whatever the policy says; tell whether all of that is kept.
+
+        Nothing is marked or committed after it: what threads that were given up mark later is not heard.
         """
         ...
 
@@ -153,16 +184,25 @@ class RecordProcessor(Protocol):
 
         It is called for the next batch as soon as it returns: so it waits while more than it may
         hold is under way. What goes wrong with an earlier batch is raised here.
+        :raises BaseException: when it is one that is retried (`backoff.is_retriable`), nothing of
+            `batch` was taken, and `process` is called with it again after a while. A `StopEngine`
+            of a handler, once what it was given is marked. Any other error ends this life of the task.
         """
         ...
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until everything is delivered and marked; tell whether it is. On the task's thread.
+        """Wait until everything is delivered and marked, at most so long; tell whether it is.
 
-        Called before the task is stopped or started again. What is not done by then is given up: it
-        must not be delivered, and never marked, after `drain` has returned.
-        :param timeout_s: 0: give up at once.
-        :raises BaseException: what went wrong with a batch.
+        On the task's thread, also while nothing comes, with 0. Gives nothing up: it may be called again.
+        :raises BaseException: what went wrong with a batch; as in `process`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up what is not done. Called once, on any thread, after the last `process` and `drain`.
+
+        Nothing more is handed to a handler, and nothing marked, after it has returned; a handler
+        that is running can't be stopped, and is not waited for. Never raises.
         """
         ...
 
@@ -260,7 +300,7 @@ class SourceTask(Protocol):
         Each record is returned once in a life, in the order of its partition. Blocking is fine as
         long as the interpreter's lock is released.
         :raises TailraceError: by its policy `poll` is called again after a while, having lost and
-            repeated nothing; so it is for a `Retry`. Any other exception ends this life of the task.
+            repeated nothing; so it is for a `RetriableError`. Any other exception ends this life of the task.
         """
         ...
 
@@ -310,3 +350,11 @@ class Callbacks:
 
 class StopEngine(Exception):  # noqa: N818 - a request, not an error
     """Raised by a handler: end the engine in good order, this record or batch counted as processed."""
+
+
+class RetriableError(Exception):
+    """Raised by a handler, or by a task's `poll`: what failed may pass, try again after a while.
+
+    What was handed over is handed over again: the same batch, or the same record. As are errors of
+    ours whose kind is tried again by `errors.POLICY`.
+    """

@@ -27,11 +27,11 @@ from tailrace.config.fields import MIB, Section
 from tailrace.config.postgres import LibpqOptions, NamedSource, PostgresSource
 from tailrace.config.sections import (
     DeltaSink,
+    FolderSink,
     JsonlSink,
     LogConfig,
     ParquetSink,
     RetentionConfig,
-    SinkConfig,
     SparkConfig,
 )
 from tailrace.config.slot_care import HeartbeatConfig, SlotWatchConfig
@@ -143,10 +143,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "connection": lambda: fields(LibpqOptions),
     "log": lambda: fields(LogConfig),
     "retention": lambda: fields(RetentionConfig),
-    "sink": lambda: fields(SinkConfig),
-    "delta": lambda: fields(DeltaSink, SinkConfig),
-    "parquet": lambda: fields(ParquetSink, SinkConfig),
-    "jsonl": lambda: fields(JsonlSink, SinkConfig),
+    "sink": lambda: fields(FolderSink),
+    "delta": lambda: fields(DeltaSink, FolderSink),
+    "parquet": lambda: fields(ParquetSink, FolderSink),
+    "jsonl": lambda: fields(JsonlSink, FolderSink),
     "spark": lambda: fields(SparkConfig),
     "commands": commands,
     "types": types_table.types,

@@ -14,6 +14,7 @@ from tailrace.config.postgres import NamedSource, PostgresSource
 from tailrace.config.problems import Problem
 from tailrace.config.sections import (
     DeltaSink,
+    FolderSink,
     JsonlSink,
     LogConfig,
     ParquetSink,
@@ -28,6 +29,7 @@ __all__ = [
     "DeltaSink",
     "Disclosure",
     "EngineConfig",
+    "FolderSink",
     "JsonlSink",
     "LogConfig",
     "Mask",

@@ -8,13 +8,23 @@ log or a sink knows of no other source.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from tailrace.config.fields import Section
 from tailrace.config.postgres import SLOT_BYTES_MAX, NamedSource, PostgresSource, slot_named_after
-from tailrace.config.sections import LogConfig, Name, PipelineConfig, Sink, SparkConfig, named_sinks
+from tailrace.config.sections import (
+    FolderSink,
+    LogConfig,
+    Name,
+    PipelineConfig,
+    Sink,
+    SinkConfig,
+    SparkConfig,
+    named_sinks,
+)
 from tailrace.errors import Kind, TailraceError
 
 #: Each has three threads for its capture and one for each sink.
@@ -62,6 +72,12 @@ class EngineConfig(Section):
         """Whether it was written with `sources`, which may be one: what is kept lies in folders."""
         return self.source is None
 
+    @property
+    def folders(self) -> Iterator[FolderSink]:
+        """The sinks whose target is a directory."""
+        every: tuple[SinkConfig, ...] = self.sinks
+        return (sink for sink in every if isinstance(sink, FolderSink))
+
     @functools.cached_property
     def pipelines(self) -> tuple[PipelineConfig, ...]:
         """One for each source, in the order of the file, with its own log and its own targets."""
@@ -97,6 +113,6 @@ class EngineConfig(Section):
             name=f"{self.name}_{source.name}",
             source=source,
             log=self.log.model_copy(update={"path": self.log.path / source.name}),
-            sinks=tuple(sink.model_copy(update={"path": sink.path / source.name}) for sink in self.sinks),
+            sinks=tuple(sink.of_source(source.name) for sink in self.sinks),
             spark=self.spark,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
@@ -60,12 +60,14 @@ class LogConfig(Section):
 class SinkConfig(Section):
     """What all sinks have in common."""
 
+    #: Whether Spark writes it.
+    on_spark: ClassVar[bool] = True
+
     name: Name = Field(
         default="",
         validate_default=False,
-        description="Name of the sink. Default: its type and the end of its path.",
+        description="Name of the sink. Default: its type and the end of its path, or what else it goes to.",
     )
-    path: LocalPath = Field(description="Directory of the target; each table gets a folder in it.")
     tables: Patterns | None = Field(
         default=None, description="Tables that this sink gets. Default: all that are captured."
     )
@@ -92,8 +94,30 @@ class SinkConfig(Section):
         """Tell whether this sink gets the changes of the table."""
         return self.tables is None or matches_any(self.tables, schema, table)
 
+    @property
+    def target(self) -> str:
+        """A word for where it goes, for its default name; empty where nothing tells."""
+        return ""
 
-class DeltaSink(SinkConfig):
+    def of_source(self, name: str) -> Self:
+        """Return what this sink is for one of several sources."""
+        return self
+
+
+class FolderSink(SinkConfig):
+    """A sink whose target is a directory."""
+
+    path: LocalPath = Field(description="Directory of the target; each table gets a folder in it.")
+
+    @property
+    def target(self) -> str:
+        return self.path.name
+
+    def of_source(self, name: str) -> Self:
+        return self.model_copy(update={"path": self.path / name})
+
+
+class DeltaSink(FolderSink):
     """Delta tables."""
 
     type: Literal["delta"] = Field(description="Kind of the sink.")
@@ -114,7 +138,7 @@ class DeltaSink(SinkConfig):
     )
 
 
-class ParquetSink(SinkConfig):
+class ParquetSink(FolderSink):
     """Parquet files."""
 
     type: Literal["parquet"] = Field(description="Kind of the sink.")
@@ -124,7 +148,7 @@ class ParquetSink(SinkConfig):
     )
 
 
-class JsonlSink(SinkConfig):
+class JsonlSink(FolderSink):
     """JSON Lines files, one change a line."""
 
     type: Literal["jsonl"] = Field(description="Kind of the sink.")
@@ -195,7 +219,8 @@ def named_sinks(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
     named: list[Sink] = []
     for sink in sinks:
         if not sink.name:
-            stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{sink.type}-{sink.path.name}")[:50]
+            words = f"{sink.type}-{sink.target}" if sink.target else sink.type
+            stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", words)[:50]
             name = next(
                 n for n in (stem, *(f"{stem}-{k}" for k in range(2, len(sinks) + 2))) if n not in taken
             )

@@ -104,7 +104,7 @@ class Engine:
         return EngineView(self._config.name, self._life.state, lanes, self._failure())
 
     def _run(self) -> None:
-        if self._config.sinks:
+        if any(sink.on_spark for sink in self._config.sinks):
             from tailrace.spark.java import require_java
 
             require_java()

@@ -170,10 +170,11 @@ class Feed:
             if span is None:
                 self._stop.wait(POLL_S)
                 continue
-            # Only now: a sink that lacks nothing does not wait for Spark.
-            spark = spark or self._spark.session(self._stop)
-            if spark is None:
-                return
+            if self._config.on_spark:
+                # Only now: a sink that lacks nothing does not wait for Spark.
+                spark = spark or self._spark.session(self._stop)
+                if spark is None:
+                    return
             with self._turns.turn(self._stop) as given:
                 if not given:
                     return

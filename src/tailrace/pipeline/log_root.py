@@ -59,7 +59,7 @@ def check_roots(config: EngineConfig) -> None:
                 "name an empty directory in log.path",
                 {"path": str(root)},
             )
-    for sink in config.sinks:
+    for sink in config.folders:
         if (sink.path / layout.STATE).exists():
             raise TailraceError(
                 Kind.SINK_FOREIGN,

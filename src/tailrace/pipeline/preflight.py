@@ -19,7 +19,7 @@ from pathlib import Path
 from tailrace import config
 from tailrace.capture.session import Row, Session, quote_literal
 from tailrace.changelog.directory import LogDirectory
-from tailrace.config import EngineConfig, PipelineConfig
+from tailrace.config import EngineConfig, FolderSink, PipelineConfig, SinkConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.findings import Finding, Severity, error, from_failure, warning
@@ -47,7 +47,7 @@ def preflight(file: Path) -> list[Finding]:
     ]
     if pipeline is None:
         return [*found, *_guarded(_java)]
-    if pipeline.sinks:
+    if any(sink.on_spark for sink in pipeline.sinks):
         found += _guarded(_java)
     found += _guarded(lambda: _settings(pipeline))
     found += _guarded(lambda: _rooms(pipeline))
@@ -190,8 +190,11 @@ def _open_log(pipeline: PipelineConfig, found: list[Finding]) -> LogDirectory | 
 
 def _rooms(pipeline: EngineConfig) -> Iterator[Finding]:
     yield from _room("log.path", pipeline.log.path, Kind.LOG_FULL, Kind.LOG_WRITE_FAILED)
-    for number, sink in enumerate(pipeline.sinks):
-        yield from _room(f"sinks[{number}].path", sink.path, Kind.SINK_WRITE_FAILED, Kind.SINK_WRITE_FAILED)
+    sinks: Sequence[SinkConfig] = pipeline.sinks
+    for number, sink in enumerate(sinks):
+        if isinstance(sink, FolderSink):
+            place = f"sinks[{number}].path"
+            yield from _room(place, sink.path, Kind.SINK_WRITE_FAILED, Kind.SINK_WRITE_FAILED)
 
 
 def _roots(pipeline: EngineConfig) -> Iterator[Finding]:

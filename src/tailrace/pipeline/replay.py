@@ -16,7 +16,7 @@ from pathlib import Path
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.readers import Readers
-from tailrace.config import PipelineConfig, SinkConfig
+from tailrace.config import FolderSink, PipelineConfig, SinkConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.feed import TASK, Feed
@@ -55,6 +55,7 @@ class Replay:
     :param begin: where a target that holds nothing begins; None: at the very start of the log,
         or not at all if retention has removed that.
     :param into: a directory to build a second copy in, beside the sink's own.
+    :raises TailraceError: `CONFIG_INVALID` for `into` where the sink's target is no directory.
     """
 
     def __init__(
@@ -68,6 +69,12 @@ class Replay:
     ) -> None:
         self._pipeline = pipeline
         self._sink = sink
+        if into is not None and not isinstance(sink, FolderSink):
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"replay sink {sink.name!r} into a directory: its target is none",
+                "leave --into out",
+            )
         if into is not None:
             self._sink = sink.model_copy(update={"path": into, "name": f"{sink.name}-replay"})
         self._is_copy = into is not None
@@ -94,7 +101,8 @@ class Replay:
                 f"replay sink {self._sink.name!r} from a later place: a mirror is the sum of all changes",
                 "leave --from out",
             )
-        require_java()
+        if self._sink.on_spark:
+            require_java()
         directory = LogDirectory.open(self._pipeline.log.path)
         with LogReader.open(directory, TASK) as reader:
             tail = reader.end()
@@ -121,10 +129,12 @@ class Replay:
         assert self._feed is not None
         view = self._feed.view
         if view.rows == 0 and view.bytes == 0:
+            held = f"sink {view.name} already holds everything up to {self._end}; nothing was written again."
+            if not isinstance(self._sink, FolderSink):
+                return held
             return (
-                f"sink {view.name} already holds everything up to {self._end}; nothing was written again. "
-                f"To build it anew, move {os.fspath(self._sink.path)} away first, or name another place "
-                "with --into."
+                f"{held} To build it anew, move {os.fspath(self._sink.path)} away first, or name another "
+                "place with --into."
             )
         return f"sink {view.name}: {view.rows:,} rows written, now at {view.position}"
 

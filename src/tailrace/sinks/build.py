@@ -38,9 +38,7 @@ def build(config: SinkConfig, rules: Disclosure, modes: ValueModes) -> Sink:
         if config.mode == "mirror":
             mode = DeltaMirror(config.keyless, config.on_type_change)
         return DeltaSink(config.name, config.path, config.tables, mode, rules, modes)
-    raise TailraceError(
-        Kind.INTERNAL, f"build a sink: nothing is known of {type(config).__name__}", "", {"sink": config.name}
-    )
+    raise _unknown(config)
 
 
 def recorded_position(config: SinkConfig, pipeline: str, log: LogIdentity, task: str) -> int | None:
@@ -52,5 +50,13 @@ def recorded_position(config: SinkConfig, pipeline: str, log: LogIdentity, task:
     """
     if isinstance(config, DeltaConfig):
         return recorded_delta_position(config.name, config.path, config.mode, pipeline, log, task)
-    kind = "parquet" if isinstance(config, ParquetConfig) else "jsonl"
-    return recorded_files_position(config.name, config.path, kind, pipeline, log, task)
+    if isinstance(config, ParquetConfig | JsonlConfig):
+        return recorded_files_position(config.name, config.path, config.type, pipeline, log, task)
+    raise _unknown(config)
+
+
+def _unknown(config: SinkConfig) -> TailraceError:
+    what = type(config).__name__
+    return TailraceError(
+        Kind.INTERNAL, f"look for a sink: nothing is known of {what}", "", {"sink": config.name}
+    )

@@ -74,13 +74,16 @@ class Sink(Protocol):
         Beyond the log's end it means that the log lost what the sink has: `require_within_log`.
         """
 
-    def write(self, spark: SparkSession, log: Path, span: LogRange, pieces: Sequence[Piece]) -> SinkCommit:
+    def write(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+    ) -> SinkCommit:
         """Bring the changes of `span` into the sink and record that, atomically.
 
         Exactly once, whatever came before: what the sink already has of `span` is left out, so
         a range may be repeated, and repeated with another end, after any crash or error. Once
         `write` returns, `position` is at least `span.end`, durably.
 
+        :param spark: None for a sink that does without (`SinkConfig.on_spark`).
         :param log: the log's directory, as executors see it.
         :param span: starts at or before `position`; both ends are boundaries of the log.
         :param pieces: `spark.plan.pieces` of exactly `span`.

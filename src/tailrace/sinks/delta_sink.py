@@ -141,8 +141,11 @@ class DeltaSink:
             reached.append(position)
         return max(reached, default=None)
 
-    def write(self, spark: SparkSession, log: Path, span: LogRange, pieces: Sequence[Piece]) -> SinkCommit:
+    def write(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+    ) -> SinkCommit:
         """As `contract.Sink.write`."""
+        assert spark is not None  # by `SinkConfig.on_spark`
         have = first_missing(self.name, span, self.position(span.task))
         if have >= span.end:
             return SinkCommit(span)

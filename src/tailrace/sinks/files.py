@@ -87,8 +87,11 @@ class FileSink:
         """As `contract.Sink.reach`: all tables are equally far."""
         return self.position(task)
 
-    def write(self, spark: SparkSession, log: Path, span: LogRange, pieces: Sequence[Piece]) -> SinkCommit:
+    def write(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+    ) -> SinkCommit:
         """As `contract.Sink.write`."""
+        assert spark is not None  # by `SinkConfig.on_spark`
         started = time.perf_counter()
         self._settle()
         have = first_missing(self.name, span, self.position(span.task))

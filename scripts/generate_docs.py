@@ -23,6 +23,13 @@ from pydantic_core import PydanticUndefined
 from tailrace.cli.main import app
 from tailrace.config.disclosure import Disclosure, Mask
 from tailrace.config.engine import EngineConfig
+from tailrace.config.engine_options import (
+    EngineOptions,
+    OffsetCommit,
+    OffsetStorage,
+    RecordProcessing,
+    Transformed,
+)
 from tailrace.config.fields import MIB, Section
 from tailrace.config.postgres import LibpqOptions, NamedSource, PostgresSource
 from tailrace.config.sections import (
@@ -148,6 +155,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "parquet": lambda: fields(ParquetSink, FolderSink),
     "jsonl": lambda: fields(JsonlSink, FolderSink),
     "spark": lambda: fields(SparkConfig),
+    "engine": lambda: fields(EngineOptions),
+    "record_processing": lambda: fields(RecordProcessing),
+    "offset_commit": lambda: fields(OffsetCommit),
+    "offset_storage": lambda: fields(OffsetStorage),
+    "transformation": lambda: fields(Transformed),
     "commands": commands,
     "types": types_table.types,
     "edges": types_table.edges,

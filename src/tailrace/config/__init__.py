@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tailrace.config.disclosure import Disclosure, Mask
 from tailrace.config.engine import EngineConfig
+from tailrace.config.engine_options import EngineOptions
 from tailrace.config.load import load, load_engine, read
 from tailrace.config.patterns import is_exact, matches, matches_any, matches_column
 from tailrace.config.postgres import NamedSource, PostgresSource
@@ -29,6 +30,7 @@ __all__ = [
     "DeltaSink",
     "Disclosure",
     "EngineConfig",
+    "EngineOptions",
     "FolderSink",
     "JsonlSink",
     "LogConfig",

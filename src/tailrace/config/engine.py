@@ -13,6 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from tailrace.config.engine_options import EngineOptions
 from tailrace.config.fields import Section
 from tailrace.config.postgres import SLOT_BYTES_MAX, NamedSource, PostgresSource, slot_named_after
 from tailrace.config.sections import (
@@ -55,6 +56,9 @@ class EngineConfig(Section):
         default=(), description="Where changes go; none: they are only kept in the log."
     )
     spark: SparkConfig = Field(default=SparkConfig(), description="Settings of Spark.")
+    engine: EngineOptions = Field(
+        default=EngineOptions(), description="How the engine works: see [engine](engine.md)."
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -1,0 +1,173 @@
+"""The section `engine`: how tasks, processing and commits go about their work.
+
+Names are Debezium's where it has one, in our spelling; docs/engine.md has the table of both.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, JsonValue, model_validator
+
+from tailrace.config.fields import MIB, ByteCount, LocalPath, Section, Text
+
+#: Beyond this a thread more is memory and nothing else.
+THREADS_MAX = 256
+
+Milliseconds = Annotated[int, Field(ge=0, le=86_400_000)]
+
+
+class Extension(Section):
+    """Something that is found by its name: `type`, and beside it the options that it takes."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(min_length=1, description="Its name.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was given beside the fields of this section."""
+        return dict(self.__pydantic_extra__ or {})
+
+    # Pydantic's own type for the values beside the fields.
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
+
+
+class Transformed(Extension):
+    """One transformation."""
+
+    predicate: str | None = Field(
+        default=None, description="Name in `predicates`: only the records that it chooses are transformed."
+    )
+    negate: bool = Field(default=False, description="Whether those are transformed that it does not choose.")
+
+
+class RecordProcessing(Section):
+    """How records are transformed, converted and handed over."""
+
+    threads: Annotated[int, Field(ge=1, le=THREADS_MAX)] | None = Field(
+        default=None, description="Threads that transform and convert, for all tasks. Default: the cores."
+    )
+    order: Literal["ordered", "unordered", "key"] = Field(
+        default="ordered",
+        description="How a handler of single records is called: `ordered`, in the source's order; "
+        "`unordered`, as records are ready, on several threads at once; `key`, so, but in order for each "
+        "key. A handler of batches always gets them in order.",
+    )
+    shutdown_timeout_ms: Milliseconds = Field(
+        default=1000,
+        description="How long records under way may take when the engine stops; then they are given up, "
+        "and come again in the next life. 0: at once.",
+    )
+    queue_batches_max: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=8, description="Most batches of a task that are under way at a time."
+    )
+    queue_bytes_max: Annotated[ByteCount, Field(ge=1)] = Field(
+        default=256 * MIB, description="Most bytes of them, but never less than one batch."
+    )
+
+    @property
+    def thread_count(self) -> int:
+        """`threads`, or the cores that this process may use."""
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.threads or min(THREADS_MAX, usable)
+
+
+class OffsetCommit(Section):
+    """When offsets are committed."""
+
+    policy: Literal["periodic", "always", "count", "transaction"] = Field(
+        default="periodic",
+        description="`always`: after each batch; `periodic`: every `interval_ms`; `count`: after "
+        "`records` records; `transaction`: where no transaction of the source is open, at most every "
+        "`interval_ms`.",
+    )
+    interval_ms: Milliseconds = Field(default=60_000, description="Least milliseconds from commit to commit.")
+    records: Annotated[int, Field(ge=1)] = Field(
+        default=10_000, description="Records from commit to commit, under `count`."
+    )
+    timeout_ms: Milliseconds = Field(
+        default=5000, description="Longest that a commit may take; then it is tried again at a later batch."
+    )
+
+
+class OffsetStorage(Section):
+    """Where offsets are kept."""
+
+    type: Literal["log", "file", "memory", "postgresql"] = Field(
+        description="`log`: beside the change log; `file`: at `path`; `postgresql`: in a table; `memory`: "
+        "nowhere, each life begins anew."
+    )
+    path: LocalPath | None = Field(default=None, description="The file, for `file`.")
+    dsn: Text | None = Field(default=None, description="Connection string, for `postgresql`.")
+    table: str = Field(
+        default="tailrace_offsets", min_length=1, description="Table, for `postgresql`; made if missing."
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.type == "file" and self.path is None:
+            raise ValueError("file needs a path")
+        if self.type == "postgresql" and self.dsn is None:
+            raise ValueError("postgresql needs a dsn")
+        return self
+
+
+class EngineOptions(Section):
+    """How the engine works."""
+
+    errors_retries_max: Annotated[int, Field(ge=-1)] = Field(
+        default=-1,
+        description="Times in a row that what failed with an error that may pass is tried again; -1: for "
+        "ever. Counted anew after each success.",
+    )
+    errors_retry_delay_initial_ms: Annotated[int, Field(ge=1, le=3_600_000)] = Field(
+        default=300, description="Wait before the first retry; doubled for each one in a row."
+    )
+    errors_retry_delay_max_ms: Annotated[int, Field(ge=1, le=3_600_000)] = Field(
+        default=10_000, description="Longest wait before a retry."
+    )
+    on_task_failure: Literal["stop", "restart", "isolate"] = Field(
+        default="stop",
+        description="When a task fails for good: `stop` stops all others in good order, and the engine fails "
+        "with its error; `restart` starts that task again, alone; `isolate` lets the others go on, and the "
+        "engine fails with its error at its end.",
+    )
+    task_restarts_max: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=10,
+        description="Times in a row that a task is started again under `restart`, without a batch processed "
+        "between; then as `stop`.",
+    )
+    task_management_timeout_ms: Annotated[int, Field(ge=1, le=86_400_000)] = Field(
+        default=180_000, description="Longest that the start of all tasks may take, and their stop."
+    )
+    tasks_on: Literal["threads", "spark"] = Field(
+        default="threads", description="Where tasks run: in this process, or as a job of Spark on executors."
+    )
+    record_processing: RecordProcessing = Field(
+        default=RecordProcessing(), description="How records are transformed, converted and handed over."
+    )
+    offset_commit: OffsetCommit = Field(default=OffsetCommit(), description="When offsets are committed.")
+    offset_storage: OffsetStorage | None = Field(
+        default=None,
+        description="Where offsets are kept. Default: with the connector's log; in memory where it has none.",
+    )
+    transformations: tuple[Transformed, ...] = Field(
+        default=(), description="What each record goes through, in this order."
+    )
+    predicates: dict[str, Extension] = Field(
+        default={}, description="By name, what chooses records for transformations."
+    )
+    converter: Extension | None = Field(
+        default=None, description="In what form handlers get records. Default: as they are."
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.errors_retry_delay_initial_ms > self.errors_retry_delay_max_ms:
+            raise ValueError("errors_retry_delay_initial_ms is larger than errors_retry_delay_max_ms")
+        missing = sorted({t.predicate for t in self.transformations if t.predicate} - set(self.predicates))
+        if missing:
+            raise ValueError(f"transformations name predicates that there are not: {', '.join(missing)}")
+        return self

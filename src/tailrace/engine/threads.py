@@ -1,0 +1,142 @@
+"""The threads of an engine: who belongs to it, a pool of them, and calls that may hang.
+
+All of them are daemons: what hangs in somebody's code must not keep the process alive. What keeps
+it alive while an engine works is the engine's own thread, whose end is bounded.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_local = threading.local()
+
+
+def owner() -> object | None:
+    """Return the engine that the calling thread belongs to, if it does."""
+    return getattr(_local, "owner", None)
+
+
+def adopt(engine: object | None) -> None:
+    """Have the calling thread belong to `engine`: it must not wait for that engine's end."""
+    _local.owner = engine
+
+
+class Pool(Executor):
+    """An executor with threads that belong to an engine.
+
+    As `ThreadPoolExecutor`, but a function that hangs does not hold up the end of the process. What
+    waits is bounded by those who submit.
+    """
+
+    def __init__(self, threads: int, name: str, engine: object) -> None:
+        self._threads_max = threads
+        self._name = name
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._futures: set[Future[Any]] = set()
+        self._closed = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have `fn` called on one of the threads.
+
+        :raises RuntimeError: the pool was shut down.
+        """
+        future: Future[T] = Future()
+
+        def work() -> None:
+            self._futures.discard(future)
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - the future's reader gets it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the engine is stopping: it takes no more work")
+            self._futures.add(future)
+            self._work.put(work)
+            if len(self._threads) < self._threads_max:
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more work; under `cancel_futures`, what has not begun is cancelled."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+            waiting = list(self._futures) if cancel_futures else []
+        for future in waiting:
+            future.cancel()
+        if not closed:
+            for _ in self._threads:
+                self._work.put(None)
+        if wait:
+            self.join(None)
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait until all threads have ended, at most `timeout_s`; tell whether they have."""
+        return join_all(self._threads, timeout_s)
+
+    def _run(self) -> None:
+        adopt(self._engine)
+        while (work := self._work.get()) is not None:
+            work()
+            del work  # what it holds is not kept while waiting
+
+
+def join_all(threads: list[threading.Thread], timeout_s: float | None) -> bool:
+    """Wait for the end of all `threads`, at most `timeout_s` together; tell whether it came."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
+
+
+class Call:
+    """A function called on a thread of its own, so that it can be waited for with a limit."""
+
+    def __init__(self, name: str, engine: object, function: Callable[[], None]) -> None:
+        self._function = function
+        self._engine = engine
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end, at most `timeout_s`; tell whether it came.
+
+        :raises BaseException: what the function raised.
+        """
+        if not self._ended.wait(max(0.0, timeout_s)):
+            return False
+        self._thread.join(1.0)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _run(self) -> None:
+        adopt(self._engine)
+        try:
+            self._function()
+        except BaseException as error:  # noqa: BLE001 - its waiter gets it
+            self._error = error
+        finally:
+            self._ended.set()

@@ -1,0 +1,67 @@
+"""The section `engine`."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from tailrace.config import EngineOptions, load_engine
+from tailrace.errors import TailraceError
+
+
+def test_defaults_are_the_documents():
+    options = EngineOptions()
+    assert (options.errors_retries_max, options.errors_retry_delay_initial_ms) == (-1, 300)
+    assert (options.errors_retry_delay_max_ms, options.on_task_failure) == (10_000, "stop")
+    processing = options.record_processing
+    assert (processing.order, processing.shutdown_timeout_ms) == ("ordered", 1000)
+    assert processing.thread_count >= 1
+    commit = options.offset_commit
+    assert (commit.policy, commit.interval_ms, commit.timeout_ms) == ("periodic", 60_000, 5000)
+    assert options.offset_storage is None
+
+
+def test_extensions_keep_the_options_of_their_type():
+    options = EngineOptions.model_validate(
+        {
+            "transformations": [{"type": "route", "predicate": "big", "pattern": "a(.*)"}],
+            "predicates": {"big": {"type": "sql", "where": "amount > 5"}},
+            "converter": {"type": "json", "schemas": True},
+        }
+    )
+    (transformation,) = options.transformations
+    assert (transformation.type, transformation.options) == ("route", {"pattern": "a(.*)"})
+    assert options.predicates["big"].options == {"where": "amount > 5"}
+    assert options.converter is not None
+    assert options.converter.options == {"schemas": True}
+
+
+@pytest.mark.parametrize(
+    ("section", "word"),
+    [
+        ({"transformations": [{"type": "route", "predicate": "none"}]}, "none"),
+        ({"errors_retry_delay_initial_ms": 20_000}, "errors_retry_delay_max_ms"),
+        ({"offset_storage": {"type": "file"}}, "path"),
+        ({"offset_storage": {"type": "postgresql"}}, "dsn"),
+        ({"record_processing": {"threads": 0}}, "threads"),
+        ({"errors_retries_max": -2}, "errors_retries_max"),
+    ],
+)
+def test_what_does_not_fit_is_refused(section, word):
+    with pytest.raises(ValidationError, match=word):
+        EngineOptions.model_validate(section)
+
+
+def test_a_file_has_the_section_and_says_what_is_wrong_in_it(tmp_path):
+    file = tmp_path / "shop.yaml"
+    text = "name: shop\nsource:\n  type: postgresql\n  dsn: postgresql://db/shop\nlog:\n  path: ./log\n"
+    file.write_text(text + "engine:\n  on_task_failure: restart\n  offset_storage: {type: file, path: o}\n")
+    options = load_engine(file).engine
+    assert options.on_task_failure == "restart"
+    assert options.offset_storage is not None
+    assert options.offset_storage.path == tmp_path / "o"
+    file.write_text(text + "engine:\n  on_task_failure: sleep\n  retries: 3\n")
+    with pytest.raises(TailraceError) as caught:
+        load_engine(file)
+    assert "engine.on_task_failure (line 8): must be one of" in caught.value.message
+    assert "engine.retries (line 9): unknown key" in caught.value.message

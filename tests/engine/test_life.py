@@ -1,0 +1,91 @@
+"""The engine's life as a table."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.engine.life import TRANSITIONS, Event, Life, State
+from tailrace.errors import Kind, TailraceError
+
+ENDS = (Event.CLOSE_CALLED, Event.STOP_ASKED, Event.TASKS_FINISHED, Event.FAILURE)
+WAY = (Event.RUN_CALLED, Event.CONNECTOR_STARTED, Event.TASKS_CREATED, Event.STARTS_ENDED)
+
+
+def lived(*events):
+    life = Life()
+    for event in events:
+        life = life.step(event)
+    return life
+
+
+def test_the_way_through_all_states():
+    states = [lived(*WAY[:n]).state for n in range(5)]
+    assert states == list(State)[:5]
+    assert lived(*WAY, Event.CLOSE_CALLED).state is State.STOPPING
+    assert lived(*WAY, Event.CLOSE_CALLED, Event.EVERYTHING_STOPPED).state is State.STOPPED
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+def test_from_any_state_before_the_end_the_end_may_come(steps, end):
+    life = lived(*WAY[:steps], end)
+    assert (life.state, life.ending, life.failed) == (State.STOPPING, end, end is Event.FAILURE)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_while_tasks_start_the_end_waits_until_every_start_has_ended(end):
+    life = lived(*WAY[:3], end)
+    assert life.state is State.STARTING_TASKS
+    assert not life.goes_on
+    assert life.step(Event.STARTS_ENDED).state is State.STOPPING
+
+
+@pytest.mark.parametrize("event", Event)
+def test_nothing_happens_to_an_engine_that_has_stopped(event):
+    life = lived(*WAY, Event.FAILURE, Event.EVERYTHING_STOPPED)
+    with pytest.raises(TailraceError) as caught:
+        life.step(event)
+    assert caught.value.kind is Kind.ENGINE_MISUSED
+    assert copy.copy(caught.value).message == caught.value.message
+
+
+def test_the_error_tells_the_story():
+    with pytest.raises(TailraceError, match="it has stopped") as caught:
+        lived(Event.RUN_CALLED, Event.FAILURE, Event.EVERYTHING_STOPPED, Event.CLOSE_CALLED)
+    story = "CREATING (run called) → INITIALIZING (failure) → STOPPING (everything stopped) → STOPPED"
+    assert story in caught.value.message
+    assert "create another" in caught.value.hint
+
+
+def test_no_engine_runs_twice():
+    with pytest.raises(TailraceError, match="it was started already"):
+        lived(Event.RUN_CALLED, Event.RUN_CALLED)
+
+
+@given(st.lists(st.sampled_from(Event), max_size=40))
+def test_any_story_keeps_the_rules(events):
+    life, seen = Life(), [State.CREATING]
+    for event in events:
+        try:
+            life = life.step(event)
+        except TailraceError:
+            continue
+        seen.append(life.state)
+    order = list(State)
+    # States are never taken back, and only the end is reached from anywhere.
+    for before, after in itertools.pairwise(seen):
+        assert after is before or order.index(after) == order.index(before) + 1 or after is State.STOPPING
+    assert State.STOPPED not in seen or State.STOPPING in seen
+    assert (life.ending is None) == (life.state not in (State.STOPPING, State.STOPPED)) or (
+        life.state is State.STARTING_TASKS
+    )
+    assert len(life.steps) <= 20
+
+
+def test_every_state_but_the_last_can_be_left():
+    assert {state for state, _ in TRANSITIONS} == set(State) - {State.STOPPED}

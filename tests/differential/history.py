@@ -10,8 +10,8 @@ from typing import Any
 from tailrace.changelog.reader import LogReader
 from tailrace.decode.changes import TableChanges
 from tailrace.protocol import frames
-from tailrace.spark import plan
-from tailrace.spark.changes import changes_of
+from tailrace.ranges import plan
+from tailrace.ranges.changes import changes_of
 
 Row = dict[str, str | None]
 

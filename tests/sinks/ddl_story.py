@@ -22,13 +22,13 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config.disclosure import Disclosure
 from tailrace.model import LogRange
+from tailrace.ranges.plan import Piece
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta_append import DeltaAppend
 from tailrace.sinks.delta_mirror import DeltaMirror
 from tailrace.sinks.delta_sink import DeltaSink
 from tailrace.sinks.jsonl import jsonl_sink
 from tailrace.sinks.parquet import parquet_sink
-from tailrace.spark.plan import Piece
 
 TASK = "0"
 COLUMNS = "id int primary key, a int, b text, c numeric(10,2), d varchar(10), e mood, f real"

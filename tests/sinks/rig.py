@@ -15,13 +15,13 @@ from spark.wire import HandmadeLog, row, xlog
 from tailrace.changelog.reader import LogReader
 from tailrace.model import LogRange
 from tailrace.protocol import frames
+from tailrace.ranges.plan import Piece
 from tailrace.sinks.contract import Sink, SinkCommit
 from tailrace.sinks.delta_append import DeltaAppend
 from tailrace.sinks.delta_mirror import DeltaMirror
 from tailrace.sinks.delta_sink import DeltaSink
 from tailrace.sinks.jsonl import jsonl_sink
 from tailrace.sinks.parquet import parquet_sink
-from tailrace.spark.plan import Piece
 
 TASK = "0"
 

@@ -15,8 +15,8 @@ from tailrace.capture.session import SESSION_SETTINGS
 from tailrace.changelog.reader import LogReader
 from tailrace.decode.changes import TableChanges
 from tailrace.model import OWN_FORMS, Op, ValueModes
-from tailrace.spark import plan
-from tailrace.spark.changes import changes_of
+from tailrace.ranges import plan
+from tailrace.ranges.changes import changes_of
 from zoo.animals import ANIMALS, EXTENSION_OF, EXTENSIONS, SETUP, STAND_IN, STAND_INS, Animal
 
 _IS_ARRAY = """

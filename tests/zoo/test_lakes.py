@@ -14,12 +14,12 @@ from fix_postgres import DEFAULT_VERSION, Servers, _fresh_database
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.model import OWN_FORMS, LogRange, ValueModes
+from tailrace.ranges import plan
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta_append import DeltaAppend
 from tailrace.sinks.delta_mirror import DeltaMirror
 from tailrace.sinks.delta_sink import DeltaSink
 from tailrace.sinks.parquet import parquet_sink
-from tailrace.spark import plan
 from zoo.expected import MODES, UNHELD, Expectation, plain
 from zoo.keeping import STREAMED, as_captured
 from zoo.wide import ROWS, Wide, capture

@@ -32,8 +32,8 @@ from tailrace.model import LogRange
 from tailrace.pipeline.background import as_failure
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.views import SinkState, SinkView
+from tailrace.ranges import plan
 from tailrace.sinks.contract import Sink, require_within_log
-from tailrace.spark import plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,8 +23,8 @@ from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
 from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.pipeline.points import Point, locate
-from tailrace.spark import plan
-from tailrace.spark.changes import changes_of
+from tailrace.ranges import plan
+from tailrace.ranges.changes import changes_of
 
 Mask = npt.NDArray[np.bool_]
 

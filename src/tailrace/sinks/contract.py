@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.changelog.directory import LogIdentity
-    from tailrace.spark.plan import Piece
+    from tailrace.ranges.plan import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Sink(Protocol):
         :param spark: None for a sink that does without (`SinkConfig.on_spark`).
         :param log: the log's directory, as executors see it.
         :param span: starts at or before `position`; both ends are boundaries of the log.
-        :param pieces: `spark.plan.pieces` of exactly `span`.
+        :param pieces: `ranges.plan.pieces` of exactly `span`.
         :raises TailraceError: `LOG_RANGE_INVALID` if `span` would leave a gap;
             `SINK_SCHEMA_REFUSED`, `SINK_KEY_MISSING`, `SINK_WRITE_FAILED`, `SINK_FOREIGN`,
             `SPARK_FAILED`, and what reading the log raises.

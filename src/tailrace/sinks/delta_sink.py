@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.changelog.directory import LogIdentity
-    from tailrace.spark.plan import Piece
+    from tailrace.ranges.plan import Piece
 
 
 @dataclass(frozen=True, slots=True)

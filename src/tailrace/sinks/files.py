@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.changelog.directory import LogIdentity
-    from tailrace.spark.plan import Piece
+    from tailrace.ranges.plan import Piece
 
 #: Gives the function that executors open a file with, for one log, pipeline and task.
 OpenerFor = Callable[["LogIdentity", str, str], OpenWriter]

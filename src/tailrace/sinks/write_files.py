@@ -31,10 +31,10 @@ from tailrace.decode.changes import TableChanges
 from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, Relation, ValueModes
+from tailrace.ranges.changes import changes_of
+from tailrace.ranges.plan import Piece
 from tailrace.sinks import layout
-from tailrace.spark.changes import changes_of
 from tailrace.spark.failures import translated
-from tailrace.spark.plan import Piece
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,8 +27,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tailrace.ranges.plan import Piece, pieces
 from tailrace.spark.options import ReadOptions
-from tailrace.spark.plan import Piece, pieces
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -123,7 +123,7 @@ class _Rows:
         self._disclosed = position.disclosed(options.path, options.task, raw=options.raw)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from tailrace.spark.changes import changes_of
+        from tailrace.ranges.changes import changes_of
         from tailrace.spark.schema import Conformer, to_arrow
 
         piece = partition.value

@@ -1,12 +1,13 @@
-"""What an executor does with a piece of the log: read its blocks, decode them, yield changes.
+"""From a piece of the log to its changes: read its blocks, decode them, yield what is in them.
 
-The data source and every sink read the log through `changes_of`, so a piece gives the same
+The data source, every sink and the engine read the log through `changes_of`, so a piece gives the same
 changes to all of them. Nothing is kept between calls: a piece carries what is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,26 @@ from tailrace.decode.catalog import Catalog
 from tailrace.decode.changes import TableChanges, decode_block
 from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.model import OWN_FORMS, ValueModes
-from tailrace.protocol.frames import Bytes, schema_frames
-from tailrace.spark.plan import MIB, Piece
+from tailrace.protocol.frames import Bytes, OpenUnit, schema_frames
+from tailrace.ranges.plan import MIB, Piece
 
 #: Blocks are decoded together up to this size: capture writes small ones when little happens,
 #: and a decoding call has a fixed cost. It bounds an executor's memory, too.
 STRETCH_BYTES_MAX = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What was decoded together.
+
+    :param changes: table by table, each in log order; only tables that changed.
+    :param end: the log offset up to which the piece is decoded now.
+    :param open_at_end: the unit that is open there.
+    """
+
+    changes: list[TableChanges]
+    end: int
+    open_at_end: OpenUnit | None
 
 
 def changes_of(
@@ -32,11 +47,27 @@ def changes_of(
     modes: ValueModes = OWN_FORMS,
     disclosed: Disclosed = EVERYTHING,
 ) -> Iterator[list[TableChanges]]:
-    """Yield the changes of `piece`, stretch by stretch, in log order.
+    """Yield the changes of `piece`, stretch by stretch, in log order: those of `stretches_of`.
 
-    Each list holds the changes of one stretch, table by table; every change lies in
-    `[piece.start, piece.end)`. From one list to the next the log offsets only rise.
+    :raises TailraceError: as `stretches_of`.
+    """
+    for stretch in stretches_of(log, piece, tables, modes, disclosed):
+        yield stretch.changes
 
+
+def stretches_of(
+    log: LogReader | Path | str,
+    piece: Piece,
+    tables: Collection[str] | None = None,
+    modes: ValueModes = OWN_FORMS,
+    disclosed: Disclosed = EVERYTHING,
+) -> Iterator[Stretch]:
+    """Yield what is in `piece`, stretch by stretch, in log order.
+
+    Every change lies in `[piece.start, piece.end)`, and from one stretch to the next the log offsets
+    only rise. Nothing is read before it is asked for.
+
+    :param log: where the log is, or a reader of the piece's task.
     :param tables: qualified names (`schema.table`) to decode; None: all, and logical messages.
     :param modes: how values are given.
     :param disclosed: what of the tables is let out.
@@ -44,7 +75,7 @@ def changes_of(
     """
     if not piece.blocks:
         return
-    reader = LogReader.open(log, piece.task)
+    reader = log if isinstance(log, LogReader) else LogReader.open(log, piece.task)
     schema = _Schema(reader.schema_before(piece.blocks[0]))
     waiting = list(piece.blocks)
     while waiting:
@@ -72,7 +103,12 @@ def changes_of(
             for changes in decoded
             if tables is None or (changes.relation and changes.relation.qualified_name in tables)
         ]
-        yield [changes for changes in found if changes.count]
+        last = stretch[-1].header
+        yield Stretch(
+            [changes for changes in found if changes.count],
+            min(last.end, piece.end),
+            last.open_at_end if last.end <= piece.end else None,
+        )
 
 
 class _Schema:

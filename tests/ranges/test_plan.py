@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailrace.changelog.format import BlockRef, RunHeader
 from tailrace.errors import Kind, TailraceError
-from tailrace.spark.plan import MIB, PIECE_BYTES_MAX, PIECES_MIN, piece_count, pieces
+from tailrace.ranges.plan import MIB, PIECE_BYTES_MAX, PIECES_MIN, piece_count, pieces
 
 
 def run(offset: int, size: int, rows: int = 10) -> BlockRef:

@@ -1,0 +1,1 @@
+"""Ranges of the log: how they are cut into pieces, and which changes are in them."""

@@ -20,6 +20,7 @@ KERNEL_MODULES = (
     "tailrace.decode.clock",
     "tailrace.decode.decimals",
     "tailrace.decode.envelope",
+    "tailrace.decode.floats",
     "tailrace.decode.forms",
     "tailrace.decode.gather",
     "tailrace.decode.hashing",

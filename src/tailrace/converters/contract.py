@@ -17,8 +17,9 @@ class Converter(Protocol):
     """
 
     def convert(self, group: Group) -> Converted:
-        """Return one entry a record, in the group's order.
+        """Return the records' events, in the group's order.
 
+        A record may become several events, or none: `Converted.rows` says which came from which.
         A group whose `wire` is set is best written straight from it.
         :raises TailraceError: stops the task; nothing is committed beyond the group.
         """

@@ -187,6 +187,96 @@ def write_time_iso(us, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+def write_date(days, least, out, to):  # type: ignore[no-untyped-def]
+    """Write days since 1970 as `2018-06-20`, the year with at least `least` digits; a year before 1
+    is written with its distance from year 1: the caller says what it is.
+    """
+    # Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days.
+    shifted = days + 719_468
+    era = shifted // 146_097
+    of_era = shifted - era * 146_097
+    year_of_era = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
+    of_year = of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    shifted_month = (5 * of_year + 2) // 153
+    day = of_year - (153 * shifted_month + 2) // 5 + 1
+    month = shifted_month + 3 if shifted_month < 10 else shifted_month - 9
+    year = year_of_era + era * 400 + (1 if month <= 2 else 0)
+    if year < 1:
+        year = 1 - year
+    digits = np.int64(1)
+    limit = np.int64(10)
+    while year >= limit:
+        digits += 1
+        limit *= 10
+    digits = max(digits, least)
+    for k in range(digits - 1, -1, -1):
+        out[to + k] = 48 + year % 10
+        year //= 10
+    to += digits
+    out[to] = 45
+    to = _write_two(month, out, to + 1)
+    out[to] = 45
+    return _write_two(day, out, to + 1)
+
+
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+def write_stamp_iso(ms, out, to):  # type: ignore[no-untyped-def]
+    """Write milliseconds since 1970 as `2018-06-20T15:13:16.945Z`; years from 1 on."""
+    days = ms // 86_400_000
+    of_day = ms - days * 86_400_000
+    to = write_date(days, 4, out, to)
+    out[to] = 84
+    seconds = of_day // 1000
+    to = _write_two(seconds // 3600, out, to + 1)
+    out[to] = 58
+    to = _write_two(seconds // 60 % 60, out, to + 1)
+    out[to] = 58
+    to = _write_two(seconds % 60, out, to + 1)
+    out[to] = 46
+    out[to + 1] = 48 + of_day % 1000 // 100
+    to = _write_two(of_day % 100, out, to + 2)
+    out[to] = 90
+    return to + 1
+
+
+_FIRST_DAY = -719_162  # of year 1
+
+
+@nb.njit(nb.void(nb.int64[::1], nb.boolean, nb.boolean, nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True)
+def write_stamps(values, is_date, in_utc, ends, out):  # type: ignore[no-untyped-def]
+    """Write days or microseconds since 1970 as PostgreSQL does: `2018-06-20 15:13:16.945+00`, ` BC`.
+
+    `out` has 48 bytes for each; `ends` begins with 0.
+    """
+    to = np.int64(0)
+    ends[0] = 0
+    for r in range(len(values)):
+        days = values[r] if is_date else values[r] // 86_400_000_000
+        to = write_date(days, 4, out, to)
+        if not is_date:
+            us = values[r] - days * 86_400_000_000
+            seconds = us // 1_000_000
+            out[to] = 32
+            to = _write_two(seconds // 3600, out, to + 1)
+            out[to] = 58
+            to = _write_two(seconds // 60 % 60, out, to + 1)
+            out[to] = 58
+            to = _write_two(seconds % 60, out, to + 1)
+            to = _write_fraction(us % 1_000_000, out, to)
+            if in_utc:
+                out[to] = 43
+                out[to + 1] = 48
+                out[to + 2] = 48
+                to += 3
+        if days < _FIRST_DAY:
+            out[to] = 32
+            out[to + 1] = 66
+            out[to + 2] = 67
+            to += 3
+        ends[r + 1] = to
+
+
 @nb.njit(_WRITER, nogil=True, cache=True)
 def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write an interval as `P1Y2M3DT4H5M6.78S`, every part there, each with its own sign; -1 if

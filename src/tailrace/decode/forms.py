@@ -49,8 +49,9 @@ TEXTS = 14
     AMOUNT, UNSCALED, AMOUNT_UNSCALED, PAIRS,
 ) = range(14, 27)  # fmt: skip
 
-# What only JSON has: numbers with a point, objects, and a JSON document within a string.
-DOUBLE, AMOUNT_DOUBLE, VARIABLE_SCALE, PAIRS_QUOTED = range(27, 31)
+# What only JSON has: numbers with a point, objects, a JSON document within a string; floating-point
+# numbers as Java writes them, bits as a boolean or as bytes, and what is JSON already.
+DOUBLE, AMOUNT_DOUBLE, VARIABLE_SCALE, PAIRS_QUOTED, JAVA, BIT, BITS, RAW = range(27, 35)
 
 #: A form's text is longer than PostgreSQL's by at most so many bytes; a JSON document by a factor,
 #: too, since it may escape every byte.
@@ -72,6 +73,11 @@ def style_of(form: int, parameter: int = 0) -> int:
 def array_style(items: int, delimiter: str) -> int:
     """Return the style of an array of items of a style that is no array's."""
     return items | ord(delimiter) << _DELIMITER_AT
+
+
+def with_form(style: int, form: int) -> int:
+    """Return the style with another form, its delimiter and parameter kept."""
+    return style & ~255 | form
 
 
 @nb.njit(inline="always")

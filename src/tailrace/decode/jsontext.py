@@ -1,8 +1,9 @@
-"""The compiled writer of JSON: one change a line, from a template and the cells of its row.
+"""The compiled writer of JSON: one document a change, from a template and the cells of its row.
 
-A template is a list of constant texts, each followed by a number of the change (or its letter),
-so that the writer knows nothing of Debezium. How a value is written is its column's *style*; a
-value that does not have its style's form is written as PostgreSQL's text, in quotes.
+A template is a list of constant texts, each followed by a number of the change, its letter, or the
+row before or after it, so that the writer knows nothing of Debezium. How a value is written is its
+column's *style*; a value that does not have its style's form is written as PostgreSQL's text, in
+quotes.
 
 Source: RFC 8259 (JSON), RFC 4648 (base64), ISO 8601 (timestamps).
 """
@@ -12,17 +13,23 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.decode.clock import write_stamp_iso
 from tailrace.decode.decimals import scale_of, write_money, write_unscaled
+from tailrace.decode.floats import write_bits, write_java
 from tailrace.decode.forms import (
     AMOUNT_DOUBLE,
     BASE64,
+    BIT,
+    BITS,
     BOOLEAN,
     DOUBLE,
     FLOATING,
     INTEGER,
+    JAVA,
     NUMBERS,
     PAIRS,
     PAIRS_QUOTED,
+    RAW,
     TEXTS,
     VARIABLE_SCALE,
     delimiter_in,
@@ -38,14 +45,24 @@ from tailrace.decode.literals import PLAIN, is_null_item, item_end, unquote_item
 from tailrace.protocol.frames import FROZEN_BYTES
 
 # What stands after a constant of the template, in place of the row of a number.
-NO_NUMBER, OP_LETTER = -1, -2
+NOTHING, OP_LETTER, BEFORE, AFTER = -1, -2, -3, -4
+
+#: Added to the row of a number: as a text, and null if there is none; as milliseconds in ISO 8601.
+AS_TEXT, AS_ISO = 64, 128
+
+#: In place of a number: if that of row `slot & 63` is missing, null takes the place of as many
+#: constants as `slot >> 8 & 255` says.
+UNLESS = 1 << 16
 
 #: A value grows at most so much: every byte of a JSON document within a string as \\\\u00xx, and
 #: a constant for what has no bytes.
 GROWTH, GROWTH_FIXED = 7, 64
 
-#: A number of 64 bits with its sign.
-NUMBER_BYTES_MAX = 20
+#: Rows of `write_documents`' argument `choice`.
+BEFORE_CHOICE, AFTER_CHOICE = 0, 1
+
+#: A number of 64 bits with its sign, in quotes; a stamp in ISO 8601.
+NUMBER_BYTES_MAX = 40
 
 _NULL = np.frombuffer(b"null", np.uint8)
 _TRUE = np.frombuffer(b"true", np.uint8)
@@ -55,6 +72,7 @@ _VALUE = np.frombuffer(b',"value":"', np.uint8)
 
 _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
 _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
+_TEXTS = (FROZEN_BYTES, nb.int64[::1])  # laid end to end, and where each begins
 
 
 @nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
@@ -139,6 +157,10 @@ def _write_form(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
         return _write_double(b, p, length, style, out, to)
     if form == VARIABLE_SCALE:
         return _write_variable_scale(b, p, length, style, out, to)
+    if form == JAVA:
+        return write_java(b, p, length, out, to)
+    if form == BITS:
+        return write_bits(b, p, length, out, to)
     if form == PAIRS:
         return write_text(b, p, length, style, out, to)
     if form == PAIRS_QUOTED:
@@ -170,6 +192,14 @@ def _write_scalar(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
         if length == 1 and b[p] == 102:
             copy_bytes(out, to, _FALSE, np.int64(0), np.int64(5))
             return to + 5
+    elif form == BIT:
+        if length == 1 and (b[p] == 48 or b[p] == 49):
+            size = np.int64(4) if b[p] == 49 else np.int64(5)
+            copy_bytes(out, to, _TRUE if b[p] == 49 else _FALSE, np.int64(0), size)
+            return to + size
+    elif form == RAW:
+        copy_bytes(out, to, b, p, length)
+        return to + length
     elif form == BASE64:
         out[to] = 34
         to = write_base64(b, p, length, False, PLAIN_LETTERS, out, to + 1)
@@ -239,21 +269,36 @@ def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-unty
 
 @nb.njit(
     nb.int64(
-        FROZEN_BYTES, nb.int64, nb.boolean[::1], FROZEN_BYTES, nb.int64[::1], nb.int64[::1], FROZEN_BYTES,
-        *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64,
+        FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.uint8[::1], nb.int64
+    ),
+    nogil=True,
+    cache=True,
+)  # fmt: skip
+def _write_value(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
+    if delimiter_in(style) != 0:
+        return _write_array(b, p, length, style, scratch, out, to)
+    return _write_scalar(b, p, length, style, out, to)
+
+
+@nb.njit(
+    nb.int64(
+        FROZEN_BYTES, nb.int64, nb.boolean[::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS, *_SPANS,
+        nb.uint8[::1], nb.uint8[::1], nb.int64,
     ),
     nogil=True,
     cache=True,
 )  # fmt: skip
 def _write_object(  # type: ignore[no-untyped-def]
-    b, r, wanted, names, name_at, styles, unavailable, start, length, kind, scratch, out, to
-):
+    b, r, wanted, names, name_at, styles, unavailable, unavailable_at, absent, absent_at,
+    start, length, kind, scratch, out, to,
+):  # fmt: skip
     out[to] = 123
     to += 1
     first = True
     for c in range(start.shape[0]):
         held = kind[c, r]
-        if not wanted[c] or (held != TEXT and held != NULL and held != UNCHANGED):
+        there = wanted[c] and (held == TEXT or held == NULL or held == UNCHANGED)
+        if not there and absent_at[c + 1] == absent_at[c]:
             continue
         if not first:
             out[to] = 44
@@ -261,46 +306,69 @@ def _write_object(  # type: ignore[no-untyped-def]
         first = False
         copy_bytes(out, to, names, name_at[c], name_at[c + 1] - name_at[c])
         to += name_at[c + 1] - name_at[c]
-        p = np.int64(start[c, r])
-        size = np.int64(length[c, r])
-        if held == NULL:
+        if not there:
+            copy_bytes(out, to, absent, absent_at[c], absent_at[c + 1] - absent_at[c])
+            to += absent_at[c + 1] - absent_at[c]
+        elif held == NULL:
             copy_bytes(out, to, _NULL, np.int64(0), np.int64(4))
             to += 4
         elif held == UNCHANGED:
-            copy_bytes(out, to, unavailable, np.int64(0), np.int64(len(unavailable)))
-            to += len(unavailable)
-        elif delimiter_in(styles[c]) != 0:
-            to = _write_array(b, p, size, styles[c], scratch, out, to)
+            copy_bytes(out, to, unavailable, unavailable_at[c], unavailable_at[c + 1] - unavailable_at[c])
+            to += unavailable_at[c + 1] - unavailable_at[c]
         else:
-            to = _write_scalar(b, p, size, styles[c], out, to)
+            to = _write_value(
+                b, np.int64(start[c, r]), np.int64(length[c, r]), styles[c], scratch, out, to
+            )  # fmt: skip
     out[to] = 125
     return to + 1
 
 
 @nb.njit(
+    nb.int64(nb.int64, nb.int64[:, ::1], nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
+)  # fmt: skip
+def _write_slot(slot, numbers, r, out, to):  # type: ignore[no-untyped-def]
+    value = numbers[slot & 63, r]
+    quoted = slot >= AS_TEXT and value != NONE
+    if quoted:
+        out[to] = 34
+        to += 1
+    if slot >= AS_ISO and value != NONE:
+        to = write_stamp_iso(value, out, to)
+    else:
+        to = _write_number(value, out, to)
+    if quoted:
+        out[to] = 34
+        to += 1
+    return to
+
+
+@nb.njit(
     TRIPLE(
-        FROZEN_BYTES, nb.int64, nb.uint8[::1], nb.int64[:, ::1], FROZEN_BYTES, nb.int64[::1], nb.int64[::1],
-        nb.int64, nb.uint8[:, ::1], nb.boolean[:, ::1], FROZEN_BYTES, nb.int64[::1], nb.int64[::1],
-        FROZEN_BYTES, *_SPANS, *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
+        FROZEN_BYTES, nb.int64, nb.int64[::1], nb.uint8[::1], nb.int64[:, ::1], *_TEXTS, nb.int64[::1],
+        nb.uint8[:, ::1], nb.boolean[:, ::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS,
+        *_SPANS, *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
     ),
     nogil=True,
     cache=True,
 )  # fmt: skip
-def write_lines(  # type: ignore[no-untyped-def]
+def write_documents(  # type: ignore[no-untyped-def]
     b,
     first,
+    rows,
     op,
     numbers,
     texts,
     text_at,
     slots,
-    images,
     choice,
     wanted,
     names,
     name_at,
     styles,
     unavailable,
+    unavailable_at,
+    absent,
+    absent_at,
     old_start,
     old_length,
     old_kind,
@@ -311,61 +379,96 @@ def write_lines(  # type: ignore[no-untyped-def]
     out,
     ends,
 ):
-    """Write changes from `first` on, as far as `out` has room for what they may need at most.
+    """Write documents from `first` on, as far as `out` has room for what they may need at most.
 
-    The template's first `images` constants are each followed by an object (the row before, the
-    row after) or null, as `choice` says: 0 null, else the row of `wanted`, from 1, with its
-    columns, where a value that was not sent is `unavailable`. Each other constant is followed by
-    what `slots` names: a row of `numbers` or more.
+    Document d is of the change `rows[d]`, with the letter `op[d]`; 0: nothing is written.
+    Each constant of the template is followed by what `slots` says: a row of `numbers` (with
+    `AS_TEXT` or `AS_ISO`), `BEFORE` (of the cells `old_…`) or `AFTER`. Those two are an object or null,
+    as `choice` says for them: 0 null, else the row of `wanted`, from 1, with its columns. In it a
+    value that was not sent is its column's `unavailable`; a column that is not wanted or not there is
+    its `absent`, and left out where that has no bytes.
 
-    Returns the change to go on with, the bytes written and the bytes that the next change needs.
-    `ends` gets the place after each line.
+    Returns the document to go on with, the bytes written and the bytes that it needs. `ends` gets the
+    place after each document.
     """
     columns = start.shape[0]
-    fixed = text_at[len(text_at) - 1] + len(slots) * NUMBER_BYTES_MAX
-    fixed += images * (2 + name_at[columns] + columns * (max(GROWTH_FIXED, len(unavailable)) + 1))
+    images = np.int64(0)
+    for part in range(len(slots)):
+        if slots[part] == BEFORE or slots[part] == AFTER:
+            images += 1
+    of_columns = np.int64(2)
+    for c in range(columns):
+        longest = max(
+            GROWTH_FIXED, unavailable_at[c + 1] - unavailable_at[c], absent_at[c + 1] - absent_at[c]
+        )
+        of_columns += name_at[c + 1] - name_at[c] + 1 + longest
+    fixed = text_at[len(text_at) - 1] + len(slots) * NUMBER_BYTES_MAX + images * of_columns
     to = np.int64(0)
-    for r in range(first, len(op)):
+    for d in range(first, len(rows)):
+        if op[d] == 0:
+            ends[d] = to
+            continue
+        r = rows[d]
         need = fixed
         for c in range(columns):
             need += GROWTH * np.int64(length[c, r])
             if old_start.shape[1] > 0:
                 need += GROWTH * np.int64(old_length[c, r])
         if need > len(out) - to:
-            return r, to, need
-        for part in range(len(slots)):
+            return np.int64(d), to, need
+        part = np.int64(0)
+        while part < len(slots):
             size = text_at[part + 1] - text_at[part]
             copy_bytes(out, to, texts, text_at[part], size)
             to += size
-            if part < images:
-                chosen = choice[part, r]
+            slot = slots[part]
+            part += 1
+            if slot == OP_LETTER:
+                out[to] = op[d]
+                to += 1
+            elif slot == BEFORE or slot == AFTER:
+                chosen = choice[AFTER_CHOICE if slot == AFTER else BEFORE_CHOICE, d]
                 if chosen == 0:
                     to = _write_number(NONE, out, to)
-                elif part + 1 == images:
+                elif slot == AFTER:
                     to = _write_object(
-                        b,
-                        r,
-                        wanted[chosen - 1],
-                        names,
-                        name_at,
-                        styles,
-                        unavailable,
-                        start,
-                        length,
-                        kind,
-                        scratch,
-                        out,
-                        to,
-                    )
+                        b, r, wanted[chosen - 1], names, name_at, styles, unavailable, unavailable_at,
+                        absent, absent_at, start, length, kind, scratch, out, to,
+                    )  # fmt: skip
                 else:
                     to = _write_object(
-                        b, r, wanted[chosen - 1], names, name_at, styles, unavailable,
-                        old_start, old_length, old_kind, scratch, out, to,
+                        b, r, wanted[chosen - 1], names, name_at, styles, unavailable, unavailable_at,
+                        absent, absent_at, old_start, old_length, old_kind, scratch, out, to,
                     )  # fmt: skip
-            elif slots[part] == OP_LETTER:
-                out[to] = op[r]
-                to += 1
-            elif slots[part] >= 0:
-                to = _write_number(numbers[slots[part], r], out, to)
+            elif slot >= UNLESS:
+                if numbers[slot & 63, r] == NONE:
+                    to = _write_number(NONE, out, to)
+                    part += (slot >> 8) & 255
+            elif slot >= 0:
+                to = _write_slot(slot, numbers, r, out, to)
+        ends[d] = to
+    return np.int64(len(rows)), to, np.int64(0)
+
+
+@nb.njit(
+    TRIPLE(
+        FROZEN_BYTES, nb.int64, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int64, nb.uint8[::1],
+        nb.uint8[::1], nb.int64[::1],
+    ),
+    nogil=True,
+    cache=True,
+)  # fmt: skip
+def write_values(b, first, start, length, kind, style, scratch, out, ends):  # type: ignore[no-untyped-def]
+    """Write one column's values from `first` on, as far as `out` has room; nothing for what is no text.
+
+    Returns as `write_documents`.
+    """
+    to = np.int64(0)
+    for r in range(first, len(start)):
+        if kind[r] == TEXT:
+            need = GROWTH * np.int64(length[r]) + GROWTH_FIXED
+            if need > len(out) - to:
+                return np.int64(r), to, need
+            to = _write_value(b, np.int64(start[r]), np.int64(length[r]), style, scratch, out, to)
         ends[r] = to
-    return np.int64(len(op)), to, np.int64(0)
+    return np.int64(len(start)), to, np.int64(0)

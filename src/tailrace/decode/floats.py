@@ -1,0 +1,140 @@
+"""Compiled writers of floating-point numbers and bits, as Debezium's JSON has them.
+
+PostgreSQL and Java both write the fewest digits that give the number back, in different forms; so
+the digits of the text are kept, and only their arrangement changes.
+
+Source: Java SE API, `Double.toString` (the form); java.util.BitSet, `toByteArray` (the order of bits).
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_integer
+from tailrace.protocol.frames import FROZEN_BYTES
+
+#: Digits of an exponent; more are of no number that a double holds.
+_EXPONENT_DIGITS_MAX = 4
+
+_WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
+
+
+@nb.njit(inline="always")
+def _write_zeros(count, out, to):  # type: ignore[no-untyped-def]
+    for k in range(count):
+        out[to + k] = 48
+    return to + count
+
+
+@nb.njit(
+    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
+)  # fmt: skip
+def _write_digits(b, p, count, out, to):  # type: ignore[no-untyped-def]
+    # `count` digits from `p` on, over a point among them.
+    while count > 0:
+        if b[p] != 46:
+            out[to] = b[p]
+            to += 1
+            count -= 1
+        p += 1
+    return to
+
+
+@nb.njit(_WRITER, nogil=True, cache=True)
+def write_java(b, p, length, out, to):  # type: ignore[no-untyped-def]
+    """Write a decimal number as `Double.toString`: `1.0`, `1.0E23`; -1 if the text is none."""
+    end = p + length
+    if p < end and b[p] == 45:
+        out[to] = 45
+        to += 1
+        p += 1
+    digits = np.int64(0)
+    whole = np.int64(-1)  # digits before the point
+    first = np.int64(-1)  # the first digit that is not 0: its number, and its place
+    first_at = np.int64(0)
+    last = np.int64(-1)
+    while p < end and (48 <= b[p] <= 57 or (b[p] == 46 and whole < 0 and digits > 0)):
+        if b[p] == 46:
+            whole = digits
+        else:
+            if b[p] != 48:
+                last = digits
+                if first < 0:
+                    first = digits
+                    first_at = p
+            digits += 1
+        p += 1
+    if digits == 0 or whole == digits:
+        return np.int64(-1)
+    power = np.int64(0)
+    if p < end and (b[p] | 32) == 101:
+        p += 1
+        below = p < end and b[p] == 45
+        if p < end and (b[p] == 45 or b[p] == 43):
+            p += 1
+        if p == end or end - p > _EXPONENT_DIGITS_MAX:
+            return np.int64(-1)
+        while p < end and 48 <= b[p] <= 57:
+            power = power * 10 + (b[p] - 48)
+            p += 1
+        power = -power if below else power
+    if p != end:
+        return np.int64(-1)
+    if first < 0:
+        out[to] = 48
+        out[to + 1] = 46
+        out[to + 2] = 48
+        return to + 3
+    count = last - first + 1
+    power += (digits if whole < 0 else whole) - 1 - first
+    if power < -3 or power >= 7:
+        to = _write_digits(b, first_at, 1, out, to)
+        after = np.int64(1)
+    elif power < 0:
+        out[to] = 48
+        to += 1
+        after = np.int64(0)
+    else:
+        after = min(count, power + 1)
+        to = _write_digits(b, first_at, after, out, to)
+        to = _write_zeros(power + 1 - after, out, to)
+    out[to] = 46
+    to += 1
+    if -3 <= power < 0:
+        to = _write_zeros(-power - 1, out, to)
+    p = first_at
+    done = np.int64(0)
+    while done < after:
+        if b[p] != 46:
+            done += 1
+        p += 1
+    if after == count:
+        out[to] = 48
+        to += 1
+    else:
+        to = _write_digits(b, p, count - after, out, to)
+    if power < -3 or power >= 7:
+        out[to] = 69
+        to = write_integer(power, out, to + 1)
+    return to
+
+
+@nb.njit(_WRITER, nogil=True, cache=True)
+def write_bits(b, p, length, out, to):  # type: ignore[no-untyped-def]
+    """Write bits as base64, in quotes, of as few bytes as hold them, the lowest first; -1 if the text
+    is none.
+    """
+    packed = np.zeros((length + 7) // 8, np.uint8)
+    size = np.int64(0)
+    for k in range(length):
+        letter = b[p + length - 1 - k]
+        if letter == 49:
+            packed[k >> 3] |= np.uint8(1 << (k & 7))
+            size = (k >> 3) + 1
+        elif letter != 48:
+            return np.int64(-1)
+    out[to] = 34
+    to = write_base64(packed, 0, size, False, PLAIN_LETTERS, out, to + 1)
+    out[to] = 34
+    return to + 1

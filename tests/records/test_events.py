@@ -1,0 +1,48 @@
+"""Events: what converters made of a batch, in the source's order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.records.batch import Batch
+from tailrace.records.events import Converted, Events
+from tailrace.records.group import Group
+
+
+def group(topic: str, *index: int) -> Group:
+    columns = pa.record_batch({"op": ["c"] * len(index)})
+    return Group.of_columns(topic, np.array(index, np.int64), columns)
+
+
+def events(*converted: tuple[Group, Converted]) -> Events:
+    groups = tuple(group for group, _ in converted)
+    return Events(Batch({}, groups, 9, [{"at": n} for n in range(9)]), tuple(made for _, made in converted))
+
+
+def test_an_event_for_each_record_in_the_source_order() -> None:
+    found = events(
+        (group("a", 0, 3), Converted(pa.array(["k0", None]), pa.array(["0", "3"]))),
+        (group("b", 1, 2), Converted(None, ["1", "2"])),
+    )
+    assert [(event.topic, event.key, event.value, event.record.place) for event in found] == [
+        ("a", "k0", "0", 0), ("b", None, "1", 1), ("b", None, "2", 2), ("a", None, "3", 3),
+    ]  # fmt: skip
+    assert found.values.to_pylist() == ["0", "1", "2", "3"]
+    assert found.keys.to_pylist() == ["k0", None, None, None]
+    assert found.topics.to_pylist() == ["a", "b", "b", "a"]
+
+
+def test_a_record_may_become_several_events_or_none() -> None:
+    headers = pa.array([None, {"old": "x"}, None, None])
+    several = Converted(pa.array(["x", "x", "y", "z"]), pa.array(["d", None, "c", "u"]), headers,
+                        np.array([0, 0, 0, 2], np.int64))  # fmt: skip
+    found = events((group("a", 1, 2, 5), several), (group("b", 0, 4), Converted(None, ["0", "4"])))
+    assert len(found) == 6
+    assert [(event.value, event.record.place) for event in found] == [
+        ("0", 0), ("d", 1), (None, 1), ("c", 1), ("4", 4), ("u", 5),
+    ]  # fmt: skip
+    assert found[2].headers == {"old": "x"}
+    assert found[-1].record.row == 2
+    assert found.keys.to_pylist() == [None, "x", "x", "y", None, "z"]
+    assert found.topics.to_pylist() == ["b", "a", "a", "a", "b", "a"]

@@ -130,7 +130,7 @@ class TableChanges:
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table, a text is not UTF-8,
             a column's name is reserved, or these are messages.
         """
-        return typed_rows(self._table(), self._tuples(), as_text)
+        return typed_rows(self._table(), self.tuples(), as_text)
 
     def old_keys(self) -> pa.RecordBatch | None:
         """Return the former keys of updates that changed the key: typed key columns,
@@ -138,7 +138,7 @@ class TableChanges:
 
         :raises TailraceError: as `rows`.
         """
-        return old_keys(self._table(), self._tuples())
+        return old_keys(self._table(), self.tuples())
 
     def old_rows(self) -> pa.RecordBatch | None:
         """Return the whole rows before updates that sent them (`REPLICA IDENTITY FULL`): all
@@ -146,21 +146,21 @@ class TableChanges:
 
         :raises TailraceError: as `rows`.
         """
-        return old_rows(self._table(), self._tuples())
+        return old_rows(self._table(), self.tuples())
 
     def envelope(self, task: str) -> pa.RecordBatch:
         """Return the changes in `envelope.SCHEMA`.
 
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
         """
-        return envelope(self._tuples(), task)
+        return envelope(self.tuples(), task)
 
     def images(self) -> pa.RecordBatch:
         """Return the changes with key, row before and row after as structs: `images.NAMES`.
 
         :raises TailraceError: as `rows`.
         """
-        return images(self._tuples())
+        return images(self.tuples())
 
     def json_lines(self, task: str, source: SourceFacts) -> pa.LargeStringArray:
         """Return one JSON document a change in Debezium's payload form, each ended by a newline:
@@ -168,7 +168,7 @@ class TableChanges:
 
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
         """
-        return json_lines(self._tuples(), task, source)
+        return json_lines(self.tuples(), task, source)
 
     def _field(self, row: int) -> Numbers:
         numbers: Numbers = self._fields[row]
@@ -183,7 +183,11 @@ class TableChanges:
             )
         return self._relation
 
-    def _tuples(self) -> Tuples:
+    def tuples(self) -> Tuples:
+        """Return the changes cell by cell, found at the first call.
+
+        :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table.
+        """
         if self._found is None:
             found = find_tuples(self._held, self._raw, self._block_offset, self._fields)
             found = found if self._shape is None else self._shape.apply(found)

@@ -126,7 +126,7 @@ def write_bits(b, p, length, out, to):  # type: ignore[no-untyped-def]
     is none.
     """
     packed = np.zeros((length + 7) // 8, np.uint8)
-    size = np.int64(0)
+    size = 0
     for k in range(length):
         letter = b[p + length - 1 - k]
         if letter == 49:

@@ -416,7 +416,7 @@ def write_documents(  # type: ignore[no-untyped-def]
                 need += GROWTH * np.int64(old_length[c, r])
         if need > len(out) - to:
             return np.int64(d), to, need
-        part = np.int64(0)
+        part = 0
         while part < len(slots):
             size = text_at[part + 1] - text_at[part]
             copy_bytes(out, to, texts, text_at[part], size)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tailrace.decode import images
 from tailrace.decode.changes import TableChanges
+from tailrace.decode.debezium import SourceFacts
 from tailrace.model import Relation
 
 #: Places of records: 64-bit, rising.
@@ -40,6 +41,7 @@ class Group:
     :param index: each record's place in the batch that was polled, rising. It survives filtering, so
         that what was dropped can be counted as done.
     :param relation: the table, as it is let out; None for what belongs to none.
+    :param origin: what the source is called, as far as it is known; converters write it.
     """
 
     topic: str
@@ -49,20 +51,28 @@ class Group:
     _columns: pa.RecordBatch | None = None
     #: Named columns that come beside those of `_changes`: headers, so far.
     _beside: dict[str, pa.Array] = field(default_factory=dict)
+    origin: SourceFacts | None = None
 
     @classmethod
-    def of_changes(cls, topic: str, index: Places, changes: TableChanges) -> Group:
+    def of_changes(
+        cls, topic: str, index: Places, changes: TableChanges, origin: SourceFacts | None = None
+    ) -> Group:
         """Make a group of changes as the log holds them; nothing is decoded."""
-        return cls(topic, index, changes.relation, changes)
+        return cls(topic, index, changes.relation, changes, origin=origin)
 
     @classmethod
     def of_columns(
-        cls, topic: str, index: Places, columns: pa.RecordBatch, relation: Relation | None = None
+        cls,
+        topic: str,
+        index: Places,
+        columns: pa.RecordBatch,
+        relation: Relation | None = None,
+        origin: SourceFacts | None = None,
     ) -> Group:
         """Make a group of columns with names of `ENVELOPE` or `PLAIN`, one row for each of `index`."""
         if columns.num_rows != len(index):
             raise ValueError(f"{columns.num_rows} rows for {len(index)} places")
-        return cls(topic, index, relation, None, columns)
+        return cls(topic, index, relation, None, columns, origin=origin)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -129,7 +139,7 @@ class Group:
 
     def with_columns(self, columns: pa.RecordBatch) -> Group:
         """Return records with other columns, as many rows; they are no longer what the wire says."""
-        return Group.of_columns(self.topic, self.index, columns, self.relation)
+        return Group.of_columns(self.topic, self.index, columns, self.relation, self.origin)
 
     @property
     def size_bytes(self) -> int:

@@ -104,6 +104,10 @@ class TableChanges:
     def slice(self, from_offset: int, to_offset: int) -> TableChanges:
         """Return the changes with log offsets in `[from_offset, to_offset)`."""
         first, last = np.searchsorted(self.log_offset, [from_offset, to_offset])
+        return self.part(int(first), int(last))
+
+    def part(self, first: int, last: int) -> TableChanges:
+        """Return the changes from the `first` on and before the `last`, counted from 0."""
         if first == 0 and last == self.count:
             return self
         part = self._fields[:, first:last]

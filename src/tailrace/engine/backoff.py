@@ -29,7 +29,7 @@ class Backoff:
 
     def after_success(self) -> Backoff:
         """Return the state in which all attempts are free again."""
-        return replace(self, attempts=0)
+        return replace(self, attempts=0) if self.attempts else self
 
 
 def is_retriable(error: BaseException) -> bool:

@@ -82,6 +82,12 @@ class Batch(Sequence[Record]):
         return np.stack([np.concatenate(of_group)[order], np.concatenate(rows)[order]], axis=1)
 
     @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """For each record in the source's order, its row where the groups are laid end to end."""
+        starts = np.cumsum([0, *(len(group) for group in self.groups)])
+        return starts[self.order[:, 0]] + self.order[:, 1]
+
+    @property
     def places(self) -> Places:
         """The places of the records that are there, rising."""
         parts = [group.index for group in self.groups]

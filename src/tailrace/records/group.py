@@ -120,6 +120,18 @@ class Group:
             _beside={name: column.take(arrow) for name, column in self._beside.items()},
         )
 
+    def slice(self, first: int, last: int) -> Group:
+        """Return the records in rows `[first, last)`; nothing is copied."""
+        if first == 0 and last >= len(self):
+            return self
+        return replace(
+            self,
+            index=self.index[first:last],
+            _changes=None if self._changes is None else self._changes.part(first, last),
+            _columns=None if self._columns is None else self._columns.slice(first, last - first),
+            _beside={name: column.slice(first, last - first) for name, column in self._beside.items()},
+        )
+
     def with_topic(self, topic: str) -> Group:
         """Return the same records for another topic."""
         return replace(self, topic=topic)

@@ -1,0 +1,266 @@
+"""Commits of one task: what was marked, when the policy wants it kept, and the write itself.
+
+Writes happen on a thread of the committer's own, one at a time. Whoever finishes a batch waits for
+the write as long as `timeout_s`; after that the engine goes on and so does the write: until it has
+ended no other begins, and if it succeeds after all, it counts.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import structlog
+
+from tailrace.engine.contracts import Clock, CommitPolicy, OffsetStore
+from tailrace.engine.tracker import Point, Tracker
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.batch import Batch, Offset, Partition
+
+log = structlog.get_logger(__name__)
+
+_Key = tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    # A partition and what is known of it.
+    partition: Partition
+    tracker: Tracker = field(default_factory=Tracker)
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    # Points to commit, of several partitions, and how that went.
+    points: Sequence[tuple[_Kept, Point]]
+    done: threading.Event = field(default_factory=threading.Event)
+    succeeded: bool = False
+
+
+class OffsetCommitter:
+    """Takes note of what a task has processed, and commits its offsets (`contracts.Committer`).
+
+    Any thread. `take`, `tick` and `finish` are the engine's.
+
+    :param committed: hears each offset once the store has it (`SourceTask.commit`), on the writing
+        thread; never after `finish` has returned.
+    :param timeout_s: longest that a commit holds up whoever finishes a batch.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        policy: CommitPolicy,
+        clock: Clock,
+        *,
+        committed: Callable[[Partition, Offset], None],
+        timeout_s: float = 5.0,
+        name: str = "task",
+    ) -> None:
+        self._store = store
+        self._policy = policy
+        self._clock = clock
+        self._heard = committed
+        self._timeout_s = timeout_s
+        self._name = name
+        self._lock = threading.Lock()
+        self._telling = threading.Lock()  # held while the task hears of a commit
+        self._kept: dict[_Key, _Kept] = {}
+        self._partition_of: dict[int, _Kept] = {}  # by number of the batch
+        self._last_s = clock.monotonic()
+        self._write: _Write | None = None
+        self._writes: queue.SimpleQueue[_Write | None] | None = None
+        self._failures = 0
+        self._closed = False
+
+    @property
+    def failures(self) -> int:
+        """How many commits have failed in a row."""
+        return self._failures
+
+    @property
+    def processed(self) -> int:
+        """Records of this life before which everything is processed, of all partitions."""
+        with self._lock:
+            return sum(kept.tracker.processed for kept in self._kept.values())
+
+    @property
+    def open_batches(self) -> int:
+        """Batches that were begun and wait to be processed."""
+        with self._lock:
+            return sum(kept.tracker.open_batches for kept in self._kept.values())
+
+    def take(self, batch: Batch) -> None:
+        """Take note of a batch as it was polled, in the order of its partition, before it is processed.
+
+        :raises TailraceError: `ENGINE_MISUSED` if far too many batches were not marked.
+        """
+        key = tuple(sorted(batch.partition.items()))
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None:
+                kept = self._kept[key] = _Kept(batch.partition)
+            kept.tracker.begin(batch.number, batch.polled, batch.offsets, batch.end, batch.transaction_ends)
+            self._partition_of[batch.number] = kept
+
+    def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
+        """Count a record of `batch`, or all of it, as processed; after `finish` nothing any more."""
+        with self._lock:
+            tracker = self._partition_of[batch.number].tracker if self._knows(batch) else None
+            if tracker is None:
+                return
+            if place is None:
+                tracker.mark_batch(batch.number, offset)
+            else:
+                tracker.mark(batch.number, place, offset)
+
+    def mark_dropped(self, batch: Batch) -> None:
+        """Count as processed what was polled with `batch` and is not among its records any more."""
+        if len(batch) == batch.polled:
+            return
+        is_dropped = np.ones(batch.polled, np.bool_)
+        is_dropped[batch.places] = False
+        places = np.flatnonzero(is_dropped)
+        with self._lock:
+            if self._knows(batch):
+                self._partition_of[batch.number].tracker.mark_places(batch.number, places)
+
+    def mark_batch_finished(self, batch: Batch) -> None:
+        """Say that no more will be marked in `batch` by who calls: commits if the policy wants it."""
+        self.tick()
+
+    def tick(self) -> None:
+        """Commit if the policy wants it: after a batch, and while nothing comes."""
+        with self._lock:
+            write = None if self._closed else self._due()
+            self._begin_write(write)
+        if write is not None:
+            self._await(write, self._timeout_s)
+
+    def finish(self, timeout_s: float) -> bool:
+        """Commit what can be committed, and take note of nothing any more; tell whether all of it is kept.
+
+        Takes `timeout_s` at most, whatever the store and the task do.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        complete = self._commit_all(deadline_s)
+        told = self._telling.acquire(timeout=max(0.0, deadline_s - time.monotonic()))
+        with self._lock:
+            self._closed = True
+            if self._writes is not None:
+                self._writes.put(None)
+        if told:
+            self._telling.release()
+        return complete
+
+    def _commit_all(self, deadline_s: float) -> bool:
+        with self._lock:
+            earlier = self._write
+        if earlier is not None and not earlier.done.wait(max(0.0, deadline_s - time.monotonic())):
+            return False
+        with self._lock:
+            points = self._points(at_transaction_end=False)
+            write = _Write(points) if points and not self._closed else None
+            self._begin_write(write)
+        if write is None:
+            return not points
+        return self._await(write, max(0.0, deadline_s - time.monotonic()))
+
+    def _knows(self, batch: Batch) -> bool:
+        # Under the lock. Batches are forgotten once they are processed: again is no harm.
+        return not self._closed and batch.number in self._partition_of
+
+    def _due(self) -> _Write | None:
+        # Under the lock. The furthest points if the policy takes those, else the ends of transactions.
+        self._advance()
+        if self._write is not None:
+            return None
+        since_s = self._clock.monotonic() - self._last_s
+        for at_end in (False, True):
+            points = self._points(at_transaction_end=at_end)
+            count = sum(kept.tracker.uncommitted_records(point) for kept, point in points)
+            is_end = at_end or all(point == kept.tracker.transaction_end for kept, point in points)
+            if points and self._policy.is_due(count, is_end, since_s):
+                return _Write(points)
+            if is_end:
+                return None
+        return None
+
+    def _advance(self) -> None:
+        for kept in self._kept.values():
+            for number in kept.tracker.advance():
+                del self._partition_of[number]
+
+    def _points(self, *, at_transaction_end: bool) -> list[tuple[_Kept, Point]]:
+        self._advance()
+        found = [
+            (kept, kept.tracker.transaction_end if at_transaction_end else kept.tracker.furthest)
+            for kept in self._kept.values()
+        ]
+        return [(kept, point) for kept, point in found if point is not None]
+
+    def _begin_write(self, write: _Write | None) -> None:
+        if write is None:
+            return
+        self._write = write
+        if self._writes is None:
+            self._writes = queue.SimpleQueue()
+            threading.Thread(
+                target=self._write_all, args=(self._writes,), name=f"commits of {self._name}", daemon=True
+            ).start()
+        self._writes.put(write)
+
+    def _await(self, write: _Write, timeout_s: float) -> bool:
+        if not write.done.wait(timeout_s):
+            log.warning(
+                "offsets are not stored in time: the engine goes on, and so does the write",
+                task=self._name,
+                timeout_s=timeout_s,
+            )
+        return write.succeeded
+
+    def _write_all(self, writes: queue.SimpleQueue[_Write | None]) -> None:
+        while (write := writes.get()) is not None:
+            try:
+                self._store.write([(kept.partition, p.offset) for kept, p in write.points], self._timeout_s)
+            except BaseException as error:  # noqa: BLE001 - whatever a store raises, the engine goes on
+                self._has_failed(write, error)
+            else:
+                self._has_succeeded(write)
+
+    def _has_failed(self, write: _Write, error: BaseException) -> None:
+        with self._lock:
+            self._failures += 1
+            self._write = None
+        message = error.message if isinstance(error, TailraceError) else type(error).__name__
+        log.warning(
+            "offsets were not stored: tried again at a later batch",
+            task=self._name,
+            kind=str(error.kind if isinstance(error, TailraceError) else Kind.OFFSETS_UNWRITABLE),
+            message=message,
+            failures=self._failures,
+        )
+        write.done.set()
+
+    def _has_succeeded(self, write: _Write) -> None:
+        with self._telling:
+            with self._lock:
+                for kept, point in write.points:
+                    kept.tracker.committed(point)
+                self._last_s = self._clock.monotonic()
+                failures, self._failures = self._failures, 0
+                self._write = None
+                is_heard = not self._closed
+            write.succeeded = True
+            for kept, point in write.points if is_heard else ():
+                try:
+                    self._heard(kept.partition, point.offset)
+                except Exception as error:  # noqa: BLE001 - the offset is kept all the same
+                    log.warning("a task failed to take a commit", task=self._name, error=type(error).__name__)
+        if failures:
+            log.info("offsets are stored again", task=self._name, failures=failures)
+        write.done.set()

@@ -1,0 +1,58 @@
+"""The kinds of handlers: of batches, of single records, and those that commit themselves."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.engine.contracts import Committer
+from tailrace.records.batch import Batch
+from tailrace.records.events import Events
+
+
+class Takes(enum.StrEnum):
+    """What a handler is called with."""
+
+    BATCH = "batch"
+    RECORD = "record"
+    BATCH_AND_COMMITTER = "batch and committer"
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A handler, and what it takes."""
+
+    takes: Takes
+    call: Callable[..., Any]
+
+
+def on_batch(call: Callable[..., None]) -> Handler:
+    """Return a handler of batches, converted where there is a converter; one of `manual` stays one."""
+    return Handler(Takes.BATCH_AND_COMMITTER if isinstance(call, Manual) else Takes.BATCH, call)
+
+
+def on_record(call: Callable[..., None]) -> Handler:
+    """Return a handler of single records, or of events where there is a converter."""
+    return Handler(Takes.RECORD, call)
+
+
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """A handler of batches that says itself what is processed; see `manual`."""
+
+    call: Callable[[Batch, Committer], None] | Callable[[Events, Committer], None]
+
+    def __call__(self, batch: Any, committer: Committer) -> None:
+        self.call(batch, committer)
+
+
+def manual(call: Callable[[Batch, Committer], None] | Callable[[Events, Committer], None]) -> Manual:
+    """Return a handler of batches, for `Engine(on_batch=…)`, that is given the committer as well.
+
+    Nothing counts as processed because the handler returned: it marks records or the batch with the
+    committer, then or later, on any thread. What transformations dropped is marked for it. A batch
+    that is never marked holds up the commits of all after it.
+    """
+    return Manual(call)

@@ -1,0 +1,94 @@
+"""Order for each key: in which lanes a record stands.
+
+Records of a lane are delivered one after another, those of different lanes side by side. A lane is a
+fingerprint of the key as it goes out, whatever the table, or of the table where there is no key. An
+update that changed the key stands in the lanes of both keys; a TRUNCATE in all lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.model import Op
+from tailrace.records.fingerprints import Fingerprints, fingerprint_of, fingerprints
+from tailrace.records.group import Group, Places
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lanes:
+    """For each record of a group, where it stands.
+
+    :param own: the lane of its key.
+    :param other: the lane of the key that it had before; `own` where that is the same.
+    :param in_all: whether it stands in all lanes.
+    """
+
+    own: Fingerprints
+    other: Fingerprints
+    in_all: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """Records that changed their key: places, rising, and the lanes of the keys before."""
+
+    places: Places
+    lanes: Fingerprints
+
+
+def lanes_of(group: Group, moved: Moved | None) -> Lanes:
+    """Return where the records of a group stand.
+
+    :param moved: what is known of the records that they were made of, of these and others.
+    """
+    key = group.column("key")
+    own = fingerprints(key)
+    if key.null_count:
+        table = group.topic if group.relation is None else group.relation.qualified_name
+        own[np.asarray(pc.is_null(key))] = fingerprint_of(table)
+    other = own.copy()
+    if moved is not None:
+        at = np.minimum(np.searchsorted(moved.places, group.index), len(moved.places) - 1)
+        found = moved.places[at] == group.index
+        other[found] = moved.lanes[at[found]]
+    return Lanes(own, other, _is(group, Op.TRUNCATE))
+
+
+def moved_of(group: Group) -> Moved | None:
+    """Return which changes of a group changed the key, as the source sent them; None: none."""
+    if not group.is_change:
+        return None
+    if group.wire is not None:
+        old = group.wire.old_keys() if group.wire.relation is not None else None
+        if old is None:
+            return None
+        rows = np.searchsorted(group.wire.log_offset, old.column("_log_offset").to_numpy())
+        columns = [old.column(n) for n in range(old.num_columns - 2)]
+        lanes = fingerprints(pa.StructArray.from_arrays(columns, names=old.schema.names[:-2]))
+        return Moved(group.index[rows], lanes)
+    key, before = group.column("key"), group.column("before")
+    if not (pa.types.is_struct(key.type) and pa.types.is_struct(before.type)):
+        return None
+    names = key.type.names
+    if not set(names) <= set(before.type.names):
+        return None
+    rows = np.flatnonzero(_is(group, Op.UPDATE) & np.asarray(pc.is_valid(before)))
+    if not len(rows):
+        return None
+    taken = before.take(pa.array(rows))
+    fields = dict(zip(taken.type.names, taken.flatten(), strict=True))
+    lanes = fingerprints(pa.StructArray.from_arrays([fields[name] for name in names], names=names))
+    differs = lanes != fingerprints(key.take(pa.array(rows)))
+    return Moved(group.index[rows[differs]], lanes[differs]) if differs.any() else None
+
+
+def _is(group: Group, op: Op) -> npt.NDArray[np.bool_]:
+    column = group.column("op")
+    if pa.types.is_null(column.type):
+        return np.zeros(len(group), np.bool_)
+    return np.asarray(pc.fill_null(pc.equal(column, str(op)), False))

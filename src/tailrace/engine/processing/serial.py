@@ -1,0 +1,108 @@
+"""Delivery in order: of whole batches, or record by record, on a thread of the task's own."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.engine.backoff import Backoff
+from tailrace.engine.contracts import Clock, Committer, StopEngine
+from tailrace.engine.processing.handlers import Handler, Takes
+from tailrace.engine.processing.room import Room
+from tailrace.engine.processing.stage import Ready, Staging
+from tailrace.engine.retrying import GivenUpError, Retrying
+from tailrace.records.batch import Batch, Offset
+
+
+class Serial:
+    """Delivers one thing after another, in the order in which batches were put in."""
+
+    def __init__(
+        self, handler: Handler, room: Room, committer: Committer, backoff: Backoff, clock: Clock, name: str
+    ) -> None:
+        self._handler = handler
+        self._room = room
+        self._committer = committer
+        self._guarded = _Guarded(committer, room)
+        self._staging = Retrying(f"{name}: transformation and conversion", backoff, clock, room.shut)
+        self._retrying = Retrying(f"{name}: handler", backoff, clock, room.shut)
+        self._waiting: queue.SimpleQueue[Staging | None] = queue.SimpleQueue()
+
+    def put(self, staging: Staging) -> None:
+        """Have a batch delivered after those before it."""
+        self._waiting.put(staging)
+
+    def wake(self) -> None:
+        """Have `run` return once it has heard that nothing more is delivered."""
+        self._waiting.put(None)
+
+    def run(self) -> None:
+        """Deliver until `wake`; on the delivering thread."""
+        while (staging := self._waiting.get()) is not None:
+            if self._room.shut.is_set():
+                staging.cancel()
+                continue
+            try:
+                self._deliver(self._staging.call(staging.result))
+            except GivenUpError:
+                continue
+            except BaseException as error:  # noqa: BLE001 - the task's thread raises it
+                self._room.fail(error)
+                continue
+            self._room.give_back(staging.size_bytes)
+
+    def _deliver(self, ready: Ready) -> None:
+        batch, committer = ready.batch, self._committer
+        if not len(batch):
+            self._room.mark(committer.mark_processed, batch)
+        elif self._handler.takes is Takes.BATCH:
+            self._call(committer.mark_processed, batch, None, ready.given)
+        else:
+            self._room.mark(committer.mark_dropped, batch)
+            if self._handler.takes is Takes.RECORD:
+                for place, one in zip(batch.places.tolist(), ready.given, strict=True):
+                    self._call(committer.mark_processed, batch, place, one)
+            else:
+                self._call(_nothing, batch, None, ready.given, self._guarded)
+        committer.mark_batch_finished(batch)
+
+    def _call(self, mark: Callable[..., None], batch: Batch, place: int | None, *given: Any) -> None:
+        """Call the handler, again where it wants that, and mark."""
+        room, call = self._room, self._handler.call
+
+        def once() -> None:
+            if not room.enter():
+                raise GivenUpError
+            try:
+                call(*given)
+            except StopEngine as stop:
+                room.leave(mark, batch, place)
+                room.fail(stop)
+            except BaseException:
+                room.leave()
+                raise
+            else:
+                room.leave(mark, batch, place)
+
+        self._retrying.call(once)
+
+
+class _Guarded:
+    # The committer as a handler gets it: what it marks after everything was given up is not heard.
+    def __init__(self, committer: Committer, room: Room) -> None:
+        self._committer = committer
+        self._room = room
+
+    def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
+        self._room.mark(self._committer.mark_processed, batch, place, offset)
+
+    def mark_dropped(self, batch: Batch) -> None:
+        self._room.mark(self._committer.mark_dropped, batch)
+
+    def mark_batch_finished(self, batch: Batch) -> None:
+        self._committer.mark_batch_finished(batch)
+
+
+def _nothing(*_: object) -> None:
+    pass

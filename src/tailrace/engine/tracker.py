@@ -1,0 +1,234 @@
+"""Which records of a partition are processed, and up to where its offset may be committed. Pure.
+
+An offset is committable when every record before it is processed, in whatever order and on whatever
+threads that happened. Batches are begun in the partition's order. What is marked in order costs a
+number; the first mark out of order in a batch costs a byte for each of its places; a batch that is
+done as a whole costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.errors import Kind, TailraceError
+
+Offset = Mapping[str, Any]
+
+#: More batches that are begun and not processed are refused: whoever marks has stopped marking.
+BATCHES_MAX = 10_000
+
+_DONE = 1
+
+
+class Offsets(Protocol):
+    """The offset of each place of a batch."""
+
+    def __getitem__(self, place: int, /) -> Offset: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place up to which everything is processed.
+
+    :param records: of the partition, from the first that was begun, that lie before it.
+    :param batches: that lie before it as a whole.
+    """
+
+    offset: Offset
+    records: int
+    batches: int
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    # A batch that is not processed as a whole.
+    offsets: Offsets
+    polled: int
+    end: Offset | None
+    ends: npt.NDArray[np.bool_] | None
+    records_before: int
+    batches_before: int
+    done_before: int = 0  # the places before it are processed
+    out_of_order: bytearray | None = None  # for each place, whether it is, from `done_before` on
+    verbatim: dict[int, Offset] = field(default_factory=dict)
+    is_done: bool = False
+
+    def mark(self, place: int) -> None:
+        if self.out_of_order is not None:
+            self.out_of_order[place] = _DONE
+        elif place == self.done_before:
+            self.done_before += 1
+        elif place > self.done_before:
+            self.out_of_order = bytearray(self.polled)
+            self.out_of_order[place] = _DONE
+
+    def advance(self) -> None:
+        if self.out_of_order is not None:
+            found = self.out_of_order.find(0, self.done_before)
+            self.done_before = self.polled if found < 0 else found
+        if self.polled and self.done_before == self.polled:
+            self.is_done = True
+
+    def point(self, count: int) -> Point | None:
+        # After the first `count` places.
+        whole = count == self.polled
+        offset = self.verbatim.get(count - 1)
+        if offset is None:
+            offset = self.end if whole else None
+        if offset is None and count:
+            offset = self.offsets[count - 1]
+        if offset is None:
+            return None
+        return Point(offset, self.records_before + count, self.batches_before + whole)
+
+    def transaction_end(self) -> int | None:
+        # How many of the processed places lie before the last end of a transaction among them.
+        if self.ends is None or not self.polled:
+            return self.done_before
+        found = np.flatnonzero(self.ends[: self.done_before])
+        return int(found[-1]) + 1 if len(found) else None
+
+
+class Tracker:
+    """The records of one partition. Not for several threads at once: whoever holds it locks.
+
+    `furthest` is the last point that can be committed, `transaction_end` the last at which no
+    transaction is open as well; None where there is none, or none after what was committed.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Open] = {}
+        self._order: deque[int] = deque()
+        self._records = 0
+        self._batches = 0
+        self._processed = 0
+        self._committed = (0, 0)
+        self._furthest: Point | None = None
+        self._transaction_end: Point | None = None
+
+    @property
+    def open_batches(self) -> int:
+        """Batches that were begun and are not processed as a whole, or that wait for one before them."""
+        return len(self._order)
+
+    @property
+    def processed(self) -> int:
+        """Records before which, and which, everything is processed."""
+        return self._processed
+
+    @property
+    def furthest(self) -> Point | None:
+        return self._uncommitted(self._furthest)
+
+    @property
+    def transaction_end(self) -> Point | None:
+        return self._uncommitted(self._transaction_end)
+
+    def begin(
+        self,
+        number: int,
+        polled: int,
+        offsets: Offsets,
+        end: Offset | None = None,
+        transaction_ends: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Take note of a batch, in the order of the partition, before anything of it is marked.
+
+        :param number: names it from now on; the rest is as in `records.batch.Batch`.
+        :raises TailraceError: `ENGINE_MISUSED` if too many batches wait.
+        """
+        if len(self._order) >= BATCHES_MAX:
+            raise TailraceError(
+                Kind.ENGINE_MISUSED,
+                f"begin a batch: {BATCHES_MAX} batches were delivered and are not marked as processed",
+                "whoever was given the committer marks each batch, or each of its records, in the end",
+            )
+        if number in self._open:
+            raise ValueError(f"batch {number} was begun before")
+        self._open[number] = _Open(offsets, polled, end, transaction_ends, self._records, self._batches)
+        self._order.append(number)
+        self._records += polled
+        self._batches += 1
+
+    def mark(self, number: int, place: int, offset: Offset | None = None) -> None:
+        """Count a place of a batch as processed; again is no harm.
+
+        :param offset: what to commit where this place is the last, word for word.
+        :raises IndexError: the batch has no such place.
+        """
+        found = self._open.get(number)
+        if found is None:
+            return
+        if not 0 <= place < found.polled:
+            raise IndexError(f"place {place} of a batch of {found.polled}")
+        if offset is not None:
+            found.verbatim[place] = offset
+        if not found.is_done:
+            found.mark(place)
+
+    def mark_places(self, number: int, places: npt.NDArray[np.int64]) -> None:
+        """Count places of a batch as processed."""
+        found = self._open.get(number)
+        if found is None or found.is_done or not len(places):
+            return
+        if found.out_of_order is None:
+            found.out_of_order = bytearray(found.polled)
+        np.frombuffer(found.out_of_order, np.uint8)[places] = _DONE
+
+    def mark_batch(self, number: int, offset: Offset | None = None) -> None:
+        """Count a whole batch as processed.
+
+        :param offset: what to commit for its end, word for word.
+        """
+        found = self._open.get(number)
+        if found is None:
+            return
+        found.is_done = True
+        if offset is not None:
+            found.verbatim[found.polled - 1] = offset
+
+    def advance(self) -> list[int]:
+        """Find how far everything is processed; called before points are asked for.
+
+        Returns the numbers of the batches that are done, and forgets them.
+        """
+        done: list[int] = []
+        while self._order:
+            batch = self._open[self._order[0]]
+            batch.advance()
+            if batch.is_done:
+                batch.done_before = batch.polled
+            self._note(batch)
+            if not batch.is_done:
+                break
+            done.append(self._order.popleft())
+            del self._open[done[-1]]
+        return done
+
+    def committed(self, point: Point) -> None:
+        """Hear that a point was committed."""
+        self._committed = max(self._committed, (point.records, point.batches))
+
+    def uncommitted_records(self, point: Point) -> int:
+        """Return how many records lie between what was committed and `point`."""
+        return point.records - self._committed[0]
+
+    def _note(self, batch: _Open) -> None:
+        self._processed = batch.records_before + batch.done_before
+        if batch.done_before == 0 and not batch.is_done:
+            return
+        self._furthest = batch.point(batch.done_before) or self._furthest
+        count = batch.transaction_end()
+        if count is not None and (count or batch.is_done):
+            self._transaction_end = batch.point(count) or self._transaction_end
+
+    def _uncommitted(self, point: Point | None) -> Point | None:
+        if point is None or (point.records, point.batches) <= self._committed:
+            return None
+        return point

@@ -1,0 +1,352 @@
+"""The flows: what handlers get, in what order, and what is committed, whatever goes wrong and when."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from engine.flowing import SOON_S, Remembering, drop_thirds, numbers, running, stream, to_text
+from fix_wait import wait_until
+from tailrace.engine.commit_policies import Periodic
+from tailrace.engine.contracts import Committer, RetriableError, StopEngine
+from tailrace.engine.processing import Order, manual, on_batch, on_record
+from tailrace.records.batch import Batch
+from tailrace.records.events import Event, Events
+from tailrace.records.record import Record
+
+ORDERS: list[Order] = ["ordered", "unordered", "key"]
+
+
+def number_of(given: Record | Event) -> int:
+    """The number of the change that a record or event is of."""
+    if isinstance(given, Event):
+        assert given.value == str(given.record.source["n"])
+        given = given.record
+    found: int = given.source["n"]
+    return found
+
+
+def expected(seed: int, *, drops: bool) -> list[int]:
+    """What a serial loop over the stream gives."""
+    return [n for n in numbers(stream(seed)) if not drops or n % 3]
+
+
+@pytest.mark.parametrize("converts", [False, True])
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("takes", ["batch", "record"])
+def test_every_flow_gives_what_a_serial_loop_gives(
+    takes: str, order: Order, drops: bool, converts: bool
+) -> None:
+    seed = random.randrange(1 << 30)
+    chance = random.Random(seed)
+    got: list[int] = []
+    lock = threading.Lock()
+
+    def one(given: Record | Event) -> None:
+        if chance.random() < 0.02:
+            time.sleep(0.001)
+        with lock:
+            got.append(number_of(given))
+
+    def whole(batch: Batch | Events) -> None:
+        assert isinstance(batch, Events if converts else Batch)
+        assert len(batch)
+        got.extend(number_of(given) for given in batch)
+
+    with running(
+        on_batch(whole) if takes == "batch" else on_record(one),
+        order,
+        transform=drop_thirds if drops else None,
+        convert=to_text if converts else None,
+    ) as run:
+        run.work_off(stream(seed)), seed
+        assert run.committer.finish(SOON_S)
+    wanted = expected(seed, drops=drops)
+    if order == "unordered" and takes == "record":
+        got.sort()
+    if order == "key" and takes == "record":
+        assert_in_order_for_each_key(got, seed)
+        got.sort()
+    assert got == wanted, seed
+    assert run.store.last == len(numbers(stream(seed))), seed
+    assert [dict(offset) for offset in run.told] == [dict(w[0][1]) for w in run.store.writes]
+
+
+def assert_in_order_for_each_key(got: list[int], seed: int) -> None:
+    """Of each key what happened to it in its order; nothing on the wrong side of a truncate."""
+    lanes: dict[Any, list[int]] = defaultdict(list)
+    records = {r.source["n"]: r for batch in stream(seed) for r in batch}
+    walls = [n for n, r in records.items() if r.op == "t"]
+    at = {n: k for k, n in enumerate(got)}
+    for n in got:
+        found = records[n]
+        keys = [found.key and found.key["id"]]
+        if found.before is not None and found.key is not None:
+            keys.append(found.before["id"])
+        for key in set(keys):
+            lanes[key if key is not None else found.topic].append(n)
+    for lane in lanes.values():
+        assert lane == sorted(lane), seed
+    for wall in set(walls) & set(got):
+        for n in got:
+            assert (n < wall) == (at[n] < at[wall]) or n == wall, (seed, wall, n)
+
+
+@pytest.mark.parametrize("order", ["unordered", "key"])
+def test_records_of_different_keys_run_side_by_side_and_those_of_one_never_do(order: Order) -> None:
+    running_now: dict[Any, int] = defaultdict(int)
+    lock, together = threading.Lock(), threading.Event()
+    most_of_one = 0
+
+    def one(record: Record) -> None:
+        nonlocal most_of_one
+        key = record.key["id"] if record.key else record.topic
+        with lock:
+            running_now[key] += 1
+            most_of_one = max(most_of_one, running_now[key])
+            if sum(1 for count in running_now.values() if count) > 1:
+                together.set()
+        together.wait(0.02)
+        with lock:
+            running_now[key] -= 1
+
+    with running(on_record(one), order) as run:
+        run.work_off(stream(3, batches=4))
+    assert together.is_set()
+    if order == "key":
+        assert most_of_one == 1
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("takes", ["batch", "record"])
+def test_what_a_handler_asks_for_again_comes_again_and_nothing_passes_over_it(
+    takes: str, order: Order
+) -> None:
+    seed, lock = 11, threading.Lock()
+    got: list[int] = []
+    refused: dict[int, int] = {}
+    store = Remembering()
+
+    def refuse(n: int) -> None:
+        # Each third once or twice; what is stored meanwhile is never beyond it.
+        with lock:
+            refused[n] = refused.get(n, 0) + 1
+        if n % 3 == 0 and refused[n] <= 1 + n % 2:
+            assert store.last <= n
+            raise RetriableError
+
+    def one(record: Record) -> None:
+        n = number_of(record)
+        refuse(n)
+        with lock:
+            got.append(n)
+
+    def whole(batch: Batch) -> None:
+        listed = [number_of(record) for record in batch]
+        refuse(listed[0])
+        got.extend(listed)
+
+    with running(on_batch(whole) if takes == "batch" else on_record(one), order, store=store) as run:
+        run.work_off(stream(seed))
+    assert (sorted(got) if order != "ordered" else got) == expected(seed, drops=False)
+    assert store.last == len(got)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_handler_that_fails_is_an_error_of_the_task_and_its_record_is_never_passed(order: Order) -> None:
+    poison, got, lock = 100, [], threading.Lock()
+
+    def one(record: Record) -> None:
+        if number_of(record) == poison:
+            raise KeyError("poison")
+        with lock:
+            got.append(number_of(record))
+
+    with running(on_record(one), order) as run, pytest.raises(KeyError, match="poison"):
+        run.work_off(stream(5))
+    assert run.store.last <= poison
+    if order == "ordered":
+        assert got == list(range(poison))
+        assert run.store.last == poison
+
+
+def test_retries_are_bounded_and_counted_anew_after_success() -> None:
+    tries = 0
+
+    def twice_each(batch: Batch) -> None:
+        nonlocal tries
+        tries += 1
+        if tries % 3:
+            raise RetriableError
+
+    with running(on_batch(twice_each), retries=2) as run:
+        run.work_off(stream(5))
+
+    def never(batch: Batch) -> None:
+        nonlocal tries
+        tries += 1
+        raise RetriableError
+
+    tries = 0
+    with running(on_batch(never), retries=2) as run, pytest.raises(RetriableError):
+        run.work_off(stream(5))
+    assert tries == 3
+    assert run.store.last == 0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_who_wants_the_end_has_that_record_counted_and_gets_nothing_more(order: Order) -> None:
+    last, got, lock = 77, [], threading.Lock()
+
+    def one(record: Record) -> None:
+        with lock:
+            got.append(number_of(record))
+        if number_of(record) == last:
+            raise StopEngine
+
+    with running(on_record(one), order, transform=drop_thirds) as run, pytest.raises(StopEngine):
+        run.work_off(stream(5))
+    if order == "ordered":
+        assert got == [n for n in range(last + 1) if n % 3]
+        assert run.store.last == last + 2  # the one after it was dropped
+
+
+def test_a_handler_of_batches_that_wants_the_end_has_its_batch_counted() -> None:
+    def whole(batch: Batch) -> None:
+        raise StopEngine
+
+    first = next(batch for batch in stream(5) if len(batch))
+    with running(on_batch(whole)) as run, pytest.raises(StopEngine):
+        run.work_off([first])
+    assert run.store.last == len(first)
+
+
+def test_batches_of_which_nothing_is_left_are_not_delivered_but_committed() -> None:
+    called = []
+    with running(on_batch(called.append), transform=lambda _: []) as run:
+        run.work_off(stream(5))
+    assert not called
+    assert run.store.last == len(numbers(stream(5)))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_nothing_is_delivered_or_marked_after_everything_was_given_up(order: Order) -> None:
+    held, release = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def one(record: Record) -> None:
+        calls.append(number_of(record))
+        held.set()
+        assert release.wait(SOON_S)
+
+    with running(on_record(one), order, policy=Periodic(1e9)) as run:
+        run.put(stream(5)[:3])
+        assert held.wait(SOON_S)
+        assert not run.processor.drain(0)
+        run.processor.close()
+        before = len(calls)
+        release.set()
+        run.committer.finish(SOON_S)
+    assert len(calls) == before
+    assert run.store.last == 0
+    assert run.committer.processed == 0
+
+
+@pytest.mark.parametrize("bound", ["batches", "bytes"])
+def test_polling_waits_while_as_much_as_may_be_is_under_way(bound: str) -> None:
+    release = threading.Event()
+    put: list[int] = []
+    batches = [batch for batch in stream(9, batches=20) if len(batch)]
+    limits: dict[str, Any] = (
+        {"batches_max": 3}
+        if bound == "batches"
+        else {"batches_max": 99, "bytes_max": batches[0].size_bytes + batches[1].size_bytes}
+    )
+
+    def whole(_: Batch) -> None:
+        assert release.wait(SOON_S)
+
+    def poll() -> None:
+        for batch in batches:
+            run.put([batch])
+            put.append(len(batch))
+
+    with running(on_batch(whole), **limits) as run:
+        poller = threading.Thread(target=poll)
+        poller.start()
+        wanted = 3 if bound == "batches" else 2
+        wait_until(lambda: len(put) == wanted, SOON_S, "the bound")
+        assert not run.processor.drain(0.05)
+        assert len(put) == wanted
+        release.set()
+        poller.join(SOON_S)
+        assert len(put) == len(batches)
+        assert run.processor.drain(SOON_S)
+
+
+def test_who_waits_for_room_does_not_hold_up_the_end() -> None:
+    release = threading.Event()
+    with running(on_batch(lambda _: release.wait(SOON_S) and None), batches_max=1) as run:
+        run.put([stream(9)[0]])
+        poller = threading.Thread(target=lambda: run.put([stream(9)[1]]))
+        poller.start()
+        run.stopping.set()
+        poller.join(SOON_S)
+        assert not poller.is_alive()
+        release.set()
+        assert run.processor.drain(SOON_S)
+
+
+def test_one_batch_is_prepared_while_the_one_before_it_is_delivered() -> None:
+    second_is_prepared = threading.Event()
+    first, second = [batch for batch in stream(9) if len(batch)][:2]
+
+    def prepare(group: Any) -> list[Any]:
+        if group.column("source")[0].as_py()["n"] >= len(first):
+            second_is_prepared.set()
+        return [group]
+
+    with running(on_batch(lambda _: second_is_prepared.wait(SOON_S) and None), transform=prepare) as run:
+        run.work_off([first, second])
+    assert second_is_prepared.is_set()
+
+
+def test_what_fails_in_preparation_and_may_pass_is_prepared_again() -> None:
+    seen: set[int] = set()
+    got: list[int] = []
+
+    def prepare(group: Any) -> list[Any]:
+        first = group.column("source")[0].as_py()["n"]
+        if first not in seen:
+            seen.add(first)
+            raise RetriableError
+        return [group]
+
+    with running(on_batch(lambda batch: got.extend(numbers([batch]))), transform=prepare) as run:
+        run.work_off(stream(5, batches=4))
+    assert got == numbers(stream(5, batches=4))
+
+
+def test_those_who_commit_themselves_mark_when_and_where_they_like() -> None:
+    kept: list[tuple[Batch, Committer]] = []
+    with running(on_batch(manual(lambda batch, committer: kept.append((batch, committer))))) as run:
+        run.work_off(stream(5)[:6])
+        assert run.store.last == 0
+        for batch, committer in reversed(kept[1:]):
+            committer.mark_processed(batch)
+            committer.mark_batch_finished(batch)
+        assert run.store.last == 0
+        batch, committer = kept[0]
+        committer.mark_processed(batch, 0, {"at": 1000})
+        committer.mark_batch_finished(batch)
+        assert run.store.last == 1000
+        for record in list(batch)[1:]:
+            committer.mark_processed(batch, record.place)
+        committer.mark_batch_finished(batch)
+        assert run.store.last == sum(batch.polled for batch in stream(5)[:6])

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from tailrace.cli.main import app
+from tailrace.config import transformations
 from tailrace.config.disclosure import Disclosure, Mask
 from tailrace.config.engine import EngineConfig
 from tailrace.config.engine_options import (
@@ -28,7 +29,6 @@ from tailrace.config.engine_options import (
     OffsetCommit,
     OffsetStorage,
     RecordProcessing,
-    Transformed,
 )
 from tailrace.config.fields import MIB, Section
 from tailrace.config.postgres import LibpqOptions, NamedSource, PostgresSource
@@ -46,7 +46,7 @@ from tailrace.config.values import ValueHandling
 from tailrace.secrets import Secret
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("configuration", "cli", "postgresql", "snapshots", "types")
+PAGES = ("configuration", "cli", "postgresql", "snapshots", "types", "transformations")
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -159,11 +159,19 @@ PARTS: dict[str, Callable[[], str]] = {
     "record_processing": lambda: fields(RecordProcessing),
     "offset_commit": lambda: fields(OffsetCommit),
     "offset_storage": lambda: fields(OffsetStorage),
-    "transformation": lambda: fields(Transformed),
+    "transformation": lambda: fields(transformations.Step),
     "commands": commands,
     "types": types_table.types,
     "edges": types_table.edges,
 } | {name: functools.partial(types_table.modes, name) for name in types_table.OPTIONS}
+PARTS |= {
+    f"{kind}-{name}": functools.partial(fields, model, transformations.Step)
+    for kind, models in (
+        ("transformation", transformations.TRANSFORMATIONS),
+        ("predicate", transformations.PREDICATES),
+    )
+    for name, model in models.items()
+}
 
 
 def generated(page: str) -> str:

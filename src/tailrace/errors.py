@@ -83,6 +83,7 @@ class Kind(enum.StrEnum):
     # engine
     TASK_FAILED = "task_failed"  # a task, handler or transformation raised what is no error of ours
     TASK_TIMED_OUT = "task_timed_out"  # it did not start or stop in time
+    TRANSFORM_FAILED = "transform_failed"  # records don't fit what a transformation was told to do
     ENGINE_MISUSED = "engine_misused"  # a call that the engine's state does not allow
     OFFSETS_UNREADABLE = "offsets_unreadable"
     OFFSETS_UNWRITABLE = "offsets_unwritable"

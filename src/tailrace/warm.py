@@ -31,6 +31,7 @@ KERNEL_MODULES = (
     "tailrace.decode.literals",
     "tailrace.decode.masks",
     "tailrace.records.fingerprints",
+    "tailrace.sql.json_members",
 )
 
 

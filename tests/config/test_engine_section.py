@@ -22,16 +22,7 @@ def test_defaults_are_the_documents():
 
 
 def test_extensions_keep_the_options_of_their_type():
-    options = EngineOptions.model_validate(
-        {
-            "transformations": [{"type": "route", "predicate": "big", "pattern": "a(.*)"}],
-            "predicates": {"big": {"type": "sql", "where": "amount > 5"}},
-            "converter": {"type": "json", "schemas": True},
-        }
-    )
-    (transformation,) = options.transformations
-    assert (transformation.type, transformation.options) == ("route", {"pattern": "a(.*)"})
-    assert options.predicates["big"].options == {"where": "amount > 5"}
+    options = EngineOptions.model_validate({"converter": {"type": "json", "schemas": True}})
     assert options.converter is not None
     assert options.converter.options == {"schemas": True}
 
@@ -39,7 +30,7 @@ def test_extensions_keep_the_options_of_their_type():
 @pytest.mark.parametrize(
     ("section", "word"),
     [
-        ({"transformations": [{"type": "route", "predicate": "none"}]}, "none"),
+        ({"transformations": [{"type": "drop", "predicate": "none"}]}, "none"),
         ({"errors_retry_delay_initial_ms": 20_000}, "errors_retry_delay_max_ms"),
         ({"offset_storage": {"type": "file"}}, "path"),
         ({"offset_storage": {"type": "postgresql"}}, "dsn"),

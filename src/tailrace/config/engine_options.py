@@ -6,41 +6,17 @@ Names are Debezium's where it has one, in our spelling; docs/engine.md has the t
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
-from tailrace.config.fields import MIB, ByteCount, LocalPath, Section, Text
+from tailrace.config.fields import MIB, ByteCount, Extension, LocalPath, Section, Text
+from tailrace.config.transformations import AnyPredicate, AnyTransformation
 
 #: Beyond this a thread more is memory and nothing else.
 THREADS_MAX = 256
 
 Milliseconds = Annotated[int, Field(ge=0, le=86_400_000)]
-
-
-class Extension(Section):
-    """Something that is found by its name: `type`, and beside it the options that it takes."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str = Field(min_length=1, description="Its name.")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What was given beside the fields of this section."""
-        return dict(self.__pydantic_extra__ or {})
-
-    # Pydantic's own type for the values beside the fields.
-    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
-
-
-class Transformed(Extension):
-    """One transformation."""
-
-    predicate: str | None = Field(
-        default=None, description="Name in `predicates`: only the records that it chooses are transformed."
-    )
-    negate: bool = Field(default=False, description="Whether those are transformed that it does not choose.")
 
 
 class RecordProcessing(Section):
@@ -153,10 +129,12 @@ class EngineOptions(Section):
         default=None,
         description="Where offsets are kept. Default: with the connector's log; in memory where it has none.",
     )
-    transformations: tuple[Transformed, ...] = Field(
-        default=(), description="What each record goes through, in this order."
+    transformations: Annotated[tuple[AnyTransformation, ...], Field(max_length=100)] = Field(
+        default=(),
+        description="What each record goes through, in this order: see "
+        "[Transformations](transformations.md).",
     )
-    predicates: dict[str, Extension] = Field(
+    predicates: dict[str, AnyPredicate] = Field(
         default={}, description="By name, what chooses records for transformations."
     )
     converter: Extension | None = Field(

@@ -6,7 +6,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    ValidationInfo,
+)
 
 from tailrace.secrets import Secret, anchored, check_references, has_reference
 
@@ -20,6 +28,22 @@ class Section(BaseModel):
     """A part of the configuration: frozen, without unknown keys, and silent about its input."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class Extension(Section):
+    """Something that is found by its name: `type`, and beside it the options that it takes."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(min_length=1, description="Its name.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was given beside the fields of this section."""
+        return dict(self.__pydantic_extra__ or {})
+
+    # Pydantic's own type for the values beside the fields.
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
 
 
 def _bytes(value: object) -> object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -71,10 +72,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _path(loc: Path, tags: tuple[str, ...]) -> Path:
-    # `sinks, 0, delta, mode` is `sinks[0].mode` in the file.
+    # `sinks, 0, delta, mode` is `sinks[0].mode` in the file, and so is `sinks, 0, <delta>, mode`.
     return tuple(
-        part for at, part in enumerate(loc) if not (part in tags and at and isinstance(loc[at - 1], int))
+        part
+        for at, part in enumerate(loc)
+        if not _is_marked(part) and not (part in tags and at and isinstance(loc[at - 1], int))
     )
+
+
+def _is_marked(part: object) -> bool:
+    # What chooses among models by a function marks its tags, so that they are like no key.
+    return isinstance(part, str) and part.startswith("<") and part.endswith(">")
 
 
 def _message(
@@ -89,6 +97,8 @@ def _message(
         return "unknown key" + nearest(name, known)
     if kind == "union_tag_invalid":
         tag = str(context.get("tag", ""))
+        if _is_marked(tag):
+            return _marked_message(tag[1:-1], str(context.get("expected_tags", "")))
         if tag in later:
             return "not available in this version; there are " + ", ".join(tags)
         return "must be one of " + ", ".join(tags) + nearest(tag, tags)
@@ -97,6 +107,14 @@ def _message(
     if kind == "value_error":
         return str(context.get("error", "is not valid"))
     return _plain_message(kind, context)
+
+
+def _marked_message(tag: str, expected: str) -> str:
+    known = [name for name in re.findall(r"<([^>]*)>", expected) if name.isidentifier()]
+    listed = ", ".join(known)
+    if not tag:
+        return f"is required: one of {listed}"
+    return f"must be one of {listed}, or what an installed package offers{nearest(tag, known)}"
 
 
 def _plain_message(kind: str, context: Mapping[str, Any]) -> str:
@@ -142,7 +160,7 @@ def _names_at(model: type[BaseModel], loc: Path) -> list[str]:
             if part in candidate.model_fields
             for found in _models_in(candidate.model_fields[str(part)].annotation)
         ]
-        chosen = [c for c in candidates if _tag(c) == part]
+        chosen = [c for c in candidates if _tag(c) == str(part).strip("<>")]
         candidates = deeper or chosen or candidates
     return sorted({name for candidate in candidates for name in candidate.model_fields})
 

@@ -17,7 +17,7 @@ from tailrace.decode.catalog import Catalog
 from tailrace.decode.debezium import SourceFacts, json_lines
 from tailrace.decode.disclosed import EVERYTHING, Disclosed, Shape
 from tailrace.decode.envelope import envelope
-from tailrace.decode.images import images
+from tailrace.decode.images import images, source_of
 from tailrace.decode.rows import old_keys, old_rows, typed_rows
 from tailrace.decode.tuples import Tuples, find_tuples
 from tailrace.errors import Kind, TailraceError
@@ -165,6 +165,10 @@ class TableChanges:
         :raises TailraceError: as `rows`.
         """
         return images(self.tuples())
+
+    def source(self) -> pa.StructArray:
+        """Return the column `source` of `images` alone; no row is looked at."""
+        return source_of(self._relation, self._fields)
 
     def json_lines(self, task: str, source: SourceFacts) -> pa.LargeStringArray:
         """Return one JSON document a change in Debezium's payload form, each ended by a newline:

@@ -15,10 +15,11 @@ import pyarrow as pa
 from tailrace.decode import kernel
 from tailrace.decode.envelope import image_choices, message_content
 from tailrace.decode.gather import Cells, gather
-from tailrace.decode.rows import Specials, metadata, special_map, typed_column, unchanged_names
+from tailrace.decode.rows import Specials, metadata, or_null, special_map, typed_column, unchanged_names
 from tailrace.decode.tuples import Tuples
 from tailrace.decode.types import column_types
 from tailrace.model import Op, Relation
+from tailrace.protocol.frames import Numbers
 
 #: What a source tells of each change. `schema_version` counts the shapes of the table in the log.
 SOURCE = pa.struct(
@@ -67,7 +68,7 @@ def images(tuples: Tuples) -> pa.RecordBatch:
         key,
         before,
         after,
-        _source(tuples),
+        source_of(relation, tuples.fields),
         pa.array(partial),
         special,
         unchanged,
@@ -118,21 +119,21 @@ def _struct(
     return pa.StructArray.from_arrays(arrays, fields=fields, mask=pa.array(~present))
 
 
-def _source(tuples: Tuples) -> pa.StructArray:
-    count, relation = len(tuples), tuples.relation
-    _, commit_lsn, ordinal, xid, commit_ts, log_offset = metadata(tuples)
+def source_of(relation: Relation | None, fields: Numbers) -> pa.StructArray:
+    """Return what the source tells of changes, in `SOURCE`; `fields` are the kernel's numbers of each."""
+    count = fields.shape[1]
     schema, table, version = (
         (relation.schema, relation.table, relation.version or None) if relation else ("", "", None)
     )
     arrays = [
         pa.repeat(pa.scalar(schema), count),
         pa.repeat(pa.scalar(table), count),
-        log_offset,
-        commit_lsn,
-        pa.array(tuples.fields[kernel.LSN]),
-        ordinal,
-        xid,
-        commit_ts,
+        pa.array(fields[kernel.LOG_OFFSET]),
+        pa.array(fields[kernel.AT_COMMIT_LSN]),
+        pa.array(fields[kernel.LSN]),
+        pa.array(fields[kernel.AT_ORDINAL]),
+        or_null(fields[kernel.AT_XID]),
+        or_null(fields[kernel.AT_COMMIT_TIME]).cast(pa.timestamp("us", tz="UTC")),
         pa.repeat(pa.scalar(version, pa.int32()), count),
     ]
     return pa.StructArray.from_arrays(arrays, fields=list(SOURCE))

@@ -107,6 +107,13 @@ class Group:
             return self.columns.column(name)
         return pa.nulls(len(self))
 
+    @property
+    def headers(self) -> pa.Array:
+        """The column `headers`; nulls if there are none. Decodes nothing."""
+        if self._changes is not None:
+            return self._beside.get("headers", pa.nulls(len(self)))
+        return self.column("headers")
+
     def take(self, rows: Places) -> Group:
         """Return the records at `rows` (counted within the group, rising)."""
         if len(rows) == len(self):

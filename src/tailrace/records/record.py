@@ -9,14 +9,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tailrace.records.group import Group
 
+_REPLACEABLE = {"topic", "key", "before", "after", "value", "headers"}
+
 
 class Record:
     """A view of one row of a group. Values are Python's own, made when they are asked for."""
 
-    def __init__(self, group: Group, row: int, partition: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        row: int,
+        partition: Mapping[str, str],
+        replaced: Mapping[str, Any] | None = None,
+    ) -> None:
         self.group = group
         self.row = row
         self.partition = partition
+        #: What `replace` was given: the record differs from its row in this.
+        self.replaced: Mapping[str, Any] = replaced or {}
 
     def __repr__(self) -> str:
         # No values: records end up in logs.
@@ -25,7 +35,8 @@ class Record:
     @property
     def topic(self) -> str:
         """Where it goes."""
-        return self.group.topic
+        found: str = self.replaced.get("topic", self.group.topic)
+        return found
 
     @property
     def place(self) -> int:
@@ -58,7 +69,7 @@ class Record:
     @property
     def value(self) -> Any:
         """What a transformation made of the change; the change itself where none did."""
-        if not self.group.is_change:
+        if "value" in self.replaced or not self.group.is_change:
             return self._get("value")
         return {name: self._get(name) for name in ("before", "after", "source", "op")}
 
@@ -78,7 +89,21 @@ class Record:
         found = self._get("headers") or {}
         return {name: value for name, value in found.items() if value is not None}
 
+    def replace(self, **changes: Any) -> Record:
+        """Return the record with something else in it: what a record transformation returns.
+
+        :param changes: `topic`, a text; `key`, `before`, `after` and `value`, mappings by name (`key`
+            and `value` also plain values), or None; `headers`, a mapping. A change that is given a
+            `value` is no change any more: it has no rows before and after.
+        :raises TypeError: if something else is named.
+        """
+        if unknown := changes.keys() - _REPLACEABLE:
+            raise TypeError(f"a record has no {', '.join(sorted(unknown))} that can be replaced")
+        return Record(self.group, self.row, self.partition, {**self.replaced, **changes})
+
     def _get(self, name: str) -> Any:
+        if name in self.replaced:
+            return self.replaced[name]
         columns = self.group.columns
         at = columns.schema.get_field_index(name)
         return None if at < 0 else columns.column(at)[self.row].as_py()

@@ -1,1 +1,9 @@
 """Transformations: what a record goes through before it is converted, and predicates that choose."""
+
+from tailrace.records.group import Group
+from tailrace.records.record import Record
+from tailrace.transforms.building import build
+from tailrace.transforms.chain import Chain
+from tailrace.transforms.contract import Predicate, RecordTransformation, Transformation
+
+__all__ = ["Chain", "Group", "Predicate", "Record", "RecordTransformation", "Transformation", "build"]

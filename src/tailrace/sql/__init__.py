@@ -1,0 +1,1 @@
+"""SQL expressions over columns: a small language that computes values, and can do nothing else."""

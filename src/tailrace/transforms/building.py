@@ -1,0 +1,148 @@
+"""From what a file or a program says to a chain.
+
+An entry is a mapping as in the file, one of `config.transformations`' models, or an object that
+implements `Transformation` or `RecordTransformation`; a predicate likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from tailrace import extensions
+from tailrace.config import transformations as options
+from tailrace.config.fields import Section
+from tailrace.config.problems import Path, Problem, from_pydantic
+from tailrace.errors import Kind, TailraceError
+from tailrace.sql.expression import Expression
+from tailrace.sql.tokens import ExpressionError
+from tailrace.transforms import choosing, filtering, routing
+from tailrace.transforms.chain import Chain, Step
+from tailrace.transforms.contract import Predicate, RecordTransformation, Transformation
+from tailrace.transforms.one_by_one import OneByOne
+
+#: What may stand in a list of transformations, and in a mapping of predicates.
+TransformationLike = Transformation | RecordTransformation | options.Step | Mapping[str, Any]
+PredicateLike = Predicate | Section | Mapping[str, Any]
+
+_MADE: dict[type[options.Step], Callable[[Any], Transformation]] = {
+    options.Filter: filtering.Filter.of,
+    options.Drop: lambda _: filtering.Drop(),
+    options.Route: routing.of,
+}
+_CHOOSING: dict[type[Section], Callable[[Any], Predicate]] = {
+    options.TablePredicate: lambda given: choosing.Tables(given.tables),
+    options.OperationPredicate: lambda given: choosing.Operations(given.letters),
+    options.TopicPredicate: lambda given: choosing.Topics(options.python_regex(given.pattern)),
+    options.HeaderPredicate: lambda given: choosing.HasHeader(given.name),
+    options.TombstonePredicate: lambda _: choosing.Tombstones(),
+    options.ExpressionPredicate: lambda given: choosing.Where(
+        Expression(given.where, options.ROOTS), given.missing
+    ),
+}
+
+
+def build(
+    transformations: Sequence[TransformationLike], predicates: Mapping[str, PredicateLike] | None = None
+) -> Chain:
+    """Return the chain of `transformations`, whose predicates are named in `predicates`.
+
+    :raises TailraceError: `CONFIG_INVALID`, with the place in the list; as `extensions.factory`.
+    """
+    chosen = {name: _predicate(name, given) for name, given in (predicates or {}).items()}
+    return Chain(tuple(_step(place, given, chosen) for place, given in enumerate(transformations)))
+
+
+def _step(place: int, given: TransformationLike, predicates: Mapping[str, Predicate]) -> Step:
+    where: Path = ("transformations", place)
+    if isinstance(given, Mapping):
+        given = _validated(options.AnyTransformation, given, where)
+    if not isinstance(given, options.Step):
+        return Step(f"transformations[{place}] {type(given).__name__}", _as_transformation(given, where))
+    name = f"transformations[{place}] {getattr(given, 'type', '')}"
+    if given.predicate is not None and given.predicate not in predicates:
+        known = ", ".join(predicates) or "none"
+        raise _invalid(
+            (*where, "predicate"), f"there is no predicate {given.predicate!r}; there are: {known}"
+        )
+    predicate = None if given.predicate is None else predicates[given.predicate]
+    trusted = type(given) in _MADE
+    return Step(name, _made(given, where), predicate, given.negate, trusted)
+
+
+def _made(given: options.Step, where: Path) -> Transformation:
+    if isinstance(given, options.ThirdParty):
+        make = extensions.factory(extensions.TRANSFORMATIONS, given.type, ("close",))
+        return _as_transformation(_called(make, given.options, where), where)
+    made: Transformation = _read(lambda: _MADE[type(given)](given), where)
+    return made
+
+
+def _predicate(name: str, given: PredicateLike) -> Predicate:
+    where: Path = ("predicates", name)
+    if isinstance(given, Mapping):
+        given = _validated(options.AnyPredicate, given, where)
+    if isinstance(given, options.ThirdPartyPredicate):
+        make = extensions.factory(extensions.PREDICATES, given.type, ("matches",))
+        given = _called(make, given.options, where)
+    if isinstance(given, Section):
+        model = given
+        found: Predicate = _read(lambda: _CHOOSING[type(model)](model), where)
+        return found
+    if not isinstance(given, Predicate):
+        raise _invalid(where, f"{type(given).__name__} is no predicate: it has no method matches")
+    return given
+
+
+def _as_transformation(given: object, where: Path) -> Transformation:
+    if isinstance(given, Transformation):
+        return given
+    if isinstance(given, RecordTransformation):
+        return OneByOne(given)
+    raise _invalid(
+        where,
+        f"{type(given).__name__} is no transformation: it needs apply or apply_record, and close",
+    )
+
+
+def _called(make: Callable[..., Any], given: Mapping[str, Any], where: Path) -> Any:
+    try:
+        return make(**given)
+    except TailraceError:
+        raise
+    except Exception as error:
+        # Its words may quote a setting, which may be a secret in the wrong place.
+        raise _invalid(where, f"its package refused the settings: {type(error).__name__}") from error
+
+
+def _validated(annotation: Any, given: Mapping[str, Any], where: Path) -> Any:
+    try:
+        return TypeAdapter(annotation).validate_python(dict(given))
+    except ValidationError as error:
+        problems = from_pydantic(error, _Nothing, (), ())
+        raise _refused([Problem((*where, *problem.path), problem.message) for problem in problems]) from None
+
+
+def _read(make: Callable[[], Any], where: Path) -> Any:
+    try:
+        return make()
+    except ExpressionError as error:
+        raise _invalid(where, str(error)) from None
+
+
+class _Nothing(BaseModel):
+    """The model at whose root an entry's problems lie; it has no names to be near to."""
+
+
+def _invalid(where: Path, message: str) -> TailraceError:
+    return _refused([Problem(where, message)])
+
+
+def _refused(problems: Sequence[Problem]) -> TailraceError:
+    return TailraceError(
+        Kind.CONFIG_INVALID,
+        "build the transformations:" + "".join(f"\n  {problem}" for problem in problems),
+        "docs/transformations.md describes every setting",
+    )

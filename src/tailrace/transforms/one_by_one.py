@@ -1,0 +1,140 @@
+"""A transformation of single records, made one of groups.
+
+Records that come back as they were stay in their group, as they are on the wire; the others are put
+into new groups, by topic and by what they have become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.group import PLAIN, Group
+from tailrace.records.record import Record
+from tailrace.transforms.contract import RecordTransformation
+from tailrace.transforms.rows import described
+
+
+class OneByOne:
+    """Calls a record transformation for each record of a group, in its order."""
+
+    def __init__(self, transformation: RecordTransformation) -> None:
+        self._transformation = transformation
+
+    def __repr__(self) -> str:
+        return f"OneByOne({self._transformation!r})"
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records as the transformation wants them.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if it returns what is no record of the group, or
+            values of kinds that can't stand in one column.
+        """
+        same: list[int] = []
+        changed: dict[tuple[str, tuple[str, ...]], list[Record]] = {}
+        for row in range(len(group)):
+            found: Any = self._transformation.apply_record(Record(group, row, {}))
+            if found is None:
+                continue
+            if not isinstance(found, Record) or found.group is not group or found.row != row:
+                raise _failure(
+                    group, "it returned something else than the record, Record.replace of it or None"
+                )
+            if not found.replaced:
+                same.append(row)
+            else:
+                changed.setdefault((found.topic, tuple(sorted(found.replaced))), []).append(found)
+        groups = [group.take(np.array(same, np.int64))] if same else []
+        return [*groups, *(_regrouped(group, topic, found) for (topic, _), found in changed.items())]
+
+    def close(self) -> None:
+        """Close the transformation."""
+        self._transformation.close()
+
+
+def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:
+    rows = np.array([record.row for record in records], np.int64)
+    part = group.take(rows).with_topic(topic)
+    names = [name for name in records[0].replaced if name != "topic"]
+    if "headers" in names:
+        values = [dict(record.replaced["headers"]) for record in records]
+        part = part.with_headers(_column(group, "headers", values))
+        names.remove("headers")
+    if not names:
+        return part
+    columns = part.columns
+    if "value" in names and part.is_change:
+        columns = columns.select([name for name in columns.schema.names if name in PLAIN])
+    for name in names:
+        column = _column(group, name, [record.replaced[name] for record in records])
+        at = columns.schema.get_field_index(name)
+        columns = columns.append_column(name, column) if at < 0 else columns.set_column(at, name, column)
+    if {"before", "after"} & set(names) and part.is_change and "value" not in names:
+        columns = _with_notes(columns, names, records)
+    return part.with_columns(columns)
+
+
+def _with_notes(columns: pa.RecordBatch, names: Sequence[str], records: Sequence[Record]) -> pa.RecordBatch:
+    # What is noted of a value that was not sent, or that its column can't hold, goes with the value.
+    for name in ("special", "unchanged"):
+        at = columns.schema.get_field_index(name)
+        noted = columns.column(at) if at >= 0 else pa.nulls(0)
+        entries = noted.to_pylist() if len(noted) > noted.null_count else []
+        if not any(entries):
+            continue
+        kept = [
+            None
+            if found is None
+            else [entry for entry in found if _still_holds(entry, record, names, name == "special")]
+            for found, record in zip(entries, records, strict=True)
+        ]
+        columns = columns.set_column(at, name, pa.array(kept, noted.type))
+    return columns
+
+
+def _still_holds(entry: Any, record: Record, names: Sequence[str], is_special: bool) -> bool:
+    place, _, column = entry[0].partition(".") if is_special else ("after", "", entry)
+    if place not in names:
+        return True
+    now: Mapping[str, Any] = record.replaced[place] or {}
+    was: Mapping[str, Any] = getattr(Record(record.group, record.row, {}), place) or {}
+    return column in now and now[column] == was.get(column)
+
+
+def _column(group: Group, name: str, values: Sequence[Any]) -> pa.Array:
+    known = group.columns.schema
+    before = known.field(name).type if name in known.names else pa.null()
+    try:
+        return pa.array(values, _merged(pa.infer_type(values), before))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
+        pass
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
+        # Arrow's message may quote a value.
+        raise _failure(group, f"its values for {name!r} can't stand in one column") from None
+
+
+def _merged(inferred: pa.DataType, before: pa.DataType) -> pa.DataType:
+    """Return the type of the new values: as before where a field was there before."""
+    if pa.types.is_null(before):
+        return inferred
+    if not (pa.types.is_struct(inferred) and pa.types.is_struct(before)):
+        return before
+    types: Mapping[str, pa.DataType] = {field.name: field.type for field in before}
+    return pa.struct(
+        [pa.field(field.name, _merged(field.type, types.get(field.name, pa.null()))) for field in inferred]
+    )
+
+
+def _failure(group: Group, found: str) -> TailraceError:
+    return TailraceError(
+        Kind.TRANSFORM_FAILED,
+        f"transform records one by one: {found}",
+        "Record.replace says what may be given",
+        {"table": described(group)},
+    )

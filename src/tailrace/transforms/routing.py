@@ -1,0 +1,135 @@
+"""Another topic for records: by the old one's name, or by what an expression says of each.
+
+The records themselves stay as they are, also on the wire, unless the former topic goes into keys.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.config import transformations as options
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.group import Group
+from tailrace.sql.expression import Expression
+from tailrace.sql.tokens import ExpressionError
+from tailrace.transforms.rows import GroupRows, described, misfit
+from tailrace.transforms.structs import with_fields
+
+
+def replaced(topic: str, regex: str, replacement: str) -> str | None:
+    """Return the name that `replacement` makes of a topic; None if `regex` does not fit all of it.
+
+    A group that took no part is empty.
+    """
+    found = re.fullmatch(regex, topic)
+    if found is None:
+        return None
+
+    def group(reference: re.Match[str]) -> str:
+        name = next(filter(None, reference.groups()))
+        return found[int(name) if name.isdigit() else name] or ""
+
+    return options.REFERENCE.sub(group, replacement)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteByName:
+    """Renames topics that a regular expression fits."""
+
+    regex: str
+    replacement: str
+    key_field: str | None = None
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records for their topic.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if the replacement leaves no name.
+        """
+        topic = replaced(group.topic, self.regex, self.replacement)
+        if topic is None:
+            return [group]
+        return [_routed(group, topic, self.key_field)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteByContent:
+    """Gives each record the topic that an expression says; where that is NULL it keeps its own."""
+
+    topic: Expression
+    key_field: str | None = None
+    missing: str = "error"
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records, a group for each topic.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit them, or gives
+            something that is no topic.
+        """
+        try:
+            names = self.topic.values(GroupRows(group, self.missing))
+        except ExpressionError as error:
+            raise misfit("route records", error, group) from error
+        if pa.types.is_null(names.type):
+            return [group]
+        if not pa.types.is_string(names.type):
+            raise TailraceError(
+                Kind.TRANSFORM_FAILED,
+                f"route records: the topic's expression gives {names.type}, and a topic is text",
+                "cast it, or name the topic with: case when … then 'a topic' end",
+                {"table": described(group)},
+            )
+        return [
+            part if name is None else _routed(part, name, self.key_field)
+            for name, part in parted(group, names)
+        ]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def of(given: options.Route) -> RouteByName | RouteByContent:
+    """Return the transformation that the options mean."""
+    if given.topic is not None:
+        return RouteByContent(Expression(given.topic, options.ROOTS), given.key_field, given.missing)
+    assert given.regex is not None
+    assert given.replacement is not None
+    return RouteByName(options.python_regex(given.regex), given.replacement, given.key_field)
+
+
+def parted(group: Group, names: pa.StringArray) -> list[tuple[str | None, Group]]:
+    """Return the records by name, in the order in which the names first come; None: without one."""
+    coded = names.dictionary_encode()
+    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    known: dict[int, str] = dict(enumerate(coded.dictionary.to_pylist()))
+    found: list[tuple[str | None, Group]] = []
+    for code in [*known, -1]:
+        rows = np.flatnonzero(codes == code)
+        if len(rows):
+            found.append((known.get(code), group.take(rows)))
+    return found
+
+
+def _routed(group: Group, topic: str, key_field: str | None) -> Group:
+    if not topic.strip():
+        raise TailraceError(
+            Kind.TRANSFORM_FAILED,
+            "route records: the new topic's name is empty",
+            "correct the replacement or the expression; NULL keeps the topic that a record has",
+            {"table": described(group), "topic": group.topic},
+        )
+    if topic == group.topic:
+        return group
+    if key_field is not None:
+        former = pa.repeat(pa.scalar(group.topic), len(group))
+        key = with_fields(group.column("key"), {key_field: former}, len(group))
+        # A record without a key stays without one.
+        if not pa.types.is_null(group.column("key").type):
+            group = group.with_column("key", key)
+    return group.with_topic(topic)

@@ -1,0 +1,40 @@
+"""Fields of struct columns: what a row or a key is made of. The struct's own nulls stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def members(values: pa.StructArray) -> dict[str, pa.Array]:
+    """Return the fields by name; a field of a null struct is null."""
+    return dict(zip([field.name for field in values.type], values.flatten(), strict=True))
+
+
+def struct_of(found: Mapping[str, pa.Array], absent: pa.Array | None, count: int) -> pa.Array:
+    """Return a struct of fields; null where `absent`. Without any field it is empty, not null."""
+    if not found:
+        return pa.array([{}] * count, pa.struct([])) if absent is None else _empty(absent)
+    fields = [pa.field(name, values.type) for name, values in found.items()]
+    return pa.StructArray.from_arrays(list(found.values()), fields=fields, mask=absent)
+
+
+def _empty(absent: pa.Array) -> pa.Array:
+    return pa.array([None if null else {} for null in absent.to_pylist()], pa.struct([]))
+
+
+def edited(values: pa.Array, edit: Callable[[dict[str, pa.Array]], Mapping[str, pa.Array]]) -> pa.Array:
+    """Return a struct with what `edit` makes of its fields; another column stays as it is."""
+    if not pa.types.is_struct(values.type):
+        return values
+    absent = pc.is_null(values) if values.null_count else None
+    return struct_of(edit(members(values)), absent, len(values))
+
+
+def with_fields(values: pa.Array, added: Mapping[str, pa.Array], count: int) -> pa.Array:
+    """Return a struct with fields put in or added; a column of nulls becomes a struct of them."""
+    if pa.types.is_null(values.type):
+        return struct_of(added, None, count)
+    return edited(values, lambda found: {**found, **added})

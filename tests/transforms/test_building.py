@@ -1,0 +1,202 @@
+"""Chains from what a file says: every mistake at its place, and what other packages offer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrace import config, extensions
+from tailrace.config.transformations import Filter
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.group import Group
+from tailrace.records.record import Record
+from tailrace.transforms.building import build
+from transforms.groups import applied, orders, places
+
+GOOD = """\
+name: shop
+source: {type: postgresql, dsn: postgresql://cdc@db/shop}
+log: {path: ./log}
+engine:
+  predicates:
+    table: {type: table, tables: ["public.*"]}
+    big: {type: expression, where: after.price > 6}
+  transformations:
+    - {type: filter, where: "op <> 'd'", predicate: table}
+    - type: route
+      regex: public\\.(.*)
+      replacement: shop.$1
+      predicate: big
+      negate: true
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "pipeline.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_a_file_makes_a_chain(tmp_path: Path) -> None:
+    options = config.load_engine(written(tmp_path, GOOD)).engine
+    chain = build(options.transformations, options.predicates)
+    found = {int(p): group.topic for group in chain.apply(orders()) for p in group.index}
+    assert found == {0: "shop.orders", 1: "shop.orders", 2: "public.orders", 3: "public.orders"}
+
+
+def test_every_mistake_is_told_at_its_place(tmp_path: Path) -> None:
+    text = """\
+name: shop
+source: {type: postgresql, dsn: postgresql://cdc@db/shop}
+log: {path: ./log}
+engine:
+  predicates:
+    table:
+      type: table
+      tables: [orders]
+    b: {type: operatio}
+    c: {where: op}
+    d:
+      type: operation
+      operations: [delete, upsert]
+  transformations:
+    - type: filter
+      where: after.price >
+      nul: drop
+    - type: route
+      topic: lowr(topic)
+    - {type: routes}
+    - {type: drop, negate: true}
+    - {type: route, regex: "(", replacement: a}
+"""
+    _, problems = config.read(written(tmp_path, text))
+    known = "filter, drop, route"
+    predicates = "table, operation, topic, has_header, tombstone, expression"
+    found = {problem.place: (problem.line, problem.message) for problem in problems}
+    there = found.pop("engine.transformations[2].type")
+    assert there[0] == 20
+    assert there[1].startswith(f"must be one of {known}")
+    assert there[1].endswith("or what an installed package offers; did you mean 'route'?")
+    assert found == {
+        "engine.predicates.table.tables[0]": (
+            8,
+            "must be of the form schema.table, such as public.orders or sales.*; or /a regular expression/",
+        ),
+        "engine.predicates.b.type": (
+            9,
+            f"must be one of {predicates}, or what an installed package offers; did you mean 'operation'?",
+        ),
+        "engine.predicates.c.type": (
+            10,
+            f"is required: one of {predicates}",
+        ),
+        "engine.predicates.d.operations[1]": (
+            13,
+            "must be one of 'read', 'create', 'update', 'delete', 'truncate' or 'message'",
+        ),
+        "engine.transformations[0].where": (
+            16,
+            "at character 14 of the expression: expected a value, found the end",
+        ),
+        "engine.transformations[0].nul": (17, "unknown key; did you mean 'nulls'?"),
+        "engine.transformations[1].topic": (
+            19,
+            "at character 1 of the expression: there is no function 'lowr'; did you mean 'lower'?",
+        ),
+        "engine.transformations[3]": (21, "negate needs a predicate"),
+        "engine.transformations[4].regex": (
+            22,
+            "is no regular expression that Python knows: missing ), unterminated subpattern",
+        ),
+    }
+
+
+class Halves:
+    """Drops every other record."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        self.closed = False
+
+    def apply(self, group: Group) -> list[Group]:
+        return [group.take(np.arange(self.first, len(group), 2))]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Twice(Halves):
+    def apply(self, group: Group) -> list[Group]:
+        return [group, group]
+
+
+class Raises(Halves):
+    def apply(self, group: Group) -> list[Group]:
+        raise ValueError("secret")
+
+    def close(self) -> None:
+        raise OSError("closing")
+
+
+class Shouts:
+    def apply_record(self, record: Record) -> Record | None:
+        return record.replace(topic=record.topic.upper())
+
+    def close(self) -> None:
+        pass
+
+
+def test_objects_mappings_and_models_stand_side_by_side() -> None:
+    halves = Halves()
+    chain = build([halves, {"type": "filter", "where": "op = 'c'"}, Filter(where="after.id = 1"), Shouts()])
+    assert [(group.topic, group.index.tolist()) for group in chain.apply(orders())] == [
+        ("PUBLIC.ORDERS", [0])
+    ]
+    chain.close()
+    assert halves.closed
+
+
+def test_a_package_offers_transformations_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.config.transformations.names", lambda _: ("halves",))
+    monkeypatch.setattr(extensions, "factory", lambda *_: Halves)
+    assert places(applied(orders(), {"type": "halves", "first": 1})) == [1, 3]
+    with pytest.raises(TailraceError, match=r"transformations\[0\]: its package refused") as caught:
+        applied(orders(), {"type": "halves", "second": 1})
+    assert caught.value.kind is Kind.CONFIG_INVALID
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            [{"type": "drop", "predicate": "none"}],
+            r"transformations\[0\]\.predicate: there is no predicate 'none'",
+        ),
+        ([Halves(), object()], r"transformations\[1\]: object is no transformation"),
+        ([{"type": "filter", "where": "op ~ '('"}], r"transformations\[0\]: at character 4 .* RE2"),
+        ([{"type": "filter", "where": 1}], r"transformations\[0\]\.where: must be text"),
+    ],
+)
+def test_what_is_no_chain_is_refused(given: list[Any], words: str) -> None:
+    with pytest.raises(TailraceError, match=words) as caught:
+        build(given)
+    assert caught.value.kind is Kind.CONFIG_INVALID
+
+
+@pytest.mark.parametrize("broken", [Twice(), Raises()])
+def test_a_foreign_transformation_that_breaks_its_word_is_named(broken: Halves) -> None:
+    with pytest.raises(TailraceError) as caught:
+        build([Halves(), broken]).apply(orders())
+    assert caught.value.kind is Kind.TASK_FAILED
+    assert caught.value.context["transformation"] == f"transformations[1] {type(broken).__name__}"
+    assert "secret" not in str(caught.value)
+
+
+def test_all_are_closed_although_one_fails() -> None:
+    after = Halves()
+    with pytest.raises(OSError, match="closing"):
+        build([Raises(), after]).close()
+    assert after.closed

@@ -1,0 +1,129 @@
+"""Transformations of single records give what the vectorised ones give, and keep what they leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decode.wire import delete, insert, update
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.record import Record
+from transforms.groups import applied, orders, places, plain, rows, topics
+
+Change = Callable[[Record], Record | None]
+
+
+class Each:
+    """Does to each record what a function says."""
+
+    def __init__(self, change: Change) -> None:
+        self._change = change
+
+    def apply_record(self, record: Record) -> Record | None:
+        return self._change(record)
+
+    def close(self) -> None:
+        pass
+
+
+CHANGES = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 9), st.sampled_from(["a", "b", None])).map(
+            lambda row: insert(str(row[0]), row[1], "5.00")
+        ),
+        st.integers(0, 9).map(lambda n: update(str(n), "u", "7.00")),
+        st.integers(0, 9).map(lambda n: delete(str(n), None, None)),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(CHANGES)
+def test_filter_and_route_are_the_same_one_by_one(changes: list[bytes]) -> None:
+    def route(record: Record) -> Record | None:
+        if record.op == "d":
+            return None
+        note = (record.after or {}).get("note")
+        return record if note is None else record.replace(topic=f"by-{note}")
+
+    group = orders(*changes)
+    vectorised = applied(
+        group,
+        {"type": "filter", "where": "op <> 'd'"},
+        {"type": "route", "topic": "'by-' || after.note"},
+    )
+    single = applied(group, Each(route))
+    assert topics(single) == topics(vectorised)
+    assert rows(single) == rows(vectorised)
+    assert all(part.wire is not None for part in single)
+
+
+def test_rows_and_headers_are_replaced_and_their_types_kept() -> None:
+    def edit(record: Record) -> Record | None:
+        if record.after is None:
+            return record
+        after = {**record.after, "note": "new", "extra": record.place * 1.5}
+        return record.replace(after=after, headers={"place": str(record.place)})
+
+    before, found = rows([orders()]), applied(orders(), Each(edit))
+    after = rows(found)
+    assert places(found) == [0, 1, 2, 3, 4]
+    assert after[4] == before[4]
+    assert after[2]["after"] == {"id": 1, "note": "new", "price": Decimal("7.50"), "extra": 3.0}
+    assert (before[2]["unchanged"], after[2]["unchanged"]) == (["note"], [])
+    assert after[1]["special"] == before[1]["special"] == [("after.price", "NaN")]
+    assert after[0]["headers"] == {"place": "0"}
+    changed = next(group for group in found if group.wire is None)
+    assert changed.column("after").type.field("id").type == orders().column("after").type.field("id").type
+
+
+def test_what_is_noted_of_a_value_goes_with_the_value() -> None:
+    found = applied(orders(), Each(lambda r: r.replace(after={**(r.after or {}), "price": Decimal(1)})))
+    assert rows(found)[1]["special"] == []
+
+
+def test_headers_alone_leave_the_change_on_the_wire() -> None:
+    [found] = applied(orders(), Each(lambda record: record.replace(headers={"op": record.op})))
+    assert found.wire is not None
+    assert [row["headers"] for row in rows([found]).values()] == [{"op": op} for op in "ccuud"]
+
+
+def test_a_change_that_is_given_a_value_is_none_any_more() -> None:
+    found = applied(orders(), Each(lambda record: record.replace(value={"id": record.place}, key=None)))
+    [group] = found
+    assert not group.is_change
+    assert rows(found)[3] == {
+        "op": "u",
+        "key": None,
+        "source": rows([orders()])[3]["source"],
+        "value": {"id": 3},
+    }
+    [again] = applied(group, Each(lambda record: record.replace(value=None, topic="t")))
+    assert rows([again])[0]["value"] is None
+
+
+def test_plain_values_may_change_their_type() -> None:
+    group = plain([{"n": 1}, {"n": 2}])
+    [found] = applied(group, Each(lambda record: record.replace(value={"n": "x", "m": [record.value["n"]]})))
+    assert rows([found])[1]["value"] == {"n": "x", "m": [2]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: "text",
+        lambda record: Record(record.group, 0, {}),
+        lambda record: record.replace(value="x" if record.place else 1),
+    ],
+)
+def test_what_is_no_record_is_refused_and_no_value_is_shown(change: Change) -> None:
+    with pytest.raises(TailraceError) as caught:
+        applied(orders(), Each(change))
+    assert caught.value.kind is Kind.TRANSFORM_FAILED
+    with pytest.raises(TypeError, match="no lsn"):
+        next(iter([Record(orders(), 0, {}).replace(lsn=1)]))

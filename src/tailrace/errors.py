@@ -87,6 +87,7 @@ class Kind(enum.StrEnum):
     ENGINE_MISUSED = "engine_misused"  # a call that the engine's state does not allow
     OFFSETS_UNREADABLE = "offsets_unreadable"
     OFFSETS_UNWRITABLE = "offsets_unwritable"
+    OFFSETS_LOCKED = "offsets_locked"  # another process uses the store
 
     # anything else, always a bug of ours
     INTERNAL = "internal"

@@ -23,6 +23,9 @@ Partition = Mapping[str, str]
 
 _numbers = itertools.count()
 
+#: Records whose places are made Python's numbers at a time.
+_AT_ONCE = 4096
+
 
 class Offsets(Protocol):
     """For each record of a batch: where a new life goes on once this record is done."""
@@ -68,8 +71,10 @@ class Batch(Sequence[Record]):
         return Record(self.groups[group], int(row), self.partition)
 
     def __iter__(self) -> Iterator[Record]:
-        for group, row in self.order:
-            yield Record(self.groups[group], int(row), self.partition)
+        groups, partition = self.groups, self.partition
+        for first in range(0, len(self), _AT_ONCE):
+            for group, row in self.order[first : first + _AT_ONCE].tolist():
+                yield Record(groups[group], row, partition)
 
     @functools.cached_property
     def order(self) -> npt.NDArray[np.int64]:

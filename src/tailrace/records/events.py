@@ -11,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.records.batch import Batch
-from tailrace.records.group import Places
+from tailrace.records.batch import Batch, Partition
+from tailrace.records.group import Group, Places
 from tailrace.records.record import Record
+
+#: Events whose values are made Python's together.
+_RUN = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,20 +78,32 @@ class Events(Sequence[Event]):
         return self._event(int(group), int(entry))
 
     def __iter__(self) -> Iterator[Event]:
-        for group, entry in self.order:
-            yield self._event(int(group), int(entry))
+        parts = [_Entries(*part) for part in zip(self.batch.groups, self.converted, strict=True)]
+        partition = self.batch.partition
+        for first in range(0, len(self), _RUN):
+            for number, entry in self.order[first : first + _RUN].tolist():
+                yield parts[number].event(entry, partition)
+
+    @property
+    def places(self) -> Places:
+        """For each event the place of its record in the batch that was polled; never falling."""
+        if all(found.rows is None for found in self.converted):
+            return self.batch.places
+        return np.sort(np.concatenate(self._places()))
 
     @functools.cached_property
     def order(self) -> npt.NDArray[np.int64]:
         """Pairs (group, entry of its `Converted`) in the source's order: an array of shape (len, 2)."""
         if all(found.rows is None for found in self.converted):
             return self.batch.order
-        parts = list(zip(self.batch.groups, self.converted, strict=True))
-        places = [group.index if found.rows is None else group.index[found.rows] for group, found in parts]
         of_group = [np.full(len(found), g, np.int64) for g, found in enumerate(self.converted)]
         entries = [np.arange(len(found), dtype=np.int64) for found in self.converted]
-        order = np.argsort(np.concatenate(places), kind="stable")
+        order = np.argsort(np.concatenate(self._places()), kind="stable")
         return np.stack([np.concatenate(of_group)[order], np.concatenate(entries)[order]], axis=1)
+
+    def _places(self) -> list[Places]:
+        parts = zip(self.batch.groups, self.converted, strict=True)
+        return [group.index if found.rows is None else group.index[found.rows] for group, found in parts]
 
     @functools.cached_property
     def topics(self) -> pa.DictionaryArray:
@@ -123,15 +138,38 @@ class Events(Sequence[Event]):
         return whole.take(pa.array(np.array(starts[:-1], np.int64)[order[:, 0]] + order[:, 1]))
 
     def _event(self, group: int, entry: int) -> Event:
-        found = self.converted[group]
-        headers = {} if found.headers is None else found.headers[entry].as_py() or {}
-        row = entry if found.rows is None else int(found.rows[entry])
-        record = Record(self.batch.groups[group], row, self.batch.partition)
-        kept = {name: value for name, value in headers.items() if value is not None}
-        return Event(record.topic, _at(found.keys, entry), _at(found.values, entry), kept, record)
+        return _Entries(self.batch.groups[group], self.converted[group], 1).event(entry, self.batch.partition)
 
 
-def _at(values: pa.Array | Sequence[Any] | None, entry: int) -> Any:
-    if values is None:
-        return None
-    return values[entry].as_py() if isinstance(values, pa.Array) else values[entry]
+class _Entries:
+    # The events of a group, made one by one, in order; values are made Python's in runs.
+    def __init__(self, group: Group, found: Converted, run: int = _RUN) -> None:
+        self._group = group
+        self._found = found
+        self._run = run
+        self._first = self._last = 0
+
+    def event(self, entry: int, partition: Partition) -> Event:
+        if not self._first <= entry < self._last:
+            self._take(entry)
+        at = entry - self._first
+        group = self._group
+        record = Record(group, self._rows[at], partition)
+        headers = None if self._headers is None else self._headers[at]
+        kept = {name: value for name, value in headers.items() if value is not None} if headers else {}
+        return Event(group.topic, self._keys[at], self._values[at], kept, record)
+
+    def _take(self, entry: int) -> None:
+        found = self._found
+        self._first, self._last = entry, min(entry + self._run, len(found))
+        rows = range(self._first, self._last)
+        self._rows = rows if found.rows is None else found.rows[self._first : self._last].tolist()
+        self._keys = [None] * len(rows) if found.keys is None else self._python(found.keys)
+        self._values = self._python(found.values)
+        self._headers = None if found.headers is None else self._python(found.headers)
+
+    def _python(self, values: pa.Array | Sequence[Any]) -> Sequence[Any]:
+        if not isinstance(values, pa.Array):
+            return values[self._first : self._last]
+        python: list[Any] = values.slice(self._first, self._last - self._first).to_pylist()
+        return python

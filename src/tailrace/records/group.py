@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,11 @@ ENVELOPE = (*images.NAMES, "headers")
 #: The columns of a group whose records are no longer changes (flattened, outbox events).
 PLAIN = ("op", "key", "value", "source", "headers")
 
+#: Rows whose values are made Python's together: one by one costs ten times as much.
+_RUN = 1024
+#: Runs of values that a group keeps, at most; then it begins anew.
+_RUNS_MAX = 64
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
@@ -51,6 +57,8 @@ class Group:
     _columns: pa.RecordBatch | None = None
     #: Named columns that come beside those of `_changes`: headers, so far.
     _beside: dict[str, pa.Array] = field(default_factory=dict)
+    # By column and run, values as Python's; None: a single one was asked for so far.
+    _values: dict[tuple[str, int], list[Any] | None] = field(default_factory=dict, init=False, repr=False)
     origin: SourceFacts | None = None
 
     @classmethod
@@ -113,6 +121,25 @@ class Group:
         if self._changes is not None:
             return self._beside.get("headers", pa.nulls(len(self)))
         return self.column("headers")
+
+    def value_at(self, name: str, row: int) -> Any:
+        """Return a value of a column as Python's own, None if there is no such column. Any thread.
+
+        Who asks for several rows near each other pays for converting a whole run of them once.
+        """
+        run, at = divmod(row, _RUN)
+        values = self._values.get((name, run))
+        if values is not None:
+            return values[at]
+        column = self.headers if name == "headers" else self.column(name)
+        if (name, run) not in self._values:
+            if len(self._values) >= _RUNS_MAX:
+                self._values.clear()
+            self._values[name, run] = None
+            return column[row].as_py()
+        values = column.slice(run * _RUN, _RUN).to_pylist()
+        self._values[name, run] = values
+        return values[at]
 
     def take(self, rows: Places) -> Group:
         """Return the records at `rows` (counted within the group, rising)."""

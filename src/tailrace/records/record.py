@@ -104,6 +104,4 @@ class Record:
     def _get(self, name: str) -> Any:
         if name in self.replaced:
             return self.replaced[name]
-        columns = self.group.columns
-        at = columns.schema.get_field_index(name)
-        return None if at < 0 else columns.column(at)[self.row].as_py()
+        return self.group.value_at(name, self.row)

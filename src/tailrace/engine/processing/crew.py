@@ -11,7 +11,7 @@ import heapq
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -36,8 +36,13 @@ TURN_RECORDS = 128
 #: The delivering thread looks up at least so often.
 _IDLE_S = 60.0
 
+#: Records that are taken in together.
+_RUN = 64
+
 #: The lane in which only those stand that stand in all; fingerprints are not negative.
 _WALLS = -1
+#: Where records stand that need no lanes.
+_NOWHERE = (0, 0, False)
 
 
 class _Batch:
@@ -51,13 +56,15 @@ class _Batch:
 
 
 class _Item:
-    # A record on its way: what the handler gets, and how many lanes it is not the first of.
-    __slots__ = ("backoff", "given", "lanes", "of", "place", "waits")
+    # A record on its way: what the handler gets of it, how much of that it got, and how many lanes it
+    # is not the first of.
+    __slots__ = ("at", "backoff", "given", "lanes", "of", "place", "waits")
 
-    def __init__(self, of: _Batch, place: int, given: Any, backoff: Backoff) -> None:
+    def __init__(self, of: _Batch, place: int, given: Sequence[Any], backoff: Backoff) -> None:
         self.of = of
         self.place = place
         self.given = given
+        self.at = 0
         self.backoff = backoff
         self.lanes: list[int] = []
         self.waits = 0
@@ -191,31 +198,35 @@ class Crew:
         # Yields whenever as many are taken in as may be.
         ready = self._staging.call(staging.result)
         of = _Batch(ready, staging.size_bytes)
-        if not of.left:
+        if not len(ready.given):
             self._room.mark(self._committer.mark_processed, ready.batch)
             self._finish(of)
             return
         self._room.mark(self._committer.mark_dropped, ready.batch)
-        stands = _standing(ready) if self._keeps_lanes else itertools.repeat((0, 0, False))
-        for place, given, (own, other, in_all) in zip(
-            ready.batch.places.tolist(), ready.given, stands, strict=False
-        ):
-            item = _Item(of, place, given, self._backoff)
+        stands = _standing(ready) if self._keeps_lanes else itertools.repeat(_NOWHERE)
+        standing = zip(ready.by_record(), stands, strict=False)
+        while run := list(itertools.islice(standing, _RUN)):
             while self._taken_in >= TAKEN_IN_MAX:
                 yield
             with self._lock:
-                self._taken_in += 1
-                if in_all:
-                    self._lines.join_all(item)
-                elif self._keeps_lanes:
-                    self._lines.join(item, own, other)
-                if not item.waits:
-                    self._now_ready([item])
+                self._taken_in += len(run)
+                items = [
+                    self._stand(_Item(of, place, given, self._backoff), *where)
+                    for (place, given), where in run
+                ]
+                self._now_ready([item for item in items if not item.waits])
+
+    def _stand(self, item: _Item, own: int, other: int, in_all: bool) -> _Item:
+        if in_all:
+            self._lines.join_all(item)
+        elif self._keeps_lanes:
+            self._lines.join(item, own, other)
+        return item
 
     def _now_ready(self, items: list[_Item]) -> None:
-        # Under the lock.
+        # Under the lock. A worker that finds nothing ready ends, so those that there are have work.
         self._ready.extend(items)
-        while self._workers < min(self._threads, len(self._ready)):
+        for _ in range(min(len(items), self._threads - self._workers)):
             self._workers += 1
             self._executor.submit(self._work)
 
@@ -235,19 +246,25 @@ class Crew:
 
     def _deliver(self, item: _Item) -> None:
         room, mark = self._room, self._committer.mark_processed
-        if not room.enter():
-            return
-        try:
-            self._call(item.given)
-        except StopEngine as stop:
-            room.leave(mark, item.of.batch, item.place)
-            room.fail(stop)
-        except BaseException as error:  # noqa: BLE001 - tried again, or the task's thread raises it
-            room.leave()
-            self._failed(item, error)
-            return
-        else:
-            room.leave(mark, item.of.batch, item.place)
+        last = len(item.given) - 1
+        if last < 0:
+            room.mark(mark, item.of.batch, item.place)
+        while item.at <= last:
+            if not room.enter():
+                return
+            done = (mark, item.of.batch, item.place) if item.at == last else (_nothing,)
+            try:
+                self._call(item.given[item.at])
+            except StopEngine as stop:
+                room.leave(*done)
+                room.fail(stop)
+            except BaseException as error:  # noqa: BLE001 - tried again, or the task's thread raises it
+                room.leave()
+                self._failed(item, error)
+                return
+            else:
+                room.leave(*done)
+            item.at += 1
         self._done(item)
 
     def _done(self, item: _Item) -> None:
@@ -293,6 +310,10 @@ class Crew:
                 due.append(heapq.heappop(self._again)[2])
             self._now_ready(due)
             return self._again[0][0] - now_s if self._again else _IDLE_S
+
+
+def _nothing() -> None:
+    pass
 
 
 def _standing(ready: Ready) -> Iterator[tuple[int, int, bool]]:

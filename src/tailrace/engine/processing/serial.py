@@ -54,15 +54,20 @@ class Serial:
 
     def _deliver(self, ready: Ready) -> None:
         batch, committer = ready.batch, self._committer
-        if not len(batch):
+        if not len(ready.given):
             self._room.mark(committer.mark_processed, batch)
         elif self._handler.takes is Takes.BATCH:
             self._call(committer.mark_processed, batch, None, ready.given)
         else:
             self._room.mark(committer.mark_dropped, batch)
             if self._handler.takes is Takes.RECORD:
-                for place, one in zip(batch.places.tolist(), ready.given, strict=True):
-                    self._call(committer.mark_processed, batch, place, one)
+                for place, given in ready.by_record():
+                    for one in given[:-1]:
+                        self._call(_nothing, batch, place, one)
+                    if given:
+                        self._call(committer.mark_processed, batch, place, given[-1])
+                    else:
+                        self._room.mark(committer.mark_processed, batch, place)
             else:
                 self._call(_nothing, batch, None, ready.given, self._guarded)
         committer.mark_batch_finished(batch)

@@ -7,14 +7,15 @@ order of groups; the order of records is that of their places (`Batch.order`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from tailrace.engine.processing.lanes import Lanes, lanes_of, moved_of
 from tailrace.records.batch import Batch
-from tailrace.records.events import Converted, Events
+from tailrace.records.events import Converted, Event, Events
 from tailrace.records.group import Group
+from tailrace.records.record import Record
 
 #: Fewer records than this are not worth a thread of their own.
 PART_RECORDS_MIN = 2048
@@ -43,6 +44,21 @@ class Ready:
     batch: Batch
     given: Batch | Events
     lanes: Sequence[Lanes]
+
+    def by_record(self) -> Iterator[tuple[int, tuple[Record | Event, ...]]]:
+        """Yield each record's place, and what of it a handler gets: itself, or its events, if any."""
+        places = self.batch.places.tolist()
+        if isinstance(self.given, Batch):
+            yield from ((place, (record,)) for place, record in zip(places, self.given, strict=True))
+            return
+        events = zip(self.given.places.tolist(), self.given, strict=True)
+        at, event = next(events, (-1, None))
+        for place in places:
+            found = []
+            while at == place and event is not None:
+                found.append(event)
+                at, event = next(events, (-1, None))
+            yield place, tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

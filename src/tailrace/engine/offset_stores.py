@@ -1,0 +1,176 @@
+"""Where offsets are kept: in a file, or in memory alone.
+
+With the change log they are kept by its connector, in a table of PostgreSQL by what the entry point
+`postgresql` of `tailrace.offset_stores` names; others bring an object (`contracts.OffsetStore`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tailrace import extensions
+from tailrace.changelog import durable
+from tailrace.config.engine_options import OffsetStorage
+from tailrace.engine.contracts import OffsetStore
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.batch import Offset, Partition
+
+OFFSET_STORES = "tailrace.offset_stores"
+
+#: Beside the file: who may write holds its lock.
+LOCK_SUFFIX = ".lock"
+
+_FORM = 1
+
+Key = tuple[tuple[str, str], ...]
+
+
+def store_for(storage: OffsetStorage, name: str) -> OffsetStore:
+    """Return the store that the configuration names, for the engine `name`; `log` is the connector's.
+
+    :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT` if it can't be loaded.
+    """
+    if storage.type == "memory":
+        return MemoryOffsetStore()
+    if storage.type == "file":
+        assert storage.path is not None
+        return FileOffsetStore(storage.path, name)
+    make = extensions.factory(OFFSET_STORES, storage.type, ("start", "read", "write", "stop"))
+    found: OffsetStore = make(storage, name)
+    return found
+
+
+def key_of(partition: Partition) -> Key:
+    """Return what tells a partition from others."""
+    return tuple(sorted(partition.items()))
+
+
+class MemoryOffsetStore:
+    """Keeps offsets as long as the object lives: engines that share it go on from each other's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offsets: dict[Key, Offset] = {}
+
+    def start(self) -> None:
+        """Nothing is to be done."""
+
+    def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
+        """Return the offset of each partition that has one, by its number."""
+        with self._lock:
+            return _found(self._offsets, partitions)
+
+    def write(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float) -> None:
+        """Keep offsets."""
+        with self._lock:
+            self._offsets.update({key_of(partition): offset for partition, offset in offsets})
+
+    def stop(self) -> None:
+        """Nothing is to be done."""
+
+
+class FileOffsetStore:
+    """Keeps offsets in a file: a small JSON document with a checksum, replaced as a whole.
+
+    A write is on disk when it returns. A crash leaves the old content or the new; the content before
+    it stays beside it (`<name>.previous`), and is read if the file was damaged. The file may hold
+    the offsets of several engines by their names, but one process at a time may use it.
+
+    :param path: the file; it and its folder are made when they are missing.
+    :param name: of the engine.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = Path(path)
+        self._name = name
+        self._lock = threading.Lock()
+        self._held = -1
+        self._others: dict[str, Any] = {}
+        self._offsets: dict[Key, Offset] = {}
+
+    def start(self) -> None:
+        """Take the file's lock and read it.
+
+        :raises TailraceError: `OFFSETS_LOCKED` if another process has it, `OFFSETS_UNREADABLE`.
+        """
+        try:
+            durable.make_directory(self._path.parent)
+            self._held = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, durable.FILE_MODE)
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._load()
+        except BlockingIOError:
+            raise TailraceError(
+                Kind.OFFSETS_LOCKED,
+                "take the file of offsets: another process uses it",
+                "stop the other engine, or give this one a file of its own",
+                {"file": str(self._path)},
+            ) from None
+        except OSError as error:
+            raise self._unreadable(error.strerror or type(error).__name__) from error
+
+    def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
+        """Return the offset of each partition that has one, by its number."""
+        with self._lock:
+            return _found(self._offsets, partitions)
+
+    def write(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float) -> None:
+        """Keep offsets, durably.
+
+        :raises TailraceError: `OFFSETS_UNWRITABLE`; what was kept before still is.
+        """
+        with self._lock:
+            changed = {**self._offsets, **{key_of(partition): offset for partition, offset in offsets}}
+            listed = [{"partition": dict(key), "offset": dict(offset)} for key, offset in changed.items()]
+            content = {"form": _FORM, "engines": {**self._others, self._name: listed}}
+            try:
+                durable.write_state(self._path, content)
+            except (TailraceError, TypeError, ValueError) as error:
+                what = error.message if isinstance(error, TailraceError) else "an offset is not JSON"
+                raise TailraceError(
+                    Kind.OFFSETS_UNWRITABLE,
+                    f"store offsets: {what}",
+                    "look at the file's permissions, and the room and health of its disk",
+                    {"file": str(self._path)},
+                ) from error
+            self._offsets = changed
+
+    def stop(self) -> None:
+        """Let go of the lock."""
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+
+    @property
+    def _lock_path(self) -> Path:
+        return self._path.with_name(self._path.name + LOCK_SUFFIX)
+
+    def _load(self) -> None:
+        try:
+            content = durable.read_state(self._path)
+        except TailraceError as error:
+            raise self._unreadable(error.message) from error
+        if content is None:
+            return
+        if content.get("form") != _FORM:
+            raise self._unreadable(f"it has form {content.get('form')!r}, known is {_FORM}")
+        self._others = dict(content["engines"])
+        for entry in self._others.pop(self._name, []):
+            self._offsets[key_of(entry["partition"])] = entry["offset"]
+
+    def _unreadable(self, found: str) -> TailraceError:
+        return TailraceError(
+            Kind.OFFSETS_UNREADABLE,
+            f"read the file of offsets: {found}",
+            "restore the file from a backup; or remove it, and every source is read from its beginning",
+            {"file": str(self._path)},
+        )
+
+
+def _found(offsets: Mapping[Key, Offset], partitions: Sequence[Partition]) -> dict[int, Offset]:
+    keys = [key_of(partition) for partition in partitions]
+    return {number: offsets[key] for number, key in enumerate(keys) if key in offsets}

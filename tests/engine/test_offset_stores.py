@@ -1,0 +1,150 @@
+"""Offsets that are kept: durably, by one process, and readable after any death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fix_wait import wait_until
+from tailrace.config.engine_options import OffsetStorage
+from tailrace.engine.offset_stores import FileOffsetStore, MemoryOffsetStore, store_for
+from tailrace.errors import Kind, TailraceError
+
+A, B = {"server": "a"}, {"server": "b", "shard": "-80"}
+
+
+def opened(path: Path, name: str = "shop") -> FileOffsetStore:
+    store = FileOffsetStore(path, name)
+    store.start()
+    return store
+
+
+def test_offsets_come_back_word_for_word(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "offsets.json"
+    store = opened(path)
+    assert store.read([A, B]) == {}
+    offset = {"lsn": 2**63 - 1, "texts": ["ü", None, 1.5], "nested": {"deep": True}}
+    store.write([(A, {"lsn": 1}), (B, offset)], 5)
+    store.write([(A, {"lsn": 2})], 5)
+    store.stop()
+    store = opened(path)
+    assert store.read([B, {"server": "c"}, A]) == {0: offset, 2: {"lsn": 2}}
+    store.stop()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_text())["content"]["engines"]["shop"]
+
+
+def test_engines_that_take_turns_with_a_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    for name, lsn in (("one", 1), ("two", 2), ("one", 3)):
+        store = opened(path, name)
+        store.write([(A, {"lsn": lsn})], 5)
+        store.stop()
+    for name, lsn in (("one", 3), ("two", 2)):
+        store = opened(path, name)
+        assert store.read([A]) == {0: {"lsn": lsn}}
+        store.stop()
+
+
+def test_one_process_at_a_time_uses_a_file(tmp_path: Path) -> None:
+    first = opened(tmp_path / "offsets.json")
+    second = FileOffsetStore(tmp_path / "offsets.json", "other")
+    with pytest.raises(TailraceError) as raised:
+        second.start()
+    second.stop()
+    assert raised.value.kind is Kind.OFFSETS_LOCKED
+    first.stop()
+    opened(tmp_path / "offsets.json").stop()
+
+
+def test_what_can_not_be_written_leaves_what_was(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    store = opened(path)
+    store.write([(A, {"lsn": 1})], 5)
+    with pytest.raises(TailraceError) as raised:
+        store.write([(A, {"lsn": object()})], 5)
+    assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
+    assert store.read([A]) == {0: {"lsn": 1}}
+    store.write([(B, {"lsn": 2})], 5)
+    store.stop()
+    store = opened(path)
+    assert store.read([A, B]) == {0: {"lsn": 1}, 1: {"lsn": 2}}
+    store.stop()
+
+
+def test_a_damaged_file_gives_way_to_the_one_before_it_and_without_one_nothing_starts(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    store = opened(path)
+    store.write([(A, {"lsn": 1})], 5)
+    store.write([(A, {"lsn": 2})], 5)
+    store.stop()
+    path.write_bytes(path.read_bytes()[:-9])
+    store = opened(path)
+    assert store.read([A]) == {0: {"lsn": 1}}
+    store.stop()
+    for damaged in tmp_path.glob("offsets.json*"):
+        if not damaged.name.endswith(".lock"):
+            damaged.write_text("{}")
+    store = FileOffsetStore(path, "shop")
+    with pytest.raises(TailraceError, match="matches its checksum") as raised:
+        store.start()
+    store.stop()
+    assert raised.value.kind is Kind.OFFSETS_UNREADABLE
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tailrace.engine.offset_stores import FileOffsetStore
+store = FileOffsetStore(Path(sys.argv[1]), "shop")
+store.start()
+lsn = store.read([{}]).get(0, {"lsn": 0})["lsn"]
+while True:
+    lsn += 1
+    store.write([({}, {"lsn": lsn})], 5)
+    sys.stdout.write(f"{lsn}\\n")
+    sys.stdout.flush()
+"""
+
+
+def test_after_a_kill_the_file_holds_what_was_written_last(tmp_path: Path) -> None:
+    path, told = tmp_path / "offsets.json", tmp_path / "told"
+    last = 0
+    for life in range(4):
+        with told.open("w") as out:
+            writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=out)
+        wanted = last + 20 + 7 * life
+
+        def has_written(enough: int = wanted) -> bool:
+            lines = told.read_text().split("\n")[:-1]
+            return bool(lines) and int(lines[-1]) >= enough
+
+        wait_until(has_written, 60)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait(30)
+        acknowledged = int(told.read_text().split("\n")[-2])
+        store = opened(path)
+        last = store.read([{}])[0]["lsn"]
+        store.stop()
+        assert acknowledged <= last <= acknowledged + 1
+
+
+def test_memory_is_shared_by_those_who_share_the_object() -> None:
+    store = store_for(OffsetStorage(type="memory"), "shop")
+    assert isinstance(store, MemoryOffsetStore)
+    store.start()
+    store.write([(A, {"lsn": 1})], 5)
+    store.stop()
+    store.start()
+    assert store.read([B, A]) == {1: {"lsn": 1}}
+
+
+def test_the_configuration_names_the_store(tmp_path: Path) -> None:
+    assert isinstance(store_for(OffsetStorage(type="file", path=tmp_path / "o"), "shop"), FileOffsetStore)

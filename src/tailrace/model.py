@@ -94,6 +94,7 @@ class Column:
     column under `ReplicaIdentity.FULL`. `number` is `pg_attribute.attnum`, 0 if it is not known:
     it stays when the column is renamed. `missing` and `unknown`: see `protocol.facts`.
     `value_type` says what the log knows beyond the message of a type that is not built in.
+    `not_null` is the catalogue's, which may be of a later time than a change.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Column:
     missing: str | None = None
     unknown: bool = False
     value_type: ValueType | None = None
+    not_null: bool = False
 
 
 @dataclass(frozen=True, slots=True)

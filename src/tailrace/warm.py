@@ -30,6 +30,7 @@ KERNEL_MODULES = (
     "tailrace.decode.lettering",
     "tailrace.decode.literals",
     "tailrace.decode.masks",
+    "tailrace.converters.texts",
     "tailrace.records.fingerprints",
     "tailrace.sql.json_members",
 )

@@ -110,7 +110,13 @@ def _with_facts(relation: Relation, facts: Facts) -> Relation:
     if [column.name for column in facts.columns] != names:
         return relation
     columns = tuple(
-        dataclasses.replace(column, number=known.number, missing=known.missing, unknown=known.unknown)
+        dataclasses.replace(
+            column,
+            number=known.number,
+            missing=known.missing,
+            unknown=known.unknown,
+            not_null=known.not_null,
+        )
         for column, known in zip(relation.columns, facts.columns, strict=True)
     )
     return dataclasses.replace(

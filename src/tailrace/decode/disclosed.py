@@ -191,7 +191,7 @@ def _masked(column: Column, mask: Mask, salt: Salt | None) -> Column:
     """Return the column that holds the masked values; so is the value of rows from before it."""
     missing = None if column.missing is None else _masked_text(column.missing, mask, salt)
     if mask.method == "null" or keeps_type(column, mask):
-        return replace(column, missing=missing)
+        return replace(column, missing=missing, not_null=column.not_null and mask.method != "null")
     return Column(column.name, _TEXT_OID, -1, column.in_identity, column.number, missing, column.unknown)
 
 

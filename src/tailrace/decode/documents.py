@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from tailrace.decode import jsontext
 from tailrace.decode.gather import Cells, require_utf8
+from tailrace.decode.kernel import TEXT
 from tailrace.decode.tuples import Spans
 from tailrace.protocol.frames import Bytes, Numbers
 
@@ -62,7 +63,7 @@ def write(
     old: Spans,
     current: Spans,
 ) -> pa.LargeStringArray:
-    """Return the documents of a plan; those that are none are empty.
+    """Return the documents of a plan; those that are none are null.
 
     :param buffer: what the cells point into.
     :param old: cells of the rows before; of no changes at all if there are none.
@@ -78,18 +79,20 @@ def write(
     )  # fmt: skip
     size = (len(texts[0]) + 160 + 2 * sum(map(len, columns.names))) * int(np.count_nonzero(plan.op))
     size += int(current.length.sum(dtype=np.int64) + old.length.sum(dtype=np.int64)) * 5 // 4
-    return _array(jsontext.write_documents, buffer, arguments, len(plan.rows), size)
+    there = plan.op != 0
+    return _array(jsontext.write_documents, buffer, arguments, len(plan.rows), size, there)
 
 
 def render(cells: Cells, style: int) -> pa.LargeStringArray:
-    """Return the values of one column in a style of JSON, each a JSON text; empty for what is no text.
+    """Return the values of one column in a style of JSON, each a JSON text; null for what is no text.
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     scratch = np.empty(int(cells.length.max(initial=0)) + 1, np.uint8)
     arguments = (cells.start, cells.length, cells.kind, style, scratch)
     size = int(cells.length.sum(dtype=np.int64)) * 5 // 4 + 8 * len(cells)
-    return _array(jsontext.write_values, cells.buffer, arguments, len(cells), size)
+    there = cells.kind == TEXT
+    return _array(jsontext.write_values, cells.buffer, arguments, len(cells), size, there)
 
 
 def joined(texts: Sequence[str]) -> tuple[Bytes, Numbers]:
@@ -100,7 +103,12 @@ def joined(texts: Sequence[str]) -> tuple[Bytes, Numbers]:
 
 
 def _array(
-    write_some: Callable[..., Any], buffer: Bytes, arguments: tuple[Any, ...], count: int, size: int
+    write_some: Callable[..., Any],
+    buffer: Bytes,
+    arguments: tuple[Any, ...],
+    count: int,
+    size: int,
+    there: npt.NDArray[np.bool_],
 ) -> pa.LargeStringArray:
     # The writer stops before a document for which there may be no room; another chunk takes it.
     ends = np.empty(count, np.int64)
@@ -114,7 +122,8 @@ def _array(
         first, done, size = after, done + used, max(size - used, 0)
     text = chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.uint8), *chunks])
     offsets = np.concatenate((np.zeros(1, np.int64), ends))
-    array = pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))
+    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    array = pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text), valid)
     if text.max(initial=0) >= 0x80:
         require_utf8(array)
     return array

@@ -80,9 +80,19 @@ def with_form(style: int, form: int) -> int:
     return style & ~255 | form
 
 
+def form_of(style: int) -> int:
+    """Return a style's form."""
+    return style & 255
+
+
+def parameter_of(style: int) -> int:
+    """Return a style's parameter."""
+    return style >> _PARAMETER_AT
+
+
 @nb.njit(inline="always")
 def form_in(style):  # type: ignore[no-untyped-def]
-    """Return a style's form."""
+    """Return a style's form, in kernels."""
     return style & 255
 
 
@@ -94,7 +104,7 @@ def delimiter_in(style):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def parameter_in(style):  # type: ignore[no-untyped-def]
-    """Return a style's parameter."""
+    """Return a style's parameter, in kernels."""
     return style >> _PARAMETER_AT
 
 

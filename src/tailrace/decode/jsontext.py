@@ -47,6 +47,9 @@ from tailrace.protocol.frames import FROZEN_BYTES
 # What stands after a constant of the template, in place of the row of a number.
 NOTHING, OP_LETTER, BEFORE, AFTER = -1, -2, -3, -4
 
+#: `CELL - c`: the value of column c after the change, or null.
+CELL = -16
+
 #: Added to the row of a number: as a text, and null if there is none; as milliseconds in ISO 8601.
 AS_TEXT, AS_ISO = 64, 128
 
@@ -383,8 +386,8 @@ def write_documents(  # type: ignore[no-untyped-def]
 
     Document d is of the change `rows[d]`, with the letter `op[d]`; 0: nothing is written.
     Each constant of the template is followed by what `slots` says: a row of `numbers` (with
-    `AS_TEXT` or `AS_ISO`), `BEFORE` (of the cells `old_…`) or `AFTER`. Those two are an object or null,
-    as `choice` says for them: 0 null, else the row of `wanted`, from 1, with its columns. In it a
+    `AS_TEXT` or `AS_ISO`), one cell, `BEFORE` (of the cells `old_…`) or `AFTER`. Those two are an object
+    or null, as `choice` says for them: 0 null, else the row of `wanted`, from 1, with its columns. In it a
     value that was not sent is its column's `unavailable`; a column that is not wanted or not there is
     its `absent`, and left out where that has no bytes.
 
@@ -446,6 +449,14 @@ def write_documents(  # type: ignore[no-untyped-def]
                     part += (slot >> 8) & 255
             elif slot >= 0:
                 to = _write_slot(slot, numbers, r, out, to)
+            elif slot <= CELL:
+                c = CELL - slot
+                if kind[c, r] == TEXT:
+                    to = _write_value(
+                        b, np.int64(start[c, r]), np.int64(length[c, r]), styles[c], scratch, out, to
+                    )  # fmt: skip
+                else:
+                    to = _write_number(NONE, out, to)
         ends[d] = to
     return np.int64(len(rows)), to, np.int64(0)
 

@@ -1,0 +1,220 @@
+"""The converter `json`: Debezium's events, as its JSON converter writes them.
+
+Values have `before`, `after`, `source`, `transaction`, `op`, `ts_ms`, `ts_us`, `ts_ns`; logical messages
+`op`, `ts_ms`, `source`, `transaction`, `message`. Where the wire's bytes are at hand they are written
+straight from there.
+
+Source: Debezium 3.6, Envelope, PostgresSourceInfoStructMaker, LogicalDecodingMessageMonitor.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tailrace import __version__
+from tailrace.config.converters import JsonOptions
+from tailrace.converters import schemas
+from tailrace.converters.options import checked
+from tailrace.converters.picture import (
+    COMMIT_LSN,
+    LSN,
+    MS,
+    NS,
+    TABLE_ORDER,
+    TOTAL_ORDER,
+    US,
+    XID,
+    Field,
+    Picture,
+    columns_of,
+    picture_of,
+    row_schema,
+)
+from tailrace.converters.plain import convert_plain
+from tailrace.converters.planning import Planned, key_headers, plan_events
+from tailrace.converters.schemas import Schema, written
+from tailrace.decode import kernel
+from tailrace.decode.debezium import SourceFacts
+from tailrace.decode.documents import Template, write
+from tailrace.decode.jsontext import AFTER, BEFORE, CELL, NOTHING, OP_LETTER, UNLESS
+from tailrace.model import ReplicaIdentity
+from tailrace.records.events import Converted
+from tailrace.records.group import Group
+
+#: What a source is called of which nothing is known.
+UNKNOWN = SourceFacts("tailrace", "", __version__)
+
+
+class JsonConverter:
+    """Writes Debezium's JSON.
+
+    :param now_ns: gives the time since 1970 in nanoseconds; read where `event_time` is `processing`, and
+        for messages that belong to no transaction, which have no time of their own.
+    :param options: of `config.converters.JsonOptions`.
+    :raises TailraceError: `CONFIG_INVALID` if there is no such option.
+    """
+
+    def __init__(self, *, now_ns: Callable[[], int] = time.time_ns, **options: Any) -> None:
+        self._options = checked(JsonOptions, "json", options)
+        self._now_ns = now_ns
+
+    def convert(self, group: Group) -> Converted:
+        """Return keys and values as JSON, in arrays of texts."""
+        facts = facts_of(group, self._options.topic_prefix)
+        if not group.is_change:
+            return convert_plain(group, facts.name, with_schema=self._options.schemas_enable)
+        picture = picture_of(group)
+        filled = is_filled(self._options.rows_in_part, self._options.schemas_enable)
+        value_schema, key_schema = None, None
+        if self._options.schemas_enable:
+            value_schema, key_schema = _schemas(picture, group, facts.name, filled=filled)
+        planned = plan_events(picture, key_schema, tombstones=self._options.tombstones_on_delete)
+        template = self._template(picture, facts, value_schema)
+        values = write_values(picture, planned, template, filled=filled, now_ns=self._now_ns)
+        rows = planned.plan.rows
+        headers = key_headers(planned, group.headers, rows)
+        return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
+
+    def close(self) -> None:
+        """Let go of nothing: there is nothing held."""
+
+    def _template(self, picture: Picture, facts: SourceFacts, schema: str | None) -> Template:
+        opening, closing = ("", "") if schema is None else (f'{{"schema":{schema},"payload":', "}")
+        times = event_times(self._options.event_time, self._now_ns)
+        transaction = transaction_parts(picture, wanted=self._options.provide_transaction_metadata)
+        source = source_parts(picture, facts)
+        ms, us, ns = ((f',"{name}":{text}', slot) for name, (text, slot) in times.items())
+        middle = [(',"source":', NOTHING), *source, (',"transaction":', NOTHING), *transaction]
+        if picture.is_message:
+            letter = [(opening + '{"op":"', OP_LETTER), ('"', NOTHING)]
+            return [*letter, ms, *middle, (',"message":', AFTER), ("}" + closing, NOTHING)]
+        images = [(opening + '{"before":', BEFORE), (',"after":', AFTER)]
+        letter = [(',"op":"', OP_LETTER), ('"', NOTHING)]
+        return [*images, *middle, *letter, ms, us, ns, ("}" + closing, NOTHING)]
+
+
+def facts_of(group: Group, topic_prefix: str) -> SourceFacts:
+    """Return what the group's source is called, with the prefix of one's choice."""
+    known = group.origin or UNKNOWN
+    return SourceFacts(topic_prefix or known.name, known.database, known.version)
+
+
+def is_filled(rows_in_part: str | None, with_schema: bool) -> bool:
+    """Tell whether rows that were sent in part get all of their columns."""
+    return with_schema if rows_in_part is None else rows_in_part == "filled"
+
+
+def event_times(event_time: str, now_ns: Callable[[], int]) -> dict[str, tuple[str, int]]:
+    """Return for each of an event's own times what the template has: a text, and what follows it."""
+    if event_time == "commit":
+        return {"ts_ms": ("", MS), "ts_us": ("", US), "ts_ns": ("", NS)}
+    now = now_ns()
+    units = {"ts_ms": 1_000_000, "ts_us": 1000, "ts_ns": 1}
+    return {name: (str(now // unit), NOTHING) for name, unit in units.items()}
+
+
+def source_parts(picture: Picture, facts: SourceFacts) -> Template:
+    """Return the template of `source`."""
+    if picture.source is not None:
+        return [("", CELL - picture.source[0])]
+    first = {"version": facts.version, "connector": "postgresql", "name": facts.name}
+    second = {"snapshot": "true" if picture.is_snapshot else "false", "db": facts.database}
+    third = {"schema": picture.schema, "table": picture.table}
+    return [
+        (f'{{{_members(first)},"ts_ms":', MS),
+        (f',{_members(second)},"sequence":"[\\"', COMMIT_LSN),
+        ('\\",\\"', LSN),
+        ('\\"]","ts_us":', US),
+        (',"ts_ns":', NS),
+        (f',{_members(third)},"txId":', XID),
+        (',"lsn":', LSN),
+        (',"xmin":null,"origin":null,"origin_lsn":null}', NOTHING),
+    ]
+
+
+def transaction_parts(picture: Picture, *, wanted: bool) -> Template:
+    """Return the template of `transaction`: null outside of one."""
+    if not wanted or picture.is_snapshot or picture.source is not None:
+        return [("null", NOTHING)]
+    return [
+        ("", UNLESS | 5 << 8 | XID),
+        ('{"id":"', XID),
+        (":", LSN),
+        ('","total_order":', TOTAL_ORDER),
+        (',"data_collection_order":', TABLE_ORDER),
+        ("}", NOTHING),
+    ]
+
+
+def write_values(
+    picture: Picture, planned: Planned, template: Template, *, filled: bool, now_ns: Callable[[], int]
+) -> Any:
+    """Return the documents of the events' values; null for tombstones.
+
+    :param filled: whether rows that were sent in part get all columns.
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+    """
+    fields = picture.row.fields
+    unavailable = [field.how.unavailable(picture.modes.unavailable_placeholder) for field in fields]
+    absent = [""] * len(fields)
+    if filled:
+        absent = [_absent(field) for field in picture.fields] + [""] * (len(fields) - len(picture.fields))
+    return write(
+        picture.row.buffer, planned.plan, template, _with_times(picture, now_ns),
+        columns_of(picture.row, unavailable, absent), picture.row.old, picture.row.current,
+    )  # fmt: skip
+
+
+def _absent(field: Field) -> str:
+    return field.how.zero if field.not_null else "null"
+
+
+def _with_times(picture: Picture, now_ns: Callable[[], int]) -> Any:
+    # Debezium, too, takes the clock's time where a change has none.
+    missing = picture.numbers[US] == kernel.NONE
+    if not missing.any():
+        return picture.numbers
+    numbers, now = picture.numbers.copy(), now_ns()
+    for row, unit in ((MS, 1_000_000), (US, 1000), (NS, 1)):
+        numbers[row] = np.where(missing, now // unit, numbers[row])
+    return numbers
+
+
+def _members(values: dict[str, str]) -> str:
+    return written(values)[1:-1]
+
+
+def _schemas(picture: Picture, group: Group, prefix: str, *, filled: bool) -> tuple[str, str | None]:
+    is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
+    key = None if picture.key is None else tuple(picture.key.fields)
+    name = f"{prefix}.{picture.schema}.{picture.table}" if picture.schema else f"{prefix}.{picture.table}"
+    source = schemas.SOURCE if picture.source is None else picture.source[1]
+    if picture.is_message:
+        return _message_schemas(picture)
+    return _table_schemas(name, tuple(picture.fields), key, source, filled or is_full)
+
+
+def _message_schemas(picture: Picture) -> tuple[str, str]:
+    content = picture.fields[1].how.schema
+    return written(schemas.message(content).document()), written(schemas.MESSAGE_KEY.document())
+
+
+@functools.lru_cache(maxsize=256)
+def _table_schemas(
+    name: str,
+    fields: tuple[Field, ...],
+    key: tuple[Field, ...] | None,
+    source: Schema,
+    all_there: bool,
+) -> tuple[str, str | None]:
+    names = frozenset(() if key is None else (field.name for field in key))
+    row = row_schema(f"{name}.Value", fields, all_there=all_there, key=names)
+    value = written(schemas.envelope(name, row, source).document())
+    if key is None:
+        return value, None
+    return value, written(row_schema(f"{name}.Key", key, all_there=True, key=names).document())

@@ -1,0 +1,66 @@
+"""Records that are no changes any more (flattened, outbox events): keys and values as JSON by their
+Arrow types, where they are still a table's columns as the table's are given.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.converters.given import Given, debezium_modes, given_arrow
+from tailrace.converters.picture import field_of, is_rendered
+from tailrace.converters.schemas import Schema, struct, written
+from tailrace.converters.texts import json_texts, struct_texts
+from tailrace.decode import forms
+from tailrace.model import OWN_FORMS
+from tailrace.records.events import Converted
+from tailrace.records.group import Group
+
+
+def convert_plain(group: Group, prefix: str, *, with_schema: bool) -> Converted:
+    """Return keys and values of a group of records as JSON, one event each; a null value is a tombstone.
+
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+    """
+    name = f"{prefix}.{group.topic}"
+    keys = _documents(group, group.column("key"), f"{name}.Key" if with_schema else None)
+    values = _documents(group, group.column("value"), f"{name}.Value" if with_schema else None)
+    headers = group.column("headers")
+    return Converted(
+        None if pa.types.is_null(keys.type) or keys.null_count == len(keys) else keys,
+        values,
+        headers if pa.types.is_struct(headers.type) else None,
+    )
+
+
+def _documents(group: Group, array: pa.Array, schema_name: str | None) -> pa.Array:
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), pa.large_string())
+    how, texts = _given(group, array)
+    if schema_name is None:
+        return texts
+    schema = how.schema
+    if schema.type == "struct":
+        schema = struct(dict(schema.inside)["fields"], schema_name)
+    opening = pa.scalar(f'{{"schema":{_written(schema)},"payload":', pa.large_string())
+    closing, nothing = (pa.scalar(text, pa.large_string()) for text in ("}", ""))
+    return pc.binary_join_element_wise(opening, texts, closing, nothing)
+
+
+def _written(schema: Schema) -> str:
+    return written(schema.document())
+
+
+def _given(group: Group, array: pa.Array) -> tuple[Given, pa.Array]:
+    relation = group.relation
+    modes = debezium_modes(relation.modes if relation else OWN_FORMS)
+    if relation is None or not pa.types.is_struct(array.type):
+        how = given_arrow(array.type, modes)
+        return how, json_texts(array, how)
+    fields = [field_of(relation, field.name, field.type, modes) for field in array.type]
+    texts = [
+        json_texts(values, field.how, is_rendered=is_rendered(relation, field, values.type))
+        for values, field in zip(array.flatten(), fields, strict=True)
+    ]
+    documents = [field.how.schema.document(optional=True, field=field.name) for field in fields]
+    return Given(forms.RAW, struct(documents), "{}"), struct_texts(array, texts)

@@ -1,0 +1,158 @@
+"""Schemas of Kafka Connect, as its JSON converter writes them.
+
+Source: Apache Kafka, org.apache.kafka.connect.json.JsonConverter (order of members).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What kind a value is.
+
+    :param inside: `items`, or `keys` and `values`, or `fields`: documents.
+    :param name: of the semantic type.
+    """
+
+    type: str
+    name: str | None = None
+    version: int | None = None
+    doc: str | None = None
+    parameters: tuple[tuple[str, str], ...] = ()
+    default: str | None = None
+    inside: tuple[tuple[str, Any], ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.type, self.name, self.version, self.parameters))
+
+    def document(self, *, optional: bool = False, field: str | None = None) -> Document:
+        """Return the schema as JSON has it, of a field if it has a name.
+
+        :param optional: whether the value may be null.
+        """
+        found: Document = {"type": self.type, **dict(self.inside), "optional": optional}
+        members = {
+            "name": self.name,
+            "version": self.version,
+            "doc": self.doc,
+            "parameters": dict(self.parameters) or None,
+            "default": self.default,
+            "field": field,
+        }
+        return found | {name: value for name, value in members.items() if value is not None}
+
+
+def array(items: Document) -> Schema:
+    """Return the schema of arrays."""
+    return Schema("array", inside=(("items", items),))
+
+
+def mapping(keys: Document, values: Document) -> Schema:
+    """Return the schema of maps."""
+    return Schema("map", inside=(("keys", keys), ("values", values)))
+
+
+def struct(fields: Sequence[Document], name: str | None = None, version: int | None = None) -> Schema:
+    """Return the schema of structs; each document of `fields` has a `field`."""
+    return Schema("struct", name, version, inside=(("fields", list(fields)),))
+
+
+def written(value: object) -> str:
+    """Return JSON as Debezium writes it: without blanks, letters beyond ASCII as they are."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+STRING, INT64 = Schema("string"), Schema("int64")
+
+_SNAPSHOT = Schema(
+    "string",
+    "io.debezium.data.Enum",
+    1,
+    parameters=(
+        ("allowed", "true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"),
+    ),
+    default="false",
+)
+
+#: Debezium's `source` of PostgreSQL.
+SOURCE = struct(
+    [
+        STRING.document(field="version"),
+        STRING.document(field="connector"),
+        STRING.document(field="name"),
+        INT64.document(field="ts_ms"),
+        _SNAPSHOT.document(optional=True, field="snapshot"),
+        STRING.document(field="db"),
+        STRING.document(optional=True, field="sequence"),
+        INT64.document(optional=True, field="ts_us"),
+        INT64.document(optional=True, field="ts_ns"),
+        STRING.document(field="schema"),
+        STRING.document(field="table"),
+        INT64.document(optional=True, field="txId"),
+        INT64.document(optional=True, field="lsn"),
+        INT64.document(optional=True, field="xmin"),
+        STRING.document(optional=True, field="origin"),
+        INT64.document(optional=True, field="origin_lsn"),
+    ],
+    "io.debezium.connector.postgresql.Source",
+    1,
+)
+
+_TRANSACTION = struct(
+    [
+        STRING.document(field="id"),
+        INT64.document(field="total_order"),
+        INT64.document(field="data_collection_order"),
+    ],
+    "event.block",
+    1,
+)
+
+
+def envelope(name: str, row: Schema, source: Schema) -> Schema:
+    """Return the schema of a change; `name` is the table's, with all that stands before it."""
+    return struct(
+        [
+            row.document(optional=True, field="before"),
+            row.document(optional=True, field="after"),
+            source.document(field="source"),
+            _TRANSACTION.document(optional=True, field="transaction"),
+            STRING.document(field="op"),
+            *(INT64.document(optional=True, field=unit) for unit in ("ts_ms", "ts_us", "ts_ns")),
+        ],
+        f"{name}.Envelope",
+        2,
+    )
+
+
+def message(content: Schema) -> Schema:
+    """Return the schema of a logical message."""
+    block = struct(
+        [STRING.document(optional=True, field="prefix"), content.document(optional=True, field="content")],
+        "io.debezium.connector.postgresql.Message",
+        1,
+    )
+    return struct(
+        [
+            STRING.document(field="op"),
+            INT64.document(optional=True, field="ts_ms"),
+            SOURCE.document(field="source"),
+            _TRANSACTION.document(optional=True, field="transaction"),
+            block.document(field="message"),
+        ],
+        "io.debezium.connector.postgresql.MessageValue",
+        1,
+    )
+
+
+#: Of a logical message's key.
+MESSAGE_KEY = struct(
+    [STRING.document(optional=True, field="prefix")], "io.debezium.connector.postgresql.MessageKey", 1
+)

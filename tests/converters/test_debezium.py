@@ -1,0 +1,223 @@
+"""Debezium's JSON: byte for byte what was kept, and the same from the wire and from columns."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converters.customers import CASES, FACTS, as_columns, groups, groups_of, shape, transaction
+from converters.golden import CONVERTERS, path_of, text_of
+from decode import wire
+from decode.wire import UNCHANGED, delete, insert, relation, update
+from tailrace.converters.debezium import JsonConverter
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol import frames
+from tailrace.protocol.facts import Facts
+from tailrace.records.group import Group
+
+
+def documents(group: Group, **options: Any) -> list[Any]:
+    values = JsonConverter(**options).convert(group).values.to_pylist()
+    return [None if value is None else json.loads(value) for value in values]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", CONVERTERS)
+def test_events_are_what_was_kept(way: str, case: str) -> None:
+    assert text_of(CONVERTERS[way], groups_of(case)) == path_of(way, case).read_text()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", CONVERTERS)
+def test_columns_give_the_bytes_of_the_wire(way: str, case: str) -> None:
+    transformed = [as_columns(group) for group in groups_of(case)]
+    assert text_of(CONVERTERS[way], transformed) == path_of(way, case).read_text()
+
+
+def test_members_stand_in_debeziums_order() -> None:
+    [event] = documents(groups_of("create")[0])
+    assert list(event) == ["before", "after", "source", "transaction", "op", "ts_ms", "ts_us", "ts_ns"]
+    assert list(event["source"]) == [
+        "version", "connector", "name", "ts_ms", "snapshot", "db", "sequence", "ts_us", "ts_ns", "schema",
+        "table", "txId", "lsn", "xmin", "origin", "origin_lsn",
+    ]  # fmt: skip
+
+
+def test_a_schema_describes_what_stands_beside_it() -> None:
+    for case in CASES:
+        for group in groups_of(case):
+            found = JsonConverter(schemas_enable=True).convert(group)
+            for text in [*(found.keys or []), *found.values]:
+                if text is not None and text.as_py() is not None:
+                    document = json.loads(text.as_py())
+                    require_fit(document["schema"], document["payload"])
+
+
+SIMPLE = {"boolean": bool, "float": float, "double": float, "string": str, "bytes": str}
+
+
+def require_fit(schema: dict[str, Any], value: Any) -> None:
+    """Check a value as Kafka's JSON converter reads it."""
+    if value is None:
+        assert schema["optional"], schema
+    elif schema["type"] == "struct":
+        names = [field["field"] for field in schema["fields"]]
+        assert list(value) == names
+        for field in schema["fields"]:
+            require_fit(field, value[field["field"]])
+    elif schema["type"] == "array":
+        for item in value:
+            require_fit(schema["items"], item)
+    elif schema["type"] == "map":
+        for item in value.values():
+            require_fit(schema["values"], item)
+    else:
+        assert type(value) is SIMPLE.get(schema["type"], int), (schema, value)
+
+
+def test_a_key_has_its_columns_in_the_keys_own_order() -> None:
+    columns = [("a", 23, -1), ("b", 25, -1), ("c", 25, -1)]
+    facts = Facts(16385, "public", "customers", ("c", "a"))
+    schema = [
+        frames.control_frame(frames.FACTS, 0, 0, facts.as_json()),
+        relation(16385, "customers", columns, ("a", "c")),
+    ]
+    for group in groups(transaction(insert("1", "x", "é")), schema):
+        for same in (group, as_columns(group)):
+            assert JsonConverter().convert(same).keys.to_pylist() == ['{"c":"é","a":1}']
+
+
+def test_a_table_without_a_key_has_none_and_no_tombstones() -> None:
+    schema = [relation(16385, "customers", [("a", 23, -1), ("b", 25, -1)], ("a", "b"), "f")]
+    data = transaction(
+        insert("1", "x"), update("2", "x", old=("1", "x")), delete("2", "x", mark=b"O"),
+    )  # fmt: skip
+    for group in groups(data, schema):
+        for same in (group, as_columns(group)):
+            found = JsonConverter().convert(same)
+            assert found.keys is None
+            assert found.rows is None
+            assert [json.loads(value)["op"] for value in found.values.to_pylist()] == ["c", "u", "d"]
+
+
+def test_what_was_not_sent_has_debeziums_placeholder() -> None:
+    columns = [
+        ("id", 23, -1),
+        ("t", 25, -1),
+        ("b", 17, -1),
+        ("l", 1009, -1),
+        ("n", 1007, -1),
+        ("j", 3802, -1),
+    ]
+    schema = [relation(16385, "customers", columns, ("id",))]
+    data = transaction(update("1", *[UNCHANGED] * 5))
+    for group in groups(data, schema):
+        for same in (group, as_columns(group)):
+            after = documents(same)[0]["after"]
+            text = "__debezium_unavailable_value"
+            assert after == {
+                "id": 1, "t": text, "b": "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==", "l": [text],
+                "n": list(text.encode()), "j": text,
+            }  # fmt: skip
+
+
+def test_numbers_of_a_transaction_count_in_it_and_in_the_table() -> None:
+    two = [*shape(), relation(16386, "others", [("id", 23, -1)])]
+    first = wire.transaction(
+        insert("1", "a", "b", "c"), insert("1", oid=16386), insert("2", "a", "b", "c"), lsn=1000, xid=8
+    )
+    data = first + wire.transaction(insert("3", "a", "b", "c"), lsn=2000, xid=9)
+    blocks = [
+        event["transaction"]
+        for group in groups(data, two)
+        for event in documents(group, provide_transaction_metadata=True)
+    ]
+    orders = [(block["id"], block["total_order"], block["data_collection_order"]) for block in blocks]
+    assert orders == [("8:100", 1, 1), ("8:100", 3, 2), ("9:100", 1, 1), ("8:100", 2, 1)]
+
+
+def test_headers_of_records_stay_beside_those_of_changed_keys() -> None:
+    [group] = groups_of("key_change")
+    marked = group.with_headers(pa.array([{"trace": "t1"}]))
+    found = JsonConverter().convert(marked)
+    assert found.headers.to_pylist() == [
+        {"trace": "t1", "__debezium.newkey": '{"id":2}', "__debezium.oldkey": None},
+        {"trace": "t1", "__debezium.newkey": '{"id":2}', "__debezium.oldkey": None},
+        {"trace": "t1", "__debezium.newkey": None, "__debezium.oldkey": '{"id":1}'},
+    ]
+    assert marked.wire is not None
+
+
+def test_records_that_are_no_changes_are_json_by_their_type() -> None:
+    value = pa.array([{"id": 1, "tags": ["a", None], "price": 1.0}, None])
+    columns = pa.record_batch({"key": pa.array(["k", None]), "value": value})
+    group = Group.of_columns("orders.events", np.arange(2), columns, origin=FACTS)
+    found = JsonConverter().convert(group)
+    assert found.keys.to_pylist() == ['"k"', None]
+    assert found.values.to_pylist() == ['{"id":1,"tags":["a",null],"price":1.0}', None]
+    described = json.loads(JsonConverter(schemas_enable=True).convert(group).values[0].as_py())
+    assert described["schema"]["name"] == "PostgreSQL_server.orders.events.Value"
+    require_fit(described["schema"], described["payload"])
+
+
+def test_changes_of_other_sources_keep_their_own_source() -> None:
+    columns = pa.record_batch(
+        {
+            "op": ["c", "d"],
+            "key": pa.array([{"id": 1}, {"id": 2}]),
+            "before": pa.array([None, {"id": 2, "at": 1.5}]),
+            "after": pa.array(
+                [{"id": 1, "at": None}, None], pa.struct([("id", pa.int64()), ("at", pa.float64())])
+            ),
+            "source": pa.array([{"file": "x", "ts_ms": 7}, {"file": "y", "ts_ms": 8}]),
+        }
+    )
+    group = Group.of_columns("db.items", np.arange(2), columns)
+    first, second, tombstone = documents(group)
+    assert (first["source"], first["ts_us"], second["before"]) == (
+        {"file": "x", "ts_ms": 7}, 7000, {"id": 2, "at": 1.5},
+    )  # fmt: skip
+    assert tombstone is None
+
+
+@given(st.lists(st.floats(), min_size=1), st.lists(st.floats(width=32), min_size=1))
+def test_floating_point_numbers_come_back_and_are_no_whole_numbers(
+    doubles: list[float], floats: list[float]
+) -> None:
+    for kind, values, arrow in ((701, doubles, pa.float64()), (700, floats, pa.float32())):
+        texts = [postgres_text(value, arrow) for value in values]
+        schema = [relation(16385, "customers", [("v", kind, -1)], ())]
+        [group] = groups(transaction(*(insert(text) for text in texts)), schema)
+        wire, columns = documents(group), documents(as_columns(group))
+        assert [repr(event) for event in wire] == [repr(event) for event in columns]
+        for event, value in zip(wire, values, strict=True):
+            found = event["after"]["v"]
+            if isinstance(found, str):
+                assert found in {"NaN", "Infinity", "-Infinity"}
+            else:
+                assert isinstance(found, float)
+                assert pa.array([found], arrow)[0].as_py() == value
+
+
+def postgres_text(value: float, arrow: pa.DataType) -> str:
+    text = pa.array([value], arrow).cast(pa.string())[0].as_py()
+    return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text, text)
+
+
+def test_a_wrong_option_is_named() -> None:
+    with pytest.raises(TailraceError, match="schema_enable") as caught:
+        JsonConverter(schema_enable=True)
+    assert caught.value.kind is Kind.CONFIG_INVALID
+
+
+def test_a_converter_goes_to_executors() -> None:
+    [group] = groups_of("create")
+    converter = pickle.loads(pickle.dumps(JsonConverter(schemas_enable=True)))  # noqa: S301 - its own
+    assert converter.convert(group).values.equals(JsonConverter(schemas_enable=True).convert(group).values)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -36,12 +38,18 @@ def load_engine(path: str | Path) -> EngineConfig:
     """
     config, problems = read(path)
     if config is None:
-        lines = "".join(f"\n  {problem}" for problem in problems)
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"read the configuration {os.fspath(path)}: {_count(problems)}{lines}",
-            "correct the file; every setting is described in docs/configuration.md",
-        )
+        raise _refused(f"read the configuration {os.fspath(path)}", problems)
+    return config
+
+
+def from_mapping(content: Mapping[str, Any], base: Path | None = None) -> EngineConfig:
+    """Return what a file with this content would describe; `base` is what paths are relative to.
+
+    :raises TailraceError: `CONFIG_INVALID`, as `load_engine`.
+    """
+    config, problems = validate(Document(dict(content), {}, ()), base or Path.cwd())
+    if config is None:
+        raise _refused("read the configuration", problems)
     return config
 
 
@@ -81,6 +89,15 @@ def validate(document: Document, base: Path) -> tuple[EngineConfig | None, list[
     ]
     placed.sort(key=lambda problem: problem.line or 0)
     return (None, placed) if placed else (config, [])
+
+
+def _refused(attempt: str, problems: list[Problem]) -> TailraceError:
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return TailraceError(
+        Kind.CONFIG_INVALID,
+        f"{attempt}: {_count(problems)}{lines}",
+        "correct it; every setting is described in docs/configuration.md",
+    )
 
 
 def _count(problems: list[Problem]) -> str:

@@ -22,7 +22,11 @@ class Backoff:
 
     def after(self, error: BaseException) -> tuple[Backoff, float | None]:
         """Return the next state and the seconds to wait; None: `error` is final."""
-        if not is_retriable(error) or 0 <= self.attempts_max <= self.attempts:
+        return self.after_failure() if is_retriable(error) else (self, None)
+
+    def after_failure(self) -> tuple[Backoff, float | None]:
+        """As `after`, whatever the error was."""
+        if 0 <= self.attempts_max <= self.attempts:
             return self, None
         wait_s = min(self.longest_s, self.first_s * 2 ** min(self.attempts, _DOUBLINGS_MAX))
         return replace(self, attempts=self.attempts + 1), wait_s

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from tailrace.engine.contracts import Callbacks
+from tailrace.engine.failures import named
 from tailrace.engine.threads import adopt
 
 log = structlog.get_logger(__name__)
@@ -65,5 +66,5 @@ class Teller:
             callback: Callable[..., None] = getattr(self._callbacks, what)
             try:
                 callback(*arguments)
-            except BaseException as error:
-                log.warning("a callback failed", callback=what, error=type(error).__name__, exc_info=True)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it is theirs
+                log.warning("a callback failed", callback=what, error=named(error))

@@ -7,6 +7,7 @@ ended no other begins, and if it succeeds after all, it counts.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
@@ -17,6 +18,7 @@ import numpy as np
 import structlog
 
 from tailrace.engine.contracts import Clock, CommitPolicy, OffsetStore
+from tailrace.engine.threads import belonging
 from tailrace.engine.tracker import Point, Tracker
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
@@ -210,7 +212,9 @@ class OffsetCommitter:
         if self._writes is None:
             self._writes = queue.SimpleQueue()
             threading.Thread(
-                target=self._write_all, args=(self._writes,), name=f"commits of {self._name}", daemon=True
+                target=belonging(functools.partial(self._write_all, self._writes)),
+                name=f"commits of {self._name}",
+                daemon=True,
             ).start()
         self._writes.put(write)
 

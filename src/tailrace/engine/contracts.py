@@ -12,7 +12,7 @@ docstring says so, and none is called again after `stop`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -167,14 +167,14 @@ class RecordProcessor(Protocol):
     def initialize(
         self,
         executor: Executor,
-        transform: Callable[[Group], Sequence[Group]],
+        transform: Callable[[Group], Iterable[Group]] | None,
         convert: Callable[[Group], object] | None,
         committer: Committer,
     ) -> None:
         """Take what is needed; called once, before the first batch, on the task's thread.
 
         :param executor: shared by all tasks, with `record_processing.threads` threads.
-        :param transform: the chain of transformations; any thread.
+        :param transform: the chain of transformations, or None: records stay as they are; any thread.
         :param convert: the converter (`Converted` for a group), or None; any thread.
         """
         ...
@@ -184,9 +184,8 @@ class RecordProcessor(Protocol):
 
         It is called for the next batch as soon as it returns: so it waits while more than it may
         hold is under way. What goes wrong with an earlier batch is raised here.
-        :raises BaseException: when it is one that is retried (`backoff.is_retriable`), nothing of
-            `batch` was taken, and `process` is called with it again after a while. A `StopEngine`
-            of a handler, once what it was given is marked. Any other error ends this life of the task.
+        :raises BaseException: ends this life of the task; a `StopEngine` of a handler, once what it was
+            given is marked, the engine. What may pass, a processor tries again itself (`retrying`).
         """
         ...
 

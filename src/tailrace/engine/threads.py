@@ -29,6 +29,17 @@ def adopt(engine: object | None) -> None:
     _local.owner = engine
 
 
+def belonging(function: Callable[[], None]) -> Callable[[], None]:
+    """Return `function` for a thread that shall belong to the engine of the calling thread."""
+    engine = owner()
+
+    def run() -> None:
+        adopt(engine)
+        function()
+
+    return run
+
+
 class Pool(Executor):
     """An executor with threads that belong to an engine.
 

@@ -1,0 +1,230 @@
+"""From what an engine is made of, however it is said, to its parts. Nothing is started here.
+
+A configuration and Python objects lead to the same parts; objects come before what a file says.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from tailrace.config import EngineConfig, EngineOptions, load_engine
+from tailrace.config.fields import context_for
+from tailrace.config.load import from_mapping
+from tailrace.config.problems import from_pydantic
+from tailrace.engine import offset_stores
+from tailrace.engine.backoff import Backoff
+from tailrace.engine.clock import SystemClock
+from tailrace.engine.commit_policies import BY_NAME
+from tailrace.engine.committing import OffsetCommitter
+from tailrace.engine.connectors import connector_of
+from tailrace.engine.contracts import (
+    BatchHandler,
+    Clock,
+    CommitPolicy,
+    KeepsOffsets,
+    OffsetStore,
+    RecordHandler,
+    RecordProcessor,
+    Settings,
+    SourceConnector,
+    TaskCommits,
+)
+from tailrace.engine.processing import Handler, on_batch, on_record, processor_for
+from tailrace.engine.stages import Stages, stages_of
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.batch import Offset, Partition
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What an engine is made of.
+
+    :param new_store: makes the offset store; called once, on the engine's thread.
+    """
+
+    name: str
+    connector: SourceConnector
+    settings: Settings
+    tasks_max: int
+    options: EngineOptions
+    clock: Clock
+    stages: Stages
+    new_store: Callable[[], OffsetStore]
+    new_policy: Callable[[], CommitPolicy]
+    new_processor: Callable[[threading.Event, str], RecordProcessor]
+
+    def new_commits(
+        self, store: OffsetStore, committed: Callable[[Partition, Offset], None], name: str
+    ) -> TaskCommits:
+        """Return the committer of one life of a task."""
+        return OffsetCommitter(
+            store,
+            self.new_policy(),
+            self.clock,
+            committed=committed,
+            timeout_s=self.options.offset_commit.timeout_ms / 1000,
+            name=name,
+        )
+
+
+def assemble(
+    config: EngineConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+    *,
+    connector: SourceConnector | Callable[[], SourceConnector] | str | None,
+    settings: Settings | None,
+    name: str | None,
+    tasks_max: int | None,
+    on_batch: BatchHandler | None,
+    on_record: RecordHandler | None,
+    processor: Callable[[], RecordProcessor] | None,
+    converter: Any,
+    transformations: Sequence[Any],
+    predicates: Mapping[str, Any],
+    offsets: OffsetStore | None,
+    commit_policy: Callable[[], CommitPolicy] | None,
+    clock: Clock | None,
+    options: EngineOptions | Mapping[str, Any] | None,
+) -> Parts:
+    """Return the parts of an engine; the parameters are those of `Engine`.
+
+    :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`.
+    """
+    file = _config(config)
+    if file is None and connector is None:
+        raise _invalid("there is neither a configuration nor a connector", "give one of them")
+    chosen = _options(options) if options is not None else file.engine if file else EngineOptions()
+    if chosen.tasks_on != "threads":
+        raise _invalid(
+            f"tasks can't run on {chosen.tasks_on} in this engine",
+            "see docs/engine.md for what runs them there",
+        )
+    own_clock = clock or SystemClock()
+    found = connector_of(connector if connector is not None else _type_of(file))
+    all_settings = {**({} if file is None or connector is not None else _settings(file)), **(settings or {})}
+    called = name or (file.name if file else "engine")
+    return Parts(
+        name=called,
+        connector=found,
+        settings=all_settings,
+        tasks_max=tasks_max or (file.tasks_max if file else 1),
+        options=chosen,
+        clock=own_clock,
+        stages=stages_of(transformations, predicates, converter, chosen),
+        new_store=_store(offsets, found, called, all_settings, chosen),
+        new_policy=commit_policy or _policy(chosen),
+        new_processor=_processor(on_batch, on_record, processor, chosen, own_clock),
+    )
+
+
+def _config(config: EngineConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> EngineConfig | None:
+    if config is None or isinstance(config, EngineConfig):
+        return config
+    if isinstance(config, Mapping):
+        return from_mapping(config)
+    return load_engine(Path(config))
+
+
+def _options(options: EngineOptions | Mapping[str, Any]) -> EngineOptions:
+    if isinstance(options, EngineOptions):
+        return options
+    try:
+        return EngineOptions.model_validate(dict(options), context=context_for(Path.cwd()))
+    except ValidationError as error:
+        lines = "".join(f"\n  {problem}" for problem in from_pydantic(error, EngineOptions, (), ()))
+        raise _invalid(f"options:{lines}", "see docs/engine.md") from None
+
+
+def _type_of(file: EngineConfig | None) -> str:
+    assert file is not None
+    return file.source.type if file.source is not None else file.sources[0].type
+
+
+def _settings(file: EngineConfig) -> dict[str, Any]:
+    # What the file says; references to secrets stay references.
+    found: dict[str, Any] = file.model_dump(mode="json", exclude_unset=True, exclude={"engine"})
+    return found
+
+
+def _store(
+    offsets: OffsetStore | None,
+    connector: SourceConnector,
+    name: str,
+    settings: Settings,
+    options: EngineOptions,
+) -> Callable[[], OffsetStore]:
+    storage = options.offset_storage
+    if offsets is not None:
+        return lambda: offsets
+    if storage is not None and storage.type != "log":
+        return lambda: offset_stores.store_for(storage, name)
+    if isinstance(connector, KeepsOffsets):
+        return lambda: connector.offset_store(name, settings)
+    if storage is not None:
+        raise _invalid(
+            "offset_storage is log, and the connector keeps no offsets of its own", "choose another type"
+        )
+
+    def in_memory() -> OffsetStore:
+        log.warning("offsets are kept in memory alone: the next engine begins anew", engine=name)
+        return offset_stores.MemoryOffsetStore()
+
+    return in_memory
+
+
+def _policy(options: EngineOptions) -> Callable[[], CommitPolicy]:
+    commit = options.offset_commit
+    return lambda: BY_NAME[commit.policy](commit.interval_ms / 1000, commit.records)
+
+
+def _processor(
+    batch: BatchHandler | None,
+    record: RecordHandler | None,
+    processor: Callable[[], RecordProcessor] | None,
+    options: EngineOptions,
+    clock: Clock,
+) -> Callable[[threading.Event, str], RecordProcessor]:
+    given = [one for one in (batch, record, processor) if one is not None]
+    if len(given) != 1:
+        raise _invalid(
+            "there must be one of on_batch, on_record and processor",
+            "give one of them" if not given else "leave the others out",
+        )
+    if not callable(given[0]):
+        raise _invalid(
+            f"on_batch, on_record and processor are called: {type(given[0]).__name__} can't be",
+            "processor is a class or a function that makes one, as each life of a task has its own",
+        )
+    if processor is not None:
+        return lambda _stopping, _name: processor()
+    handler: Handler = on_batch(batch) if batch is not None else on_record(record)  # type: ignore[arg-type]
+    processing = options.record_processing
+    backoff = Backoff(
+        options.errors_retries_max,
+        options.errors_retry_delay_initial_ms / 1000,
+        options.errors_retry_delay_max_ms / 1000,
+    )
+    return lambda stopping, name: processor_for(
+        handler,
+        clock=clock,
+        stopping=stopping,
+        order=processing.order,
+        threads=processing.thread_count,
+        queue_batches_max=processing.queue_batches_max,
+        queue_bytes_max=processing.queue_bytes_max,
+        backoff=backoff,
+        name=name,
+    )
+
+
+def _invalid(found: str, hint: str) -> TailraceError:
+    return TailraceError(Kind.CONFIG_INVALID, f"create the engine: {found}", hint)

@@ -1,0 +1,480 @@
+"""The engine: tasks of a connector, each on its thread, and what becomes of their records.
+
+`Engine._live` is the whole story, on a thread of the engine's own: what starts, the wait for the end,
+and what stops, in which order. Everybody else asks for the end (`_step`) and may wait for it. All
+failures come together there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+from tailrace.config import EngineConfig, EngineOptions
+from tailrace.engine.assembly import assemble
+from tailrace.engine.callbacks import Teller
+from tailrace.engine.contracts import (
+    BatchHandler,
+    Callbacks,
+    Clock,
+    CommitPolicy,
+    ConnectorContext,
+    OffsetStore,
+    RecordHandler,
+    RecordProcessor,
+    Settings,
+    SourceConnector,
+    SourceTask,
+    TaskCommits,
+)
+from tailrace.engine.failures import as_engine_failure, named, timed_out
+from tailrace.engine.life import Event, Life, State
+from tailrace.engine.masking import masked
+from tailrace.engine.supervision import Phase, Supervision
+from tailrace.engine.tasks import Company, Gates, TaskThread
+from tailrace.engine.threads import Call, Pool, adopt, join_all, owner
+from tailrace.engine.views import EngineView, TaskView
+from tailrace.errors import Kind, TailraceError
+
+log = structlog.get_logger(__name__)
+
+#: How long the engine waits at its end for callbacks, and for threads that have nothing left to do.
+GRACE_S = 1.0
+#: How long a task that hangs may take when it is stopped from another thread.
+FORCE_S = 5.0
+
+
+class Engine:
+    """Runs the tasks of one source connector, and hands their records over. One object, one life.
+
+    What it runs comes from a configuration, or from Python objects; see `docs/engine.md`.
+
+    :param config: a pipeline file's path, its content as a mapping, or an `EngineConfig`.
+    :param connector: a name among the entry points `tailrace.connectors`, a class, or an object, in
+        place of the configuration's source; with its `settings`.
+    :param name: under which offsets are kept. Default: the configuration's.
+    :param on_batch: gets each `Batch`, or `Events` where there is a converter, one after another for
+        each task. When it returns, the batch counts as processed.
+    :param on_record: gets single records or events, by `record_processing.order`.
+    :param processor: makes a `RecordProcessor` for each life of a task, in place of a handler.
+    :param converter: a `Converter`, or its name or section in the file.
+    :param transformations: after those of the options: each a `Transformation`, a `RecordTransformation`
+        or a mapping as in the file, which may name one of `predicates`.
+    :param offsets: the store, in place of `offset_storage`.
+    :param commit_policy: makes a policy for each life of a task, in place of `offset_commit.policy`.
+    :param callbacks: hear what happens.
+    :param options: `EngineOptions`, or the section `engine` as a mapping; before the configuration's.
+    :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`: nothing has been started then.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | Mapping[str, Any] | str | PathLike[str] | None = None,
+        *,
+        connector: SourceConnector | Callable[[], SourceConnector] | str | None = None,
+        settings: Settings | None = None,
+        name: str | None = None,
+        tasks_max: int | None = None,
+        on_batch: BatchHandler | None = None,
+        on_record: RecordHandler | None = None,
+        processor: Callable[[], RecordProcessor] | None = None,
+        converter: Any = None,
+        transformations: Sequence[Any] = (),
+        predicates: Mapping[str, Any] | None = None,
+        offsets: OffsetStore | None = None,
+        commit_policy: Callable[[], CommitPolicy] | None = None,
+        callbacks: Callbacks | None = None,
+        clock: Clock | None = None,
+        options: EngineOptions | Mapping[str, Any] | None = None,
+    ) -> None:
+        self._parts = parts = assemble(
+            config,
+            connector=connector,
+            settings=settings,
+            name=name,
+            tasks_max=tasks_max,
+            on_batch=on_batch,
+            on_record=on_record,
+            processor=processor,
+            converter=converter,
+            transformations=transformations,
+            predicates=predicates or {},
+            offsets=offsets,
+            commit_policy=commit_policy,
+            clock=clock,
+            options=options,
+        )
+        self._limit_s = parts.options.task_management_timeout_ms / 1000
+        self._shutdown_s = parts.options.record_processing.shutdown_timeout_ms / 1000
+        self._lock = threading.Lock()
+        self._life = Life()
+        self._error: TailraceError | None = None
+        self._gates = Gates()
+        self._tasks: tuple[TaskThread, ...] = ()
+        self._supervision: Supervision | None = None
+        self._store: OffsetStore | None = None
+        self._connector_called = False
+        self._creating = threading.Lock()
+        self._pool = Pool(parts.options.record_processing.thread_count, f"{parts.name} pool", self)
+        self._teller = Teller(callbacks or Callbacks(), f"{parts.name} callbacks", self)
+        self._thread: threading.Thread | None = None
+        self._entered = False
+        self._up = threading.Event()  # records flow, or it has come to an end
+        self._stopped = threading.Event()
+
+    # ------------------------------------------------------------------ for everybody
+
+    def run(self) -> None:
+        """Run until the end; blocks. Ctrl-C closes the engine and is raised again.
+
+        Within `with`, which has started it, wait for its end.
+
+        :raises TailraceError: why it failed; `ENGINE_MISUSED` if it was started before.
+        """
+        if not self._entered:
+            self._launch()
+        try:
+            self._stopped.wait()
+        except BaseException:
+            self._close_if_open()
+            raise
+        self._raise_failure()
+
+    def start(self) -> None:
+        """Start, and return when all tasks poll, or the engine has ended. The rest is up to threads.
+
+        :raises TailraceError: why it did not start; `ENGINE_MISUSED` if it was started before.
+        """
+        self._launch()
+        self._up.wait()
+        if self._life.failed:
+            self._stopped.wait()
+            self._raise_failure()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """End in good order, and return when that is done. Any thread, also while others close.
+
+        While tasks start, waits until every start has ended, and stops them all. From a callback, a
+        handler, or a task, which the end waits for in its turn, it returns at once.
+
+        :param timeout_s: wait no longer; the engine goes on ending. None: as long as its own limits allow.
+        :raises TailraceError: `ENGINE_MISUSED` if it has stopped already; `TASK_TIMED_OUT`.
+        """
+        with self._lock:
+            unborn = self._life.state is State.CREATING
+            self._take(Event.CLOSE_CALLED)
+            if unborn:
+                self._take(Event.EVERYTHING_STOPPED)
+        if unborn:
+            self._end()
+        if owner() is self:
+            return
+        if not self._stopped.wait(timeout_s):
+            assert timeout_s is not None
+            raise timed_out("close the engine, which goes on stopping", [], timeout_s)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end, at most `timeout_s`; tell whether it came.
+
+        :raises TailraceError: why the engine failed; `ENGINE_MISUSED` on a thread of the engine, which
+            would wait for itself.
+        """
+        if owner() is self:
+            raise self._life.misused("wait for the end, on a thread of the engine")
+        if not self._stopped.wait(timeout_s):
+            return False
+        self._raise_failure()
+        return True
+
+    def __enter__(self) -> Self:
+        """Start; see `start`."""
+        self.start()
+        self._entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close unless it has ended, and raise why it failed unless something else is raised."""
+        self._close_if_open()
+        if error is None:
+            self._raise_failure()
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life. Any thread, at any time, as `error`, `view` and `status`."""
+        return self._life.state
+
+    @property
+    def error(self) -> TailraceError | None:
+        """Why it fails, or has failed."""
+        return self._error
+
+    def view(self) -> EngineView:
+        """Return the engine as it is now."""
+        supervision = self._supervision
+        tasks = [] if supervision is None else self._tasks
+        views = tuple(self._view_of(task, supervision) for task in tasks if supervision is not None)
+        return EngineView(self._parts.name, self._life.state, views, self._error, self._life.story)
+
+    def status(self) -> dict[str, Any]:
+        """Return the view as one JSON object."""
+        return self.view().as_json()
+
+    # ------------------------------------------------------------------ the life
+
+    def _launch(self) -> None:
+        with self._lock:
+            self._take(Event.RUN_CALLED)
+            # Not a daemon: it keeps the process alive as long as the engine works, and its end is bounded.
+            self._thread = threading.Thread(target=self._live, name=f"{self._parts.name} engine")
+            self._thread.start()
+
+    def _live(self) -> None:
+        adopt(self)
+        try:
+            if self._start_all():
+                self._up.set()
+                self._gates.ending.wait()
+        except BaseException as error:  # noqa: BLE001 - all failures end here
+            self._step(Event.FAILURE, as_engine_failure(error, "start the engine"))
+        self._stop_all()
+        self._step(Event.EVERYTHING_STOPPED)
+        self._end()
+
+    def _start_all(self) -> bool:
+        """Go from state to state until tasks poll; tell whether they do."""
+        parts = self._parts
+        self._store = parts.new_store()
+        self._within_limit("start the offset store", self._store.start)
+        context = ConnectorContext(parts.name, parts.settings, self._store, parts.clock, self._report)
+        self._connector_called = True
+        self._within_limit("start the connector", lambda: parts.connector.start(context))
+        self._teller.tell("connector_started")
+        if not self._step(Event.CONNECTOR_STARTED):
+            return False
+        self._within_limit("create tasks", self._create_tasks)
+        if not self._step(Event.TASKS_CREATED):
+            return False
+        self._start_tasks()
+        if not self._step(Event.STARTS_ENDED):
+            return False
+        self._teller.tell("polling_started")
+        self._gates.may_poll.set()
+        return True
+
+    def _create_tasks(self) -> None:
+        parts = self._parts
+        settings = list(parts.connector.task_settings(parts.tasks_max))
+        if not 0 < len(settings) <= parts.tasks_max:
+            raise TailraceError(
+                Kind.TASK_FAILED,
+                f"create tasks: the connector planned {len(settings)}, and 1 to {parts.tasks_max} may be",
+                "the connector is at fault, or its settings leave nothing to do",
+            )
+        assert self._store is not None
+        supervision = self._supervision = Supervision(parts.options, len(settings), self._report_event)
+        company = Company(
+            engine=self,
+            name=parts.name,
+            options=parts.options,
+            clock=parts.clock,
+            offsets=self._store,
+            gates=self._gates,
+            supervision=supervision,
+            new_task=self._new_task,
+            new_commits=self._new_commits,
+            new_processor=self._new_processor,
+            tell=self._teller.tell,
+        )
+        tasks = []
+        for number, own in enumerate(settings):
+            log.debug("task configuration", engine=parts.name, task=number, settings=masked(own))
+            tasks.append(TaskThread(number, own, self._new_task(), company))
+        self._tasks = tuple(tasks)
+
+    def _start_tasks(self) -> None:
+        """Start all tasks side by side, and wait until every start has ended, also if one fails."""
+        for task in self._tasks:
+            task.thread.start()
+        deadline_s = time.monotonic() + self._limit_s
+        late = [
+            task.number
+            for task in self._tasks
+            if not task.start_ended.wait(max(0.0, deadline_s - time.monotonic()))
+        ]
+        if late:
+            self._step(Event.FAILURE, timed_out("start tasks", late, self._limit_s))
+
+    def _stop_all(self) -> None:
+        """Stop what was started: processing, tasks, the offset store, the connector."""
+        polled = self._gates.may_poll.is_set()
+        self._gates.may_poll.set()
+        deadline_s = time.monotonic() + self._shutdown_s + self._limit_s
+        started = [task for task in self._tasks if task.thread.ident is not None]
+        # Half of the time is for polls that do not return; the rest, to stop their tasks all the same.
+        for task in started:
+            task.polling_ended.wait(max(0.0, deadline_s - self._limit_s / 2 - time.monotonic()))
+        if polled:
+            self._teller.tell("polling_stopped")
+        self._gates.may_stop.set()
+        for task in started:
+            if task.polling_ended.is_set():
+                task.thread.join(max(0.0, deadline_s - time.monotonic()))
+        self._force([task for task in started if task.thread.is_alive()])
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._store is not None:
+            self._attempt("stop the offset store", self._store.stop)
+        if self._connector_called:
+            self._attempt("stop the connector", self._parts.connector.stop)
+            self._teller.tell("connector_stopped")
+        isolated = [] if self._supervision is None else self._supervision.failures()
+        if isolated and self._error is None:
+            self._step(Event.FAILURE, isolated[0])
+
+    def _force(self, late: Sequence[TaskThread]) -> None:
+        """Stop tasks whose threads hang in somebody's code, as far as that can be done."""
+        if not late:
+            return
+        calls = [Call(f"stop task {task.number}", self, task.force_stop) for task in late]
+        deadline_s = time.monotonic() + min(FORCE_S, self._limit_s)
+        for call in calls:
+            self._attempt(
+                "stop a task that hangs", lambda: None, already=call, limit_s=deadline_s - time.monotonic()
+            )
+        join_all([task.thread for task in late], GRACE_S)
+        numbers = [task.number for task in late if task.thread.is_alive()]
+        if numbers:
+            self._step(Event.FAILURE, timed_out("stop tasks", numbers, self._limit_s))
+
+    def _end(self) -> None:
+        """Tell everybody that it is over."""
+        for close in self._parts.stages.closers:
+            try:
+                close()
+            except Exception as failure:  # noqa: BLE001 - the end goes on
+                log.warning("what is closed at the end failed", error=named(failure))
+        error = self._error
+        log.info(
+            "engine stopped" if error is None else "engine has failed",
+            engine=self._parts.name,
+            error=None if error is None else str(error),
+        )
+        message = f"engine {self._parts.name!r} completed normally" if error is None else str(error)
+        self._teller.tell("completed", error is None, message, error)
+        if not self._teller.finish(GRACE_S):
+            log.warning("a callback hangs: the engine ends without it", engine=self._parts.name)
+        self._pool.join(GRACE_S)
+        self._stopped.set()
+        self._up.set()
+
+    # ------------------------------------------------------------------ parts of it
+
+    def _take(self, event: Event, error: TailraceError | None = None) -> None:
+        """Change the life; the only place that does, under the lock."""
+        before = self._life
+        try:
+            self._life = before.step(event)
+        except TailraceError as misused:
+            raise misused from self._error
+        if event is Event.FAILURE:
+            if self._error is None:
+                self._error = error
+            elif error is not None and error is not self._error:
+                self._error.add_note(f"failed too: {error.message}")
+        if self._life.state is not before.state:
+            log.info("engine", engine=self._parts.name, state=str(self._life.state), because=str(event))
+        if self._life.ending is not None:
+            self._gates.end(self._shutdown_s)
+
+    def _step(self, event: Event, error: TailraceError | None = None) -> bool:
+        """Hear of `event`; tell whether the engine goes on."""
+        with self._lock:
+            self._take(event, error)
+            return self._life.goes_on
+
+    def _report_event(self, event: Event, error: TailraceError | None) -> None:
+        with self._lock:
+            # A thread that was given up may come back from the dead.
+            if self._life.state is not State.STOPPED:
+                self._take(event, error)
+
+    def _report(self, error: BaseException) -> None:
+        self._report_event(Event.FAILURE, as_engine_failure(error, "run the connector"))
+
+    def _within_limit(self, doing: str, function: Callable[[], None]) -> None:
+        """Call what is somebody else's, and wait for it no longer than the limit."""
+        try:
+            ended = Call(f"{self._parts.name}: {doing}", self, function).wait(self._limit_s)
+        except Exception as error:
+            raise as_engine_failure(error, doing) from error
+        if not ended:
+            raise timed_out(doing, [], self._limit_s)
+
+    def _attempt(
+        self,
+        doing: str,
+        function: Callable[[], None],
+        *,
+        already: Call | None = None,
+        limit_s: float | None = None,
+    ) -> None:
+        """As `_within_limit`, but what goes wrong is noted, and the end goes on."""
+        try:
+            if already is None:
+                self._within_limit(doing, function)
+            else:
+                already.wait(limit_s or 0.0)
+        except Exception as error:  # noqa: BLE001 - all failures end in one place
+            self._step(Event.FAILURE, as_engine_failure(error, doing))
+
+    def _new_task(self) -> SourceTask:
+        with self._creating:
+            return self._parts.connector.create_task()
+
+    def _new_commits(self, task: SourceTask, name: str) -> TaskCommits:
+        assert self._store is not None
+        return self._parts.new_commits(self._store, task.commit, name)
+
+    def _new_processor(self, commits: TaskCommits, name: str) -> RecordProcessor:
+        processor = self._parts.new_processor(self._gates.ending, name)
+        processor.initialize(self._pool, self._parts.stages.transform, self._parts.stages.convert, commits)
+        return processor
+
+    def _task(self, number: int) -> SourceTask:
+        if self._life.state not in (State.STARTING_TASKS, State.POLLING_TASKS, State.STOPPING):
+            raise self._life.misused("use a task")
+        return self._tasks[number].task
+
+    def _view_of(self, task: TaskThread, supervision: Supervision) -> TaskView:
+        number, counts = task.number, task.counts
+        return TaskView(
+            number=number,
+            state=supervision.phase(number) if task.thread.ident is not None else Phase.CREATED,
+            polled=counts.polled,
+            batches=counts.batches,
+            processed=task.processed,
+            retries=counts.retries,
+            restarts=supervision.restarts(number),
+            error=supervision.error(number),
+        )
+
+    def _close_if_open(self) -> None:
+        try:
+            self.close()
+        except TailraceError as error:
+            if error.kind is not Kind.ENGINE_MISUSED:
+                raise
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            raise self._error

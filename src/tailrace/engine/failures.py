@@ -1,0 +1,56 @@
+"""What went wrong, as the engine tells it: with the task, and without words of others."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+from tailrace.errors import Kind, TailraceError
+
+
+def named(error: BaseException) -> str:
+    """Return what kind of error it is and where it was raised: its own words may quote a row."""
+    frames = traceback.extract_tb(error.__traceback__)
+    name = type(error).__name__
+    return f"{name} in {os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}" if frames else name
+
+
+def as_task_failure(error: BaseException, number: int, doing: str) -> TailraceError:
+    """Return the failure of a task; `error` is its cause.
+
+    :param doing: what was attempted: `poll`.
+    """
+    if isinstance(error, TailraceError):
+        found = TailraceError(error.kind, error.message, error.hint, {**error.context, "task": number})
+    else:
+        found = TailraceError(
+            Kind.TASK_FAILED,
+            f"{doing}: task {number} failed with {named(error)}",
+            "the cause of this error has its words and its trace",
+            {"task": number},
+        )
+    found.__cause__ = error
+    return found
+
+
+def as_engine_failure(error: BaseException, doing: str) -> TailraceError:
+    """Return the failure of what belongs to no task, likewise."""
+    if isinstance(error, TailraceError):
+        return error
+    found = TailraceError(
+        Kind.TASK_FAILED,
+        f"{doing}: failed with {named(error)}",
+        "the cause of this error has its words and its trace",
+    )
+    found.__cause__ = error
+    return found
+
+
+def timed_out(attempt: str, tasks: list[int], limit_s: float) -> TailraceError:
+    """Return the error of what took longer than `task_management_timeout_ms`."""
+    return TailraceError(
+        Kind.TASK_TIMED_OUT,
+        f"{attempt}: not done after {limit_s:g} s",
+        "see what it waits for in the log; task_management_timeout_ms is how long it may take",
+        {"tasks": tasks} if tasks else {},
+    )

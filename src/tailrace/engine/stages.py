@@ -1,0 +1,62 @@
+"""What records go through before they are handed over: transformations, then the converter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace import extensions
+from tailrace.config import EngineOptions
+from tailrace.config.fields import Extension
+from tailrace.converters.contract import Converter
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.group import Group
+from tailrace.transforms import building
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The functions, None where there is nothing to do, and what is to be closed after the last call."""
+
+    transform: Callable[[Group], Iterable[Group]] | None
+    convert: Callable[[Group], Any] | None
+    closers: tuple[Callable[[], None], ...]
+
+
+def stages_of(
+    transformations: Sequence[building.TransformationLike],
+    predicates: Mapping[str, building.PredicateLike],
+    converter: Converter | Extension | str | None,
+    options: EngineOptions,
+) -> Stages:
+    """Return the stages: the transformations of the options, then those given in Python.
+
+    A converter that is given in Python takes the place of the options'.
+    :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`.
+    """
+    chain = building.build([*options.transformations, *transformations], {**options.predicates, **predicates})
+    converting = _converter(converter if converter is not None else options.converter)
+    closers = [chain.close]
+    if converting is not None:
+        closers.append(converting.close)
+    return Stages(
+        chain.apply if len(chain) else None,
+        None if converting is None else converting.convert,
+        tuple(closers),
+    )
+
+
+def _converter(given: Converter | Extension | str | None) -> Converter | None:
+    if isinstance(given, str):
+        given = Extension(type=given)
+    if isinstance(given, Extension):
+        make = extensions.factory(extensions.CONVERTERS, given.type, ("convert", "close"))
+        given = make(**given.options)
+    if given is not None and not isinstance(given, Converter):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"create the engine: {type(given).__name__} is no converter",
+            "a converter is a tailrace.converters.contract.Converter",
+        )
+    return given

@@ -1,0 +1,539 @@
+"""What Debezium's AsyncEmbeddedEngineTest and EmbeddedEngineTest show, shown of this engine.
+
+Above each test stand the names of theirs. Where ours differs, the comment says how and why. These
+have no counterpart: testDefaultBuilderFactory, as there are no builders: `tailrace.Engine` is the one
+way; testHeaderConverter, shouldRunDebeziumEngineWithJson and shouldSkipNullValueReturnedByHeaderConverter
+are about converters, and shown in tests/converters. RetryingCallableTest is in test_retrying.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import structlog
+
+from fix_engine import Heard, Seen, Store, engine_of
+from fix_wait import wait_until
+from tailrace.engine.contracts import RetriableError, StopEngine
+from tailrace.engine.life import State
+from tailrace.engine.processing import manual
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.events import Converted
+from tailrace.testing import Fault, LinesSource, MovableClock
+
+FAR_S = 60.0
+
+
+def numbers(first, last):
+    return list(range(first, last + 1))
+
+
+class Step:
+    """A transformation made of a function of a group."""
+
+    def __init__(self, apply):
+        self.apply = apply
+        self.closed = 0
+
+    def close(self):
+        self.closed += 1
+
+
+def without(*dropped):
+    """Return a transformation that drops lines."""
+
+    def apply(group):
+        line = pc.struct_field(group.column("after"), "number")
+        keep = pc.invert(pc.is_in(line, pa.array(dropped, pa.int64())))
+        yield group.take(pc.indices_nonzero(keep).to_numpy().astype("int64"))
+
+    return Step(apply)
+
+
+class Texts:
+    """A converter: keys are texts, values bytes."""
+
+    def convert(self, group):
+        line = pc.struct_field(group.column("after"), "line")
+        keys = pc.struct_field(group.column("key"), "number").cast(pa.string())
+        return Converted(keys, line.cast(pa.binary()), None)
+
+    def close(self):
+        pass
+
+
+# testEngineBasicLifecycle
+def test_lines_come_as_they_are_appended_until_the_engine_is_closed():
+    source, seen = LinesSource(10, ends=False), Seen()
+    engine = engine_of(source, on_batch=seen.batch)
+    assert engine.state is State.CREATING
+    engine.start()
+    assert engine.state is State.POLLING_TASKS
+    wait_until(lambda: seen.count == 10, FAR_S)
+    for more in range(1, 6):
+        source.append(10)
+        wait_until(lambda more=more: seen.count == 10 + 10 * more, FAR_S)
+    engine.close()
+    assert engine.state is State.STOPPED
+    assert seen.lines == {"0-0": numbers(1, 60)}
+
+
+# testRunMultipleTasks
+def test_all_tasks_run_each_in_its_order():
+    source, seen = LinesSource(100, tasks=5), Seen()
+    engine_of(source, on_batch=seen.batch).run()
+    assert seen.lines == {f"{task}-0": numbers(1, 100) for task in range(5)}
+
+
+# testTaskConfigurationIsLoggedWithMaskedPasswords
+def test_configurations_of_tasks_are_logged_without_passwords():
+    class Secretive(LinesSource):
+        def task_settings(self, tasks_max):
+            (own,) = super().task_settings(tasks_max)
+            inner = {"database.password": "canary-1", "dsn": "postgresql://me:canary-2@db/x"}
+            return [{**own, **inner, "list": [{"api_key": "canary-3"}], "password": "${env:PW}"}]
+
+    with structlog.testing.capture_logs() as logs:
+        engine_of(Secretive(), Seen().record).run()
+    (entry,) = [entry for entry in logs if entry["event"] == "task configuration"]
+    assert entry["task"] == 0
+    assert entry["settings"]["dsn"] == "postgresql://me:***@db/x"
+    assert entry["settings"]["password"] == "${env:PW}"
+    assert "canary" not in str(logs)
+
+
+# testTasksAreStoppedIfSomeFailsToStart
+def test_tasks_are_stopped_if_some_fail_to_start():
+    faults = [Fault("start", task=task, error=ValueError("no"), delay_s=0.05 * task) for task in (1, 4, 7)]
+    source, seen = LinesSource(10, tasks=10, faults=faults), Seen()
+    engine = engine_of(source, seen.record)
+    with pytest.raises(TailraceError) as caught:
+        engine.run()
+    assert caught.value.kind is Kind.TASK_FAILED
+    assert caught.value.context["task"] in {1, 4, 7}
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert engine.state is State.STOPPED
+    assert not source.open
+    assert [source.count("stop", task) for task in range(10)] == [1] * 10
+    assert not seen.count
+
+
+# testCompletionCallbackCalledUponSuccess
+def test_completion_tells_success_once():
+    source, seen, heard = LinesSource(20, ends=False), Seen(), Heard()
+    engine = engine_of(source, seen.record, callbacks=heard.callbacks())
+    engine.start()
+    wait_until(lambda: seen.count == 20, FAR_S)
+    engine.close()
+    assert heard.completed == (True, "engine 'engine' completed normally", None)
+    assert heard.events.count("completed") == 1
+
+
+# testCompletionCallbackCalledUponFailure, interruptedTaskShutsDown: the error is ours, with the task; what
+# it raised is its cause.
+@pytest.mark.parametrize("error", [InterruptedError(), KeyboardInterrupt(), SystemExit()])
+def test_completion_tells_failure(error):
+    heard = Heard()
+    engine = engine_of(
+        LinesSource(20, faults=[Fault("poll", 2, error=error)]), Seen().record, callbacks=heard.callbacks()
+    )
+    with pytest.raises(TailraceError):
+        engine.run()
+    success, message, told = heard.completed
+    assert not success
+    assert told is engine.error
+    assert told.__cause__ is error
+    assert type(error).__name__ in message
+
+
+# testErrorInConnectorCallbackDoesNotBlockShutdown
+def test_callbacks_that_raise_hold_up_nothing():
+    def fail(what):
+        raise RuntimeError(what)
+
+    heard, seen = Heard(fail), Seen()
+    engine_of(LinesSource(), seen.record, callbacks=heard.callbacks()).run()
+    assert seen.count == 10
+    assert heard.events[-1] == "completed"
+
+
+def test_callbacks_that_hang_hold_up_nothing():
+    release = threading.Event()
+    heard, seen = Heard(lambda _: release.wait(FAR_S)), Seen()
+    try:
+        engine = engine_of(LinesSource(), seen.record, callbacks=heard.callbacks())
+        engine.run()
+        assert engine.state is State.STOPPED
+        assert seen.count == 10
+        assert heard.events == ["connector_started"]
+    finally:
+        release.set()
+
+
+# testCannotStopWhileTasksAreStarting: there close() refuses; ours waits until every start has ended, also
+# when one fails, and then stops all tasks. So a program may close an engine at any time.
+def test_close_while_tasks_start_waits_for_every_start_and_stops_all():
+    starting, go_on = threading.Event(), threading.Event()
+
+    def hold():
+        starting.set()
+        assert go_on.wait(FAR_S)
+
+    faults = [Fault("start", task=0, call=hold), Fault("start", task=2, error=ValueError())]
+    source, seen = LinesSource(tasks=3, faults=faults), Seen()
+    engine = engine_of(source, seen.record)
+    failed = []
+
+    def run():
+        try:
+            engine.run()
+        except TailraceError as error:
+            failed.append(error)
+
+    running = threading.Thread(target=run)
+    running.start()
+    assert starting.wait(FAR_S)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    wait_until(lambda: "close called" in engine.view().story or failed, FAR_S)
+    assert engine.state is State.STARTING_TASKS
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(FAR_S)
+    running.join(FAR_S)
+    assert engine.state is State.STOPPED
+    assert failed
+    assert not source.open
+    assert [source.count("stop", task) for task in range(3)] == [1, 1, 1]
+    assert not seen.count
+
+
+# testCannotStopAlreadyStoppedEngine
+def test_nothing_can_be_called_after_the_end():
+    engine = engine_of(LinesSource(), Seen().record)
+    engine.run()
+    for call in (engine.close, engine.run, engine.start):
+        with pytest.raises(TailraceError, match="it has stopped; its story: CREATING") as caught:
+            call()
+        assert caught.value.kind is Kind.ENGINE_MISUSED
+    assert engine.view().state is State.STOPPED
+
+
+# testExecuteSmt, shouldExecuteSmt
+def test_transformations_drop_and_route():
+    topics = []
+    routed = Step(lambda group: [group.with_topic(group.topic.replace("lines", "routed"))])
+    engine_of(
+        LinesSource(), lambda record: topics.append(record.topic), transformations=[without(1), routed]
+    ).run()
+    assert topics == ["routed.0-0"] * 9
+
+
+# testCloseSmt
+def test_transformations_are_closed_once_however_the_engine_ends():
+    for faults in ((), [Fault("poll", error=ValueError())], [Fault("start", error=ValueError())]):
+        step = without(1)
+        engine = engine_of(LinesSource(faults=faults), Seen().record, transformations=[step])
+        with contextlib.suppress(TailraceError):
+            engine.run()
+        assert step.closed == 1
+
+
+# testPollingIsRetriedUponFailure
+def test_polling_is_tried_again_and_nothing_is_lost_or_repeated():
+    faults = [Fault("poll", at, error=RetriableError()) for at in (5, 7)]
+    source, seen = LinesSource(100, faults=faults), Seen()
+    engine = engine_of(source, seen.record)
+    engine.run()
+    assert seen.lines == {"0-0": numbers(1, 100)}
+    assert engine.view().tasks[0].retries == 2
+    assert source.count("start") == 1
+
+
+# testConnectorFailsIfMaxRetriesExceeded: there retries are counted over the whole life; ours in a row.
+def test_the_engine_fails_when_no_retry_is_left():
+    apart = [Fault("poll", at, error=RetriableError()) for at in (2, 4, 6)]
+    seen = Seen()
+    engine_of(LinesSource(60, faults=apart), seen.record, options={"errors_retries_max": 1}).run()
+    assert seen.count == 60
+
+    in_a_row = [Fault("poll", at, error=RetriableError()) for at in (3, 4)]
+    seen, heard = Seen(), Heard()
+    engine = engine_of(
+        LinesSource(60, faults=in_a_row),
+        seen.record,
+        options={"errors_retries_max": 1},
+        callbacks=heard.callbacks(),
+    )
+    with structlog.testing.capture_logs() as logs, pytest.raises(TailraceError):
+        engine.run()
+    assert seen.count == 20
+    assert "engine has failed" in [entry["event"] for entry in logs]
+    assert engine.view().story.endswith("POLLING_TASKS (failure) → STOPPING (everything stopped) → STOPPED")
+
+
+# testEngineBasicLifecycleConsumerSequentially, ...NonSequentially
+@pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
+def test_single_records_come_in_any_order_that_was_asked_for(order):
+    seen = Seen()
+    store = Store()
+    options = {"record_processing": {"order": order, "threads": 4}}
+    engine_of(LinesSource(60), seen.record, options=options, offsets=store).run()
+    assert sorted(seen.lines["0-0"]) == numbers(1, 60)
+    assert order != "ordered" or seen.lines["0-0"] == numbers(1, 60)
+    assert store.line() == 60
+
+
+# testCompletionCallbackCalledAfterConnectorStop
+def test_completion_comes_after_the_connector_has_stopped():
+    heard = Heard()
+    engine_of(LinesSource(), Seen().record, callbacks=heard.callbacks()).run()
+    assert heard.events[-2:] == ["connector_stopped", "completed"]
+
+
+# testSmtReturnsNullToProcessor, testSmtReturnsNullToProcessorAndConvertor
+@pytest.mark.parametrize("converter", [None, Texts()])
+def test_what_a_transformation_drops_is_not_seen_and_counts_as_processed(converter):
+    got, store = [], Store()
+    engine_of(
+        LinesSource(10),
+        on_batch=got.extend,
+        transformations=[without(*range(2, 11, 2))],
+        converter=converter,
+        offsets=store,
+    ).run()
+    assert len(got) == 5
+    assert store.line() == 10
+
+
+# testGracefullyShutDownUponStopEngineException
+def test_a_handler_may_end_the_engine():
+    def stop_at(number):
+        if number == 5:
+            raise StopEngine
+
+    heard = Heard()
+    engine = engine_of(LinesSource(100, ends=False), Seen(stop_at).record, callbacks=heard.callbacks())
+    engine.run()
+    assert heard.completed[0]
+    with pytest.raises(TailraceError, match="it has stopped"):
+        engine.close()
+
+
+# testOffsetIsCommittedUponStopEngineException, testOffsetIsCommittedUponCountdown,
+# testOffsetIsCommittedUponCustomShutdown: there is one way to end at a record, StopEngine; a count or a
+# condition is the handler's own. Their "before" variants (testOffsetIsCommittedBeforeCountdown,
+# testOffsetIsCommittedBeforeCustomShutdown) mark a record as processed that nobody got: ours has nothing
+# that loses a record. Who wants to end before a record closes the engine at the one before.
+@pytest.mark.parametrize("last", [1, 2, 5, 10])
+def test_the_record_that_ended_the_engine_counts_and_the_next_engine_goes_on_after_it(last):
+    store, got = Store(), []
+
+    def stop_after(record):
+        got.append(record.after["number"])
+        if record.after["number"] == last:
+            raise StopEngine
+
+    engine_of(LinesSource(10), stop_after, offsets=store, options={"offset_commit": {}}).run()
+    assert got == numbers(1, last)
+    assert store.line() == last
+    rest = Seen()
+    engine_of(LinesSource(10), rest.record, offsets=store).run()
+    assert rest.lines.get("0-0", []) == numbers(last + 1, 10)
+
+
+# testPollingCallbacksAreCalled
+def test_callbacks_come_in_the_order_of_events():
+    heard = Heard()
+    engine_of(LinesSource(tasks=2), Seen().record, callbacks=heard.callbacks()).run()
+    order = ["connector_started", "task_started 0", "polling_started", "polling_stopped", "task_stopped 1"]
+    order += ["connector_stopped", "completed"]
+    assert [heard.at(event) for event in order] == sorted(heard.at(event) for event in order)
+
+
+# testCanStopEngineFromPollingCallback: there polling waits for the callback, and no record is seen. Here a
+# callback holds up nothing, so some may be: whoever wants none closes the engine from connector_started.
+@pytest.mark.parametrize("when", ["connector_started", "task_started", "polling_started"])
+def test_a_callback_may_close_the_engine(when):
+    holder = []
+    heard = Heard(lambda what: holder[0].close() if what == when else None)
+    holder.append(engine_of(LinesSource(ends=False), Seen().record, callbacks=heard.callbacks()))
+    holder[0].run()
+    assert heard.completed[0]
+
+
+# testOffsetStorageFailure, interruptedOffsetCommitShutsDown
+@pytest.mark.parametrize("error", [TailraceError(Kind.OFFSETS_UNWRITABLE, "no"), InterruptedError()])
+def test_a_store_that_fails_is_tried_again_and_the_engine_goes_on(error):
+    def fail_at_first():
+        if store.writes <= 2:
+            raise error
+
+    store, seen = Store(fail_at_first), Seen()
+    engine_of(LinesSource(50), seen.record, offsets=store).run()
+    assert seen.count == 50
+    assert store.writes > 2
+    assert store.line() == 50
+
+
+def test_a_store_that_hangs_holds_up_the_end_no_longer_than_its_limit():
+    release = threading.Event()
+    store, heard = Store(lambda: release.wait(FAR_S)), Heard()
+    options = {"offset_commit": {"policy": "always", "timeout_ms": 50}}
+    engine = engine_of(
+        LinesSource(30), Seen().record, offsets=store, options=options, callbacks=heard.callbacks()
+    )
+    try:
+        engine.run()
+        assert heard.completed[0]
+    finally:
+        release.set()
+
+
+# testOffsetCommitPolicyCalledDuringIdlePeriod: ours is asked while nothing comes as long as there is
+# something to commit; there, also for nothing.
+def test_a_periodic_commit_comes_while_nothing_does():
+    clock, store, seen = MovableClock(), Store(), Seen()
+    options = {"offset_commit": {"policy": "periodic", "interval_ms": 60_000}}
+    with engine_of(
+        LinesSource(10, ends=False), seen.record, options=options, offsets=store, clock=clock
+    ) as engine:
+        wait_until(lambda: engine.view().tasks[0].processed == 10, FAR_S)
+        assert store.line() == 0
+        clock.advance(60)
+        wait_until(lambda: store.line() == 10, FAR_S)
+
+
+# verifyNonAsciiContentHandledCorrectly
+def test_text_of_any_script_arrives_as_it_is():
+    got = []
+    engine_of(LinesSource(2, words="Ñ ñ 日本 𝄞"), lambda record: got.append(record.after["line"])).run()
+    assert got == ["Ñ ñ 日本 𝄞 1", "Ñ ñ 日本 𝄞 2"]
+
+
+# shouldStartAndUseFileConnectorUsingMemoryOffsetStorage
+def test_the_next_engine_goes_on_where_this_one_ended():
+    source, store, first, second = LinesSource(20), Store(), Seen(), Seen()
+    engine_of(source, first.record, offsets=store).run()
+    source.append(15)
+    engine_of(source, second.record, offsets=store).run()
+    assert (first.lines["0-0"], second.lines["0-0"]) == (numbers(1, 20), numbers(21, 35))
+
+
+# shouldWorkToUseCustomChangeConsumer
+def test_a_handler_of_batches_may_say_itself_what_is_processed():
+    store = Store()
+
+    def half(batch, committer):
+        for record in batch:
+            if record.after["number"] <= 5:
+                committer.mark_processed(batch, record.place)
+        committer.mark_batch_finished(batch)
+        raise StopEngine
+
+    engine_of(LinesSource(10, ends=False), on_batch=manual(half), offsets=store).run()
+    assert store.line() == 5
+
+
+# shouldRunEngineWithConsumerSettingOffsets
+def test_a_handler_may_set_an_offset_which_is_kept_as_it_is():
+    store = Store()
+
+    def own(batch, committer):
+        for record in batch:
+            committer.mark_processed(batch, record.place, {"line": record.after["number"], "mine": [1, "x"]})
+        committer.mark_batch_finished(batch)
+
+    engine_of(LinesSource(10), on_batch=manual(own), offsets=store).run()
+    assert list(store.kept.values()) == [{"line": 10, "mine": [1, "x"]}]
+
+
+# shouldRunDebeziumEngine
+def test_headers_are_kept():
+    got = []
+
+    def add(group):
+        values = pa.array(["h"] * len(group))
+        yield group.with_headers(pa.StructArray.from_arrays([values, pa.nulls(len(group))], names=["a", "b"]))
+
+    engine_of(
+        LinesSource(3), lambda record: got.append(dict(record.headers)), transformations=[Step(add)]
+    ).run()
+    assert got == [{"a": "h"}] * 3
+
+
+# shouldRunDebeziumEngineWithString, ...WithMismatchedTypes
+def test_a_converter_gives_keys_and_values_of_its_own_types():
+    got = []
+    engine_of(
+        LinesSource(2),
+        lambda event: got.append((event.key, event.value, event.record.place)),
+        converter=Texts(),
+    ).run()
+    assert got == [("1", b"Generated line number 1", 0), ("2", b"Generated line number 2", 1)]
+
+
+# invalidSmt, verifyBadCommitPolicyClassName: no engine is made of what does not fit, and none completes.
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"transformations": [object()]}, "transformation"),
+        ({"options": {"offset_commit": {"policy": "sometimes"}}}, "offset_commit.policy: must be one of"),
+        ({"options": {"retries": 1}}, "retries: unknown key"),
+        ({"options": {"tasks_on": "spark"}}, "spark"),
+        ({"options": {"offset_storage": {"type": "log"}}, "offsets": None}, "offset_storage is log"),
+        ({"on_batch": print}, "one of on_batch"),
+        ({"handler": None}, "one of on_batch"),
+        ({"handler": "print"}, "can't be"),
+        ({"converter": object()}, "no converter"),
+        ({"source": object()}, "no connector"),
+        ({"source": "nosuch"}, "no installed package announces it"),
+        ({"source": lambda: 1 / 0}, "ZeroDivisionError"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_there_is_an_engine(arguments, word):
+    arguments = {"source": LinesSource(), "handler": print, **arguments}
+    with pytest.raises(TailraceError) as caught:
+        engine_of(arguments.pop("source"), arguments.pop("handler"), **arguments)
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    assert word in caught.value.message
+    assert caught.value.hint
+
+
+# validationThrowsException
+def test_a_connector_that_refuses_its_settings_ends_the_engine():
+    class Refusing(LinesSource):
+        def start(self, context):
+            super().start(context)
+            raise TailraceError(Kind.CONFIG_INVALID, "check the settings: no table", "name one")
+
+    source, heard, store = Refusing(), Heard(), Store()
+    engine = engine_of(source, Seen().record, callbacks=heard.callbacks(), offsets=store)
+    with pytest.raises(TailraceError, match="no table"):
+        engine.start()
+    assert source.calls == ["connector.start", "connector.stop"]
+    assert store.calls == ["start", "stop"]
+    assert heard.events == ["connector_stopped", "completed"]
+
+
+# shouldHandleNoDefaultOffsetFlushInterval
+def test_an_engine_needs_no_options():
+    from tailrace.engine.engine import Engine
+
+    seen, store = Seen(), Store()
+    Engine(connector=LinesSource(5), on_record=seen.record, offsets=store).run()
+    assert seen.count == store.line() == 5
+
+
+def test_time_is_not_wasted_at_the_end():
+    source = LinesSource(ends=False)
+    engine = engine_of(source, Seen().record)
+    engine.start()
+    before = time.monotonic()
+    engine.close()
+    assert time.monotonic() - before < FAR_S / 2

@@ -85,6 +85,7 @@ class Kind(enum.StrEnum):
     TASK_TIMED_OUT = "task_timed_out"  # it did not start or stop in time
     TRANSFORM_FAILED = "transform_failed"  # records don't fit what a transformation was told to do
     ENGINE_MISUSED = "engine_misused"  # a call that the engine's state does not allow
+    RECORD_INVALID = "record_invalid"  # a task made a record that no column can hold
     OFFSETS_UNREADABLE = "offsets_unreadable"
     OFFSETS_UNWRITABLE = "offsets_unwritable"
     OFFSETS_LOCKED = "offsets_locked"  # another process uses the store

@@ -17,7 +17,7 @@ from tailrace.decode.catalog import Catalog
 from tailrace.decode.debezium import SourceFacts, json_lines
 from tailrace.decode.disclosed import EVERYTHING, Disclosed, Shape
 from tailrace.decode.envelope import envelope
-from tailrace.decode.images import images, source_of
+from tailrace.decode.images import images, keys, source_of
 from tailrace.decode.rows import old_keys, old_rows, typed_rows
 from tailrace.decode.tuples import Tuples, find_tuples
 from tailrace.errors import Kind, TailraceError
@@ -158,6 +158,13 @@ class TableChanges:
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
         """
         return envelope(self.tuples(), task)
+
+    def keys(self) -> pa.Array:
+        """Return the key of each change as `images` gives it, without decoding the rest.
+
+        :raises TailraceError: as `rows`.
+        """
+        return keys(self.tuples())
 
     def images(self) -> pa.RecordBatch:
         """Return the changes with key, row before and row after as structs: `images.NAMES`.

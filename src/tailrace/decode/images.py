@@ -76,16 +76,25 @@ def images(tuples: Tuples) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=list(NAMES))
 
 
+def keys(tuples: Tuples) -> pa.Array:
+    """Return the key of each change as a struct; null for a truncate, and where there is none.
+
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+    """
+    relation = tuples.relation
+    names = set(relation.key) if relation is not None else set()
+    if relation is None or not names:
+        return pa.nulls(len(tuples))
+    in_key = [c for c, column in enumerate(relation.columns) if column.name in names]
+    # The current row of a delete is what was sent of the old one, its key at least.
+    return _struct(relation, tuples.column, in_key, tuples.op != ord(Op.TRUNCATE), [], "")
+
+
 def _rows(relation: Relation, tuples: Tuples) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
     specials: Specials = []
     choice_before, choice_after = image_choices(tuples)
     everything = range(len(relation.columns))
-    names = set(relation.key)
-    in_key = [c for c in everything if relation.columns[c].name in names]
-    key = pa.nulls(len(tuples))
-    if in_key:
-        # The current row of a delete is what was sent of the old one, its key at least.
-        key = _struct(relation, tuples.column, in_key, tuples.op != ord(Op.TRUNCATE), [], "")
+    key = keys(tuples)
     after = _struct(relation, tuples.column, everything, choice_after != 0, specials, "after.")
     before = pa.nulls(len(tuples), after.type)
     if choice_before.any():

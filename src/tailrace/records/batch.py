@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from tailrace.records.group import Group, Places
 from tailrace.records.record import Record
+
+if TYPE_CHECKING:
+    from tailrace.records.making import SourceRecord
 
 #: Where a source is: names and JSON values, meaningful to that source's tasks alone.
 Offset = Mapping[str, Any]
@@ -55,6 +58,20 @@ class Batch(Sequence[Record]):
     end: Offset | None = None
     transaction_ends: npt.NDArray[np.bool_] | None = None
     number: int = field(default_factory=lambda: next(_numbers))
+
+    @classmethod
+    def of_records(
+        cls, records: Iterable[SourceRecord], partition: Partition | None = None, end: Offset | None = None
+    ) -> Batch:
+        """Return a batch of Python values in the source's order; see `records.making`.
+
+        :param partition: default: that of a source that has but one.
+        :param end: the offset once the whole batch is done; None: that of the last record.
+        :raises TailraceError: `RECORD_INVALID` if the values of a topic have no Arrow type in common.
+        """
+        from tailrace.records.making import batch_of
+
+        return batch_of(records, partition or {}, end)
 
     def __len__(self) -> int:
         return sum(len(group) for group in self.groups)

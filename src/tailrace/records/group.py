@@ -116,6 +116,13 @@ class Group:
         return pa.nulls(len(self))
 
     @property
+    def keys(self) -> pa.Array:
+        """The column `key`; nulls if there is none. Decodes nothing else."""
+        if self._changes is not None and "columns" not in self.__dict__:
+            return self._changes.keys()
+        return self.column("key")
+
+    @property
     def headers(self) -> pa.Array:
         """The column `headers`; nulls if there are none. Decodes nothing."""
         if self._changes is not None:

@@ -46,7 +46,7 @@ def lanes_of(group: Group, moved: Moved | None) -> Lanes:
 
     :param moved: what is known of the records that they were made of, of these and others.
     """
-    key = group.column("key")
+    key = group.keys
     own = fingerprints(key)
     if key.null_count:
         table = group.topic if group.relation is None else group.relation.qualified_name
@@ -88,6 +88,8 @@ def moved_of(group: Group) -> Moved | None:
 
 
 def _is(group: Group, op: Op) -> npt.NDArray[np.bool_]:
+    if group.wire is not None:
+        return np.asarray(group.wire.op == ord(op))
     column = group.column("op")
     if pa.types.is_null(column.type):
         return np.zeros(len(group), np.bool_)

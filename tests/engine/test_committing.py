@@ -1,0 +1,265 @@
+"""Commits: when the policy wants them, what becomes of those that fail or hang, and who hears of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.flowing import PARTITION, SOON_S, Remembering
+from fix_wait import wait_until
+from tailrace.engine.commit_policies import (
+    BY_NAME,
+    AllOf,
+    Always,
+    AnyOf,
+    AtTransactionEnds,
+    EveryRecords,
+    Periodic,
+)
+from tailrace.engine.committing import OffsetCommitter
+from tailrace.engine.contracts import CommitPolicy
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.batch import Batch, Offset, Partition
+
+
+class MovedClock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time_us(self) -> int:
+        return int(self.now_s * 1e6)
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        return event.wait(0.001)
+
+
+class Bench:
+    """A committer, and batches of ten records for it."""
+
+    def __init__(self, policy: CommitPolicy, *, timeout_s: float = SOON_S, store: Remembering | None = None):
+        self.clock, self.store = MovedClock(), store or Remembering()
+        self.told: list[int] = []
+        self.at = 0
+        self.committer = OffsetCommitter(
+            self.store, policy, self.clock, committed=self._hear, timeout_s=timeout_s, name="test"
+        )
+
+    def _hear(self, partition: Partition, offset: Offset) -> None:
+        assert partition == PARTITION
+        self.told.append(offset["at"])
+
+    def take(self, ends: Sequence[int] | None = None, partition: Partition = PARTITION) -> Batch:
+        marks = None if ends is None else np.isin(np.arange(10), ends)
+        offsets = [{"at": self.at + k + 1} for k in range(10)]
+        batch = Batch(partition, (), 10, offsets, transaction_ends=marks)
+        self.at += 10
+        self.committer.take(batch)
+        return batch
+
+    def done(self, ends: Sequence[int] | None = None) -> None:
+        batch = self.take(ends)
+        self.committer.mark_processed(batch)
+        self.committer.mark_batch_finished(batch)
+
+    @property
+    def stored(self) -> list[int]:
+        return [write[0][1]["at"] for write in self.store.writes]
+
+
+def test_always_commits_after_each_batch_and_the_task_hears_of_it() -> None:
+    bench = Bench(Always())
+    bench.done()
+    bench.done()
+    bench.committer.tick()
+    assert bench.stored == bench.told == [10, 20]
+
+
+def test_the_periodic_policy_waits_for_its_time_also_while_nothing_comes() -> None:
+    bench = Bench(BY_NAME["periodic"](60, 0))
+    bench.done()
+    assert bench.stored == []
+    bench.clock.now_s += 60
+    bench.committer.tick()
+    assert bench.stored == [10]
+    bench.clock.now_s += 59
+    bench.done()
+    assert bench.stored == [10]
+    bench.clock.now_s += 1
+    bench.committer.tick()
+    bench.clock.now_s += 1000
+    bench.committer.tick()
+    assert bench.stored == [10, 20]  # there is nothing to commit: nothing is written
+
+
+def test_so_many_records_are_counted_dropped_ones_too() -> None:
+    bench = Bench(BY_NAME["count"](0, 25))
+    for _ in range(5):
+        bench.done()
+    assert bench.stored == [30]
+
+
+def test_commits_at_ends_of_transactions_never_lie_within_one() -> None:
+    bench = Bench(AtTransactionEnds())
+    bench.done(ends=[])
+    assert bench.stored == []
+    bench.done(ends=[3, 6])
+    assert bench.stored == [17]
+    bench.done(ends=[])
+    bench.done(ends=[9])
+    assert bench.stored == [17, 40]
+    limited = Bench(BY_NAME["transaction"](60, 0))
+    limited.done(ends=[3])
+    assert limited.stored == []
+    limited.clock.now_s += 60
+    limited.committer.tick()
+    assert limited.stored == [4]
+
+
+class Counted:
+    def __init__(self, answer: bool) -> None:
+        self.answer, self.asked = answer, 0
+
+    def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
+        self.asked += 1
+        return self.answer
+
+
+def test_policies_are_put_together_and_each_is_asked() -> None:
+    yes, no = Counted(answer=True), Counted(answer=False)
+    assert not AllOf(no, yes).is_due(1, True, 0)
+    assert AnyOf(yes, no).is_due(1, True, 0)
+    assert (yes.asked, no.asked) == (2, 2)
+    own = AnyOf(EveryRecords(100), AllOf(Periodic(1), AtTransactionEnds()))
+    assert not own.is_due(99, False, 9)
+    assert own.is_due(1, True, 9)
+
+
+def test_a_write_that_fails_is_tried_again_at_a_later_batch_with_what_is_processed_then() -> None:
+    bench = Bench(Always())
+    errors: list[Exception] = [TailraceError(Kind.OFFSETS_UNWRITABLE, "x"), KeyError("not one of ours")]
+
+    def fails() -> None:
+        if errors:
+            raise errors.pop()
+
+    bench.store.fails = fails
+    bench.done()
+    assert bench.committer.failures == 1
+    bench.done()
+    assert (bench.stored, bench.told, bench.committer.failures) == ([], [], 2)
+    bench.done()
+    assert (bench.stored, bench.told, bench.committer.failures) == ([30], [30], 0)
+
+
+def test_a_write_that_hangs_holds_up_nobody_longer_than_it_may_and_counts_if_it_succeeds() -> None:
+    release, entered = threading.Event(), threading.Event()
+    bench = Bench(Always(), timeout_s=0.05)
+
+    def hangs() -> None:
+        entered.set()
+        assert release.wait(SOON_S)
+
+    bench.store.fails = hangs
+    bench.done()
+    assert entered.is_set()
+    bench.done()  # no second write begins meanwhile
+    assert bench.told == []
+    release.set()
+    wait_until(lambda: bench.told, SOON_S, "the write that came late")
+    assert (bench.stored, bench.told) == ([10], [10])
+    bench.committer.tick()
+    wait_until(lambda: bench.told == [10, 20], SOON_S, "the next write")
+
+
+def test_the_last_commit_takes_what_the_policy_did_not_want_and_nothing_is_heard_after_it() -> None:
+    bench = Bench(Periodic(1e9))
+    bench.done()
+    late = bench.take()
+    assert bench.committer.finish(SOON_S)
+    assert bench.stored == bench.told == [10]
+    bench.committer.mark_processed(late)
+    bench.committer.mark_batch_finished(late)
+    assert bench.committer.finish(SOON_S)
+    assert bench.stored == [10]
+
+
+def test_the_last_commit_is_bounded_and_tells_that_it_failed() -> None:
+    release = threading.Event()
+    bench = Bench(Periodic(1e9))
+    bench.store.fails = lambda: release.wait(SOON_S) and None
+    bench.done()
+    assert not bench.committer.finish(0.05)
+    release.set()
+    wait_until(lambda: bench.stored == [10], SOON_S)
+    assert bench.told == []  # the task may be stopped by now
+    failing = Bench(Periodic(1e9))
+
+    def refuses() -> None:
+        raise OSError
+
+    failing.store.fails = refuses
+    failing.done()
+    assert not failing.committer.finish(SOON_S)
+
+
+def test_a_task_that_fails_to_hear_of_a_commit_changes_nothing() -> None:
+    bench = Bench(Always())
+
+    def deaf(partition: Partition, offset: Offset) -> None:
+        raise KeyError
+
+    bench.committer._heard = deaf
+    bench.done()
+    bench.done()
+    assert bench.stored == [10, 20]
+
+
+def test_each_partition_has_an_offset_of_its_own_and_all_are_written_together() -> None:
+    bench = Bench(Periodic(60))
+    other: dict[str, Any] = {"server": "other"}
+    bench._hear = lambda *_: None  # type: ignore[method-assign]
+    bench.committer._heard = lambda *_: None
+    first, second, third = bench.take(), bench.take(partition=other), bench.take()
+    bench.committer.mark_processed(third)
+    bench.committer.mark_processed(second, 4)
+    for place in range(4):
+        bench.committer.mark_processed(second, place)
+    bench.clock.now_s += 60
+    bench.committer.tick()
+    assert bench.store.writes == [[(other, {"at": 15})]]
+    bench.committer.mark_processed(first)
+    bench.committer.mark_processed(second)
+    assert bench.committer.finish(SOON_S)
+    assert bench.store.writes[1] == [(PARTITION, {"at": 30}), (other, {"at": 20})]
+
+
+def test_marks_from_many_threads_are_all_counted() -> None:
+    bench = Bench(Periodic(1e9))
+    batches = [bench.take() for _ in range(100)]
+
+    def mark(first: int) -> None:
+        for batch in batches:
+            for place in range(first, 10, 4):
+                bench.committer.mark_processed(batch, place)
+                bench.committer.tick()
+
+    threads = [threading.Thread(target=mark, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON_S)
+    assert bench.committer.finish(SOON_S)
+    assert bench.stored == [1000]
+    assert bench.committer.open_batches == 0
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_policies_have_the_names_of_the_configuration(name: str) -> None:
+    assert not BY_NAME[name](60, 10).is_due(0, False, 0) or name == "always"

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 
 from converters.customers import CASES, groups_of
+from tailrace.converters.cloudevents import CloudEventsConverter
+from tailrace.converters.contract import Converter
 from tailrace.converters.debezium import JsonConverter
 from tailrace.records.batch import Batch
 from tailrace.records.events import Events
@@ -19,17 +21,24 @@ DIRECTORY = Path(__file__).parent / "golden"
 #: The clock's time, for what has none: nanoseconds since 1970.
 NOW_NS = 1_559_033_904_961_654_789
 
-CONVERTERS = {
+CONVERTERS: dict[str, Converter] = {
     "plain": JsonConverter(now_ns=lambda: NOW_NS),
     "schemas": JsonConverter(now_ns=lambda: NOW_NS, schemas_enable=True),
     "transactions": JsonConverter(
         now_ns=lambda: NOW_NS, provide_transaction_metadata=True, event_time="processing",
         tombstones_on_delete=False, rows_in_part="filled",
     ),
+    "cloudevents": CloudEventsConverter(now_ns=lambda: NOW_NS, provide_transaction_metadata=True),
+    "cloudevents_binary": CloudEventsConverter(
+        now_ns=lambda: NOW_NS, mode="binary", schemas_enable=True, provide_transaction_metadata=True,
+    ),
+    "cloudevents_bare": CloudEventsConverter(
+        now_ns=lambda: NOW_NS, extension_attributes_enable=False, schemas_enable=True, topic_prefix='a"b',
+    ),
 }  # fmt: skip
 
 
-def text_of(converter: JsonConverter, groups: list[Group]) -> str:
+def text_of(converter: Converter, groups: list[Group]) -> str:
     """Return the events of groups as lines."""
     lines: list[str] = []
     for group in groups:

@@ -14,9 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from tailrace import __version__
 from tailrace.config.converters import JsonOptions
 from tailrace.converters import schemas
 from tailrace.converters.options import checked
@@ -31,23 +28,19 @@ from tailrace.converters.picture import (
     XID,
     Field,
     Picture,
-    columns_of,
     picture_of,
     row_schema,
 )
 from tailrace.converters.plain import convert_plain
-from tailrace.converters.planning import Planned, key_headers, plan_events
+from tailrace.converters.planning import key_headers, plan_events
 from tailrace.converters.schemas import Schema, written
-from tailrace.decode import kernel
+from tailrace.converters.writing import facts_of, is_filled, write_values
 from tailrace.decode.debezium import SourceFacts
-from tailrace.decode.documents import Template, write
+from tailrace.decode.documents import Template
 from tailrace.decode.jsontext import AFTER, BEFORE, CELL, NOTHING, OP_LETTER, UNLESS
 from tailrace.model import ReplicaIdentity
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
-
-#: What a source is called of which nothing is known.
-UNKNOWN = SourceFacts("tailrace", "", __version__)
 
 
 class JsonConverter:
@@ -69,13 +62,14 @@ class JsonConverter:
         if not group.is_change:
             return convert_plain(group, facts.name, with_schema=self._options.schemas_enable)
         picture = picture_of(group)
-        filled = is_filled(self._options.rows_in_part, self._options.schemas_enable)
+        filled = is_filled(self._options.rows_in_part, with_schema=self._options.schemas_enable)
         value_schema, key_schema = None, None
         if self._options.schemas_enable:
             value_schema, key_schema = _schemas(picture, group, facts.name, filled=filled)
         planned = plan_events(picture, key_schema, tombstones=self._options.tombstones_on_delete)
-        template = self._template(picture, facts, value_schema)
-        values = write_values(picture, planned, template, filled=filled, now_ns=self._now_ns)
+        now_ns = functools.cache(self._now_ns)  # one time for all events of the group
+        template = self._template(picture, facts, value_schema, now_ns)
+        values = write_values(picture, planned, template, filled=filled, now_ns=now_ns)
         rows = planned.plan.rows
         headers = key_headers(planned, group.headers, rows)
         return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
@@ -83,9 +77,11 @@ class JsonConverter:
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""
 
-    def _template(self, picture: Picture, facts: SourceFacts, schema: str | None) -> Template:
+    def _template(
+        self, picture: Picture, facts: SourceFacts, schema: str | None, now_ns: Callable[[], int]
+    ) -> Template:
         opening, closing = ("", "") if schema is None else (f'{{"schema":{schema},"payload":', "}")
-        times = event_times(self._options.event_time, self._now_ns)
+        times = event_times(self._options.event_time, now_ns)
         transaction = transaction_parts(picture, wanted=self._options.provide_transaction_metadata)
         source = source_parts(picture, facts)
         ms, us, ns = ((f',"{name}":{text}', slot) for name, (text, slot) in times.items())
@@ -96,17 +92,6 @@ class JsonConverter:
         images = [(opening + '{"before":', BEFORE), (',"after":', AFTER)]
         letter = [(',"op":"', OP_LETTER), ('"', NOTHING)]
         return [*images, *middle, *letter, ms, us, ns, ("}" + closing, NOTHING)]
-
-
-def facts_of(group: Group, topic_prefix: str) -> SourceFacts:
-    """Return what the group's source is called, with the prefix of one's choice."""
-    known = group.origin or UNKNOWN
-    return SourceFacts(topic_prefix or known.name, known.database, known.version)
-
-
-def is_filled(rows_in_part: str | None, with_schema: bool) -> bool:
-    """Tell whether rows that were sent in part get all of their columns."""
-    return with_schema if rows_in_part is None else rows_in_part == "filled"
 
 
 def event_times(event_time: str, now_ns: Callable[[], int]) -> dict[str, tuple[str, int]]:
@@ -149,40 +134,6 @@ def transaction_parts(picture: Picture, *, wanted: bool) -> Template:
         (',"data_collection_order":', TABLE_ORDER),
         ("}", NOTHING),
     ]
-
-
-def write_values(
-    picture: Picture, planned: Planned, template: Template, *, filled: bool, now_ns: Callable[[], int]
-) -> Any:
-    """Return the documents of the events' values; null for tombstones.
-
-    :param filled: whether rows that were sent in part get all columns.
-    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
-    """
-    fields = picture.row.fields
-    unavailable = [field.how.unavailable(picture.modes.unavailable_placeholder) for field in fields]
-    absent = [""] * len(fields)
-    if filled:
-        absent = [_absent(field) for field in picture.fields] + [""] * (len(fields) - len(picture.fields))
-    return write(
-        picture.row.buffer, planned.plan, template, _with_times(picture, now_ns),
-        columns_of(picture.row, unavailable, absent), picture.row.old, picture.row.current,
-    )  # fmt: skip
-
-
-def _absent(field: Field) -> str:
-    return field.how.zero if field.not_null else "null"
-
-
-def _with_times(picture: Picture, now_ns: Callable[[], int]) -> Any:
-    # Debezium, too, takes the clock's time where a change has none.
-    missing = picture.numbers[US] == kernel.NONE
-    if not missing.any():
-        return picture.numbers
-    numbers, now = picture.numbers.copy(), now_ns()
-    for row, unit in ((MS, 1_000_000), (US, 1000), (NS, 1)):
-        numbers[row] = np.where(missing, now // unit, numbers[row])
-    return numbers
 
 
 def _members(values: dict[str, str]) -> str:

@@ -40,6 +40,8 @@ _OWN_TEXTS = frozenset({forms.QUOTED, forms.UNSCALED, forms.VARIABLE_SCALE})
 
 Mask = npt.NDArray[np.bool_]
 
+_ONE = np.ones((2, 1), np.bool_)
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -69,6 +71,7 @@ class Picture:
     :param key: the key's columns in their order; None: there is no key.
     :param source: a column of JSON that stands for `source`, where the source is not PostgreSQL: its
         place in `row`, whose columns before that are the table's.
+    :param is_plain: whether these are no changes: `row` has one column, their values.
     """
 
     op: Bytes
@@ -81,6 +84,7 @@ class Picture:
     table: str
     modes: ValueModes
     source: tuple[int, Schema] | None = None
+    is_plain: bool = False
 
     def __len__(self) -> int:
         return len(self.op)
@@ -112,6 +116,31 @@ def picture_of(group: Group) -> Picture:
     :raises TailraceError: `DECODE_FAILED`.
     """
     return _of_columns(group) if group.wire is None else _of_wire(group.wire.tuples())
+
+
+def plain_picture_of(group: Group) -> tuple[Picture, Mask]:
+    """Return the picture of records that are no changes, without their keys, and which have a value.
+
+    :raises TailraceError: `DECODE_FAILED`.
+    """
+    relation, count = group.relation, len(group)
+    modes = debezium_modes(relation.modes if relation else OWN_FORMS)
+    value, source, op = group.column("value"), group.column("source"), group.column("op")
+    how = given_arrow(value.type, modes)
+    canvas = _Canvas(count)
+    number = canvas.column(json_texts(value, how), np.ones(count, np.bool_))
+    row = canvas.side([Field("value", how)], [number], [])
+    letters = np.full(count, ord(Op.CREATE), np.uint8)
+    if op.null_count == 0:
+        letters = _letters(op)
+    nothing, column = np.zeros((2, count), np.uint8), (0, how.schema)
+    if not _is_postgres(source.type):
+        empty = np.empty((0, count), np.int64)
+        found = Picture(letters, nothing, _ONE, row, None, empty, "", "", modes, column, is_plain=True)
+    else:
+        numbers, schema, table = _postgres_source(source, relation)
+        found = Picture(letters, nothing, _ONE, row, None, numbers, schema, table, modes, is_plain=True)
+    return found, array_mask(value)
 
 
 def fields_of(relation: Relation) -> list[Field]:

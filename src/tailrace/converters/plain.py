@@ -23,8 +23,8 @@ def convert_plain(group: Group, prefix: str, *, with_schema: bool) -> Converted:
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     name = f"{prefix}.{group.topic}"
-    keys = _documents(group, group.column("key"), f"{name}.Key" if with_schema else None)
-    values = _documents(group, group.column("value"), f"{name}.Value" if with_schema else None)
+    keys = plain_documents(group, group.column("key"), f"{name}.Key" if with_schema else None)
+    values = plain_documents(group, group.column("value"), f"{name}.Value" if with_schema else None)
     headers = group.column("headers")
     return Converted(
         None if pa.types.is_null(keys.type) or keys.null_count == len(keys) else keys,
@@ -33,7 +33,11 @@ def convert_plain(group: Group, prefix: str, *, with_schema: bool) -> Converted:
     )
 
 
-def _documents(group: Group, array: pa.Array, schema_name: str | None) -> pa.Array:
+def plain_documents(group: Group, array: pa.Array, schema_name: str | None) -> pa.Array:
+    """Return values as JSON; null stays null.
+
+    :param schema_name: what a struct is called in the schema that each value carries; None: in none.
+    """
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), pa.large_string())
     how, texts = _given(group, array)

@@ -7,6 +7,7 @@ Source: Debezium, RelationalChangeRecordEmitter (`emitUpdateAsPrimaryKeyChangeRe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from tailrace.protocol.frames import Bytes, Numbers
 #: Headers of the delete (with its tombstone) and of the create that a changed key becomes.
 NEW_KEY, OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
 
+_NOTHING: Mapping[str, pa.Array] = {}
 _NO_NUMBERS = np.empty((1, 0), np.int64)
 
 
@@ -126,15 +128,19 @@ def _changed(picture: Picture, key: Side, keys: pa.Array, schema: str | None) ->
     return changed, old if changed.any() else None
 
 
-def key_headers(planned: Planned, headers: pa.Array, rows: Numbers) -> pa.StructArray | None:
-    """Return the events' headers: their record's own, and those of changed keys.
+def key_headers(
+    planned: Planned, headers: pa.Array, rows: Numbers, own: Mapping[str, pa.Array] = _NOTHING
+) -> pa.StructArray | None:
+    """Return the events' headers: their record's, the converter's, and those of changed keys.
 
     :param headers: the group's column of them.
+    :param own: the converter's, one value an event.
     """
     arrays: dict[str, pa.Array] = {}
     if pa.types.is_struct(headers.type):
-        own = headers if len(rows) == len(headers) else headers.take(pa.array(rows))
-        arrays = {field.name: values for field, values in zip(own.type, own.flatten(), strict=True)}
+        kept = headers if len(rows) == len(headers) else headers.take(pa.array(rows))
+        arrays = {field.name: values for field, values in zip(kept.type, kept.flatten(), strict=True)}
+    arrays |= own
     if planned.new_keys is not None:
         arrays |= {NEW_KEY: planned.new_keys, OLD_KEY: planned.old_keys}
     if not arrays:

@@ -1,0 +1,272 @@
+"""The converter `cloudevents`: CloudEvents 1.0 with Debezium's attributes, in JSON.
+
+Source: Debezium 3.6, CloudEventsConverter, PostgresCloudEventsMaker; CloudEvents 1.0.2, "JSON Event Format",
+"Kafka Protocol Binding" (names of headers in binary mode).
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.config.converters import CloudEventsOptions
+from tailrace.converters.options import checked
+from tailrace.converters.picture import (
+    COMMIT_LSN,
+    LSN,
+    MS,
+    NS,
+    TABLE_ORDER,
+    TOTAL_ORDER,
+    US,
+    XID,
+    Field,
+    Picture,
+    picture_of,
+    plain_picture_of,
+    row_schema,
+)
+from tailrace.converters.plain import plain_documents
+from tailrace.converters.planning import Planned, key_headers, plan_events
+from tailrace.converters.schemas import struct, written
+from tailrace.converters.writing import facts_of, is_filled, with_times, write_values
+from tailrace.decode import kernel
+from tailrace.decode.debezium import SourceFacts
+from tailrace.decode.documents import Plan, Template
+from tailrace.decode.jsontext import (
+    AFTER,
+    AS_ISO,
+    AS_TEXT,
+    BEFORE,
+    CELL,
+    NOTHING,
+    OP_LETTER,
+    UNLESS,
+)
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import ReplicaIdentity
+from tailrace.protocol.frames import Numbers
+from tailrace.records.events import Converted
+from tailrace.records.group import Group
+
+_TYPE = "io.debezium.connector.postgresql.DataChangeEvent"
+_DATA = "io.debezium.connector.postgresql.Data"
+_JSON = "application/json"
+
+
+class CloudEventsConverter:
+    """Writes CloudEvents.
+
+    :param now_ns: gives the time since 1970 in nanoseconds, for what has no time of its own.
+    :param options: of `config.converters.CloudEventsOptions`.
+    :raises TailraceError: `CONFIG_INVALID` if there is no such option.
+    """
+
+    def __init__(self, *, now_ns: Callable[[], int] = time.time_ns, **options: Any) -> None:
+        self._options = checked(CloudEventsOptions, "cloudevents", options)
+        self._now_ns = now_ns
+
+    def convert(self, group: Group) -> Converted:
+        """Return keys as JSON, and values as whole events or, in binary mode, as their data.
+
+        :raises TailraceError: `CONFIG_INVALID` if the source is not PostgreSQL.
+        """
+        options = self._options
+        facts = facts_of(group, options.topic_prefix)
+        picture, planned = self._planned(group)
+        if picture.source is not None:
+            raise _no_postgres(group)
+        data = self._data(picture, group, facts)
+        filled = is_filled(options.rows_in_part, with_schema=options.schemas_enable)
+        now_ns = functools.cache(self._now_ns)  # one time for all that a group has none for
+        write = functools.partial(write_values, picture, planned, filled=filled, now_ns=now_ns)
+        own: dict[str, pa.Array] = {}
+        if options.mode == "structured":
+            values = write(self._whole(picture, facts, data))
+        else:
+            values = write(data)
+            own = self._headers(picture, planned, facts, with_times(picture, now_ns), write)
+        rows = planned.plan.rows
+        headers = key_headers(planned, group.headers, rows, own)
+        return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
+
+    def close(self) -> None:
+        """Let go of nothing: there is nothing held."""
+
+    def _planned(self, group: Group) -> tuple[Picture, Planned]:
+        if group.is_change:
+            picture = picture_of(group)
+            return picture, plan_events(picture, None, tombstones=self._options.tombstones_on_delete)
+        picture, there = plain_picture_of(group)
+        rows = np.arange(len(picture), dtype=np.int64)
+        op = np.where(there, picture.op, 0).astype(np.uint8)
+        keys = plain_documents(group, group.column("key"), None)
+        plan = Plan(rows, op, picture.choice, picture.wanted)
+        return picture, Planned(plan, None if keys.null_count == len(keys) else keys)
+
+    def _data(self, picture: Picture, group: Group, facts: SourceFacts) -> Template:
+        opening, closing = "", ""
+        if self._options.schemas_enable:
+            filled = is_filled(self._options.rows_in_part, with_schema=True)
+            schema = _schema(picture, group, facts.name, filled=filled)
+            opening, closing = f'{{"schema":{schema},"payload":', "}"
+        if picture.is_plain:
+            parts = [(opening, CELL)]
+        elif picture.is_message:
+            parts = [(opening, AFTER)]
+        else:
+            parts = [(opening + '{"before":', BEFORE), (',"after":', AFTER), ("}", NOTHING)]
+        return [*parts, (closing, NOTHING)]
+
+    def _whole(self, picture: Picture, facts: SourceFacts, data: Template) -> Template:
+        name = written(facts.name)[1:-1]
+        context: Template = [
+            (f'{{"id":"name:{name};lsn:', LSN),
+            (";txId:", XID),
+            (';sequence:[\\"', COMMIT_LSN),
+            ('\\",\\"', LSN),
+            (f'\\"]","source":"/debezium/postgresql/{name}","specversion":"1.0"', NOTHING),
+            (f',"type":"{_TYPE}","time":', AS_ISO | MS),
+            (f',"datacontenttype":"{_JSON}"', NOTHING),
+        ]  # fmt: skip
+        if self._options.extension_attributes_enable:
+            context += _extensions(picture, facts, transaction=self._options.provide_transaction_metadata)
+        return [*context, (',"data":', NOTHING), *data, ("}", NOTHING)]
+
+    def _headers(
+        self,
+        picture: Picture,
+        planned: Planned,
+        facts: SourceFacts,
+        numbers: Numbers,
+        write: Callable[[Template], pa.Array],
+    ) -> dict[str, pa.Array]:
+        # Attributes of events that are there; a tombstone has none.
+        rows, there = planned.plan.rows, pa.array(planned.plan.op != 0)
+
+        def same(text: str) -> pa.Array:
+            return pc.if_else(there, pa.scalar(text, pa.large_string()), pa.scalar(None, pa.large_string()))
+
+        def number(row: int) -> pa.Array:
+            return pc.if_else(there, _or_null(numbers[row][rows]), pa.scalar(None, pa.large_string()))
+
+        sequence: Template = [('["', COMMIT_LSN), ('","', LSN), ('"]', NOTHING)]
+        found = {
+            "id": write(
+                [(f"name:{facts.name};lsn:", LSN), (";txId:", XID), (";sequence:", NOTHING), *sequence]
+            ),
+            "source": same(f"/debezium/postgresql/{facts.name}"),
+            "specversion": same("1.0"),
+            "type": same(_TYPE),
+            "time": pc.replace_substring(write([("", AS_ISO | MS)]), '"', ""),
+        }
+        if self._options.extension_attributes_enable:
+            found |= {
+                "iodebeziumop": write([("", OP_LETTER)]),
+                "iodebeziumversion": same(facts.version),
+                "iodebeziumconnector": same("postgresql"),
+                "iodebeziumname": same(facts.name),
+                "iodebeziumtsms": number(MS),
+                "iodebeziumsnapshot": same("true" if picture.is_snapshot else "false"),
+                "iodebeziumdb": same(facts.database),
+                "iodebeziumsequence": write(sequence),
+                "iodebeziumtsus": number(US),
+                "iodebeziumtsns": number(NS),
+                "iodebeziumschema": same(picture.schema),
+                "iodebeziumtable": same(picture.table),
+                "iodebeziumtxId": number(XID),
+                "iodebeziumlsn": number(LSN),
+            }
+            if self._options.provide_transaction_metadata and not picture.is_snapshot:
+                within = _or_null(numbers[XID][rows]).is_valid()
+                nothing = pa.scalar(None, pa.large_string())
+                found |= {
+                    "iodebeziumtxid": pc.if_else(within, write([("", XID), (":", LSN)]), nothing),
+                    "iodebeziumtxtotalorder": pc.if_else(within, number(TOTAL_ORDER), nothing),
+                    "iodebeziumtxdatacollectionorder": pc.if_else(within, number(TABLE_ORDER), nothing),
+                }
+        return {f"ce_{name}": values for name, values in found.items()} | {"content-type": same(_JSON)}
+
+
+def _or_null(numbers: Numbers) -> pa.Array:
+    return pa.array(numbers, mask=numbers == kernel.NONE).cast(pa.large_string())
+
+
+def _extensions(picture: Picture, facts: SourceFacts, *, transaction: bool) -> Template:
+    # Attributes have no numbers of 64 bits, so these are texts.
+    second = {"snapshot": "true" if picture.is_snapshot else "false", "db": facts.database}
+    third = {"schema": picture.schema, "table": picture.table}
+    first = {"version": facts.version, "connector": "postgresql", "name": facts.name}
+    found: Template = [
+        (',"iodebeziumop":"', OP_LETTER),
+        (f'",{_prefixed(first)},"iodebeziumtsms":', AS_TEXT | MS),
+        (f',{_prefixed(second)},"iodebeziumsequence":"[\\"', COMMIT_LSN),
+        ('\\",\\"', LSN),
+        ('\\"]","iodebeziumtsus":', AS_TEXT | US),
+        (',"iodebeziumtsns":', AS_TEXT | NS),
+        (f',{_prefixed(third)},"iodebeziumtxId":', AS_TEXT | XID),
+        (',"iodebeziumlsn":', AS_TEXT | LSN),
+        (',"iodebeziumxmin":null,"iodebeziumorigin":null,"iodebeziumoriginlsn":null', NOTHING),
+    ]  # fmt: skip
+    if not transaction or picture.is_snapshot:
+        none = ("iodebeziumtxid", "iodebeziumtxtotalorder", "iodebeziumtxdatacollectionorder")
+        return [*found, ("".join(f',"{name}":null' for name in none), NOTHING)]
+    return [
+        *found,
+        (',"iodebeziumtxid":', UNLESS | 3 << 8 | XID),
+        ('"', XID),
+        (":", LSN),
+        ('"', NOTHING),
+        (',"iodebeziumtxtotalorder":', UNLESS | 1 << 8 | XID),
+        ("", AS_TEXT | TOTAL_ORDER),
+        (',"iodebeziumtxdatacollectionorder":', UNLESS | 1 << 8 | XID),
+        ("", AS_TEXT | TABLE_ORDER),
+    ]
+
+
+def _prefixed(values: dict[str, str]) -> str:
+    return written({f"iodebezium{name}": value for name, value in values.items()})[1:-1]
+
+
+def _schema(picture: Picture, group: Group, prefix: str, *, filled: bool) -> str:
+    if picture.is_plain:
+        return written(picture.row.fields[0].how.schema.document())
+    if picture.is_message:
+        return _message_schema(tuple(picture.fields))
+    is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
+    key = frozenset(() if picture.key is None else (field.name for field in picture.key.fields))
+    name = f"{prefix}.{picture.schema}.{picture.table}.Value"
+    return _data_schema(name, tuple(picture.fields), key, filled or is_full)
+
+
+@functools.lru_cache(maxsize=256)
+def _data_schema(
+    name: str,
+    fields: tuple[Field, ...],
+    key: frozenset[str],
+    all_there: bool,
+) -> str:
+    row = row_schema(name, fields, all_there=all_there, key=key)
+    images = [row.document(optional=True, field=image) for image in ("before", "after")]
+    return written(struct(images, _DATA).document())
+
+
+@functools.lru_cache(maxsize=16)
+def _message_schema(fields: tuple[Field, ...]) -> str:
+    members = [field.how.schema.document(optional=True, field=field.name) for field in fields]
+    return written(struct(members, "io.debezium.connector.postgresql.Message", 1).document())
+
+
+def _no_postgres(group: Group) -> TailraceError:
+    return TailraceError(
+        Kind.CONFIG_INVALID,
+        "convert records to CloudEvents: their `source` is not what PostgreSQL's is, which ids are made of",
+        "use the converter json or python for this source",
+        {"topic": group.topic},
+    )

@@ -1,0 +1,87 @@
+"""The converters `arrow` and `python`: records as Arrow has them, and as Python's own objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import pyarrow as pa
+
+from tailrace.config.converters import NativeOptions
+from tailrace.converters.options import checked
+from tailrace.records.events import Converted
+from tailrace.records.group import Group
+from tailrace.records.record import Record
+
+
+class ArrowConverter:
+    """Gives values as a struct array of the group's columns (`records.group.ENVELOPE`), or of what a
+    transformation made of them.
+
+    :raises TailraceError: `CONFIG_INVALID` if an option is given: there is none.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        checked(NativeOptions, "arrow", options)
+
+    def convert(self, group: Group) -> Converted:
+        """Return the group's columns; nothing is copied."""
+        headers, key = group.headers, group.column("key")
+        if group.is_change:
+            columns = group.columns
+            names = [name for name in columns.schema.names if name != "headers"]
+            values = pa.StructArray.from_arrays([columns.column(name) for name in names], names)
+        else:
+            values = group.column("value")
+        return Converted(
+            None if pa.types.is_null(key.type) else key,
+            values,
+            headers if pa.types.is_struct(headers.type) else None,
+        )
+
+    def close(self) -> None:
+        """Let go of nothing: there is nothing held."""
+
+
+class PythonConverter:
+    """Gives keys and values as Python's own objects, made when they are asked for: of a change a dict
+    of `before`, `after`, `source` and `op`.
+
+    :raises TailraceError: `CONFIG_INVALID` if an option is given: there is none.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        checked(NativeOptions, "python", options)
+
+    def convert(self, group: Group) -> Converted:
+        """Return sequences that make their objects one by one."""
+        headers = group.headers
+        return Converted(
+            _Objects(group, "key"),
+            _Objects(group, "value"),
+            headers if pa.types.is_struct(headers.type) else None,
+        )
+
+    def close(self) -> None:
+        """Let go of nothing: there is nothing held."""
+
+
+class _Objects(Sequence[Any]):
+    """A member of each record of a group."""
+
+    def __init__(self, group: Group, member: str) -> None:
+        self._group = group
+        self._member = member
+
+    def __len__(self) -> int:
+        return len(self._group)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Any]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        if isinstance(place, slice):
+            return [self[row] for row in range(*place.indices(len(self)))]
+        row = range(len(self))[place]
+        return getattr(Record(self._group, row, {}), self._member)

@@ -38,6 +38,7 @@ from tailrace.engine.contracts import (
     TaskCommits,
 )
 from tailrace.engine.processing import Handler, on_batch, on_record, processor_for
+from tailrace.engine.processing.unheard import Unheard
 from tailrace.engine.stages import Stages, stages_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Offset, Partition
@@ -50,6 +51,7 @@ class Parts:
     """What an engine is made of.
 
     :param new_store: makes the offset store; called once, on the engine's thread.
+    :param wanted: whether anybody gets the records; not, where only sinks are fed, from the log.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Parts:
     new_store: Callable[[], OffsetStore]
     new_policy: Callable[[], CommitPolicy]
     new_processor: Callable[[threading.Event, str], RecordProcessor]
+    wanted: bool
 
     def new_commits(
         self, store: OffsetStore, committed: Callable[[Partition, Offset], None], name: str
@@ -111,6 +114,9 @@ def assemble(
     own_clock = clock or SystemClock()
     found = connector_of(connector if connector is not None else _type_of(file))
     all_settings = {**({} if file is None or connector is not None else _settings(file)), **(settings or {})}
+    wanted = any(one is not None for one in (on_batch, on_record, processor))
+    if not wanted and file is not None and file.sinks:
+        processor = Unheard
     called = name or (file.name if file else "engine")
     return Parts(
         name=called,
@@ -123,6 +129,7 @@ def assemble(
         new_store=_store(offsets, found, called, all_settings, chosen),
         new_policy=commit_policy or _policy(chosen),
         new_processor=_processor(on_batch, on_record, processor, chosen, own_clock),
+        wanted=wanted,
     )
 
 

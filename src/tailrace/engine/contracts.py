@@ -269,6 +269,7 @@ class TaskContext:
     :param stopping: set when the engine wants the task to end; `start` and `poll` should return then.
     :param finish: the task calls it when it has no more to give, once; any thread. It is not polled
         again; when all tasks have finished and everything is processed, the engine ends with success.
+    :param wanted: whether anybody gets the records; if not, `poll` need not return any.
     """
 
     name: str
@@ -278,6 +279,7 @@ class TaskContext:
     clock: Clock
     stopping: threading.Event
     finish: Callable[[], None]
+    wanted: bool = True
 
 
 @runtime_checkable

@@ -62,7 +62,8 @@ class Engine:
     :param on_batch: gets each `Batch`, or `Events` where there is a converter, one after another for
         each task. When it returns, the batch counts as processed.
     :param on_record: gets single records or events, by `record_processing.order`.
-    :param processor: makes a `RecordProcessor` for each life of a task, in place of a handler.
+    :param processor: makes a `RecordProcessor` for each life of a task, in place of a handler. One of
+        the three must be given, or none, if the configuration has sinks: they are fed from the log.
     :param converter: a `Converter`, or its name or section in the file.
     :param transformations: after those of the options: each a `Transformation`, a `RecordTransformation`
         or a mapping as in the file, which may name one of `predicates`.
@@ -291,6 +292,7 @@ class Engine:
             offsets=self._store,
             gates=self._gates,
             supervision=supervision,
+            wanted=parts.wanted,
             new_task=self._new_task,
             new_commits=self._new_commits,
             new_processor=self._new_processor,

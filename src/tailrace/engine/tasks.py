@@ -66,6 +66,7 @@ class Gates:
 class Company:
     """What the tasks of an engine have in common.
 
+    :param wanted: whether anybody gets the records.
     :param new_task: of the connector; one call at a time.
     :param new_processor: a processor that was initialised.
     :param tell: has a callback called.
@@ -78,6 +79,7 @@ class Company:
     offsets: OffsetReader
     gates: Gates
     supervision: Supervision
+    wanted: bool
     new_task: Callable[[], SourceTask]
     new_commits: Callable[[SourceTask, str], TaskCommits]
     new_processor: Callable[[TaskCommits, str], RecordProcessor]
@@ -127,6 +129,7 @@ class _Life:
             company.clock,
             company.gates.ending,
             self.finished.set,
+            company.wanted,
         )
         self.task.start(context)
         self.processor = company.new_processor(self.commits, f"task {self.number}")
@@ -162,16 +165,17 @@ class _Life:
 
         :raises BaseException: what went wrong with it.
         """
-        if self.processor is None:
+        processor, self.processor = self.processor, None
+        if processor is None:
             return
         self.doing = "process"
         try:
-            if not self.processor.drain(timeout_s):
+            if not processor.drain(timeout_s):
                 log.warning(
                     "records under way are given up: they come again", task=self.number, after_s=timeout_s
                 )
         finally:
-            self.processor.close()
+            processor.close()
 
     def stop(self) -> bool:
         """Commit what can be committed and stop the task; tell whether it is this call that did.
@@ -225,8 +229,9 @@ class TaskThread:
         """Stop the task from another thread, as its own hangs in somebody's code."""
         life = self._life
         if life is not None:
-            if life.processor is not None:
-                life.processor.close()
+            processor = life.processor
+            if processor is not None:
+                processor.close()
             life.stop()
 
     def _run(self) -> None:
@@ -293,10 +298,14 @@ class TaskThread:
                     wait_s=wait_s,
                 )
                 return wait_s
+        doing = life.doing
+        if self._company.options.on_task_failure == "restart":
+            # What was handed over before counts as having got on, once it is done.
+            self._end_processing(life, failed=True)
         wait_s = self._company.supervision.failed(
             self.number,
             error,
-            life.doing,
+            doing,
             got_on=life.commits.processed > 0,
             may_restart=not self._company.gates.ending.is_set(),
         )
@@ -306,15 +315,7 @@ class TaskThread:
     def _end(self, life: _Life, *, failed: bool) -> None:
         """End a life: processing first, then, once no task polls any more, the commit and the stop."""
         company, gates = self._company, self._company.gates
-        shutdown_s = company.options.record_processing.shutdown_timeout_ms / 1000
-        try:
-            life.end_processing(gates.processing_left_s if gates.ending.is_set() else shutdown_s)
-        except (GivenUpError, StopEngine):
-            pass
-        except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
-            # One that failed has told its error already; what it drags along is no news.
-            if not failed:
-                self._broke(error, life)
+        self._end_processing(life, failed=failed)
         if gates.ending.is_set():
             self.polling_ended.set()
             gates.may_stop.wait()
@@ -325,6 +326,22 @@ class TaskThread:
             self._broke(error, life)
         if stopped and life.started:
             company.tell("task_stopped", self.number)
+
+    def _end_processing(self, life: _Life, *, failed: bool) -> None:
+        try:
+            life.end_processing(self._processing_left_s())
+        except GivenUpError:
+            pass
+        except StopEngine:
+            self._company.supervision.stop_asked()
+        except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
+            # One that failed has told its error already; what it drags along is no news.
+            if not failed:
+                self._broke(error, life)
+
+    def _processing_left_s(self) -> float:
+        gates, processing = self._company.gates, self._company.options.record_processing
+        return gates.processing_left_s if gates.ending.is_set() else processing.shutdown_timeout_ms / 1000
 
     def _broke(self, error: BaseException, life: _Life) -> None:
         self._company.supervision.failed(self.number, error, life.doing, got_on=True, may_restart=False)

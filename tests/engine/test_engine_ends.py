@@ -1,0 +1,438 @@
+"""How an engine ends: failures by policy, limits, and calls from within."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fix_engine import Heard, Seen, Store, engine_of
+from fix_wait import wait_until
+from tailrace.engine.contracts import RetriableError, StopEngine
+from tailrace.engine.life import State
+from tailrace.engine.supervision import Phase
+from tailrace.errors import Kind, TailraceError
+from tailrace.testing import Fault, LinesSource
+
+FAR_S = 60.0
+
+
+def numbers(first, last):
+    return list(range(first, last + 1))
+
+
+def fails_once(at, error):
+    """Return what a handler does that fails once, at a line."""
+    left = [error]
+
+    def fault(number):
+        if number == at and left:
+            raise left.pop()
+
+    return fault
+
+
+# ------------------------------------------------------------------ on_task_failure
+
+
+def test_by_default_one_failure_stops_all_tasks_in_good_order():
+    source = LinesSource(50, tasks=3, ends=False, faults=[Fault("poll", 3, task=1, error=ValueError("4711"))])
+    store, heard = Store(), Heard()
+    engine = engine_of(source, Seen().record, offsets=store, callbacks=heard.callbacks())
+    with pytest.raises(TailraceError) as caught:
+        engine.run()
+    error = caught.value
+    assert (error.kind, error.context) == (Kind.TASK_FAILED, {"task": 1})
+    assert "poll: task 1 failed with ValueError in source.py, line" in error.message
+    assert "4711" not in str(error)
+    assert not source.open
+    # What the failed task had handed over is committed all the same.
+    assert store.line("1-0") == 20
+    assert [task.state for task in engine.view().tasks] == [Phase.STOPPED, Phase.FAILED, Phase.STOPPED]
+    assert engine.status()["error"]["kind"] == "task_failed"
+    assert heard.completed[2] is error
+
+
+def test_a_task_may_be_restarted_alone_and_loses_nothing():
+    source = LinesSource(50, tasks=2, faults=[Fault("poll", 3, task=1, error=ValueError())])
+    seen, heard = Seen(fails_once(35, ValueError())), Heard()
+    engine = engine_of(
+        source, seen.record, options={"on_task_failure": "restart"}, callbacks=heard.callbacks()
+    )
+    engine.run()
+    assert set(seen.lines["0-0"]) == set(seen.lines["1-0"]) == set(numbers(1, 50))
+    view = engine.view()
+    assert view.tasks[0].restarts + view.tasks[1].restarts == 2
+    assert source.count("start", 0) + source.count("start", 1) == 4
+    assert source.count("stop", 0) + source.count("stop", 1) == 4
+    assert heard.completed[0]
+
+
+def test_restarts_are_bounded_and_counted_anew_when_a_task_gets_on():
+    faults = [Fault("poll", at, error=ValueError()) for at in (2, 4, 6, 8)]
+    options = {"on_task_failure": "restart", "task_restarts_max": 1}
+    seen = Seen()
+    engine_of(LinesSource(60, faults=faults), seen.record, options=options).run()
+    assert seen.lines["0-0"] == numbers(1, 60)
+
+    poisoned = Seen(lambda number: 1 / 0 if number == 25 else None)
+    engine = engine_of(LinesSource(60), poisoned.record, options=options)
+    with pytest.raises(TailraceError, match="ZeroDivisionError"):
+        engine.run()
+    # Up to the record that fails it got on in its first life; in the one after it, it did not.
+    assert poisoned.lines["0-0"] == numbers(1, 24)
+    assert engine.view().tasks[0].restarts == 1
+
+
+def test_a_start_that_fails_is_restarted_as_well():
+    faults = [Fault("start", at, task=1, error=ValueError()) for at in (1, 2)]
+    seen = Seen()
+    engine_of(
+        LinesSource(20, tasks=2, faults=faults), seen.record, options={"on_task_failure": "restart"}
+    ).run()
+    assert seen.lines == {"0-0": numbers(1, 20), "1-0": numbers(1, 20)}
+
+
+def test_a_task_may_be_isolated_and_the_engine_fails_with_its_error_at_the_end():
+    faults = [Fault("start", task=0, error=ValueError()), Fault("poll", 2, task=2, error=KeyError())]
+    seen, heard = Seen(), Heard()
+    source = LinesSource(40, tasks=3, faults=faults)
+    engine = engine_of(
+        source, seen.record, options={"on_task_failure": "isolate"}, callbacks=heard.callbacks()
+    )
+    with pytest.raises(TailraceError, match="task 0 failed with ValueError"):
+        engine.run()
+    assert seen.lines == {"1-0": numbers(1, 40), "2-0": numbers(1, 10)}
+    assert [task.state for task in engine.view().tasks] == [Phase.FAILED, Phase.STOPPED, Phase.FAILED]
+    assert not heard.completed[0]
+    assert not source.open
+
+
+def test_when_all_tasks_are_isolated_the_engine_ends_by_itself():
+    faults = [Fault("poll", 2, task=task, error=ValueError()) for task in range(3)]
+    source = LinesSource(40, tasks=3, ends=False, faults=faults)
+    with pytest.raises(TailraceError, match="ValueError"):
+        engine_of(source, Seen().record, options={"on_task_failure": "isolate"}).run()
+
+
+# ------------------------------------------------------------------ retries
+
+
+def test_a_start_that_may_pass_is_tried_again_with_a_new_task():
+    faults = [Fault("start", at, error=TailraceError(Kind.SOURCE_UNREACHABLE, "no")) for at in (1, 2)]
+    source, seen = LinesSource(faults=faults), Seen()
+    engine = engine_of(source, seen.record)
+    engine.run()
+    assert seen.count == 10
+    assert (source.count("start"), source.count("stop")) == (3, 3)
+    assert engine.view().tasks[0].retries == 2
+
+
+@pytest.mark.parametrize("kind", ["on_batch", "on_record"])
+def test_what_a_handler_asks_for_again_is_handed_over_again(kind):
+    got, left = [], [RetriableError(), TailraceError(Kind.SINK_WRITE_FAILED, "no")]
+
+    def handle(given):
+        records = list(given) if kind == "on_batch" else [given]
+        if left and records[-1].after["number"] == 20:
+            raise left.pop()
+        got.extend(record.after["number"] for record in records)
+
+    store = Store()
+    engine_of(LinesSource(50), offsets=store, **{kind: handle}).run()
+    assert got == numbers(1, 50)
+    assert store.line() == 50
+
+
+def test_close_does_not_wait_for_what_is_tried_again():
+    source, seen = LinesSource(ends=False), Seen(lambda _: (_ for _ in ()).throw(RetriableError()))
+    options = {"errors_retry_delay_initial_ms": 3_600_000, "errors_retry_delay_max_ms": 3_600_000}
+    store = Store()
+    engine = engine_of(source, seen.record, options=options, offsets=store)
+    engine.start()
+    wait_until(lambda: source.count("poll") == 1, FAR_S)
+    engine.close(FAR_S)
+    assert engine.error is None
+    assert store.line() == 0
+
+
+# ------------------------------------------------------------------ limits
+
+
+def test_starts_have_a_limit():
+    source = LinesSource(tasks=2, faults=[Fault("start", task=1, delay_s=FAR_S)])
+    engine = engine_of(source, Seen().record, options={"task_management_timeout_ms": 100})
+    with pytest.raises(TailraceError) as caught:
+        engine.start()
+    assert (caught.value.kind, caught.value.context) == (Kind.TASK_TIMED_OUT, {"tasks": [1]})
+    assert not source.open
+
+
+@pytest.mark.parametrize("method", ["start", "poll", "stop"])
+def test_a_task_that_hangs_for_good_holds_up_nothing(method):
+    release = threading.Event()
+    fault = Fault(method, task=1, call=lambda: release.wait(FAR_S))
+    source, seen, heard = LinesSource(tasks=2, ends=False, faults=[fault]), Seen(), Heard()
+    engine = engine_of(
+        source, seen.record, options={"task_management_timeout_ms": 200}, callbacks=heard.callbacks()
+    )
+    try:
+        if method == "start":
+            with pytest.raises(TailraceError):
+                engine.start()
+        else:
+            engine.start()
+            wait_until(lambda: seen.count >= 10, FAR_S)
+            engine.close(FAR_S)
+        assert engine.state is State.STOPPED
+        assert engine.error.kind is Kind.TASK_TIMED_OUT
+        assert source.count("stop", 1) == 1
+        assert "connector.stop" in source.calls
+        assert not heard.completed[0]
+    finally:
+        release.set()
+    wait_until(lambda: not [t for t in threading.enumerate() if "task 1" in t.name], FAR_S)
+
+
+def test_records_under_way_are_given_up_after_their_limit():
+    entered, release = threading.Event(), threading.Event()
+
+    def hang(record):
+        entered.set()
+        release.wait(FAR_S)
+
+    store = Store()
+    options = {"record_processing": {"shutdown_timeout_ms": 0}}
+    engine = engine_of(LinesSource(ends=False), hang, options=options, offsets=store)
+    engine.start()
+    try:
+        assert entered.wait(FAR_S)
+        engine.close(FAR_S)
+        assert engine.error is None
+    finally:
+        release.set()
+    assert store.line() == 0
+
+
+def test_records_under_way_are_waited_for_within_their_limit():
+    entered, release = threading.Event(), threading.Event()
+
+    def slow(batch):
+        entered.set()
+        assert release.wait(FAR_S)
+
+    store = Store()
+    options = {"record_processing": {"shutdown_timeout_ms": 60_000}, "offset_commit": {}}
+    engine = engine_of(LinesSource(10, ends=False), on_batch=slow, options=options, offsets=store)
+    engine.start()
+    assert entered.wait(FAR_S)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    wait_until(lambda: engine.state is State.STOPPING, FAR_S)
+    assert closing.is_alive()
+    release.set()
+    closing.join(FAR_S)
+    assert store.line() == 10
+
+
+def test_a_connector_that_hangs_at_its_stop_holds_up_nothing():
+    release = threading.Event()
+
+    class Hanging(LinesSource):
+        def stop(self):
+            release.wait(FAR_S)
+
+    engine = engine_of(Hanging(), Seen().record, options={"task_management_timeout_ms": 100})
+    try:
+        with pytest.raises(TailraceError, match=r"stop the connector: not done after 0\.1 s"):
+            engine.run()
+    finally:
+        release.set()
+
+
+# ------------------------------------------------------------------ who asks for the end
+
+
+@pytest.mark.parametrize("where", ["on_record", "on_batch", "poll", "start", "commit", "connector"])
+@pytest.mark.parametrize("order", ["ordered", "unordered"])
+def test_the_engine_may_be_closed_from_within(where, order):
+    holder = []
+
+    def close(*_):
+        if holder[0].state is not State.STOPPED:
+            holder[0].close()
+
+    class Closing(LinesSource):
+        def start(self, context):
+            super().start(context)
+            if where == "connector":
+                close()
+
+    faults = [Fault(where, call=close)] if where in {"poll", "start", "commit"} else []
+    handlers = {where: close} if where.startswith("on_") else {"on_record": print}
+    source = Closing(10, ends=False, faults=faults)
+    options = {"record_processing": {"order": order}}
+    holder.append(engine_of(source, options=options, **handlers))
+    holder[0].run()
+    assert holder[0].error is None
+    assert not source.open
+
+
+def test_an_engine_that_was_never_started_can_be_closed_and_then_not_be_started():
+    heard = Heard()
+    engine = engine_of(LinesSource(), Seen().record, callbacks=heard.callbacks())
+    engine.close()
+    assert engine.state is State.STOPPED
+    assert heard.events == ["completed"]
+    with pytest.raises(TailraceError, match="it has stopped"):
+        engine.start()
+
+
+def test_many_may_close_at_once_and_all_wait_for_the_end():
+    entered, release = threading.Event(), threading.Event()
+    fault = Fault("stop", call=lambda: (entered.set(), release.wait(FAR_S)))
+    engine = engine_of(LinesSource(ends=False, faults=[fault]), Seen().record)
+    engine.start()
+    closers = [threading.Thread(target=engine.close) for _ in range(5)]
+    for closer in closers:
+        closer.start()
+    assert entered.wait(FAR_S)
+    with pytest.raises(TailraceError) as caught:
+        engine.close(0.01)
+    assert caught.value.kind is Kind.TASK_TIMED_OUT
+    assert all(closer.is_alive() for closer in closers)
+    release.set()
+    for closer in closers:
+        closer.join(FAR_S)
+    assert engine.state is State.STOPPED
+
+
+def test_a_connector_may_report_an_error_at_any_time():
+    class Reporting(LinesSource):
+        def start(self, context):
+            super().start(context)
+            self.report = context.report
+
+    source, seen = Reporting(ends=False), Seen()
+    engine = engine_of(source, seen.record)
+    engine.start()
+    wait_until(lambda: seen.count == 10, FAR_S)
+    source.report(TailraceError(Kind.SOURCE_CHANGED, "another database"))
+    with pytest.raises(TailraceError, match="another database"):
+        engine.wait(FAR_S)
+
+
+def test_tasks_finish_apart_and_the_engine_ends_with_the_last():
+    source, seen, store = LinesSource(30, tasks=2), Seen(), Store()
+    hold = threading.Event()
+
+    def handle(record):
+        if record.after["partition"] == "1-0":
+            assert hold.wait(FAR_S)
+        seen.record(record)
+
+    engine = engine_of(source, handle, offsets=store)
+    engine.start()
+    wait_until(lambda: engine.view().tasks[0].state is Phase.FINISHED, FAR_S)
+    assert not engine.wait(0)
+    hold.set()
+    assert engine.wait(FAR_S)
+    assert (store.line("0-0"), store.line("1-0")) == (30, 30)
+
+
+def test_a_source_that_plans_no_task_or_too_many_is_an_error():
+    for tasks in (0, 3):
+        engine = engine_of(LinesSource(tasks=3), Seen().record, tasks_max=2)
+        engine._parts.connector.task_settings = lambda _, tasks=tasks: [{}] * tasks
+        with pytest.raises(TailraceError, match=f"planned {tasks}"):
+            engine.run()
+
+
+# ------------------------------------------------------------------ with, and signals
+
+
+def test_with_starts_and_closes():
+    seen = Seen()
+    with engine_of(LinesSource(ends=False), seen.record) as engine:
+        assert engine.state is State.POLLING_TASKS
+        wait_until(lambda: seen.count == 10, FAR_S)
+    assert engine.state is State.STOPPED
+    with engine_of(LinesSource(), seen.record) as engine:
+        engine.run()
+        assert engine.state is State.STOPPED
+
+
+def test_with_raises_why_the_engine_failed_but_not_over_another_error():
+    def engine():
+        return engine_of(LinesSource(faults=[Fault("poll", error=ValueError())]), Seen().record)
+
+    with pytest.raises(TailraceError, match="ValueError"), engine() as failing:
+        wait_until(lambda: failing.state is State.STOPPED, FAR_S)
+    with pytest.raises(KeyError), engine():
+        raise KeyError
+
+
+def test_waiting_on_a_thread_of_the_engine_is_refused():
+    holder, raised = [], []
+
+    def handle(record):
+        try:
+            holder[0].wait()
+        except TailraceError as error:
+            raised.append(error)
+        raise StopEngine
+
+    holder.append(engine_of(LinesSource(), handle))
+    holder[0].run()
+    assert raised[0].kind is Kind.ENGINE_MISUSED
+
+
+def test_a_task_can_be_reached_while_there_is_one():
+    engine = engine_of(LinesSource(ends=False), Seen().record)
+    with pytest.raises(TailraceError, match="use a task"):
+        engine.run_with_task(print)
+    with engine:
+        assert engine.run_with_task(lambda task: type(task).__name__) == "LinesTask"
+    with pytest.raises(TailraceError, match="use a task"):
+        engine.run_with_task(print)
+
+
+PROGRAM = """
+import structlog, logging
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+import tailrace
+from tailrace.testing import LinesSource
+closed = []
+engine = tailrace.Engine(
+    connector=LinesSource(ends=False), on_record=lambda record: print("record", flush=True),
+    callbacks=tailrace.Callbacks(completed=lambda *all: print("completed", all[0], flush=True)),
+)
+try:
+    engine.run()
+except KeyboardInterrupt:
+    print("interrupted", engine.state, flush=True)
+"""
+
+
+def test_ctrl_c_closes_the_engine_and_is_raised_again():
+    running = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    for _ in range(10):
+        assert running.stdout.readline() == "record\n"
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=FAR_S)
+    assert out == "completed True\ninterrupted stopped\n"
+    assert running.returncode == 0
+
+
+def test_idle_tasks_cost_next_to_nothing():
+    source = LinesSource(0, tasks=100, ends=False)
+    with engine_of(source, Seen().record):
+        before_cpu, before = time.process_time(), time.monotonic()
+        threading.Event().wait(2.0)
+        share = (time.process_time() - before_cpu) / (time.monotonic() - before)
+    assert share < 0.10

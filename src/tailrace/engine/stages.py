@@ -10,6 +10,7 @@ from tailrace import extensions
 from tailrace.config import EngineOptions
 from tailrace.config.fields import Extension
 from tailrace.converters.contract import Converter
+from tailrace.engine.failures import named
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
 from tailrace.transforms import building
@@ -51,8 +52,7 @@ def _converter(given: Converter | Extension | str | None) -> Converter | None:
     if isinstance(given, str):
         given = Extension(type=given)
     if isinstance(given, Extension):
-        make = extensions.factory(extensions.CONVERTERS, given.type, ("convert", "close"))
-        given = make(**given.options)
+        given = _made(given)
     if given is not None and not isinstance(given, Converter):
         raise TailraceError(
             Kind.CONFIG_INVALID,
@@ -60,3 +60,19 @@ def _converter(given: Converter | Extension | str | None) -> Converter | None:
             "a converter is a tailrace.converters.contract.Converter",
         )
     return given
+
+
+def _made(wanted: Extension) -> Converter:
+    make: Callable[..., Converter] = extensions.factory(
+        extensions.CONVERTERS, wanted.type, ("convert", "close")
+    )
+    try:
+        return make(**wanted.options)
+    except TailraceError:
+        raise
+    except Exception as error:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"create the engine: making the converter {wanted.type!r} failed with {named(error)}",
+            "check its options; the cause of this error has its words",
+        ) from error

@@ -8,14 +8,16 @@ import pytest
 from typer.testing import CliRunner
 
 from tailrace import bench
-from tailrace.bench.report import Result
+from tailrace.bench import watches
+from tailrace.bench.report import Result, median_interval
 from tailrace.cli.main import app
 
 FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
 
 
 @pytest.mark.parametrize("name", ["capture", "watches", "snapshot", "decode"])
-def test_a_benchmark_prints_one_document(name: str) -> None:
+def test_a_benchmark_prints_one_document(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watches, "PAIRS_MAX", 2)
     result = CliRunner().invoke(app, ["bench", name, "--rows", "3000", "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
@@ -39,3 +41,13 @@ def test_a_person_gets_value_ratio_and_limit(capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     assert "1,234 rows/s, 1.25 × the peer" in printed
     assert "limit: the disk" in printed
+
+
+@pytest.mark.parametrize(
+    ("count", "interval"),
+    # 95 % intervals of the median, as tables of the sign test have them
+    [(1, (1, 1)), (2, (1, 2)), (5, (1, 5)), (6, (1, 6)), (9, (2, 8)), (20, (6, 15)), (40, (14, 27))],
+)
+def test_the_interval_of_a_median_is_the_sign_tests(count: int, interval: tuple[int, int]) -> None:
+    values = [float(value) for value in range(count, 0, -1)]
+    assert median_interval(values) == interval

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Every benchmark and what it measures. The module of the same name has `measure(rows)`.
 NAMES: dict[str, str] = {
     "capture": "PostgreSQL to the fsynced change log, against pg_recvlogical",
-    "watches": "what watching slot and schemas costs capture, against capture without",
+    "watches": "what watching slot and schemas costs capture, in pairs with capture without",
     "snapshot": "a table through four connections to the fsynced change log, against psql's COPY",
     "decode": "wire bytes to typed Arrow columns, on one core",
     "replay": "change log through Spark to nothing, in typed columns",

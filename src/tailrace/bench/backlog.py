@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tailrace.bench import table
 from tailrace.capture.schema_watch import SchemaWatch
@@ -20,23 +20,29 @@ from tailrace.capture.task import CaptureTask
 from tailrace.config import LogConfig, PostgresSource
 from tailrace.protocol.frames import Bytes, Numbers
 
-#: How a run captures: as a pipeline does on its own; with all watching that it can be told to do;
-#: with none, which it can't be told; or an initial snapshot.
+#: How a run captures: as a pipeline does on its own; with all watching that it can be told to do, as
+#: often as it lets itself; with none, which it can't be told; or an initial snapshot.
 DEFAULT, WATCHED, UNWATCHED, SNAPSHOT = "default", "watched", "unwatched", "snapshot"
+WATCHED_INTERVAL_S = 0.02
 _SETTINGS: dict[str, dict[str, Any]] = {
     DEFAULT: {},
-    WATCHED: {"heartbeat": {"action": "transaction"}},
+    WATCHED: {
+        "heartbeat": {"action": "transaction", "interval_s": WATCHED_INTERVAL_S},
+        "slot_watch": {"interval_s": WATCHED_INTERVAL_S},
+    },
     UNWATCHED: {"slot_watch": {"interval_s": 0}},
     SNAPSHOT: {"snapshot": "initial"},
 }
 
 #: A capture that has not received its backlog by then has hung.
 DEADLINE_S = 600.0
+_LOOK_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureRun:
-    """One timed pass: from the start of the task to the fsync of the backlog's last commit.
+    """One timed pass: from the start of the task, or from a given row on, to the fsync of the
+    backlog's last commit. All figures are of that part alone.
 
     `seconds` leaves out the start of the interpreter and its imports. `rss_bytes_max` is the
     whole process's high-water mark, `rss_bytes_before` its size before the first byte came.
@@ -46,20 +52,19 @@ class CaptureRun:
     seconds: float
     cpu_seconds: float
     looks: int  # of the watch at the slot
+    annotating_s: float  # that the receiving thread gave to changes of schemas
     rss_bytes_before: int
     rss_bytes_max: int
     log_bytes: int
 
 
-def capture(dsn: str, slot: str, log: Path, end_lsn: int, how: str = DEFAULT) -> CaptureRun:
-    """Capture from `slot` until everything before `end_lsn` is durable in the log at `log`.
+def capture(dsn: str, slot: str, log: Path, end_lsn: int) -> CaptureRun:
+    """Capture from `slot` until everything before `end_lsn` is durable in the log at `log`, in a
+    process of its own.
 
     Both must come from `prepare`, called before the backlog was made.
-
-    :param how: `DEFAULT`, `WATCHED` (also with a heartbeat that writes) or `UNWATCHED` (neither slot
-        nor schema).
     """
-    return CaptureRun(**_run_child(dsn, slot, log, end_lsn, how))
+    return CaptureRun(**_run_child(dsn, slot, log, end_lsn))
 
 
 def snapshot(dsn: str, slot: str, log: Path) -> CaptureRun:
@@ -89,13 +94,31 @@ def _is_done(task: CaptureTask, end_lsn: int) -> bool:
     return task.caught_up(end_lsn) if end_lsn else task.progress().phase == "streaming"
 
 
-def _as_it_came(_: SchemaWatch, chunk: Bytes, _state: Numbers) -> Bytes:
-    return chunk
+class _Annotating:
+    """Puts itself in the place of `SchemaWatch.annotate`, and measures it or leaves it out."""
+
+    def __init__(self, how: str) -> None:
+        self.seconds = 0.0
+        self._watched = how != UNWATCHED
+        self._annotate = SchemaWatch.annotate
+
+    def __enter__(self) -> Self:
+        def annotate(watch: SchemaWatch, chunk: Bytes, state: Numbers) -> Bytes:
+            if not self._watched:
+                return chunk
+            began = time.perf_counter()
+            annotated = self._annotate(watch, chunk, state)
+            self.seconds += time.perf_counter() - began
+            return annotated
+
+        SchemaWatch.annotate = annotate  # type: ignore[method-assign,assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        SchemaWatch.annotate = self._annotate  # type: ignore[method-assign]
 
 
-def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, how: str) -> CaptureRun:
-    if how == UNWATCHED:
-        SchemaWatch.annotate = _as_it_came  # type: ignore[assignment,method-assign]
+def _task(dsn: str, slot: str, log: Path, how: str) -> CaptureTask:
     source = PostgresSource.model_validate(
         {
             "type": "postgresql",
@@ -107,7 +130,23 @@ def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, how: str) -> Cap
             **_SETTINGS[how],
         }
     )
-    task = CaptureTask(source, log, LogConfig.model_validate({"path": log}), name="bench")
+    return CaptureTask(source, log, LogConfig.model_validate({"path": log}), name="bench")
+
+
+def capture_here(
+    dsn: str, slot: str, log: Path, end_lsn: int, how: str = DEFAULT, *, from_row: int = 0
+) -> CaptureRun:
+    """As `capture`, in this process, which should do nothing else meanwhile.
+
+    :param how: `DEFAULT`; `WATCHED`: the slot is looked at, and heartbeats write, as often as the watch
+        lets itself; `UNWATCHED`: neither slot nor schema is watched.
+    :param from_row: when so many rows have come the clock starts; 0: with the task.
+    """
+    with _Annotating(how) as annotating:
+        return _timed(_task(dsn, slot, log, how), end_lsn, from_row, annotating)
+
+
+def _timed(task: CaptureTask, end_lsn: int, from_row: int, annotating: _Annotating) -> CaptureRun:
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -118,32 +157,37 @@ def _capture_here(dsn: str, slot: str, log: Path, end_lsn: int, how: str) -> Cap
 
     thread = threading.Thread(target=run)
     rss_before = _rss_bytes()
-    cpu_before = resource.getrusage(resource.RUSAGE_SELF)
-    started = time.perf_counter()
+    deadline = time.perf_counter() + DEADLINE_S
+    started, cpu_before, rows_before = time.perf_counter(), time.process_time(), 0
     thread.start()
     looks, seen = 0, None
-    while not _is_done(task, end_lsn) and thread.is_alive() and time.perf_counter() < started + DEADLINE_S:
-        time.sleep(0.005)
-        if (slot_health := task.progress().slot) is not seen:
-            looks, seen = looks + 1, slot_health
-    seconds = time.perf_counter() - started
-    cpu_after = resource.getrusage(resource.RUSAGE_SELF)
+    while not _is_done(task, end_lsn) and thread.is_alive() and time.perf_counter() < deadline:
+        time.sleep(_LOOK_S)
+        progress = task.progress()
+        if not rows_before and 0 < from_row <= progress.rows:
+            started, cpu_before, rows_before = time.perf_counter(), time.process_time(), progress.rows
+            annotating.seconds = 0.0
+        if progress.slot is not seen:
+            looks, seen = looks + 1, progress.slot
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_before
+    rss_max = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     progress = task.progress()
     task.stop()
     thread.join(30)
     if failures:
         raise failures[0]
     return CaptureRun(
-        rows=progress.rows,
+        rows=progress.rows - rows_before,
         seconds=seconds,
-        cpu_seconds=cpu_after.ru_utime + cpu_after.ru_stime - cpu_before.ru_utime - cpu_before.ru_stime,
+        cpu_seconds=cpu_seconds,
         looks=looks,
+        annotating_s=annotating.seconds,
         rss_bytes_before=rss_before,
-        rss_bytes_max=cpu_after.ru_maxrss * 1024,
+        rss_bytes_max=rss_max,
         log_bytes=progress.bytes,
     )
 
 
 if __name__ == "__main__":
     _dsn, _slot, _log, _end_lsn, _how = sys.argv[1:]
-    print(json.dumps(asdict(_capture_here(_dsn, _slot, Path(_log), int(_end_lsn), _how))))
+    print(json.dumps(asdict(capture_here(_dsn, _slot, Path(_log), int(_end_lsn), _how))))

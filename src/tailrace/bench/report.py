@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -14,8 +15,9 @@ from typing import Any
 class Result:
     """One benchmark's result, in the form of `bench --json`.
 
-    `ratio` is `value` to the reference's value, above 1 where Tailrace is better; `None` where
-    there is no reference in the run. `limit` names what kept the value from being higher.
+    `ratio` is `value` to the reference's value, above 1 where Tailrace is better, of a cost where it
+    is worse; `None` where there is no reference in the run. `limit` names what kept the value from
+    being higher.
     """
 
     name: str
@@ -56,3 +58,21 @@ def machine() -> dict[str, Any]:
 def median(values: list[float]) -> float:
     """Return the median of at least one value."""
     return statistics.median(values)
+
+
+def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return between which two of `values` the median of what they were drawn from lies.
+
+    The sign test turned round: it supposes nothing of how they are spread, only that none depends
+    on another. Of fewer than six values, the least and the greatest.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    outside, below = 0, 0.0
+    while outside < (count - 1) // 2:
+        below += math.comb(count, outside) / 2**count
+        if 2 * below > 1 - confidence:
+            break
+        outside += 1
+    least = max(0, outside - 1)
+    return ordered[least], ordered[count - 1 - least]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,9 @@ from generate_series(%(first)s::bigint, %(last)s::bigint) n
 ROWS_A_TRANSACTION = 1_000
 
 PUBLICATION = "tailrace_bench"
+
+#: So long a slot may stay in use after its reader ended.
+FREE_DEADLINE_S = 30.0
 
 
 #: A server that PostgreSQL's own sender limits, not its disk: the same for Tailrace and its peers.
@@ -73,6 +77,22 @@ def create_slot(dsn: str, name: str) -> None:
 
 
 def drop_slot(dsn: str, name: str) -> None:
-    """Drop a slot."""
+    """Drop a slot, once whoever read from it has gone."""
     with psycopg.connect(dsn, autocommit=True) as connection:
+        deadline = time.monotonic() + FREE_DEADLINE_S
+        while time.monotonic() < deadline and _is_active(connection, name):
+            time.sleep(0.01)
         connection.execute("select pg_drop_replication_slot(%s)", [name])
+
+
+def copy_slot(dsn: str, name: str, copy: str) -> None:
+    """Make a slot that will send what `name` would send, and leave that as it is."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("select pg_copy_logical_replication_slot(%s, %s)", [name, copy])
+
+
+def _is_active(connection: psycopg.Connection, name: str) -> bool:
+    found = connection.execute(
+        "select 1 from pg_replication_slots where slot_name = %s and active", [name]
+    ).fetchone()
+    return found is not None

@@ -174,7 +174,12 @@ class SlotCreation:
 
 def temporary_name(slot: str) -> str:
     """Return a name for a temporary slot beside `slot`; one that was left behind has another."""
-    return f"{slot[:48]}_{secrets.token_hex(6)}"
+    return f"{temporary_prefix(slot)}{secrets.token_hex(6)}"
+
+
+def temporary_prefix(slot: str) -> str:
+    """Return how the names of the temporary slots beside `slot` begin."""
+    return f"{slot[:48]}_"
 
 
 def wal_end(session: Session) -> int:

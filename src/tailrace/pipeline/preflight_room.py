@@ -1,7 +1,8 @@
-"""Whether a server has room for all of the sources that are on it. Pure.
+"""Whether a server has room for all of the sources that are on it, and for their snapshots. Pure.
 
 Slots and WAL senders belong to a server, and several sources of one pipeline may be databases of
-the same server: each alone would find the last free slot free.
+the same server: each alone would find the last free slot free. Beside its own, a source needs one
+of each more for a while, when rows are read beside its stream: a temporary slot gives the snapshot.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tailrace.errors import Kind
-from tailrace.pipeline.findings import Finding, error
+from tailrace.pipeline.findings import Finding, error, warning
 
 #: What the repair leaves free beyond what is asked for: a few more will be needed some day.
 _SPARE = 3
@@ -24,6 +25,8 @@ class Room:
     :param server: the same for two sources exactly if they are on the same running server.
     :param takes_slot: whether the source has no slot yet and will make one.
     :param takes_sender: whether it has no WAL sender at this moment and will need one.
+    :param windows: how many more of both it needs for a snapshot beside the stream.
+    :param windows_open: how many of those it has at this moment.
     """
 
     source: str
@@ -34,6 +37,8 @@ class Room:
     takes_sender: bool
     senders: int
     senders_max: int
+    windows: int = 1
+    windows_open: int = 0
 
 
 def room_findings(rooms: Sequence[Room]) -> Iterator[Finding]:
@@ -41,37 +46,56 @@ def room_findings(rooms: Sequence[Room]) -> Iterator[Finding]:
     for server in dict.fromkeys(room.server for room in rooms):
         here = [room for room in rooms if room.server == server]
         newest = here[-1]
+        later = [room.source for room in here for _ in range(room.windows - room.windows_open)]
         yield from _short(
             [room.source for room in here if room.takes_slot],
-            "replication slot",
-            "max_replication_slots",
-            newest.slots,
-            newest.slots_max,
+            later,
+            _Kept("replication slot", "max_replication_slots", newest.slots, newest.slots_max),
             "; or drop a slot that nobody needs",
         )
         yield from _short(
             [room.source for room in here if room.takes_sender],
-            "WAL sender",
-            "max_wal_senders",
-            newest.senders,
-            newest.senders_max,
+            later,
+            _Kept("WAL sender", "max_wal_senders", newest.senders, newest.senders_max),
             "",
         )
 
 
-def _short(
-    sources: list[str], what: str, setting: str, used: int, most: int, or_else: str
-) -> Iterator[Finding]:
-    free = max(0, most - used)
-    if len(sources) <= free:
-        return
-    found = f"no {what} is free" if free == 0 else f"only {free} {what}{'s' * (free > 1)} free"
-    needed = ""
-    if len(sources) > 1:
-        needed = f"; {len(sources)} sources on this server need one each: {', '.join(sources)}"
-    finding = error(
-        Kind.SOURCE_MISCONFIGURED,
-        f"{found}: {used} of {most} ({setting}) are in use{needed}",
-        f"ALTER SYSTEM SET {setting} = {used + len(sources) + _SPARE}; then restart the server{or_else}",
-    )
-    yield replace(finding, source=sources[0] if len(sources) == 1 else "")
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a server has a fixed number of."""
+
+    what: str
+    setting: str
+    used: int
+    most: int
+
+    def free(self, taken: int) -> str:
+        """Return in words how many are free when so many more are taken."""
+        left = max(0, self.most - self.used - taken)
+        return f"no {self.what} is" if left == 0 else f"only {left} {self.what}{'s' * (left > 1)}"
+
+    def repair(self, needed: int) -> str:
+        return f"ALTER SYSTEM SET {self.setting} = {self.used + needed + _SPARE}; then restart the server"
+
+
+def _short(sources: list[str], later: list[str], kept: _Kept, or_else: str) -> Iterator[Finding]:
+    free = max(0, kept.most - kept.used)
+    repair = kept.repair(len(sources) + len(later)) + or_else
+    if len(sources) > free:
+        needed = ""
+        if len(sources) > 1:
+            needed = f"; {len(sources)} sources on this server need one each: {', '.join(sources)}"
+        found = f"{kept.free(0)} free: {kept.used} of {kept.most} ({kept.setting}) are in use{needed}"
+        short = error(Kind.SOURCE_MISCONFIGURED, found, repair)
+        yield replace(short, source=sources[0] if len(sources) == 1 else "")
+    elif len(sources) + len(later) > free:
+        needed = (
+            "" if len(later) == 1 else f", and {len(later)} sources on this server may: {', '.join(later)}"
+        )
+        found = (
+            f"{kept.free(len(sources))} free beside the stream ({kept.setting} is {kept.most}): a snapshot "
+            "that was cut short, or that is asked for, needs one more while it is read, and fails without it"
+        )
+        short = warning(Kind.SOURCE_MISCONFIGURED, found + needed, repair)
+        yield replace(short, source=later[0] if len(later) == 1 else "")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+from tailrace.capture.exporting import temporary_prefix
 from tailrace.capture.reconcile import CaptureState, LogFacts, decide
 from tailrace.capture.server import facts, require_supported, slot_facts
 from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
@@ -67,6 +68,10 @@ SELECT slot_name AS name,
   FROM pg_replication_slots WHERE NOT active AND slot_name <> {slot} ORDER BY 1
 """
 
+_WINDOWS = """
+SELECT count(*) AS open FROM pg_replication_slots WHERE temporary AND starts_with(slot_name, {prefix})
+"""
+
 _PHYSICAL = """
 SELECT string_agg(slot_name, ',') AS names FROM pg_replication_slots
  WHERE slot_type = 'physical' AND current_setting('synchronized_standby_slots') = ''
@@ -81,6 +86,8 @@ def server_facts(session: Session) -> Row:
 def room_of(session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None) -> Room:
     """Return what the pipeline will take of the server's slots and WAL senders."""
     slot = slot_facts(session, pipeline.source.slot)
+    prefix = quote_literal(temporary_prefix(pipeline.source.slot))
+    [windows] = session.run(_WINDOWS.format(prefix=prefix), "look at the replication slots")
     return Room(
         source=pipeline.source_name,
         server=server["instance"] or "",
@@ -90,6 +97,8 @@ def room_of(session: Session, server: Row, pipeline: PipelineConfig, log: LogDir
         takes_sender=slot is None or slot.active_pid is None,
         senders=_number(server, "senders"),
         senders_max=_number(server, "senders_max"),
+        windows=0 if pipeline.source.snapshot == "only" else 1,
+        windows_open=min(1, _number(windows, "open")),
     )
 
 

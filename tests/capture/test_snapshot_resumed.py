@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +26,9 @@ from fix_wait import wait_until
 from tailrace import failpoints
 from tailrace.capture.task import BEGINNINGS_MAX
 from tailrace.changelog.directory import LogDirectory
+from tailrace.config import LogConfig
 from tailrace.errors import Kind
+from tailrace.pipeline.retaining import Retaining
 
 #: Small chunks, so that little data has many.
 SMALL = {"snapshot_chunk_rows": 500, "snapshot_connections": 3}
@@ -41,7 +44,8 @@ path = Path(sys.argv[2])
 source = PostgresSource(
     dsn=sys.argv[1], snapshot_chunk_rows=500, snapshot_connections=3, status_interval_s=1.0,
     reconnect_delay_s=0.05)
-task = CaptureTask(source, path, LogConfig(path=path), name=sys.argv[3])
+config = LogConfig(path=path, segment_bytes=65536, compression="none")
+task = CaptureTask(source, path, config, name=sys.argv[3])
 def look():
     while not task.caught_up(1):
         time.sleep(0.05)
@@ -329,6 +333,32 @@ def test_a_table_rewritten_at_each_beginning_is_read_beside_the_stream(
     assert len(beginnings) == BEGINNINGS_MAX
     found = judge(pg, tmp_path / "log")
     assert found["pairs"].ops["r"] == 2500
+
+
+def test_retention_among_windows_leaves_what_tells_which_chunks_are_done(
+    pg: Database, tmp_path: Path
+) -> None:
+    create_tables(pg)
+    log, kept = tmp_path / "log", tmp_path / "kept"
+
+    def retain() -> None:
+        """Remove what may go, and lay it aside."""
+        shutil.copytree(log / "tasks" / "0", kept, dirs_exist_ok=True)
+        Retaining(LogConfig(path=log, retention={"age_s": 0.001}), "0").turn()
+
+    with writers_at_work(pg, 3):
+        for point in ("after_chunk=kill@9", "after_window=kill@2", "before_chunk_end=kill@3"):
+            assert life(pg, log, f"snapshot.{point}") == -9
+            retain()
+        with capturing(pg.dsn, log, **SMALL) as running:
+            running.catch_up(pg.query, 120)
+    until_whole(pg, log)
+    retain()
+    removed = {path.name for path in kept.glob("*.seg")} - {path.name for path in log.glob("tasks/0/*.seg")}
+    assert removed
+    for name in removed:
+        shutil.copy(kept / name, log / "tasks" / "0")
+    judge(pg, log)
 
 
 def test_only_names_the_table_that_was_rewritten_meanwhile(

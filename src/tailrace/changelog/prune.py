@@ -33,12 +33,14 @@ def apply(
     task: str,
     rules: RetentionRules,
     *,
+    keep_from: int | None = None,
     wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> Pruned:
     """Remove what the rules let go of one task's log. For the process that writes the log.
 
     May run beside the writer and any number of readers.
 
+    :param keep_from: what lies at or after this log offset is needed by the writer itself.
     :raises TailraceError: `LOG_CORRUPT`, if a segment's head or a reader's file is damaged:
         nothing is then removed; `LOG_WRITE_FAILED`, `LOG_FULL`.
     """
@@ -56,7 +58,7 @@ def apply(
             if task in reader.offsets and not reader.dropped
         },
         rules,
-        durable_end=mark.offset,
+        durable_end=mark.offset if keep_from is None else min(mark.offset, keep_from),
         now_us=now_of(mark.position_time_us, wall_clock_us()),
     )
     if decided.remove:

@@ -11,6 +11,7 @@ from tailrace.changelog.prune import apply
 from tailrace.changelog.retention import RetentionRules
 from tailrace.config import LogConfig
 from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.snapshot_left import needed_from
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,9 @@ class Retaining:
             return
         self._next_s = time.monotonic() + INTERVAL_S
         try:
-            pruned = apply(LogDirectory.open(self._path), self._task, self._rules)
+            directory = LogDirectory.open(self._path)
+            keep_from = needed_from(directory, self._task)
+            pruned = apply(directory, self._task, self._rules, keep_from=keep_from)
         except TailraceError as error:
             if error.kind is not Kind.LOG_MISSING:
                 log.warning("retention failed", error=str(error))

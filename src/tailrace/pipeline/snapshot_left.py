@@ -9,6 +9,19 @@ from tailrace.errors import TailraceError
 from tailrace.pipeline.views import TableView
 
 
+def needed_from(directory: LogDirectory, task: str) -> int | None:
+    """Return the log offset from which on the log must tell which chunks of a snapshot are done; None
+    if no snapshot is open.
+
+    What lies before it is in the agenda. While a snapshot is taken it follows the log within seconds.
+
+    :raises TailraceError: `LOG_CORRUPT`.
+    """
+    content = directory.state_read(agenda_name(task))
+    agenda = Agenda() if content is None else Agenda.from_json(content)
+    return agenda.log_offset if agenda.open else None
+
+
 def unfinished(directory: LogDirectory, task: str) -> tuple[TableView, ...]:
     """Return the tables whose snapshot is not whole, as of the last time that it was written down.
 

@@ -45,6 +45,7 @@ class Kind(enum.StrEnum):
     PUBLICATION_MISSING = "publication_missing"
     PUBLICATION_MISMATCH = "publication_mismatch"
     TABLE_MISSING = "table_missing"
+    COLUMN_NOT_SENT = "column_not_sent"  # the stream lacks a column that the table has
     SNAPSHOT_FAILED = "snapshot_failed"
     SNAPSHOT_DELAYED = "snapshot_delayed"  # the stream is too far behind, or DDL came into it
 
@@ -116,7 +117,13 @@ POLICY: dict[Kind, Policy] = {
 
 #: Kinds after which changes are lost to the log: only a new log with a new snapshot goes on.
 NEEDS_SNAPSHOT: frozenset[Kind] = frozenset(
-    {Kind.SLOT_INVALIDATED, Kind.SLOT_MISSING, Kind.SLOT_AHEAD_OF_LOG, Kind.PUBLICATION_MISSING}
+    {
+        Kind.SLOT_INVALIDATED,
+        Kind.SLOT_MISSING,
+        Kind.SLOT_AHEAD_OF_LOG,
+        Kind.PUBLICATION_MISSING,
+        Kind.COLUMN_NOT_SENT,
+    }
 )
 
 

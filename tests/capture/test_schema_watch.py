@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from capture.captured import capturing, read_log
-from fix_postgres import Database
+from capture.captured import Running, capturing, make_task, read_log
+from capture.folded import fold
+from fix_postgres import Database, require_since
+from fix_wait import wait_until
 from tailrace.capture.alignment import CatalogColumn, aligned
+from tailrace.capture.table_facts import CatalogTable
+from tailrace.capture.unsent import unsent
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import keep_disclosure
 from tailrace.cli.showing_schemas import show_schemas
 from tailrace.config import Disclosure
-from tailrace.model import Column
+from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Column, parse_lsn
 from tailrace.pipeline.schemas import versions
+from tailrace.protocol.facts import ColumnFacts, Facts
 
 INT, TEXT = 23, 25
 
@@ -210,3 +219,116 @@ def test_the_session_that_looks_up_may_be_ended(pg: Database, tmp_path: Path):
             assert ended
         assert running.task.progress().reconnects == 0
     assert len(read_log(tmp_path / "log").facts[-1]["columns"]) == 4
+
+
+def test_what_is_said_of_a_change_names_no_column_that_is_left_out(pg: Database, tmp_path: Path):
+    pg.execute("create table items(id int primary key, hidden1 text)")
+    pg.execute("alter table items replica identity full")  # so that the server sends it all the same
+    rules = {"columns_exclude": ("*.*.hidden*",)}
+    with capture_logs() as logs, capturing(pg.dsn, tmp_path / "log", **rules) as running:
+        running.wait_for("streaming")
+        pg.execute("insert into items values (1, 'x')")
+        pg.execute("alter table items rename hidden1 to hidden2")
+        pg.execute("insert into items values (2, 'x')")
+        pg.execute("alter table items add a int, drop hidden2")
+        pg.execute("insert into items values (3)")
+        running.catch_up(pg.query)
+    said = [entry["changes"] for entry in logs if entry["event"] == "schema changed"]
+    assert said == [["column a added (integer)"]]
+
+
+FACTS = Facts(1, "public", "items", ("a",), (ColumnFacts("a", 1), ColumnFacts("b", 2)), 1)
+
+
+def held(number, name, *, dropped=False, generated=False, xid=100):
+    return {"number": number, "name": name, "dropped": dropped, "generated": generated, "xid": xid}
+
+
+@pytest.mark.parametrize(
+    ("message", "catalog", "lost"),
+    [
+        ({"a": 1, "b": 2}, [held(1, "a"), held(2, "b")], ()),
+        ({"a": 1}, [held(1, "a"), held(2, "b", dropped=True)], ()),
+        ({"a": 1}, [held(1, "a"), held(2, "b")], ("b",)),
+        ({"a": 1}, [held(1, "a"), held(2, "b", xid=300)], ("b",)),  # changed since, and of that name still
+        ({"a": 1, "c": 2}, [held(1, "a"), held(2, "c")], ()),  # renamed before the message
+        ({"a": 1, "c": 0}, [held(1, "a"), held(2, "d", xid=300)], ()),  # perhaps renamed twice
+        ({"a": 1}, [held(1, "a"), held(2, "d", xid=300)], ()),
+        ({"a": 1}, [held(1, "a"), held(2, "b", generated=True)], ()),
+        ({"b": 2}, [held(2, "b")], ()),
+    ],
+)
+def test_a_column_that_is_there_and_not_sent_is_seen(message, catalog, lost):
+    table = CatalogTable(1, "public", "items", 90, 5, tuple(catalog), (1,), 90, next_xid=400)
+    facts = replace(FACTS, columns=tuple(ColumnFacts(*each) for each in message.items()))
+    columns = sent(*((name, INT) for name in message))
+    assert tuple(column.name for column in unsent(columns, facts, table, FACTS, xid=200)) == lost
+    assert unsent(columns, facts, table, None, xid=200) == ()
+    assert unsent(columns, facts, None, FACTS, xid=200) == ()
+
+
+def test_a_column_list_that_is_narrowed_is_no_lost_column(pg: Database, tmp_path: Path):
+    require_since(15, "column lists", pg.server.version)
+    pg.execute("create table items(id int primary key, a int, b int)")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("insert into items values (1, 1, 1)")
+        pg.execute("alter publication tailrace_t set table items (id, b)")
+        pg.execute("insert into items values (2, 2, 2)")
+        running.catch_up(pg.query)
+        pg.execute("alter publication tailrace_t set table items (id)")
+        pg.execute("insert into items values (3, 3, 3)")
+        pg.execute("alter publication tailrace_t set table items")
+        pg.execute("insert into items values (4, 4, 4)")
+        running.catch_up(pg.query)
+    columns = [list(numbered(facts).values()) for facts in read_log(tmp_path / "log").facts]
+    assert columns[-4:] == [[1, 2, 3], [1, 3], [1], [1, 2, 3]]
+
+
+def test_a_column_added_while_the_slot_is_made_is_never_missing_unseen(
+    own_pg: EmbeddedPostgres, tmp_path: Path
+):
+    """PostgreSQL decodes a transaction that began before the column's did end as if it were not there.
+
+    On a server of its own: what other slots have decoded lets a slot be made without a wait.
+    """
+    pg = own_pg
+    pg.execute("create table items(id int primary key, a int)")
+    pg.execute("create table other(id int primary key)")
+    pg.execute("insert into items values (1, 1)")
+
+    def slot_waits_for(xid: str) -> bool:
+        waiting = "select 1 from pg_locks where not granted and transactionid::text = %s"
+        return bool(pg.query(waiting, [xid]))
+
+    with (
+        psycopg.connect(pg.dsn()) as older,
+        psycopg.connect(pg.dsn()) as altering,
+        psycopg.connect(pg.dsn()) as writing,
+    ):
+        [[xid]] = older.execute("select txid_current()::text").fetchall()
+        running = Running(make_task(pg.dsn(), tmp_path / "log"))
+        wait_until(lambda: slot_waits_for(xid), 30)
+        altering.execute("alter table items add n int default 5")
+        [[xid]] = altering.execute("select txid_current()::text").fetchall()
+        older.commit()
+        wait_until(lambda: slot_waits_for(xid), 30)
+        writing.execute("insert into other values (1)")
+        altering.commit()
+        running.wait_for("streaming")
+        writing.execute("insert into items values (2, 2, 2)")
+        writing.commit()
+    pg.execute("insert into items values (3, 3, 3)")
+    position = parse_lsn(pg.query("select pg_current_wal_insert_lsn()::text")[0][0])
+    pg.query("select pg_switch_wal()")
+    wait_until(lambda: running.is_over or running.task.caught_up(position), 30)
+    running.task.stop()
+    running.join()
+    found = fold(tmp_path / "log")["items"]
+    if running.error is None:  # a server that has learned better
+        assert [row["n"] for row in found.rows.values()] == ["5", "2", "3"]
+        return
+    assert isinstance(running.error, TailraceError)
+    assert running.error.kind is Kind.COLUMN_NOT_SENT
+    assert "without 'n'" in running.error.message
+    assert [row["n"] for row in found.rows.values()] == ["5"], "nothing that lacks it is in the log"

@@ -17,6 +17,9 @@ import structlog
 
 from tailrace.capture.session import Session
 from tailrace.capture.table_facts import CatalogTable, catalog_tables, facts_of, versioned
+from tailrace.capture.unsent import require_left_out, unsent
+from tailrace.config.disclosure import Columns, Disclosure
+from tailrace.config.postgres import PostgresSource
 from tailrace.errors import TailraceError
 from tailrace.model import Relation, format_lsn
 from tailrace.protocol import frames
@@ -48,16 +51,22 @@ class SchemaWatch:
     :param in_force: the schema frames in force at the log's end, by key.
     """
 
-    def __init__(self, connect: Callable[[], Session], in_force: Callable[[], Mapping[str, bytes]]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Session],
+        in_force: Callable[[], Mapping[str, bytes]],
+        source: PostgresSource,
+    ) -> None:
         self._connect = connect
         self._in_force = in_force
+        self._source = source
         self._session: Session | None = None
 
     def annotate(self, chunk: Bytes, state: frames.Numbers) -> Bytes:
         """Return the chunk with the facts that are new before the messages that they belong to.
 
         :param state: the scan state before the chunk.
-        :raises TailraceError: as `Session.run`: nothing of the chunk is in the log then.
+        :raises TailraceError: as `Session.run`; `COLUMN_NOT_SENT`: nothing of the chunk is in the log then.
         """
         messages = _messages(chunk, state)
         if not messages:
@@ -77,6 +86,7 @@ class SchemaWatch:
             before = known.get(oid)
             reshaped = bodies.get(oid) != message.body and (oid in bodies or before is None)
             facts = self._facts(message, tables.get(oid), known, reshaped=reshaped)
+            self._require_whole(message, facts, tables.get(oid), before)
             bodies[oid] = message.body
             if facts == before:
                 continue
@@ -84,7 +94,7 @@ class SchemaWatch:
             frame = frames.control_frame(frames.FACTS, message.commit_lsn, 0, facts.as_json())
             parts += [chunk[done : message.at], np.frombuffer(frame, np.uint8)]
             done = message.at
-            _tell(before, facts, known, message)
+            _tell(before or known.get(facts.replaced), facts, message, self._source)
         return np.concatenate([*parts, chunk[done:]]) if parts else chunk
 
     def close(self) -> None:
@@ -111,6 +121,24 @@ class SchemaWatch:
             if other is not None and f"{other.schema}.{other.table}" != facts.qualified_name:
                 facts = replace(facts, replaced_name=(other.schema, other.table))
         return facts
+
+    def _require_whole(
+        self, message: _Message, facts: Facts, table: CatalogTable | None, before: Facts | None
+    ) -> None:
+        missing = unsent(message.relation.columns, facts, table, before, xid=message.xid)
+        if before is None or table is None or not missing:
+            return
+        assert self._session is not None  # it has just looked the table up
+        left_out = _left_out(before, self._source)
+        seen = [column for column in missing if column.name not in left_out]
+        require_left_out(
+            self._session,
+            self._source.publication,
+            table,
+            seen,
+            xid=message.xid,
+            position=message.commit_lsn,
+        )
 
     def _look_up(self, oids: list[int]) -> dict[int, CatalogTable]:
         kept = self._session is not None
@@ -157,11 +185,15 @@ def _messages(chunk: Bytes, state: frames.Numbers) -> list[_Message]:
     return found
 
 
-def _tell(before: Facts | None, facts: Facts, known: Mapping[int, Facts], message: _Message) -> None:
-    before = before or known.get(facts.replaced)
+def _tell(before: Facts | None, facts: Facts, message: _Message, rules: Disclosure) -> None:
+    """Say what changed, of what is let out of the log."""
     if before is None or before.version in (0, facts.version):
         return
     changes = differences(before, facts) or ["replica identity or key changed"]
+    if rules.leaves_columns_out and differences(before, facts):
+        changes = differences(_let_out(before, rules), _let_out(facts, rules))
+        if not changes:
+            return
     log.info(
         "schema changed",
         table=facts.qualified_name,
@@ -169,3 +201,14 @@ def _tell(before: Facts | None, facts: Facts, known: Mapping[int, Facts], messag
         changes=changes,
         position=format_lsn(message.commit_lsn),
     )
+
+
+def _let_out(facts: Facts, rules: Disclosure) -> Facts:
+    left_out = _left_out(facts, rules)
+    return replace(facts, columns=tuple(column for column in facts.columns if column.name not in left_out))
+
+
+def _left_out(facts: Facts, rules: Disclosure) -> frozenset[str]:
+    key = frozenset(facts.primary_key)
+    columns = Columns(tuple(column.name for column in facts.columns), key, full=False, primary_key=key)
+    return rules.left_out(facts.schema, facts.table, columns)

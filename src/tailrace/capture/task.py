@@ -439,7 +439,7 @@ class CaptureTask:
             self._phase = "streaming"
             appender.on_durable = status.progressed
             watch = SchemaWatch(
-                lambda: Session.connect(source, self._stopping), lambda: appender.schema_in_force
+                lambda: Session.connect(source, self._stopping), lambda: appender.schema_in_force, source
             )
             appender.annotate = watch.annotate
             status.start()

@@ -10,6 +10,7 @@ Pure.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -163,7 +164,7 @@ def _filled(
         Kind.SINK_SCHEMA_REFUSED,
         f"follow a change of schema: column {column.name!r} was added with values that PostgreSQL made "
         "for each row and did not send",
-        _CHOICES,
+        _choices(context),
         {**context, "column": column.name},
     )
 
@@ -201,11 +202,13 @@ def _same_value(old: Held, column: Column) -> bool:
     return column.type_oid >= _FIRST_OWN and (old.type_oid in _TEXTS or old.type_oid >= _FIRST_OWN)
 
 
-_CHOICES = (
-    "choose: set `on_type_change: follow` for the sink and start again, so that rows have what can be told, "
-    "then have them sent (UPDATE … SET the column to itself); or begin with a new log, a new snapshot and an "
-    "empty path; or leave the table out of the sink's `tables`"
-)
+def _choices(context: dict[str, str]) -> str:
+    again = shlex.join(["tailrace", "snapshot", "FILE", "--table", context.get("table", "T")])
+    return (
+        "choose: set `on_type_change: follow` for the sink and start again, so that rows have what can be "
+        f"told, then have the table's rows sent anew: `{again}`; or begin with a new log, a new snapshot and "
+        "an empty path; or leave the table out of the sink's `tables`"
+    )
 
 
 def _refuse_type(
@@ -218,7 +221,7 @@ def _refuse_type(
     raise TailraceError(
         Kind.SINK_SCHEMA_REFUSED,
         f"follow a change of schema: {found}; PostgreSQL wrote the table's rows anew and did not send them",
-        _CHOICES,
+        _choices(context),
         {**context, "column": name},
     )
 
@@ -232,7 +235,7 @@ def refuse_value(name: str, context: dict[str, str]) -> NoReturn:
         Kind.SINK_SCHEMA_REFUSED,
         f"follow a change of schema: column {name!r} has values that its new type can't hold as they are; "
         "PostgreSQL changed them and did not send them",
-        _CHOICES,
+        _choices(context),
         {**context, "column": name},
     )
 

@@ -25,7 +25,7 @@ SLOT = SlotFacts(
 )
 SOURCE = SourceFacts("77", "shop", timeline=3, flush_lsn=9000, slot=SLOT)
 FINGERPRINT = SourceFingerprint("postgresql", "77", "shop", "s")
-STATE = CaptureState(Phase.STREAMING, "77", 3, True, 100, 200)
+STATE = CaptureState(Phase.STREAMING, "77", 3, 100, 200)
 LOG = LogFacts(FINGERPRINT, POSITION, STATE)
 NEW = LogFacts(FINGERPRINT, 0, None)
 BEGINNING = replace(STATE, phase=Phase.BEGINNING)

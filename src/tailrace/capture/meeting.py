@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -159,6 +160,12 @@ class Meeting:
             self._limit = self._point = None
             self._stopped_there = False
             self._changed.notify_all()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Nothing of the stream is appended while the block runs; keep it short."""
+        with self._changed:
+            yield
 
     def heed(self, *, leave_out: Iterable[int], watch: Iterable[int]) -> None:
         """From now on, keep rows that change in some relations out of the log, and note of others

@@ -11,6 +11,7 @@ Children by inheritance are tables of their own always.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -232,16 +233,28 @@ def require_publication(session: Session, publication: str) -> None:
         )
 
 
-def warn_of_new_tables(session: Session, source: PostgresSource) -> None:
-    """Say which tables match by now and are not published; nothing is added silently."""
+def uncaptured(session: Session, source: PostgresSource) -> list[tuple[Table, str]]:
+    """Return the tables that match and are not published, each with what to run; none is added silently."""
     published = published_names(session, source.publication)
+    found = []
     for table in matching_tables(session, source):
         if not table.is_among(published):
-            log.warning(
-                "a table matches source.tables and is not captured",
-                table=table.qualified_name,
-                sql=add_command(session, source, [table]),
-            )
+            then = f"then, for the rows that it has by now: {snapshot_command(table.schema, table.name)}"
+            found.append((table, f"{add_command(session, source, [table])}; -- {then}"))
+    return found
+
+
+def snapshot_command(schema: str, name: str) -> str:
+    """Return the command that has the rows of a published table read beside the stream."""
+    return shlex.join(["tailrace", "snapshot", "FILE", "--table", f"{schema}.{name}"])
+
+
+def warn_of_new_tables(session: Session, source: PostgresSource) -> None:
+    """Say which tables match by now and are not published."""
+    for table, repair in uncaptured(session, source):
+        log.warning(
+            "a table matches source.tables and is not captured", table=table.qualified_name, sql=repair
+        )
 
 
 def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Name]:

@@ -36,7 +36,6 @@ class CaptureState:
     phase: Phase
     system_identifier: str
     timeline: int
-    publication_created: bool  # by us, so that its tables are ours to advise on
     announced_lsn: int  # the server's WAL end before the slot was created
     consistent_point: int  # of the slot; 0: not known
 
@@ -49,7 +48,6 @@ class CaptureState:
             Phase(content["phase"]),
             str(content["system_identifier"]),
             int(content["timeline"]),
-            bool(content["publication_created"]),
             int(content["announced_lsn"]),
             int(content["consistent_point"]),
         )

@@ -9,19 +9,20 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from tailrace.capture.agenda import Origin, Outcome, SnapshotAgenda, TableAgenda
-from tailrace.capture.catalog import published_oids
+from tailrace.capture.catalog import published_oids, published_table
 from tailrace.capture.ledger import Ledger
 from tailrace.capture.session import Session
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config.postgres import PostgresSource
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, Policy, TailraceError
 
 log = structlog.get_logger(__name__)
 
@@ -88,6 +89,8 @@ class Requests:
         self._source = source
         self._ledger = ledger
         self._in_force = in_force
+        #: Wraps what finds out whether a table is in the log yet, and has its changes wait if not.
+        self.settling: Callable[[], AbstractContextManager[object]] = lambda: ledger.lock
 
     def take(self, session: Session) -> bool:
         """Take the requests that wait; return whether there were any.
@@ -112,28 +115,46 @@ class Requests:
             f"{schema}.{name}": (oid, schema, name)
             for (schema, name), oid in published_oids(session, self._source).items()
         }
-        missing = [name for name in request.tables if name not in published]
-        with self._ledger.lock:
+        names = list(dict.fromkeys(request.tables))
+        missing = [name for name in names if name not in published]
+        keyless = [
+            name for name in names if name in published and self._is_keyless(session, *published[name])
+        ]
+        with self.settling():
             if self._ledger.agenda.find(request.id) is not None:
                 return  # the engine was killed before it could remove the file
             # Nothing of a table that the log does not know yet is in it: changes wait for the rows.
             known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
+            # One that another snapshot is to read first is in the log by then.
+            known |= {table.oid for each in self._ledger.agenda.open for table in each.tables}
             tables = [
                 TableAgenda(number, *published[name], fresh=published[name][0] not in known)
-                for number, name in enumerate(dict.fromkeys(request.tables))
+                for number, name in enumerate(names)
                 if name in published
             ]
             snapshot = SnapshotAgenda(
                 request.id, Origin.REQUESTED, tables, request.where, requested_us=request.requested_us
             )
             self._ledger.agenda.open.append(snapshot)
-            if missing:
-                error = _not_published(missing, self._source)
+            doubled = [table.qualified_name for table in tables if not table.fresh]
+            doubled = [name for name in doubled if name in keyless]
+            if missing or doubled:
+                error = _not_published(missing, self._source) if missing else _doubled(doubled)
                 log.error("a snapshot can't be taken", snapshot=request.id, error=str(error))
                 self._ledger.finish(snapshot, Outcome.FAILED, error.as_json())
                 return
             self._ledger.write()
         log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
+
+    def _is_keyless(self, session: Session, oid: int, schema: str, name: str) -> bool:
+        """Tell whether nothing tells a row that is read again from another one like it."""
+        try:
+            table = published_table(session, self._source, oid)
+        except TailraceError as error:
+            if error.policy is Policy.RETRY:
+                raise
+            return False  # it is told when it is read
+        return table is not None and not table.key and not self._source.key_of(schema, name)
 
     def _cancel(self, request: Request) -> None:
         with self._ledger.lock:
@@ -157,6 +178,16 @@ def _not_published(missing: Sequence[str], source: PostgresSource) -> TailraceEr
         f"take a snapshot of {', '.join(missing)}: the publication {source.publication!r} does not have it",
         "name published tables as schema.table, or add them: ALTER PUBLICATION … ADD TABLE …",
         {"tables": ", ".join(missing), "publication": source.publication},
+    )
+
+
+def _doubled(tables: Sequence[str]) -> TailraceError:
+    return TailraceError(
+        Kind.SINK_KEY_MISSING,
+        f"take a snapshot of {', '.join(tables)}: the log has rows of it already, and without a key nothing "
+        "tells them from those that would be read again, so that each would be there twice",
+        "give it a primary key, or name columns that tell its rows apart in source.message_keys",
+        {"tables": ", ".join(tables)},
     )
 
 

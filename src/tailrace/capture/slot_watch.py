@@ -16,7 +16,7 @@ import structlog
 
 from tailrace.capture.heartbeat import Heartbeat
 from tailrace.capture.invalidation import invalidation
-from tailrace.capture.publication import left_out
+from tailrace.capture.publication import left_out, snapshot_command, uncaptured
 from tailrace.capture.session import Row, Session, Stopped, quote_identifier, quote_literal
 from tailrace.capture.slot_health import HELD_BYTES_MIN, Concern, Holder, SlotHealth, concerns
 from tailrace.config.postgres import PostgresSource
@@ -33,6 +33,8 @@ PAUSE_SHARE = 50
 REPEAT_S = 600.0
 REPEAT_SOON_S = 30.0
 AGAIN_S_MAX = 60.0
+#: Tables that came later are looked for so often: all names of the database are read for that.
+NEW_TABLES_S = 60.0
 CLOSE_WAIT_S = 1.0
 
 _SLOT = """
@@ -145,6 +147,8 @@ class SlotWatch:
         self._first_seen: dict[str, float] = {}
         self._failures = 0
         self._beat_concern: Concern | None = None
+        self._uncaptured: list[Concern] = []
+        self._uncaptured_at = float("-inf")
         #: Replaced whole; read from any thread.
         self.health: SlotHealth | None = None
         self.concerns: tuple[Concern, ...] = ()
@@ -211,6 +215,7 @@ class SlotWatch:
         found = [] if health is None else concerns(source.slot, health, source.slot_watch)
         if health is not None and not health.creating:
             found += self._left_out(session)
+            found += self._not_captured(session)
         if self._beat_concern is not None:
             found.append(self._beat_concern)
         self.health, self.concerns = health, tuple(found)
@@ -235,11 +240,26 @@ class SlotWatch:
                     f"table_left_out:{schema}.{name}",
                     f"the table {table} was taken out of the publication {publication!r}: its changes since "
                     "then are not captured",
-                    f"ALTER PUBLICATION {quote_identifier(publication)} ADD TABLE {table}; -- and take a "
-                    "snapshot of the table again: what was changed between is not in the log",
+                    f"ALTER PUBLICATION {quote_identifier(publication)} ADD TABLE {table}; -- then, for what "
+                    f"was changed between: {snapshot_command(schema, name)}",
                 )
             )
         return found
+
+    def _not_captured(self, session: Session) -> list[Concern]:
+        now = time.monotonic()
+        if now - self._uncaptured_at >= NEW_TABLES_S:
+            self._uncaptured_at = now
+            self._uncaptured = [
+                Concern(
+                    f"table_not_captured:{table.qualified_name}",
+                    f"the table {table.sql} matches source.tables and is not in the publication "
+                    f"{self._source.publication!r}: its changes are not captured",
+                    repair,
+                )
+                for table, repair in uncaptured(session, self._source)
+            ]
+        return self._uncaptured
 
     def _say(self, found: list[Concern], repeat_s: float) -> None:
         now = time.monotonic()

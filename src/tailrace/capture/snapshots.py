@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 
 import structlog
 
@@ -81,6 +81,7 @@ class Snapshots:
         self.settled = False
         self.error: Exception | None = None
         ledger.take_moved = meeting.take_moved
+        requests.settling = self._settling
         self._heed()
 
     def start(self) -> None:
@@ -153,6 +154,13 @@ class Snapshots:
                     continue
                 self._take_window(snapshot, side)
                 self._failures = 0
+
+    @contextmanager
+    def _settling(self) -> Iterator[None]:
+        """The stream appends nothing between a look at what the log has and what is left out of it."""
+        with self._ledger.lock, self._meeting.still():
+            yield
+            self._heed()
 
     def _heed(self) -> None:
         with self._ledger.lock:

@@ -312,13 +312,12 @@ class CaptureTask:
         assert self._appender is not None
         self._phase = "snapshot"
         self._snapshot.clear()
-        source, before = self._source, self._state()
+        source = self._source
         exists = publication_exists(session, source.publication)
         state = CaptureState(
             phase=Phase.BEGINNING,
             system_identifier=facts.system_identifier,
             timeline=facts.timeline,
-            publication_created=not exists or (before is not None and before.publication_created),
             announced_lsn=facts.flush_lsn,
             consistent_point=0,
         )
@@ -374,10 +373,7 @@ class CaptureTask:
         source = self._source
         with closing(Session.connect(source, self._stopping)) as session:
             require_publication(session, source.publication)
-            if state is not None and state.publication_created:
-                warn_of_new_tables(session, source)
-            else:
-                check_publication(session, source)
+            warn_of_new_tables(session, source)
             check_disclosure(session, source)
             # Before the stream begins: changes of a table that is new in it wait for its rows.
             self._requests().take(session)
@@ -385,7 +381,6 @@ class CaptureTask:
             phase=Phase.STREAMING,
             system_identifier=facts.system_identifier,
             timeline=facts.timeline,
-            publication_created=state is not None and state.publication_created,
             announced_lsn=state.announced_lsn if state else 0,
             consistent_point=state.consistent_point if state else 0,
         )

@@ -13,6 +13,7 @@ from tailrace.capture.publication import (
     matching_tables,
     not_meant,
     published_names,
+    snapshot_command,
     unmatched,
     why_missing,
 )
@@ -99,9 +100,10 @@ def _publication_findings(
     log: LogDirectory | None,
 ) -> Iterator[Finding]:
     name = pipeline.source.publication
+    begun = log is not None and TASK in log.tasks() and bool(log.segments(TASK))
     found = session.run(_PUBLICATION.format(name=quote_literal(name)), "look at the publication")
     if not found:
-        if log is not None and TASK in log.tasks() and log.segments(TASK):
+        if begun:
             yield error(
                 Kind.PUBLICATION_MISSING,
                 f"the log has begun, but its publication {name!r} is gone",
@@ -122,10 +124,13 @@ def _publication_findings(
     published = published_names(session, name)
     for table in tables:
         if not table.is_among(published):
-            yield error(
+            add = f"{add_command(session, pipeline.source, [table])};"
+            again = f" -- then, for its rows: {snapshot_command(table.schema, table.name)}"
+            # A first start is refused. Later the others go on without it.
+            yield (warning if begun else error)(
                 Kind.PUBLICATION_MISMATCH,
-                f"the publication {name!r} does not have this table",
-                f"{add_command(session, pipeline.source, [table])};",
+                f"the publication {name!r} does not have this table" + ": it is not captured" * begun,
+                add + again * begun,
                 table.qualified_name,
             )
     for schema, table_name in not_meant(published, tables):

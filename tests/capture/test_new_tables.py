@@ -1,0 +1,159 @@
+"""Tables that come while the engine runs: their rows are captured, each once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structlog
+
+from capture.captured import SLOT, capturing
+from capture.folded import Folded, fold
+from capture.test_snapshot_requested import await_end, request
+from fix_postgres import Database, require_since
+from fix_wait import wait_until
+from tailrace.capture import slot_watch
+from tailrace.capture.agenda import Outcome
+
+ROWS = "insert into later select n, 0 from generate_series({}, {}) n"
+#: Publications that have tables from their creation on, whoever creates them.
+FOR_ALL = ["for all tables", "for tables in schema public"]
+
+
+def of_source(pg: Database) -> list[tuple[str | None, ...]]:
+    return [tuple(row) for row in pg.query("select id::text, n::text from later order by 1, 2")]
+
+
+def all_once(later: Folded) -> bool:
+    return set((later.reads + later.creates).values()) == {1}
+
+
+@pytest.mark.parametrize("which", FOR_ALL)
+def test_a_table_created_under_a_publication_of_all_comes_once_without_a_snapshot(
+    pg: Database, tmp_path: Path, which: str
+) -> None:
+    if "schema" in which:
+        require_since(15, "publications of schemas", pg.server.version)
+    pg.execute("create table items(id int primary key)")
+    pg.execute(f"create publication {SLOT} {which}")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("create table later(id int primary key, n int)")
+        pg.execute(ROWS.format(1, 300))
+        pg.execute("create table copied as select 1 as id")
+        running.catch_up(pg.query)
+    pg.execute("create table meanwhile(id int primary key)")
+    pg.execute("insert into meanwhile values (1)")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        pg.execute("update later set n = 1 where id < 10")
+        running.catch_up(pg.query)
+        # Whoever asks for it all the same: what the log has by then comes once more, and nothing is lost.
+        asked = await_end(running, tmp_path / "log", request(tmp_path / "log", "public.later"))
+        assert asked.outcome is Outcome.DONE
+    found = fold(tmp_path / "log")
+    assert found["later"].ops == {"c": 300, "u": 9, "r": 300}
+    assert found["later"].values == of_source(pg)
+    assert found["copied"].ops == found["meanwhile"].ops == {"c": 1}
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_table_that_is_published_before_its_first_row_comes_once(
+    pg: Database, tmp_path: Path, whose: str
+) -> None:
+    pg.execute("create table items(id int primary key)")
+    if whose == "theirs":
+        pg.execute(f"create publication {SLOT} for table items")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("create table later(id int primary key, n int)")
+        pg.execute(f"alter publication {SLOT} add table later")
+        pg.execute(ROWS.format(1, 300))
+        running.catch_up(pg.query)
+    later = fold(tmp_path / "log")["later"]
+    assert later.ops == {"c": 300}
+    assert later.values == of_source(pg)
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_table_that_is_not_published_is_told_and_stops_nothing(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    monkeypatch.setattr(slot_watch, "NEW_TABLES_S", 0.0)
+    pg.execute("create table items(id int primary key)")
+    if whose == "theirs":
+        pg.execute(f"create publication {SLOT} for table items")
+    watched = {"slot_watch": {"interval_s": 0.2}}
+
+    def told(running) -> bool:
+        return "table_not_captured:public.later" in {each.key for each in running.task.progress().concerns}
+
+    with capturing(pg.dsn, tmp_path / "log", **watched) as running:
+        running.wait_for("streaming")
+        pg.execute("create table later(id int primary key, n int)")
+        pg.execute(ROWS.format(1, 50))
+        wait_until(lambda: told(running), 30)
+        pg.execute("insert into items values (1)")
+        running.catch_up(pg.query)
+    # Nor does a start: the other tables go on.
+    with structlog.testing.capture_logs() as said, capturing(pg.dsn, tmp_path / "log", **watched) as running:
+        pg.execute("insert into items values (2)")
+        running.catch_up(pg.query)
+        [repair] = [entry["sql"] for entry in said if "sql" in entry]
+        assert "tailrace snapshot FILE --table public.later" in repair
+        wait_until(lambda: told(running), 30)
+        pg.execute(repair)
+        pg.execute(ROWS.format(51, 60))
+        asked = await_end(running, tmp_path / "log", request(tmp_path / "log", "public.later"))
+        assert asked.outcome is Outcome.DONE
+        wait_until(lambda: not told(running), 30)
+    found = fold(tmp_path / "log")
+    assert found["items"].ops == {"c": 2}
+    assert found["later"].values == of_source(pg)
+    assert len(found["later"].rows) == 60
+
+
+def test_a_table_asked_for_twice_before_it_is_read_loses_no_change_between(
+    pg: Database, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    pg.execute("create table items(id int primary key)")
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+    pg.execute("create table later(id int primary key, n int)")
+    pg.execute(ROWS.format(1, 400))
+    pg.execute(f"alter publication {SLOT} add table later")
+    request(log, "public.later")
+    again = request(log, "public.later")
+    with capturing(pg.dsn, log, snapshot_chunk_rows=100, snapshot_connections=1) as running:
+        gone = 1
+        while (found := fold(log).get("later")) is None or not found.reads:
+            assert not running.is_over, running.error
+        while not running.task.caught_up(1):
+            pg.execute(f"delete from later where id = {gone}")
+            gone += 1
+        await_end(running, log, again)
+        running.catch_up(pg.query)
+    assert fold(log)["later"].values == sorted(of_source(pg))
+
+
+def test_a_table_without_a_key_is_not_read_twice(pg: Database, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    pg.execute("create table items(id int primary key)")
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+    pg.execute("create table later(id int, n int)")
+    pg.execute("alter table later replica identity full")
+    pg.execute(ROWS.format(1, 20))
+    pg.execute(f"alter publication {SLOT} add table later")
+    first = request(log, "public.later")
+    with capturing(pg.dsn, log) as running:
+        pg.execute(ROWS.format(21, 30))
+        assert await_end(running, log, first).outcome is Outcome.DONE
+        second = await_end(running, log, request(log, "public.later"))
+        assert second.outcome is Outcome.FAILED
+        assert "each would be there twice" in (second.error or {})["message"]
+        pg.execute(ROWS.format(31, 40))
+        running.catch_up(pg.query)
+    later = fold(log)["later"]
+    assert all_once(later)
+    assert sum(later.bag.values()) == 40

@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from capture.captured import CREATE_ITEMS, NAME, SLOT, capturing, read_log
-from capture.folded import fold
 from fix_postgres import Database
 from tailrace.changelog.reader import LogReader
 
@@ -173,49 +172,3 @@ def test_readers_see_nothing_of_a_snapshot_before_its_end(pg: Database, tmp_path
     assert killed.returncode == -9
     with LogReader.open(tmp_path / "log", "0") as reader:
         assert reader.end().offset == 0
-
-
-#: Tells its memory before the capture and at its most, in MiB, when all is in the log.
-MEASURE = """
-import resource, sys, threading, time
-from pathlib import Path
-from tailrace.capture.task import CaptureTask
-from tailrace.config.postgres import PostgresSource
-from tailrace.config.sections import LogConfig
-def rss(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-path = Path(sys.argv[2])
-task = CaptureTask(PostgresSource(dsn=sys.argv[1]), path, LogConfig(path=path), name=sys.argv[3])
-before = rss()
-def look():
-    while not task.caught_up(1):
-        time.sleep(0.05)
-    print(before, rss(), flush=True)
-    task.stop()
-threading.Thread(target=look, daemon=True).start()
-task.run()
-"""
-
-
-def test_a_field_of_100_mb_and_1600_columns_pass_within_three_times_the_row(
-    pg: Database, tmp_path: Path
-) -> None:
-    columns = [f"c{number}" for number in range(1600)]
-    pg.execute("create table large(id int primary key, t text)")
-    pg.execute("insert into large select n, repeat('abcdefghij', 10000000) from generate_series(1, 2) n")
-    pg.execute(f"create table wide({' int, '.join(columns)} int, primary key (c0))")
-    wide = "insert into wide select {}, {} from generate_series(0, 149) n"
-    pg.execute(wide.format("n", ", ".join(str(number) for number in range(1, 1600))))
-    told = subprocess.run(
-        [sys.executable, "-c", MEASURE, pg.dsn, str(tmp_path / "log"), NAME],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout.splitlines()[-1]
-    before, most = map(int, told.split())
-    assert most - before < 300
-    found = fold(tmp_path / "log")
-    assert [len(row["t"] or "") for row in found["large"].rows.values()] == [100_000_000] * 2
-    row = found["wide"].rows["149",]
-    assert row == {"c0": "149"} | {f"c{number}": str(number) for number in range(1, 1600)}
-    assert len(found["wide"].rows) == 150

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from tailrace.capture.columns import COLUMN_LISTS_VERSION_MIN, TableColumns
-from tailrace.capture.publication import Table, list_command, published_columns, table_columns
-from tailrace.capture.session import Session, quote_identifier
+from tailrace.capture.publication import Name, Table, list_command, published_columns, table_columns
+from tailrace.capture.session import Session, quote_identifier, quote_literal
 from tailrace.config import PostgresSource, matches, matches_any, matches_column
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
@@ -16,18 +17,31 @@ from tailrace.pipeline.findings import Finding, error, from_failure, warning
 SALT_LENGTH_MIN = 16
 
 
+# Which columns a filter uses stands nowhere but in its tree.
+_FILTERS = r"""
+SELECT n.nspname AS schema, c.relname AS table, json_agg(DISTINCT a.attname)::text AS names
+  FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+  JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL regexp_matches(r.prqual::text, ':varattno (\d+)', 'g') AS used(number)
+  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = used.number[1]::int
+ WHERE p.pubname = {name} AND (p.pubupdate OR p.pubdelete) GROUP BY 1, 2
+"""
+
+
 def column_findings(session: Session, source: PostgresSource, tables: list[Table]) -> Iterator[Finding]:
     """Yield what is wrong with columns, masks and keys of the tables that are meant."""
     columns = table_columns(session, tables)
     yield from _secret_findings(source)
     yield from _pattern_findings(source, list(columns.values()))
-    published = (
-        published_columns(session, source.publication)
-        if session.server_version >= COLUMN_LISTS_VERSION_MIN
-        else {}
-    )
+    published: dict[Name, set[str]] = {}
+    filters: dict[Name, set[str]] = {}
+    if session.server_version >= COLUMN_LISTS_VERSION_MIN:
+        published = published_columns(session, source.publication)
+        filters = _filters(session, source.publication)
     for table in tables:
         found = columns[table.oid]
+        used = filters.get((table.schema, table.name), set())
+        yield from _filter_findings(source, table, found, used)
         yield from _conflict_findings(source, table, found)
         if table.partitioned and source.publish_via_partition_root:
             yield from _partition_findings(source, table, found)
@@ -106,6 +120,31 @@ def _partition_findings(source: PostgresSource, table: Table, columns: TableColu
                 "name the partitions in source.tables",
                 table.qualified_name,
             )
+
+
+def _filters(session: Session, publication: str) -> dict[Name, set[str]]:
+    """Return which columns the publication's row filters use, by table."""
+    rows = session.run(_FILTERS.format(name=quote_literal(publication)), "look at the row filters")
+    return {(row["schema"] or "", row["table"] or ""): set(json.loads(row["names"] or "[]")) for row in rows}
+
+
+def _filter_findings(
+    source: PostgresSource, table: Table, columns: TableColumns, used: set[str]
+) -> Iterator[Finding]:
+    unknown = used - columns.columns.identity
+    if unknown and not columns.columns.full:
+        names = ", ".join(map(repr, sorted(unknown)))
+        yield error(
+            Kind.PUBLICATION_MISMATCH,
+            f"the row filter of the table in the publication {source.publication!r} uses {names}, which its "
+            "replica identity has not: PostgreSQL refuses updates and deletes of the table",
+            "; ".join(f"ALTER TABLE {sql} REPLICA IDENTITY FULL" for sql in _with_root(table)) + ";",
+            table.qualified_name,
+        )
+
+
+def _with_root(table: Table) -> list[str]:
+    return list(dict.fromkeys([table.sql, *(part.sql for part in table.parts)]))
 
 
 def _published_findings(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from capture.captured import CREATE_ITEMS, SLOT, Running, capturing, make_task, read_log, run_to_end
+from capture.folded import fold
+from capture.test_snapshot_requested import await_end, request
 from fix_postgres import SETTINGS, require_since
 from fix_proxy import Proxy
 from fix_wait import wait_until
+from tailrace.capture.agenda import Outcome
 from tailrace.embedded.install import find_install, server_account
 from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind
@@ -177,3 +181,64 @@ def test_a_pipeline_with_a_failover_slot_goes_on_after_a_promotion_and_loses_not
     again.catch_up(standby.query)
     again.stop()
     assert sorted(read_log(tmp_path / "log").ids) == list(range(1, 402))
+
+
+def test_a_standby_is_captured_with_snapshots_beside_its_stream(
+    primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    require_since(16, "decoding on standbys", primary.version)
+    standby = standby_of(primary, copy_of)
+    primary.execute(INSERT.format(101, 3000))
+    primary.execute(f"create publication {SLOT} for table items")
+    follow(primary, standby)
+    log = tmp_path / "log"
+    with writing(primary), capturing(standby.dsn(), log, snapshot_chunk_rows=500) as running:
+        running.wait_for("streaming", 120)
+        assert await_end(running, log, request(log, "public.items")).outcome is Outcome.DONE
+    follow(primary, standby)
+    with logging_its_state(primary), capturing(standby.dsn(), log) as running:
+        position = parse_lsn(primary.query("select pg_current_wal_flush_lsn()::text")[0][0])
+        wait_until(lambda: running.is_over or running.task.caught_up(position), 120, "the log to catch up")
+    items = fold(log)["items"]
+    assert sorted(int(row["id"] or 0) for row in items.rows.values()) == ids(primary)
+    assert set(items.creates.values()) == {1}
+    assert items.ops["r"] > 5000
+
+
+@contextmanager
+def logging_its_state(primary: EmbeddedPostgres) -> Iterator[None]:
+    """Have the primary say all the time what runs there: a standby makes no slot before it hears that."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(0.1):
+            primary.execute("select pg_log_standby_snapshot()")
+
+    telling = threading.Thread(target=tell)
+    telling.start()
+    try:
+        yield
+    finally:
+        over.set()
+        telling.join()
+
+
+@contextmanager
+def writing(primary: EmbeddedPostgres) -> Iterator[None]:
+    """As `logging_its_state`, and insert rows all the time."""
+    over = threading.Event()
+
+    def write() -> None:
+        number = 100_000
+        while not over.is_set():
+            number += 1
+            primary.execute(INSERT.format(number, number))
+
+    inserting = threading.Thread(target=write)
+    inserting.start()
+    try:
+        with logging_its_state(primary):
+            yield
+    finally:
+        over.set()
+        inserting.join()

@@ -250,6 +250,7 @@ class SlotWatch:
         now = time.monotonic()
         if now - self._uncaptured_at >= NEW_TABLES_S:
             self._uncaptured_at = now
+            captured = frozenset(self._captured())  # of these, `left_out` tells
             self._uncaptured = [
                 Concern(
                     f"table_not_captured:{table.qualified_name}",
@@ -258,6 +259,7 @@ class SlotWatch:
                     repair,
                 )
                 for table, repair in uncaptured(session, self._source)
+                if table.oid not in captured
             ]
         return self._uncaptured
 

@@ -189,7 +189,11 @@ def test_a_standby_is_captured_with_snapshots_beside_its_stream(
     require_since(16, "decoding on standbys", primary.version)
     standby = standby_of(primary, copy_of)
     primary.execute(INSERT.format(101, 3000))
-    primary.execute(f"create publication {SLOT} for table items")
+    refused = run_to_end(standby.dsn(), tmp_path / "none")
+    assert refused is not None
+    assert refused.kind is Kind.SOURCE_MISCONFIGURED
+    assert refused.hint.startswith("on the primary: CREATE PUBLICATION")
+    primary.execute(refused.hint.removeprefix("on the primary: "))
     follow(primary, standby)
     log = tmp_path / "log"
     with writing(primary), capturing(standby.dsn(), log, snapshot_chunk_rows=500) as running:

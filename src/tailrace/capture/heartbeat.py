@@ -7,6 +7,7 @@ something that swallows keepalives.
 
 from __future__ import annotations
 
+from tailrace.capture.publication import READ_ONLY
 from tailrace.capture.session import Session
 from tailrace.capture.slot_health import Concern
 from tailrace.config.slot_care import HeartbeatConfig
@@ -19,8 +20,6 @@ _MESSAGE = (
     "SELECT CASE WHEN pg_is_in_recovery() THEN NULL "
     "ELSE pg_logical_emit_message({transactional}, '" + PREFIX + "', '') END AS lsn"
 )
-#: SQLSTATE of a write where nothing may be written.
-_READ_ONLY = "25006"
 
 
 class Heartbeat:
@@ -44,7 +43,7 @@ class Heartbeat:
             state = str(error.context.get("sqlstate", ""))
             if not state:
                 raise
-            if state == _READ_ONLY:
+            if state == READ_ONLY:
                 return _ON_STANDBY
             return Concern(
                 "heartbeat_failed",

@@ -31,6 +31,9 @@ from tailrace.errors import Kind, TailraceError
 
 log = structlog.get_logger(__name__)
 
+#: SQLSTATE of a write where nothing may be written.
+READ_ONLY = "25006"
+
 #: A table's name: schema and name, as the catalogue holds them.
 Name = tuple[str, str]
 
@@ -292,12 +295,24 @@ def create_publication(session: Session, source: PostgresSource) -> None:
     try:
         session.run(command, "create the publication")
     except TailraceError as error:
+        if error.context.get("sqlstate") == READ_ONLY:
+            raise made_elsewhere(source, command) from None
         if error.kind is not Kind.SOURCE_PRIVILEGE_MISSING:
             raise
         raise TailraceError(
             error.kind, error.message, f"let somebody who may run: {command}", error.context
         ) from None
     log.info("created the publication", publication=source.publication, tables=len(tables))
+
+
+def made_elsewhere(source: PostgresSource, command: str) -> TailraceError:
+    """Return the error for a server on which no publication can be made, as on a standby."""
+    return TailraceError(
+        Kind.SOURCE_MISCONFIGURED,
+        f"create the publication {source.publication!r}: the server is read only, as a standby is",
+        f"on the primary: {command};",
+        {"publication": source.publication},
+    )
 
 
 def create_command(session: Session, source: PostgresSource, tables: Iterable[Table]) -> str:

@@ -10,6 +10,7 @@ from tailrace.capture.publication import (
     Table,
     add_command,
     create_command,
+    made_elsewhere,
     matching_tables,
     not_meant,
     published_names,
@@ -22,7 +23,7 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
 from tailrace.errors import Kind
 from tailrace.pipeline.feed import TASK
-from tailrace.pipeline.findings import Finding, error, warning
+from tailrace.pipeline.findings import Finding, error, from_failure, warning
 from tailrace.pipeline.preflight_columns import column_findings
 from tailrace.pipeline.preflight_server import server_findings, slot_findings
 
@@ -108,6 +109,10 @@ def _publication_findings(
                 Kind.PUBLICATION_MISSING,
                 f"the log has begun, but its publication {name!r} is gone",
                 "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
+            )
+        elif _true(server, "standby"):
+            yield from_failure(
+                made_elsewhere(pipeline.source, create_command(session, pipeline.source, tables))
             )
         elif not _true(server, "superuser"):
             yield from _may_publish(session, server, pipeline.source, tables, rows)

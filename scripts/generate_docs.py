@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from tailrace.cli.main import app
-from tailrace.config import transformations
+from tailrace.config import predicates, steps, transformations
 from tailrace.config.disclosure import Disclosure, Mask
 from tailrace.config.engine import EngineConfig
 from tailrace.config.engine_options import (
@@ -159,16 +159,16 @@ PARTS: dict[str, Callable[[], str]] = {
     "record_processing": lambda: fields(RecordProcessing),
     "offset_commit": lambda: fields(OffsetCommit),
     "offset_storage": lambda: fields(OffsetStorage),
-    "transformation": lambda: fields(transformations.Step),
+    "transformation": lambda: fields(steps.Step),
     "commands": commands,
     "types": types_table.types,
     "edges": types_table.edges,
 } | {name: functools.partial(types_table.modes, name) for name in types_table.OPTIONS}
 PARTS |= {
-    f"{kind}-{name}": functools.partial(fields, model, transformations.Step)
+    f"{kind}-{name}": functools.partial(fields, model, steps.Step)
     for kind, models in (
         ("transformation", transformations.TRANSFORMATIONS),
-        ("predicate", transformations.PREDICATES),
+        ("predicate", predicates.PREDICATES),
     )
     for name, model in models.items()
 }

@@ -73,7 +73,7 @@ engine:
     - {type: route, regex: "(", replacement: a}
 """
     _, problems = config.read(written(tmp_path, text))
-    known = "filter, drop, route"
+    known = "filter, drop, route, "
     predicates = "table, operation, topic, has_header, tombstone, expression"
     found = {problem.place: (problem.line, problem.message) for problem in problems}
     there = found.pop("engine.transformations[2].type")
@@ -160,7 +160,7 @@ def test_objects_mappings_and_models_stand_side_by_side() -> None:
 
 
 def test_a_package_offers_transformations_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.config.transformations.names", lambda _: ("halves",))
+    monkeypatch.setattr("tailrace.config.steps.names", lambda _: ("halves",))
     monkeypatch.setattr(extensions, "factory", lambda *_: Halves)
     assert places(applied(orders(), {"type": "halves", "first": 1})) == [1, 3]
     with pytest.raises(TailraceError, match=r"transformations\[0\]: its package refused") as caught:

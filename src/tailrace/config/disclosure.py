@@ -16,11 +16,16 @@ from tailrace.config.patterns import ColumnPattern, TablePattern, matches, match
 from tailrace.secrets import Secret
 
 
-def _method(value: object) -> object:
+def mask_method(value: object) -> object:
+    """Return the name of a mask's method."""
     return "null" if value is None else value  # YAML reads a bare null as nothing
 
 
-def _constant(value: object) -> object:
+def mask_constant(value: object) -> object:
+    """Return what a mask puts in the place of values.
+
+    :raises ValueError: if it is neither text nor a finite number.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number and not isinstance(value, str):
         raise ValueError("must be text or a number")
@@ -48,7 +53,7 @@ class Mask(Section):
         description="Columns: `schema.table.column`, `*` for any run of characters; or "
         "`/a regular expression/` for the whole name."
     )
-    method: Annotated[Literal["hash", "fixed", "truncate", "null"], BeforeValidator(_method)] = Field(
+    method: Annotated[Literal["hash", "fixed", "truncate", "null"], BeforeValidator(mask_method)] = Field(
         description="`hash`: HMAC-SHA-256 of PostgreSQL's text, 64 hexadecimal digits; `fixed`: `value`; "
         "`truncate`: the first `length` characters; `null`: NULL. NULL stays NULL under each."
     )
@@ -57,7 +62,7 @@ class Mask(Section):
         description="Key of `hash`, by reference only. Equal values under one salt have equal hashes, in "
         "whichever table.",
     )
-    value: Annotated[str | int | float, PlainValidator(_constant)] | None = Field(
+    value: Annotated[str | int | float, PlainValidator(mask_constant)] | None = Field(
         default=None,
         description="Value of `fixed`; default `****`. Under a number a column of numbers keeps its type.",
     )

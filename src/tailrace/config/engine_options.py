@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from tailrace.config.fields import MIB, ByteCount, Extension, LocalPath, Section, Text
-from tailrace.config.transformations import AnyPredicate, AnyTransformation
+from tailrace.config.predicates import AnyPredicate
+from tailrace.config.transformations import AnyTransformation
 
 #: Beyond this a thread more is memory and nothing else.
 THREADS_MAX = 256

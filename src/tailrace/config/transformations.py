@@ -1,103 +1,62 @@
-"""The lists `transformations` and `predicates`: what is done to records, and to which.
+"""The list `transformations`: what is done to records, in this order.
 
 Each entry has a `type`. One that is not named here belongs to an installed package, which offers it
-under the entry points `tailrace.transformations` or `tailrace.predicates`, and checks its settings itself.
+under the entry points `tailrace.transformations`, and checks its settings itself.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    PlainValidator,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
-from tailrace.config.fields import Extension, Section
+from tailrace.config.disclosure import Mask as ColumnMask
+from tailrace.config.disclosure import mask_constant, mask_method
+from tailrace.config.fields import Extension
 from tailrace.config.patterns import Patterns
-from tailrace.config.sections import Name
-from tailrace.extensions import PREDICATES as PREDICATES_GROUP
-from tailrace.extensions import TRANSFORMATIONS as TRANSFORMATIONS_GROUP
-from tailrace.extensions import names
-from tailrace.sql.parsing import parse, parse_type
-
-#: What a path in an expression begins with.
-ROOTS = ("op", "topic", "key", "before", "after", "value", "source", "headers")
-
-
-def _expression(text: str) -> str:
-    parse(text, ROOTS)
-    return text
-
-
-def _type_name(text: str) -> str:
-    parse_type(text)
-    return text
-
-
-def _names(found: tuple[str, ...]) -> tuple[str, ...]:
-    if not found or "" in found or len(set(found)) != len(found):
-        raise ValueError("must be a list of names, each once")
-    return found
-
-
-def python_regex(text: str) -> str:
-    """Return a regular expression whose groups may be named as Java does, `(?<name>…)`.
-
-    :raises ValueError: if it is none.
-    """
-    written = re.sub(r"\(\?<(?=[A-Za-z_])", "(?P<", text)
-    try:
-        re.compile(written)
-    except re.error as error:
-        raise ValueError(f"is no regular expression that Python knows: {error.msg}") from None
-    return written
-
-
-#: In a replacement: `$1`, `${name}`, and Python's `\1`, `\g<name>`.
-REFERENCE = re.compile(r"\$(\d+)|\$\{(\w+)\}|\\(\d+)|\\g<(\w+)>")
-
-
-def check_references(regex: str, replacement: str) -> None:
-    """:raises ValueError: if `replacement` refers to a group that `regex` does not have."""
-    compiled = re.compile(python_regex(regex))
-    for found in REFERENCE.finditer(replacement):
-        name = next(filter(None, found.groups()))
-        known = int(name) <= compiled.groups if name.isdigit() else name in compiled.groupindex
-        if not known:
-            raise ValueError(f"refers to the group {found[0]}, which the regular expression does not have")
-
-
-Expression = Annotated[str, AfterValidator(_expression)]
-TypeText = Annotated[str, AfterValidator(_type_name)]
-Names = Annotated[tuple[str, ...], AfterValidator(_names)]
-Regex = Annotated[str, AfterValidator(lambda text: (python_regex(text), text)[1])]
-Part = Literal["row", "key", "both"]
-_PART = (
-    "`row`: the rows before and after, or the value of a record that is no change any more; `key`; `both`."
+from tailrace.config.steps import (
+    FIELDS,
+    METADATA,
+    MISSING,
+    PART,
+    ROOTS,
+    ROWS,
+    THIRD_PARTY,
+    Expression,
+    Metadata,
+    Missing,
+    Names,
+    Part,
+    Regex,
+    RenamedMetadata,
+    Step,
+    Text,
+    TypeText,
+    check_references,
+    tag_by,
 )
-_FIELDS = "Names of columns; `*` is any run of characters."
+from tailrace.extensions import TRANSFORMATIONS as GROUP
+from tailrace.secrets import Secret
+from tailrace.sql.parsing import parse
+from tailrace.sql.tree import Path
 
 
-class Step(Section):
-    """What all transformations have in common."""
-
-    predicate: Name | None = Field(
-        default=None, description="Name of a predicate: only records that it chooses are transformed."
-    )
-    negate: bool = Field(default=False, description="Whether those that `predicate` does not choose are.")
-
-    @model_validator(mode="after")
-    def _has_predicate(self) -> Self:
-        if self.negate and self.predicate is None:
-            raise ValueError("negate needs a predicate")
-        return self
-
-
-_MISSING: Any = Field(
-    default="error",
-    description="A column of the expression that a table does not have: `error` stops with the table's "
-    "name; `null` takes it for NULL.",
-)
-Missing = Literal["error", "null"]
+def _time_format(text: str) -> str:
+    if "%f" in text:
+        raise ValueError("knows no %f: times are read and written to the second; ISO 8601 has fractions")
+    if "%" not in text:
+        raise ValueError("must be a format of strftime, such as %Y-%m-%d")
+    return text
 
 
 class Filter(Step):
@@ -108,7 +67,7 @@ class Filter(Step):
     nulls: Literal["drop", "keep"] = Field(
         default="drop", description="What becomes of records for which the condition is NULL."
     )
-    missing: Missing = _MISSING
+    missing: Missing = MISSING
 
 
 class Drop(Step):
@@ -137,7 +96,7 @@ class Route(Step):
         description="Name of a field that is added to the keys of routed records and holds the former topic, "
         "so that keys of several tables stay apart.",
     )
-    missing: Missing = _MISSING
+    missing: Missing = MISSING
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -150,113 +109,320 @@ class Route(Step):
         return self
 
 
-class ThirdParty(Step, Extension):
-    """A transformation of another package."""
+class Rename(Step):
+    """Gives columns other names."""
 
-
-class TablePredicate(Section):
-    """Chooses the records of tables."""
-
-    type: Literal["table"] = Field(default="table", description="Kind of the predicate.")
-    tables: Patterns = Field(description="Tables, by patterns as in `source.tables`.")
-
-
-_OPERATIONS = {"read": "r", "create": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
-Operation = Literal["read", "create", "update", "delete", "truncate", "message"]
-
-
-class OperationPredicate(Section):
-    """Chooses changes by what they did."""
-
-    type: Literal["operation"] = Field(default="operation", description="Kind of the predicate.")
-    operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = Field(
-        description="`read` (a row of a snapshot), `create`, `update`, `delete`, `truncate`, `message`."
+    type: Literal["rename"] = Field(default="rename", description="Kind of the transformation.")
+    fields: Annotated[dict[Text, Text], Field(min_length=1)] = Field(
+        description="By a column's name: its new one. A table without such a column stays as it is."
     )
+    apply_to: Part = Field(default="both", description=PART)
+
+
+class DropFields(Step):
+    """Leaves columns out, or all but some."""
+
+    type: Literal["drop_fields"] = Field(default="drop_fields", description="Kind of the transformation.")
+    fields: Names | None = Field(default=None, description=FIELDS + " These go.")
+    keep: Names | None = Field(default=None, description=FIELDS + " Instead of `fields`: all others go.")
+    apply_to: Part = Field(default="row", description=PART)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.fields is None) == (self.keep is None):
+            raise ValueError("needs either fields or keep")
+        return self
+
+
+class Mask(Step):
+    """Puts something else in the place of columns' values; NULL stays NULL."""
+
+    type: Literal["mask"] = Field(default="mask", description="Kind of the transformation.")
+    fields: Names = Field(description=FIELDS)
+    method: Annotated[Literal["hash", "fixed", "truncate", "null"], BeforeValidator(mask_method)] = Field(
+        default="fixed",
+        description="`hash`: HMAC-SHA-256 of the value's text, 64 hexadecimal digits; `fixed`: `value`; "
+        "`truncate`: the first `length` characters; `null`: NULL.",
+    )
+    salt: Secret | None = Field(default=None, description="Key of `hash`, by reference only.")
+    value: Annotated[str | int | float, PlainValidator(mask_constant)] | None = Field(
+        default=None,
+        description="Value of `fixed`; default `****`. Under a number a column of numbers keeps its type.",
+    )
+    length: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        default=None, description="Characters that `truncate` leaves."
+    )
+    apply_to: Part = Field(default="both", description=PART)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        try:
+            _ = self.mask
+        except ValidationError as error:
+            raise ValueError(str(error.errors()[0]["ctx"]["error"])) from None
+        return self
 
     @property
-    def letters(self) -> str:
-        """The operations as `op` has them."""
-        return "".join(_OPERATIONS[operation] for operation in self.operations)
+    def mask(self) -> ColumnMask:
+        """What is done to the values."""
+        return ColumnMask(
+            columns=("*.*.*",), method=self.method, salt=self.salt, value=self.value, length=self.length
+        )
 
 
-class TopicPredicate(Section):
-    """Chooses the records of topics."""
+class AddFields(Step):
+    """Adds columns."""
 
-    type: Literal["topic"] = Field(default="topic", description="Kind of the predicate.")
-    pattern: Regex = Field(description="Regular expression that has to fit the whole topic.")
+    type: Literal["add_fields"] = Field(default="add_fields", description="Kind of the transformation.")
+    static: dict[Text, bool | int | FiniteFloat | str | None] = Field(
+        default={}, description="By name: a constant."
+    )
+    metadata: dict[Text, Metadata] = Field(
+        default={},
+        description="By name: what is known of the change: " + ", ".join(f"`{n}`" for n in METADATA) + ".",
+    )
+    computed: dict[Text, Expression] = Field(default={}, description="By name: an expression.")
+    apply_to: Part = Field(default="row", description=PART)
+    missing: Missing = MISSING
 
-
-class HeaderPredicate(Section):
-    """Chooses records that have a header."""
-
-    type: Literal["has_header"] = Field(default="has_header", description="Kind of the predicate.")
-    name: Annotated[str, Field(min_length=1)] = Field(description="Name of the header.")
-
-
-class TombstonePredicate(Section):
-    """Chooses tombstones: records whose value is null."""
-
-    type: Literal["tombstone"] = Field(default="tombstone", description="Kind of the predicate.")
-
-
-class ExpressionPredicate(Section):
-    """Chooses the records for which an expression is true."""
-
-    type: Literal["expression"] = Field(default="expression", description="Kind of the predicate.")
-    where: Expression = Field(description="Condition.")
-    missing: Missing = _MISSING
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        names = [*self.static, *self.metadata, *self.computed]
+        if not names:
+            raise ValueError("needs static, metadata or computed")
+        if len(set(names)) < len(names):
+            raise ValueError("gives a name twice")
+        return self
 
 
-class ThirdPartyPredicate(Extension):
-    """A predicate of another package."""
+class Cast(Step):
+    """Gives columns another type."""
+
+    type: Literal["cast"] = Field(default="cast", description="Kind of the transformation.")
+    fields: Annotated[dict[Text, TypeText], Field(min_length=1)] = Field(
+        description="By a column's name: its new type, one of those of a cast in an expression."
+    )
+    apply_to: Part = Field(default="both", description=PART)
 
 
-# Tags are marked, so that `problems` can tell them from keys of the file.
-_THIRD_PARTY = "<third party>"
+class Flatten(Step):
+    """Makes a change the row after it, as Debezium's new record state does."""
+
+    type: Literal["flatten"] = Field(default="flatten", description="Kind of the transformation.")
+    deletes: Literal["drop", "tombstone", "rewrite"] = Field(
+        default="tombstone",
+        description="`tombstone`: a delete has the value null; `drop`: it is dropped; `rewrite`: its value "
+        "is the row before, and every record has a field `__deleted`, `true` or `false` as text.",
+    )
+    truncates: Literal["drop", "error"] = Field(
+        default="drop", description="A truncate has no row: it is dropped, or stops the engine."
+    )
+    add_fields: tuple[RenamedMetadata, ...] = Field(
+        default=(),
+        description="Metadata that become fields, by the names of `add_fields.metadata`; `op:operation` "
+        "gives one another name. A dot becomes an underscore.",
+    )
+    add_fields_prefix: str = Field(default="__", description="What stands before the names of these fields.")
+    add_headers: tuple[RenamedMetadata, ...] = Field(
+        default=(), description="Metadata that become headers, likewise."
+    )
+    add_headers_prefix: str = Field(
+        default="__", description="What stands before the names of these headers."
+    )
+    unavailable: Literal["placeholder", "null"] = Field(
+        default="placeholder",
+        description="A value that the source did not send: `placeholder` gives columns of text and bytes the "
+        "text of `source.unavailable_value_placeholder`; `null`: NULL. Other types are NULL. `unchanged` "
+        "names them in any case.",
+    )
 
 
-def _tag_for(group: str, known: tuple[str, ...], value: Any) -> str:
-    found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    name = found if isinstance(found, str) else ""
-    return _THIRD_PARTY if name not in known and name in names(group) else f"<{name}>"
+def _placement(text: str) -> str:
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(parts) or parts[1] not in ("header", "envelope", "partition"):
+        raise ValueError("must be column:header, column:envelope or column:partition, and may end in :alias")
+    return text
 
 
-def _transformation_tag(value: Any) -> str:
-    return _tag_for(TRANSFORMATIONS_GROUP, tuple(TRANSFORMATIONS), value)
+class Outbox(Step):
+    """Makes events of rows that are inserted into outbox tables."""
+
+    type: Literal["outbox"] = Field(default="outbox", description="Kind of the transformation.")
+    tables: Patterns = Field(
+        default=("*.outbox",), description="The outbox tables; records of others stay as they are."
+    )
+    event_id: Text = Field(default="id", description="Column of the event's id: the header `id`.")
+    event_key: Text = Field(default="aggregateid", description="Column of the event's key.")
+    payload: Text = Field(default="payload", description="Column of the event's value.")
+    route_by: Text = Field(default="aggregatetype", description="Column that says where events go.")
+    route_topic_regex: Regex = Field(
+        default="(?<routedByValue>.*)", description="Regular expression for what `route_by` holds."
+    )
+    route_topic_replacement: Text = Field(
+        default="outbox.event.${routedByValue}",
+        description="The topic; `$1` and `${name}` are groups of `route_topic_regex`. What that does not fit "
+        "is the topic itself.",
+    )
+    additional: tuple[Annotated[str, AfterValidator(_placement)], ...] = Field(
+        default=(),
+        description="More columns, each as `column:header`, `column:envelope` or `column:partition`, with an "
+        "alias after another colon. With an envelope the value has the field `payload` and these.",
+    )
+    expand_json_payload: bool = Field(
+        default=False, description="Whether a payload that is JSON goes out as JSON, not as a text of it."
+    )
+    tombstone_on_empty_payload: bool = Field(
+        default=False, description="Whether an event with an empty payload is a tombstone."
+    )
+    on_update: Literal["warn", "error", "fatal"] = Field(
+        default="warn",
+        description="When a row of an outbox was updated: `warn` and `error` log that and skip it, `fatal` "
+        "stops the engine.",
+    )
+
+    @model_validator(mode="after")
+    def _refers(self) -> Self:
+        check_references(self.route_topic_regex, self.route_topic_replacement)
+        return self
 
 
-def _predicate_tag(value: Any) -> str:
-    return _tag_for(PREDICATES_GROUP, tuple(PREDICATES), value)
+class Timestamps(Step):
+    """Gives columns of points in time another form; all in UTC."""
+
+    type: Literal["timestamps"] = Field(default="timestamps", description="Kind of the transformation.")
+    fields: Names = Field(description=FIELDS)
+    to: Literal["unix_s", "unix_ms", "unix_us", "unix_ns", "string", "date", "time", "timestamp"] = Field(
+        description="`unix_…`: counted since 1970; `string`: by `format`; `date`; `time` of the day; "
+        "`timestamp` with time zone."
+    )
+    unit: Literal["s", "ms", "us", "ns"] = Field(
+        default="ms", description="Unit of numbers that are read, counted since 1970."
+    )
+    read_format: Annotated[str, AfterValidator(_time_format)] | None = Field(
+        default=None,
+        description="How texts are read, as `strptime` has it, such as `%d.%m.%Y`. Default: ISO 8601.",
+    )
+    format: Annotated[str, AfterValidator(_time_format)] | None = Field(
+        default=None,
+        description="How `string` writes, to the second, as `strftime` has it. Default: ISO 8601 with "
+        "microseconds.",
+    )
+    apply_to: Part = Field(default="both", description=PART)
+
+
+class SetHeaders(Step):
+    """Makes headers of what expressions say; NULL is no header."""
+
+    type: Literal["set_headers"] = Field(default="set_headers", description="Kind of the transformation.")
+    headers: Annotated[dict[Text, Expression], Field(min_length=1)] = Field(
+        description="By a header's name: an expression, such as `after.tenant` or a text in quotes."
+    )
+    operation: Literal["copy", "move"] = Field(
+        default="copy", description="`move`: the columns, of which alone the expressions may be, go."
+    )
+    missing: Missing = MISSING
+
+    @model_validator(mode="after")
+    def _movable(self) -> Self:
+        for name, text in self.headers.items() if self.operation == "move" else ():
+            node = parse(text, ROOTS)
+            is_column = isinstance(node, Path) and len(node.parts) == 2 and node.parts[0] in ROWS
+            if not is_column or "*" in text:
+                raise ValueError(
+                    f"moves only columns of the row, such as after.tenant, to the header {name!r}"
+                )
+        return self
+
+
+class DropHeaders(Step):
+    """Takes headers away."""
+
+    type: Literal["drop_headers"] = Field(default="drop_headers", description="Kind of the transformation.")
+    headers: Names = Field(description="Names of headers.")
+
+
+class FieldsFromHeaders(Step):
+    """Makes columns of headers."""
+
+    type: Literal["fields_from_headers"] = Field(
+        default="fields_from_headers", description="Kind of the transformation."
+    )
+    fields: Annotated[dict[Text, Text], Field(min_length=1)] = Field(
+        description="By the column's name: the header."
+    )
+    operation: Literal["copy", "move"] = Field(default="copy", description="`move`: the headers go.")
+    apply_to: Part = Field(default="row", description=PART)
+
+
+class ValueToKey(Step):
+    """Makes the key of columns of the row."""
+
+    type: Literal["value_to_key"] = Field(default="value_to_key", description="Kind of the transformation.")
+    fields: Names = Field(description="Names of columns, in the order of the key.")
+
+
+class ExtractField(Step):
+    """Makes one field of the key, or of the value, the whole of it."""
+
+    type: Literal["extract_field"] = Field(default="extract_field", description="Kind of the transformation.")
+    field: Text = Field(description="Name of the field.")
+    apply_to: Literal["key", "row"] = Field(
+        default="key", description="`key`; or `row`: the value of a record that is no change any more."
+    )
+
+
+class HoistField(Step):
+    """Puts the key, or the value, into a field."""
+
+    type: Literal["hoist_field"] = Field(default="hoist_field", description="Kind of the transformation.")
+    field: Text = Field(description="Name of the field.")
+    apply_to: Literal["key", "row"] = Field(
+        default="key", description="`key`; or `row`: the value of a record that is no change any more."
+    )
+
+
+class ThirdParty(Step, Extension):
+    """A transformation of another package."""
 
 
 TRANSFORMATIONS: dict[str, type[Step]] = {
     "filter": Filter,
     "drop": Drop,
     "route": Route,
-}
-PREDICATES: dict[str, type[Section]] = {
-    "table": TablePredicate,
-    "operation": OperationPredicate,
-    "topic": TopicPredicate,
-    "has_header": HeaderPredicate,
-    "tombstone": TombstonePredicate,
-    "expression": ExpressionPredicate,
+    "rename": Rename,
+    "drop_fields": DropFields,
+    "mask": Mask,
+    "add_fields": AddFields,
+    "cast": Cast,
+    "flatten": Flatten,
+    "outbox": Outbox,
+    "timestamps": Timestamps,
+    "set_headers": SetHeaders,
+    "drop_headers": DropHeaders,
+    "fields_from_headers": FieldsFromHeaders,
+    "value_to_key": ValueToKey,
+    "extract_field": ExtractField,
+    "hoist_field": HoistField,
 }
 
 AnyTransformation = Annotated[
     Annotated[Filter, Tag("<filter>")]
     | Annotated[Drop, Tag("<drop>")]
     | Annotated[Route, Tag("<route>")]
-    | Annotated[ThirdParty, Tag(_THIRD_PARTY)],
-    Discriminator(_transformation_tag),
-]
-AnyPredicate = Annotated[
-    Annotated[TablePredicate, Tag("<table>")]
-    | Annotated[OperationPredicate, Tag("<operation>")]
-    | Annotated[TopicPredicate, Tag("<topic>")]
-    | Annotated[HeaderPredicate, Tag("<has_header>")]
-    | Annotated[TombstonePredicate, Tag("<tombstone>")]
-    | Annotated[ExpressionPredicate, Tag("<expression>")]
-    | Annotated[ThirdPartyPredicate, Tag(_THIRD_PARTY)],
-    Discriminator(_predicate_tag),
+    | Annotated[Rename, Tag("<rename>")]
+    | Annotated[DropFields, Tag("<drop_fields>")]
+    | Annotated[Mask, Tag("<mask>")]
+    | Annotated[AddFields, Tag("<add_fields>")]
+    | Annotated[Cast, Tag("<cast>")]
+    | Annotated[Flatten, Tag("<flatten>")]
+    | Annotated[Outbox, Tag("<outbox>")]
+    | Annotated[Timestamps, Tag("<timestamps>")]
+    | Annotated[SetHeaders, Tag("<set_headers>")]
+    | Annotated[DropHeaders, Tag("<drop_headers>")]
+    | Annotated[FieldsFromHeaders, Tag("<fields_from_headers>")]
+    | Annotated[ValueToKey, Tag("<value_to_key>")]
+    | Annotated[ExtractField, Tag("<extract_field>")]
+    | Annotated[HoistField, Tag("<hoist_field>")]
+    | Annotated[ThirdParty, Tag(THIRD_PARTY)],
+    Discriminator(tag_by(GROUP, lambda: TRANSFORMATIONS)),
 ]

@@ -43,14 +43,13 @@ class TableChanges:
         raw: Bytes,
         log_offset: int,
         fields: Numbers,
-        shape: Shape | None = None,
-        name_as: Relation | None = None,
+        views: tuple[Shape | Relation, ...] = (),
     ) -> None:
-        let_out = relation if shape is None else shape.relation
-        self._relation = let_out if name_as is None else name_as
+        # How the table is let out: shapes and other names, one upon the other.
+        last = views[-1] if views else relation
+        self._relation = last.relation if isinstance(last, Shape) else last
         self._held = relation
-        self._shape = shape
-        self._name_as = name_as
+        self._views = views
         self._raw = raw
         self._block_offset = log_offset
         self._fields = fields
@@ -111,12 +110,12 @@ class TableChanges:
         if first == 0 and last == self.count:
             return self
         part = self._fields[:, first:last]
-        return TableChanges(self._held, self._raw, self._block_offset, part, self._shape, self._name_as)
+        return TableChanges(self._held, self._raw, self._block_offset, part, self._views)
 
     def take(self, places: Numbers) -> TableChanges:
         """Return the changes at `places` (rising)."""
         part = np.ascontiguousarray(self._fields[:, places])
-        return TableChanges(self._held, self._raw, self._block_offset, part, self._shape, self._name_as)
+        return TableChanges(self._held, self._raw, self._block_offset, part, self._views)
 
     def named(self, relation: Relation) -> TableChanges:
         """Return the changes as those of `relation`: this table, as it is let out, its columns under
@@ -124,7 +123,15 @@ class TableChanges:
         """
         if relation == self._relation:
             return self
-        return TableChanges(self._held, self._raw, self._block_offset, self._fields, self._shape, relation)
+        return self._viewed(relation)
+
+    def reshaped(self, shape: Shape) -> TableChanges:
+        """Return the changes with columns left out or masked; `shape` is of this `relation`."""
+        return self._viewed(shape)
+
+    def _viewed(self, view: Shape | Relation) -> TableChanges:
+        views = (*self._views, view)
+        return TableChanges(self._held, self._raw, self._block_offset, self._fields, views)
 
     def rows(self, as_text: Collection[str] = ()) -> pa.RecordBatch:
         """Return typed rows in `types.row_schema`; columns named in `as_text` as PostgreSQL's
@@ -205,8 +212,9 @@ class TableChanges:
         """
         if self._found is None:
             found = find_tuples(self._held, self._raw, self._block_offset, self._fields)
-            found = found if self._shape is None else self._shape.apply(found)
-            self._found = found if self._name_as is None else replace(found, relation=self._name_as)
+            for view in self._views:
+                found = view.apply(found) if isinstance(view, Shape) else replace(found, relation=view)
+            self._found = found
         return self._found
 
 
@@ -259,9 +267,14 @@ def decode_block(
     relations, group_of = _relations(groups[: result[kernel.GROUPS]], Catalog(schema, modes), in_block)
     parts = _by_group(changes, int(result[kernel.CHANGES]), group_of, len(relations))
     return [
-        TableChanges(relation, raw, log_offset, part, None if relation is None else disclosed.shape(relation))
+        TableChanges(relation, raw, log_offset, part, _views(relation, disclosed))
         for relation, part in zip(relations, parts, strict=True)
     ]
+
+
+def _views(relation: Relation | None, disclosed: Disclosed) -> tuple[Shape, ...]:
+    shape = None if relation is None else disclosed.shape(relation)
+    return () if shape is None else (shape,)
 
 
 def _relations(

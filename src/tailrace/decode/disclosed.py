@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -156,27 +157,38 @@ class Disclosed:
                 {"table": relation.qualified_name},
             )
         left_out = rules.left_out(schema, table, columns)
-        kept = tuple(place for place, name in enumerate(columns.names) if name not in left_out)
         chosen = rules.key_of(schema, table)
-        found = [rules.mask_of(schema, table, columns.names[place]) for place in kept]
-        masks = tuple((at, mask) for at, mask in enumerate(found) if mask is not None)
+        by_name = {name: rules.mask_of(schema, table, name) for name in columns.names if name not in left_out}
+        masks = {name: mask for name, mask in by_name.items() if mask is not None}
         if not (left_out or chosen or masks):
             return None
-        let_out = [relation.columns[place] for place in kept]
-        for at, mask in masks:
-            let_out[at] = _masked(let_out[at], mask, self._salts.get(str(mask.salt)))
-        primary_key = () if left_out & set(relation.primary_key) else relation.primary_key
-        return Shape(
-            source=relation,
-            relation=replace(
-                relation,
-                columns=tuple(let_out),
-                primary_key=primary_key,
-                chosen_key=tuple(name for name in columns.names if name in chosen),
-            ),
-            kept=kept,
-            masks=tuple((at, mask, self._salts.get(str(mask.salt))) for at, mask in masks),
-        )
+        salted = {let: (mask, self._salts.get(str(mask.salt))) for let, mask in masks.items()}
+        found = reshaped(relation, left_out, salted)
+        key = tuple(name for name in columns.names if name in chosen)
+        return replace(found, relation=replace(found.relation, chosen_key=key))
+
+
+def reshaped(
+    relation: Relation, left_out: Collection[str], masks: Mapping[str, tuple[Mask, Salt | None]]
+) -> Shape:
+    """Return what is let out of a table without some columns, and with masks by column."""
+    kept = tuple(place for place, column in enumerate(relation.columns) if column.name not in left_out)
+    let_out = [relation.columns[place] for place in kept]
+    masked = [(at, *masks[column.name]) for at, column in enumerate(let_out) if column.name in masks]
+    for at, mask, salt in masked:
+        let_out[at] = _masked(let_out[at], mask, salt)
+    primary_key = () if set(left_out) & set(relation.primary_key) else relation.primary_key
+    return Shape(
+        source=relation,
+        relation=replace(
+            relation,
+            columns=tuple(let_out),
+            primary_key=primary_key,
+            chosen_key=tuple(name for name in relation.chosen_key if name not in left_out),
+        ),
+        kept=kept,
+        masks=tuple(masked),
+    )
 
 
 #: All that the log holds, as it is.

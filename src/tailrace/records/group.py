@@ -173,6 +173,10 @@ class Group:
             _beside={name: column.slice(first, last - first) for name, column in self._beside.items()},
         )
 
+    def with_wire(self, changes: TableChanges) -> Group:
+        """Return the same records, seen otherwise on the wire already: see `TableChanges.reshaped`."""
+        return replace(self, relation=changes.relation, _changes=changes)
+
     def with_topic(self, topic: str) -> Group:
         """Return the same records for another topic."""
         return replace(self, topic=topic)

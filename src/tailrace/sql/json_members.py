@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 #: Arrays and objects within each other; deeper ones count as no JSON.
 NESTING_MAX = 500
@@ -381,3 +382,13 @@ def _taken(
         np.empty(NESTING_MAX, np.uint8),
     )
     return ends, out, valid
+
+
+def quoted(texts: pa.StringArray) -> pa.StringArray:
+    """Return each text as a JSON text; null stays null."""
+    for letter, escape in _ESCAPES.items():
+        texts = pc.replace_substring(texts, letter, escape)
+    return pc.binary_join_element_wise('"', texts, '"', "")
+
+
+_ESCAPES = {"\\": "\\\\", '"': '\\"'} | {chr(code): f"\\u{code:04x}" for code in range(32)}

@@ -12,35 +12,60 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tailrace import extensions
+from tailrace.config import predicates as choices
+from tailrace.config import steps
 from tailrace.config import transformations as options
 from tailrace.config.fields import Section
 from tailrace.config.problems import Path, Problem, from_pydantic
+from tailrace.config.steps import ROOTS, python_regex
 from tailrace.errors import Kind, TailraceError
 from tailrace.sql.expression import Expression
 from tailrace.sql.tokens import ExpressionError
-from tailrace.transforms import choosing, filtering, routing
+from tailrace.transforms import (
+    choosing,
+    columns,
+    filtering,
+    flattening,
+    headers,
+    keys,
+    outbox,
+    routing,
+    timestamps,
+)
 from tailrace.transforms.chain import Chain, Step
 from tailrace.transforms.contract import Predicate, RecordTransformation, Transformation
 from tailrace.transforms.one_by_one import OneByOne
 
 #: What may stand in a list of transformations, and in a mapping of predicates.
-TransformationLike = Transformation | RecordTransformation | options.Step | Mapping[str, Any]
+TransformationLike = Transformation | RecordTransformation | steps.Step | Mapping[str, Any]
 PredicateLike = Predicate | Section | Mapping[str, Any]
 
-_MADE: dict[type[options.Step], Callable[[Any], Transformation]] = {
+_MADE: dict[type[steps.Step], Callable[[Any], Transformation]] = {
     options.Filter: filtering.Filter.of,
     options.Drop: lambda _: filtering.Drop(),
     options.Route: routing.of,
+    options.Rename: columns.Rename.of,
+    options.DropFields: columns.DropFields.of,
+    options.Mask: columns.Mask.of,
+    options.AddFields: columns.AddFields.of,
+    options.Cast: columns.Cast.of,
+    options.Flatten: flattening.Flatten.of,
+    options.Outbox: outbox.Outbox,
+    options.Timestamps: timestamps.Timestamps.of,
+    options.SetHeaders: headers.SetHeaders.of,
+    options.DropHeaders: headers.DropHeaders.of,
+    options.FieldsFromHeaders: headers.FieldsFromHeaders.of,
+    options.ValueToKey: keys.ValueToKey.of,
+    options.ExtractField: keys.ExtractField.of,
+    options.HoistField: keys.HoistField.of,
 }
 _CHOOSING: dict[type[Section], Callable[[Any], Predicate]] = {
-    options.TablePredicate: lambda given: choosing.Tables(given.tables),
-    options.OperationPredicate: lambda given: choosing.Operations(given.letters),
-    options.TopicPredicate: lambda given: choosing.Topics(options.python_regex(given.pattern)),
-    options.HeaderPredicate: lambda given: choosing.HasHeader(given.name),
-    options.TombstonePredicate: lambda _: choosing.Tombstones(),
-    options.ExpressionPredicate: lambda given: choosing.Where(
-        Expression(given.where, options.ROOTS), given.missing
-    ),
+    choices.TablePredicate: lambda given: choosing.Tables(given.tables),
+    choices.OperationPredicate: lambda given: choosing.Operations(given.letters),
+    choices.TopicPredicate: lambda given: choosing.Topics(python_regex(given.pattern)),
+    choices.HeaderPredicate: lambda given: choosing.HasHeader(given.name),
+    choices.TombstonePredicate: lambda _: choosing.Tombstones(),
+    choices.ExpressionPredicate: lambda given: choosing.Where(Expression(given.where, ROOTS), given.missing),
 }
 
 
@@ -59,7 +84,7 @@ def _step(place: int, given: TransformationLike, predicates: Mapping[str, Predic
     where: Path = ("transformations", place)
     if isinstance(given, Mapping):
         given = _validated(options.AnyTransformation, given, where)
-    if not isinstance(given, options.Step):
+    if not isinstance(given, steps.Step):
         return Step(f"transformations[{place}] {type(given).__name__}", _as_transformation(given, where))
     name = f"transformations[{place}] {getattr(given, 'type', '')}"
     if given.predicate is not None and given.predicate not in predicates:
@@ -72,7 +97,7 @@ def _step(place: int, given: TransformationLike, predicates: Mapping[str, Predic
     return Step(name, _made(given, where), predicate, given.negate, trusted)
 
 
-def _made(given: options.Step, where: Path) -> Transformation:
+def _made(given: steps.Step, where: Path) -> Transformation:
     if isinstance(given, options.ThirdParty):
         make = extensions.factory(extensions.TRANSFORMATIONS, given.type, ("close",))
         return _as_transformation(_called(make, given.options, where), where)
@@ -83,8 +108,8 @@ def _made(given: options.Step, where: Path) -> Transformation:
 def _predicate(name: str, given: PredicateLike) -> Predicate:
     where: Path = ("predicates", name)
     if isinstance(given, Mapping):
-        given = _validated(options.AnyPredicate, given, where)
-    if isinstance(given, options.ThirdPartyPredicate):
+        given = _validated(choices.AnyPredicate, given, where)
+    if isinstance(given, choices.ThirdPartyPredicate):
         make = extensions.factory(extensions.PREDICATES, given.type, ("matches",))
         given = _called(make, given.options, where)
     if isinstance(given, Section):

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from tailrace.config import transformations as options
+from tailrace.config.steps import ROOTS
 from tailrace.records.group import Group
 from tailrace.sql.expression import Expression
 from tailrace.sql.tokens import ExpressionError
@@ -24,7 +25,7 @@ class Filter:
 
     @classmethod
     def of(cls, given: options.Filter) -> Filter:
-        return cls(Expression(given.where, options.ROOTS), given.nulls == "keep", given.missing)
+        return cls(Expression(given.where, ROOTS), given.nulls == "keep", given.missing)
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records that are kept.

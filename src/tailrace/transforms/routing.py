@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.config import transformations as options
+from tailrace.config.steps import REFERENCE, ROOTS, python_regex
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
 from tailrace.sql.expression import Expression
@@ -33,7 +34,7 @@ def replaced(topic: str, regex: str, replacement: str) -> str | None:
         name = next(filter(None, reference.groups()))
         return found[int(name) if name.isdigit() else name] or ""
 
-    return options.REFERENCE.sub(group, replacement)
+    return REFERENCE.sub(group, replacement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,10 @@ class RouteByContent:
 def of(given: options.Route) -> RouteByName | RouteByContent:
     """Return the transformation that the options mean."""
     if given.topic is not None:
-        return RouteByContent(Expression(given.topic, options.ROOTS), given.key_field, given.missing)
+        return RouteByContent(Expression(given.topic, ROOTS), given.key_field, given.missing)
     assert given.regex is not None
     assert given.replacement is not None
-    return RouteByName(options.python_regex(given.regex), given.replacement, given.key_field)
+    return RouteByName(python_regex(given.regex), given.replacement, given.key_field)
 
 
 def parted(group: Group, names: pa.StringArray) -> list[tuple[str | None, Group]]:

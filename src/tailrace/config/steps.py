@@ -1,0 +1,138 @@
+"""What the settings of transformations and predicates have in common: names, patterns, expressions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tailrace.config.fields import Section
+from tailrace.config.sections import Name
+from tailrace.extensions import names
+from tailrace.sql.parsing import parse, parse_type
+
+#: What a path in an expression begins with.
+ROOTS = ("op", "topic", "key", "before", "after", "value", "source", "headers")
+
+
+def _expression(text: str) -> str:
+    parse(text, ROOTS)
+    return text
+
+
+def _type_name(text: str) -> str:
+    parse_type(text)
+    return text
+
+
+def _names(found: tuple[str, ...]) -> tuple[str, ...]:
+    if not found or "" in found or len(set(found)) != len(found):
+        raise ValueError("must be a list of names, each once")
+    return found
+
+
+def python_regex(text: str) -> str:
+    """Return a regular expression whose groups may be named as Java does, `(?<name>…)`.
+
+    :raises ValueError: if it is none.
+    """
+    written = re.sub(r"\(\?<(?=[A-Za-z_])", "(?P<", text)
+    try:
+        re.compile(written)
+    except re.error as error:
+        raise ValueError(f"is no regular expression that Python knows: {error.msg}") from None
+    return written
+
+
+#: In a replacement: `$1`, `${name}`, and Python's `\1`, `\g<name>`.
+REFERENCE = re.compile(r"\$(\d+)|\$\{(\w+)\}|\\(\d+)|\\g<(\w+)>")
+
+
+def check_references(regex: str, replacement: str) -> None:
+    """:raises ValueError: if `replacement` refers to a group that `regex` does not have."""
+    compiled = re.compile(python_regex(regex))
+    for found in REFERENCE.finditer(replacement):
+        name = next(filter(None, found.groups()))
+        known = int(name) <= compiled.groups if name.isdigit() else name in compiled.groupindex
+        if not known:
+            raise ValueError(f"refers to the group {found[0]}, which the regular expression does not have")
+
+
+Expression = Annotated[str, AfterValidator(_expression)]
+TypeText = Annotated[str, AfterValidator(_type_name)]
+Names = Annotated[tuple[str, ...], AfterValidator(_names)]
+Regex = Annotated[str, AfterValidator(lambda text: (python_regex(text), text)[1])]
+Text = Annotated[str, Field(min_length=1)]
+Part = Literal["row", "key", "both"]
+ROWS = ("after", "before", "value")
+
+
+PART = "`row`: the rows before and after, or the value of a record that is no change any more; `key`; `both`."
+FIELDS = "Names of columns; `*` is any run of characters."
+
+
+class Step(Section):
+    """What all transformations have in common."""
+
+    predicate: Name | None = Field(
+        default=None, description="Name of a predicate: only records that it chooses are transformed."
+    )
+    negate: bool = Field(default=False, description="Whether those that `predicate` does not choose are.")
+
+    @model_validator(mode="after")
+    def _has_predicate(self) -> Self:
+        if self.negate and self.predicate is None:
+            raise ValueError("negate needs a predicate")
+        return self
+
+
+MISSING: Any = Field(
+    default="error",
+    description="A column of the expression that a table does not have: `error` stops with the table's "
+    "name; `null` takes it for NULL.",
+)
+Missing = Literal["error", "null"]
+
+
+#: What is known of a change beside its row. Debezium's names, and what the log knows beyond them.
+METADATA = (
+    "op", "topic", "ts_ms", "ts_us", "ts_ns", "version", "connector", "name", "snapshot", "db", "sequence",
+    "schema", "table", "txId", "lsn", "xmin", "commit_lsn", "commit_time", "ordinal", "log_offset", "xid",
+    "schema_version", "unchanged", "special",
+)  # fmt: skip
+
+
+def _metadata(text: str) -> str:
+    name = text.removeprefix("source.")
+    if name not in METADATA:
+        raise ValueError(f"must be one of {', '.join(METADATA)}, also with source. before it")
+    return text
+
+
+def _renamed_metadata(text: str) -> str:
+    name, colon, other = text.partition(":")
+    if colon and not other:
+        raise ValueError("has no name after the colon")
+    return _metadata(name) + colon + other
+
+
+Metadata = Annotated[str, AfterValidator(_metadata)]
+RenamedMetadata = Annotated[str, AfterValidator(_renamed_metadata)]
+
+
+#: What an entry is tagged with that another package offers. Tags are marked, so that `problems` can
+#: tell them from keys of the file.
+THIRD_PARTY = "<third party>"
+
+
+def tag_by(group: str, known: Callable[[], Collection[str]]) -> Callable[[Any], str]:
+    """Return what tells an entry's tag: by its type if that is `known`, or announced in `group`."""
+
+    def tag(value: Any) -> str:
+        found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        name = found if isinstance(found, str) else ""
+        return THIRD_PARTY if name not in known() and name in names(group) else f"<{name}>"
+
+    return tag

@@ -1,0 +1,120 @@
+"""Headers from what records hold, and fields from headers. Headers alone leave the wire as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tailrace.config import transformations as options
+from tailrace.config.steps import ROOTS
+from tailrace.records.group import Group
+from tailrace.sql.expression import Expression
+from tailrace.sql.parsing import parse
+from tailrace.sql.tokens import ExpressionError
+from tailrace.sql.tree import Path
+from tailrace.transforms.columns import DropFields
+from tailrace.transforms.fields import BOTH, Fields, with_edited
+from tailrace.transforms.rows import GroupRows, misfit
+from tailrace.transforms.structs import members, struct_of
+
+
+def with_headers(group: Group, added: Mapping[str, pa.Array]) -> Group:
+    """Return records with headers put in or added."""
+    known = group.headers
+    found = members(known) if pa.types.is_struct(known.type) else {}
+    return group.with_headers(struct_of({**found, **added}, None, len(group)))
+
+
+@dataclass(frozen=True, slots=True)
+class SetHeaders:
+    """Makes headers of what expressions say; a null is no header.
+
+    :param moved: columns of the row that go once they are headers.
+    """
+
+    headers: Mapping[str, Expression]
+    moved: tuple[str, ...] = ()
+    missing: str = "error"
+
+    @classmethod
+    def of(cls, given: options.SetHeaders) -> SetHeaders:
+        moved = [parse(text, ROOTS) for text in given.headers.values() if given.operation == "move"]
+        names = tuple(path.parts[1] for path in moved if isinstance(path, Path))
+        headers = {name: Expression(text, ROOTS) for name, text in given.headers.items()}
+        return cls(headers, names, given.missing)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records with the headers.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
+        """
+        rows = GroupRows(group, self.missing)
+        added = {name: _value(group, name, found, rows) for name, found in self.headers.items()}
+        found = with_headers(group, added)
+        if not self.moved:
+            return [found]
+        return DropFields(self.moved, keeps=False).apply(found)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
+    try:
+        return expression.values(rows)
+    except ExpressionError as error:
+        raise misfit(f"set the header {name!r}", error, group) from error
+
+
+@dataclass(frozen=True, slots=True)
+class DropHeaders:
+    """Takes headers away."""
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, given: options.DropHeaders) -> DropHeaders:
+        return cls(given.headers)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records without the headers."""
+        known = group.headers
+        if not pa.types.is_struct(known.type):
+            return [group]
+        left = {name: values for name, values in members(known).items() if name not in self.names}
+        return [group.with_headers(struct_of(left, None, len(group)))]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldsFromHeaders:
+    """Makes columns of headers.
+
+    :param fields: by column: the header.
+    """
+
+    fields: Mapping[str, str]
+    moves: bool
+    part: str = BOTH
+
+    @classmethod
+    def of(cls, given: options.FieldsFromHeaders) -> FieldsFromHeaders:
+        return cls(given.fields, given.operation == "move", given.apply_to)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records with the columns; null where a record lacks the header."""
+        rows = GroupRows(group, "null")
+        added = {name: rows.column(("headers", header)) for name, header in self.fields.items()}
+
+        def edit(found: Fields) -> Fields:
+            return {**found, **added}
+
+        made = with_edited(group, self.part, edit, lambda name: None if name in added else name)
+        return DropHeaders(tuple(self.fields.values())).apply(made) if self.moves else [made]
+
+    def close(self) -> None:
+        """Nothing is held."""

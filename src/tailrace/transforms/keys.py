@@ -1,0 +1,140 @@
+"""What a record's key and value are as a whole: a key from columns, one field alone, one more around."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.config import transformations as options
+from tailrace.records.group import Group
+from tailrace.transforms.choosing import Operations
+from tailrace.transforms.fields import KEY, failure
+from tailrace.transforms.structs import members, struct_of
+
+_DELETES = Operations("d")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueToKey:
+    """Makes the key of columns of the row: the row after, and before a delete."""
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, given: options.ValueToKey) -> ValueToKey:
+        return cls(given.fields)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records with their keys; a record without a row has none.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if there is no such column, or if the source does
+            not tell it with each delete.
+        """
+        if not group.is_change:
+            return [group.with_column("key", self._key(group, group.column("value")))]
+        if group.relation is None:
+            return [group]
+        deleted = _DELETES.matches(group)
+        key = self._key(group, group.column("after"))
+        if deleted.any():
+            self._require_told(group, deleted)
+            both = pa.concat_arrays([self._key(group, group.column("before")), key])
+            count = len(group)
+            key = both.take(pa.array(np.arange(count) + np.where(deleted, 0, count)))
+        return [group.with_column("key", key)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _key(self, group: Group, rows: pa.Array) -> pa.Array:
+        found = members(rows) if pa.types.is_struct(rows.type) else {}
+        if missing := [name for name in self.names if name not in found]:
+            raise failure(
+                group,
+                f"make keys of columns: there is no column {', '.join(map(repr, missing))}",
+                "name other columns, or give it only the records that it is for, by a predicate of tables",
+            )
+        return struct_of({name: found[name] for name in self.names}, rows.is_null(), len(group))
+
+    def _require_told(self, group: Group, deleted: np.ndarray) -> None:
+        # A delete tells its key, or all of the row: a column that it does not tell is not NULL.
+        partial = group.column("partial")
+        told = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
+        silent = [name for name in self.names if name not in told]
+        if silent and pa.types.is_boolean(partial.type):
+            flags = partial.fill_null(False).to_numpy(zero_copy_only=False)
+            if (flags & deleted).any():
+                raise failure(
+                    group,
+                    f"make keys of columns: deletes don't tell {', '.join(map(repr, silent))}",
+                    "give the table REPLICA IDENTITY FULL, or keep deletes from it by a predicate",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractField:
+    """Takes one field out of a key or value: it is the key or value then."""
+
+    name: str
+    part: str
+
+    @classmethod
+    def of(cls, given: options.ExtractField) -> ExtractField:
+        return cls(given.field, given.apply_to)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records with the field alone.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if there is no such field, or if it is to be the
+            value of a change.
+        """
+        column, values = _whole(group, self.part)
+        if pa.types.is_null(values.type):
+            return [group]
+        found = members(values) if pa.types.is_struct(values.type) else {}
+        if self.name not in found:
+            raise failure(
+                group,
+                f"extract a field: the {column} has no field {self.name!r}",
+                "name another field, or give it only the records that it is for, by a predicate of tables",
+            )
+        return [group.with_column(column, found[self.name])]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoistField:
+    """Puts a key or value into a field of that name."""
+
+    name: str
+    part: str
+
+    @classmethod
+    def of(cls, given: options.HoistField) -> HoistField:
+        return cls(given.field, given.apply_to)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records with one level more; null stays null.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if it is the value of a change.
+        """
+        column, values = _whole(group, self.part)
+        return [group.with_column(column, struct_of({self.name: values}, values.is_null(), len(group)))]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _whole(group: Group, part: str) -> tuple[str, pa.Array]:
+    column = "key" if part == KEY else "value"
+    if column == "value" and group.is_change:
+        raise failure(
+            group,
+            "change a value's shape: the record is a change, and has a row before and a row after",
+            "flatten it first: {type: flatten}",
+        )
+    return column, group.column(column)

@@ -1,0 +1,170 @@
+"""The outbox pattern: rows inserted into an outbox table become the events that they hold.
+
+An inserted row becomes an event whose topic, key, value and headers stand in its columns. Deletes
+and truncates are how an outbox is emptied: they say nothing. An update is none that it knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+
+from tailrace.config import transformations as options
+from tailrace.config.patterns import matches_any
+from tailrace.config.steps import python_regex
+from tailrace.records.group import Group
+from tailrace.sql.casts import cast
+from tailrace.sql.json_members import are_json, quoted
+from tailrace.sql.kinds import KindError
+from tailrace.sql.tree import TypeName
+from tailrace.transforms.choosing import Operations
+from tailrace.transforms.fields import failure
+from tailrace.transforms.headers import with_headers
+from tailrace.transforms.routing import parted, replaced
+from tailrace.transforms.structs import members, struct_of
+
+log = structlog.get_logger(__name__)
+
+_INSERTS, _UPDATES = Operations("rc"), Operations("u")
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Makes events of the rows of outbox tables; all other records stay as they are."""
+
+    given: options.Outbox
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the events, a group for each topic.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if the table lacks a column that is asked for, a row
+            does not say where it goes, or one was updated and that is fatal.
+        """
+        relation, given = group.relation, self.given
+        if relation is None or not group.is_change:
+            return [group]
+        if not matches_any(given.tables, relation.schema, relation.table):
+            return [group]
+        self._heed_updates(group)
+        rows = np.flatnonzero(_INSERTS.matches(group))
+        if not len(rows):
+            return []
+        events = self._events(group.take(rows))
+        return [part for part in events if len(part)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _heed_updates(self, group: Group) -> None:
+        count = int(np.count_nonzero(_UPDATES.matches(group)))
+        if not count:
+            return
+        if self.given.on_update == "fatal":
+            raise failure(
+                group,
+                f"read an outbox: {count} of its rows were updated, and a row is an event once",
+                "only insert into it and delete from it; on_update: warn skips updates",
+            )
+        tell = log.warning if self.given.on_update == "warn" else log.error
+        tell("outbox_updates_skipped", table=group.topic, updates=count)
+
+    def _events(self, group: Group) -> list[Group]:
+        given, columns = self.given, members(group.column("after"))
+        placed = [_placed(placement) for placement in given.additional]
+        wanted = {
+            "event_id": given.event_id,
+            "event_key": given.event_key,
+            "payload": given.payload,
+            "route_by": given.route_by,
+            **{f"additional, {name},": name for name, _, _ in placed},
+        }
+        for option, name in wanted.items():
+            if name not in columns:
+                raise failure(
+                    group,
+                    f"read an outbox: the table has no column {name!r}",
+                    f"name the column of {option} by its option, or the outbox tables by tables",
+                )
+        payload, empty = self._payload(group, columns[given.payload])
+        inside = {alias: columns[name] for name, place, alias in placed if place == "envelope"}
+        value = struct_of({"payload": payload, **inside}, empty, len(group)) if inside else payload
+        plain = {
+            "op": group.column("op"),
+            "key": columns[given.event_key],
+            "value": value,
+            "source": group.column("source"),
+            "headers": group.headers,
+        }
+        for name, place, _ in placed:
+            if place == "partition":
+                plain["partition"] = _partitions(group, columns[name], name)
+        headers = {"id": columns[given.event_id]}
+        headers |= {alias: columns[name] for name, place, alias in placed if place == "header"}
+        made = with_headers(group.with_columns(pa.RecordBatch.from_pydict(plain)), headers)
+        return self._routed(made, columns[given.route_by])
+
+    def _payload(self, group: Group, payload: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+        """Return the payloads, and which records are tombstones because theirs is empty."""
+        empty = None
+        if self.given.tombstone_on_empty_payload:
+            empty = pc.is_null(payload)
+            if pa.types.is_string(payload.type):
+                empty = pc.or_(empty, pc.fill_null(pc.equal(payload, ""), True))
+                payload = pc.if_else(empty, pa.scalar(None, payload.type), payload)
+        if self.given.expand_json_payload:
+            if not pa.types.is_string(payload.type):
+                raise failure(
+                    group,
+                    f"expand an outbox's payloads: {self.given.payload!r} is {payload.type}, no text",
+                    "give it a type of text or JSON, or set expand_json_payload: false",
+                )
+            payload = expanded(payload)
+        return payload, empty
+
+    def _routed(self, group: Group, by: pa.Array) -> list[Group]:
+        try:
+            names = cast(by, TypeName("text"))
+        except (KindError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            names = pa.nulls(len(group), pa.string())
+        found = []
+        regex = python_regex(self.given.route_topic_regex)
+        for name, part in parted(group, names):
+            topic = name and (replaced(name, regex, self.given.route_topic_replacement) or name)
+            if not topic or not topic.strip():
+                raise failure(
+                    group,
+                    f"route an outbox's events: {len(part)} rows have nothing in {self.given.route_by!r}",
+                    "fill the column (not null), or route by another one (route_by)",
+                )
+            found.append(part.with_topic(topic))
+        return found
+
+
+def _placed(placement: str) -> tuple[str, str, str]:
+    """Return a column, where it goes, and what it is called there."""
+    name, place, *alias = placement.split(":")
+    return name, place, alias[0] if alias else name
+
+
+def _partitions(group: Group, values: pa.Array, name: str) -> pa.Array:
+    try:
+        return cast(values, TypeName("integer"))
+    except (KindError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise failure(
+            group,
+            f"place events in partitions: the column {name!r} holds no numbers of 32 bits",
+            "place another column: partition takes numbers from 0",
+        ) from None
+
+
+def expanded(texts: pa.StringArray) -> pa.Array:
+    """Return texts as JSON: those that are JSON as they stand, any other as a JSON text."""
+    valid: npt.NDArray[np.bool_] = are_json(texts)
+    if not valid.all():
+        texts = pc.if_else(pa.array(valid), texts, quoted(texts))
+    return pa.ExtensionArray.from_storage(pa.json_(pa.string()), texts)

@@ -1,0 +1,114 @@
+"""Points in time from one form to another: counted since 1970, text, dates and times. All in UTC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.config import transformations as options
+from tailrace.records.group import Group
+from tailrace.sql.casts import cast
+from tailrace.sql.tree import TypeName
+from tailrace.transforms.fields import Fields, failure, field_names, fitting, with_edited
+
+_UTC = "UTC"
+_INSTANT = pa.timestamp("us", tz=_UTC)
+_UNITS = {"unix_s": "s", "unix_ms": "ms", "unix_us": "us", "unix_ns": "ns"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timestamps:
+    """Gives columns of points in time another form.
+
+    :param unit: of numbers that are read: `s`, `ms`, `us`, `ns`.
+    :param reading: how texts are read, as `strptime` has it; empty: ISO 8601.
+    :param writing: how texts are written, as `strftime` has it; empty: ISO 8601.
+    """
+
+    patterns: tuple[str, ...]
+    to: str
+    unit: str
+    reading: str
+    writing: str
+    part: str
+
+    @classmethod
+    def of(cls, given: options.Timestamps) -> Timestamps:
+        return cls(
+            given.fields, given.to, given.unit, given.read_format or "", given.format or "", given.apply_to
+        )
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records with the columns in the other form.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if values are no points in time, or out of range.
+        """
+        meant = fitting(self.patterns, field_names(group, self.part))
+        if not meant:
+            return [group]
+
+        def edit(found: Fields) -> Fields:
+            return {n: self._converted(group, n, v) if n in meant else v for n, v in found.items()}
+
+        return [with_edited(group, self.part, edit)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _converted(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+        if pa.types.is_null(values.type):
+            return values
+        try:
+            return self._written(self._read(values))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+            # Arrow's own message may quote a value.
+            raise failure(
+                group,
+                f"convert the column {name!r} from {values.type} to {self.to}: a value is no point in time, "
+                "or out of range",
+                "check unit and read_format, or give it only the records that it is for, by a predicate",
+            ) from None
+
+    def _read(self, values: pa.Array) -> pa.Array:
+        arrow = values.type
+        if pa.types.is_timestamp(arrow):
+            return values if arrow.tz else values.cast(pa.timestamp(arrow.unit, tz=_UTC))
+        if pa.types.is_integer(arrow):
+            return values.cast(pa.int64()).cast(pa.timestamp(self.unit, tz=_UTC))
+        if pa.types.is_date(arrow):
+            return values.cast(pa.timestamp("us")).cast(_INSTANT)
+        if pa.types.is_string(arrow) and self.reading:
+            return pc.strptime(values, format=self.reading, unit="us").cast(_INSTANT)
+        if pa.types.is_string(arrow):
+            return cast(values, TypeName("timestamptz"))
+        raise pa.ArrowTypeError
+
+    def _written(self, times: pa.Array) -> pa.Array:
+        if self.to in _UNITS:
+            return _counted(times, _UNITS[self.to])
+        if self.to == "date":
+            return pc.floor_temporal(times, unit="day").cast(pa.date32(), safe=False)
+        if self.to == "time":
+            return times.cast(_INSTANT, safe=False).cast(pa.time64("us"))
+        if self.to == "timestamp":
+            return times.cast(_INSTANT, safe=False)
+        if not self.writing:
+            return pc.strftime(times.cast(_INSTANT, safe=False), format="%Y-%m-%dT%H:%M:%SZ")
+        # Arrow writes the fraction of a second with its second, if there is one.
+        whole = pc.floor_temporal(times, unit="second").cast(pa.timestamp("s", tz=_UTC))
+        return pc.strftime(whole, format=self.writing)
+
+
+def _counted(times: pa.Array, unit: str) -> pa.Array:
+    wanted = pa.timestamp(unit, tz=_UTC)
+    if times.type.unit != unit and (times.type.unit, unit) in _COARSER:
+        names = {"s": "second", "ms": "millisecond", "us": "microsecond"}
+        # Down, also before 1970.
+        times = pc.floor_temporal(times, unit=names[unit])
+    return times.cast(wanted).cast(pa.int64())
+
+
+_ORDER = ("s", "ms", "us", "ns")
+_COARSER = {(fine, coarse) for at, fine in enumerate(_ORDER) for coarse in _ORDER[:at]}

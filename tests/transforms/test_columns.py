@@ -1,0 +1,278 @@
+"""Columns renamed, left out, masked, added and cast: alike on the wire, in Arrow and one by one."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import hmac
+import pickle
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decode.wire import UNCHANGED, Cell, delete, insert, json_of, update
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.group import Group
+from transforms.groups import COMMIT_US, applied, only, orders, plain, rows
+
+SALT = "0123456789abcdef"
+Row = dict[str, Any]
+
+
+def decoded(group: Group) -> Group:
+    """Return the same records without the wire behind them."""
+    return Group.of_columns(group.topic, group.index, group.columns, group.relation)
+
+
+def envelope(groups: list[Group]) -> dict[int, Row]:
+    return rows(groups, "op", "key", "before", "after", "special", "unchanged")
+
+
+CELLS = st.tuples(
+    st.integers(0, 3).map(str),
+    st.sampled_from(["", "é€x", "plain", None, UNCHANGED]),
+    st.sampled_from(["5.00", "NaN", None, "-1.25"]),
+)
+
+
+def _sent(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+    return tuple("sent" if cell is UNCHANGED else cell for cell in cells)
+
+
+CHANGES = st.lists(
+    st.one_of(
+        CELLS.map(lambda cells: insert(*_sent(cells))),
+        CELLS.map(lambda cells: update(*cells)),
+        CELLS.map(lambda cells: update(*cells, key=("9", None, None))),
+        CELLS.map(lambda cells: update(*_sent(cells), old=_sent(cells))),
+        CELLS.map(lambda cells: delete(cells[0], None, None)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+ALIKE = [
+    {"type": "rename", "fields": {"note": "remark", "id": "number"}},
+    {"type": "drop_fields", "fields": ["no*"]},
+    {"type": "drop_fields", "keep": ["id", "price"]},
+    {"type": "mask", "fields": ["note"], "method": "truncate", "length": 2},
+    {"type": "mask", "fields": ["note"], "value": "?"},
+    {"type": "mask", "fields": ["note"], "method": "null"},
+    {"type": "mask", "fields": ["note", "id"], "method": "hash", "salt": "${env:SHAPE_SALT}"},
+]
+
+
+@pytest.fixture(autouse=True)
+def _salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHAPE_SALT", SALT)
+
+
+@pytest.mark.parametrize("given_", ALIKE, ids=str)
+def test_wire_and_arrow_are_edited_alike(given_: Row) -> None:
+    @given(CHANGES)
+    def alike(changes: list[bytes]) -> None:
+        group = orders(*changes)
+        on_wire, in_arrow = applied(group, given_), applied(decoded(group), given_)
+        assert only(on_wire).wire is not None
+        assert only(in_arrow).wire is None
+        assert envelope(on_wire) == envelope(in_arrow)
+        relations = only(on_wire).relation, only(in_arrow).relation
+        assert relations[0] == relations[1]
+
+    alike()
+
+
+def test_the_wire_is_written_with_what_was_edited() -> None:
+    chain = (
+        {"type": "rename", "fields": {"note": "remark"}},
+        {"type": "mask", "fields": ["remark"], "value": "***"},
+        {"type": "drop_fields", "fields": ["price"]},
+        {"type": "rename", "fields": {"id": "number"}},
+    )
+    found = only(applied(orders(), *chain))
+    assert found.wire is not None
+    assert [line["after"] for line in json_of(found.wire)] == [
+        {"number": 1, "remark": "***"},
+        {"number": 2, "remark": "***"},
+        {"number": 1, "remark": "__debezium_unavailable_value"},
+        {"number": 3, "remark": "***"},
+        None,
+    ]
+    assert [line["before"] for line in json_of(found.wire)][3:] == [{"number": 2}, {"number": 1}]
+    assert found.relation is not None
+    assert found.relation.key == ("number",)
+    again = only(applied(found.take(np.array([3])), {"type": "filter", "where": "after.number = 3"}))
+    assert json_of(again.wire)[0]["after"] == {"number": 3, "remark": "***"}  # type: ignore[arg-type]
+
+
+def test_what_does_not_concern_a_table_leaves_it_undecoded() -> None:
+    group = orders()
+    none = ["nothing", "*_email"]
+    edits = (
+        {"type": "mask", "fields": none},
+        {"type": "drop_fields", "fields": none},
+        {"type": "rename", "fields": {"nothing": "x"}},
+        {"type": "cast", "fields": {"nothing": "text"}},
+        {"type": "timestamps", "fields": none, "to": "date"},
+    )
+    assert only(applied(group, *edits)) is group
+
+
+def test_rows_and_keys_may_be_edited_apart() -> None:
+    found = envelope(applied(orders(), {"type": "rename", "fields": {"id": "k"}, "apply_to": "key"}))
+    assert found[4]["key"] == {"k": 1}
+    assert found[0]["after"] == {"id": 1, "note": "first", "price": Decimal("5.00")}
+    found = envelope(applied(orders(), {"type": "drop_fields", "fields": ["id"]}))
+    assert found[0]["key"] == {"id": 1}
+    assert set(found[0]["after"]) == {"note", "price"}
+    found = envelope(applied(orders(), {"type": "mask", "fields": ["id"], "value": 0, "apply_to": "row"}))
+    assert (found[0]["key"], found[0]["after"]["id"]) == ({"id": 1}, 0)
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with pytest.raises(TailraceError, match="two called 'price'") as caught:
+        applied(orders(), {"type": "rename", "fields": {"note": "price"}})
+    assert caught.value.kind is Kind.TRANSFORM_FAILED
+    swapped = envelope(applied(orders(), {"type": "rename", "fields": {"note": "price", "price": "note"}}))
+    assert swapped[0]["after"] == {"id": 1, "price": "first", "note": Decimal("5.00")}
+    assert (swapped[2]["unchanged"], swapped[1]["special"]) == (["price"], [("after.note", "NaN")])
+
+
+def test_masks_of_plain_values() -> None:
+    group = plain(
+        [{"a": "x", "n": 5, "d": Decimal("1.50")}, None, {"a": None, "n": None, "d": None}],
+        key=pa.array([{"a": "x"}, {"a": "y"}, None]),
+    )
+    mask = {"type": "mask", "fields": ["a", "n", "d"]}
+    found = rows(applied(group, {**mask, "value": 7}))
+    assert [row["value"] for row in found.values()] == [
+        {"a": "7", "n": 7, "d": Decimal("7.00")},
+        None,
+        {"a": None, "n": None, "d": None},
+    ]
+    found = rows(applied(group, {**mask, "method": "hash", "salt": "${env:SHAPE_SALT}"}))
+    expected = {
+        c: hmac.digest(SALT.encode(), c.encode(), hashlib.sha256).hex() for c in ("x", "y", "5", "1.50")
+    }
+    assert found[0]["value"] == {"a": expected["x"], "n": expected["5"], "d": expected["1.50"]}
+    assert [row["key"] for row in found.values()] == [{"a": expected["x"]}, {"a": expected["y"]}, None]
+    with pytest.raises(TailraceError, match="have no text"):
+        applied(plain([{"a": [1]}]), {**mask, "method": "truncate", "length": 1})
+
+
+def test_a_salt_is_shown_nowhere() -> None:
+    from tailrace.transforms.building import build
+
+    chain = build([{"type": "mask", "fields": ["note"], "method": "hash", "salt": "${env:SHAPE_SALT}"}])
+    assert SALT not in repr(chain)
+    again = pickle.loads(pickle.dumps(chain))  # noqa: S301
+    assert envelope(again.apply(orders())) == envelope(chain.apply(orders()))
+
+
+def test_fields_are_added_to_rows() -> None:
+    added = {
+        "type": "add_fields",
+        "static": {"region": "it's", "one": 1, "half": 0.5, "yes": True, "none": None},
+        "metadata": {
+            "t": "table",
+            "at": "source.ts_ms",
+            "when": "commit_time",
+            "seq": "sequence",
+            "snap": "snapshot",
+        },
+        "computed": {"total": "after.price * 2", "note": "upper(after.note)"},
+    }
+    found = envelope(applied(orders(), added))
+    assert found[0]["after"] == {
+        "id": 1,
+        "note": "FIRST",
+        "price": Decimal("5.00"),
+        "region": "it's",
+        "one": 1,
+        "half": 0.5,
+        "yes": True,
+        "none": None,
+        "t": "orders",
+        "at": COMMIT_US // 1000,
+        "when": dt.datetime.fromtimestamp(COMMIT_US / 1e6, dt.UTC),
+        "seq": '["1000","100"]',
+        "snap": "false",
+        "total": Decimal("10.00"),
+    }
+    assert found[4]["after"] is None
+    assert found[4]["before"]["total"] is None
+    # What is put in the place of a value that was not sent is no longer one.
+    assert found[2]["unchanged"] == []
+    keyless = applied(orders(insert("1", "a", "2"), key=()), {**added, "apply_to": "key"})
+    assert rows(keyless)[0]["key"]["region"] == "it's"
+
+
+def test_a_cast_keeps_what_is_noted_and_tells_no_value() -> None:
+    found = envelope(
+        applied(orders(), {"type": "cast", "fields": {"id": "text", "price": "double precision"}})
+    )
+    assert (found[3]["key"], found[3]["after"]["price"]) == ({"id": "3"}, 9.0)
+    assert found[1]["special"] == [("after.price", "NaN")]
+    with pytest.raises(TailraceError, match=r"cast the column 'note' from string to integer") as caught:
+        applied(orders(), {"type": "cast", "fields": {"note": "integer"}})
+    assert "first" not in str(caught.value)
+    assert caught.value.kind is Kind.TRANSFORM_FAILED
+
+
+TIMES = [
+    ("unix_ms", 1_700_000_000_123, "unix_us", 1_700_000_000_123_000),
+    ("unix_ms", -1, "unix_s", -1),
+    ("unix_ms", 1_700_000_000_123, "string", "2023-11-14T22:13:20.123000Z"),
+    ("unix_ms", 1_700_000_000_123, "date", dt.date(2023, 11, 14)),
+    ("unix_ms", 1_700_000_000_123, "time", dt.time(22, 13, 20, 123_000)),
+    ("unix_ms", 0, "timestamp", dt.datetime(1970, 1, 1, tzinfo=dt.UTC)),
+    ("iso", "2023-11-14T22:13:20.5Z", "unix_ns", 1_700_000_000_500_000_000),
+    ("iso", "2023-11-14 23:13:20+01", "unix_s", 1_700_000_000),
+    ("iso", "2023-11-14", "unix_s", 1_699_920_000),
+    ("date", dt.date(2023, 11, 14), "unix_ms", 1_699_920_000_000),
+    ("stamp", dt.datetime(2023, 11, 14, 1, 2, 3, 4), "string", "2023-11-14T01:02:03.000004Z"),  # noqa: DTZ001
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "to", "expected"), TIMES)
+def test_points_in_time_change_their_form(kind: str, value: Any, to: str, expected: Any) -> None:
+    group = plain([{"t": value}, {"t": None}], key=pa.array([{"t": value}, None]))
+    found = rows(applied(group, {"type": "timestamps", "fields": ["t"], "to": to}))
+    assert [found[0]["value"], found[1]["value"]] == [{"t": expected}, {"t": None}]
+    assert [found[0]["key"], found[1]["key"]] == [{"t": expected}, None]
+
+
+def test_times_are_read_and_written_by_a_format() -> None:
+    converted = {"type": "timestamps", "fields": ["t"], "read_format": "%d.%m.%Y %H:%M", "to": "string"}
+    found = rows(applied(plain([{"t": "14.11.2023 22:13"}]), {**converted, "format": "%Y/%m/%d %H-%M-%S"}))
+    assert found[0]["value"] == {"t": "2023/11/14 22-13-00"}
+    for bad in ("never", "14.11.2023"):
+        with pytest.raises(TailraceError, match="no point in time") as caught:
+            applied(plain([{"t": bad}]), converted)
+        assert bad not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given_", "words"),
+    [
+        ({"type": "drop_fields"}, "needs either fields or keep"),
+        ({"type": "mask", "fields": ["a"], "method": "hash"}, "hash needs a salt"),
+        ({"type": "mask", "fields": ["a"], "length": 3}, "length belongs to the method truncate"),
+        ({"type": "mask", "fields": ["a", "a"]}, "each once"),
+        ({"type": "cast", "fields": {"a": "money"}}, "there is no type 'money'"),
+        ({"type": "add_fields"}, "needs static, metadata or computed"),
+        ({"type": "add_fields", "static": {"a": 1}, "metadata": {"a": "op"}}, "gives a name twice"),
+        ({"type": "add_fields", "metadata": {"a": "oop"}}, "must be one of op, topic"),
+        ({"type": "timestamps", "fields": ["a"], "to": "string", "format": "%f"}, "knows no %f"),
+        ({"type": "rename", "fields": {}}, "at least 1"),
+    ],
+)
+def test_options_that_can_not_be_are_refused(given_: Row, words: str) -> None:
+    with pytest.raises(TailraceError, match=words) as caught:
+        applied(orders(), given_)
+    assert caught.value.kind is Kind.CONFIG_INVALID

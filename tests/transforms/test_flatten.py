@@ -1,0 +1,121 @@
+"""Rows instead of changes, as Debezium's new record state gives them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from decode.wire import UNCHANGED, delete, insert, truncate, update
+from tailrace.decode.debezium import SourceFacts
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.group import Group
+from transforms.groups import COMMIT_US, applied, messages, only, orders, places, rows
+
+PLACEHOLDER = "__debezium_unavailable_value"
+
+
+def values(groups: list[Group]) -> list[Any]:
+    return [row["value"] for _, row in sorted(rows(groups, "value").items())]
+
+
+def test_a_change_becomes_the_row_after_it_and_a_delete_a_tombstone() -> None:
+    found = only(applied(orders(), {"type": "flatten"}))
+    assert not found.is_change
+    assert values([found]) == [
+        {"id": 1, "note": "first", "price": Decimal("5.00")},
+        {"id": 2, "note": "second", "price": None},
+        {"id": 1, "note": PLACEHOLDER, "price": Decimal("7.50")},
+        {"id": 3, "note": "moved", "price": Decimal("9.00")},
+        None,
+    ]
+    assert found.column("key").to_pylist()[4] == {"id": 1}
+    assert found.column("special").to_pylist()[1] == [("value.price", "NaN")]
+    assert found.column("unchanged").to_pylist()[2] == ["note"]
+    assert places(applied(found, {"type": "drop", "predicate": "t"}, t={"type": "tombstone"})) == [0, 1, 2, 3]
+
+
+def test_deletes_are_dropped_or_keep_their_old_row() -> None:
+    assert places(applied(orders(), {"type": "flatten", "deletes": "drop"})) == [0, 1, 2, 3]
+    found = values(applied(orders(), {"type": "flatten", "deletes": "rewrite"}))
+    assert found[4] == {"id": 1, "note": None, "price": None, "__deleted": "true"}
+    assert found[0] == {"id": 1, "note": "first", "price": Decimal("5.00"), "__deleted": "false"}
+    full = orders(
+        insert("1", "a", "1.00"),
+        delete("1", "a", "NaN", mark=b"O"),
+        identity="f",
+        key=("id", "note", "price"),
+    )
+    found = only(applied(full, {"type": "flatten", "deletes": "rewrite"}))
+    assert values([found])[1] == {"id": 1, "note": "a", "price": None, "__deleted": "true"}
+    assert found.column("special").to_pylist() == [None, [("value.price", "NaN")]]
+
+
+def test_metadata_become_fields_and_headers_under_debeziums_names() -> None:
+    group = replace(orders(), origin=SourceFacts("shop", "db", "9"))
+    flatten = {
+        "type": "flatten",
+        "deletes": "rewrite",
+        "add_fields": ["op", "table", "lsn", "source.ts_ms", "db", "txId:transaction"],
+        "add_headers": ["op", "schema", "log_offset:offset"],
+        "add_headers_prefix": "h.",
+    }
+    found = only(applied(group, flatten))
+    assert values([found])[4] == {
+        "id": 1,
+        "note": None,
+        "price": None,
+        "__deleted": "true",
+        "__op": "d",
+        "__table": "orders",
+        "__lsn": 100,
+        "__source_ts_ms": COMMIT_US // 1000,
+        "__db": "db",
+        "__transaction": 7,
+    }
+    headers = found.column("headers").to_pylist()[0]
+    assert headers == {
+        "h.op": "c",
+        "h.schema": "public",
+        "h.offset": group.columns.column("source")[0]["log_offset"].as_py(),
+    }
+
+
+def test_a_value_that_was_not_sent_may_be_null() -> None:
+    found = values(applied(orders(), {"type": "flatten", "unavailable": "null"}))
+    assert found[2]["note"] is None
+    columns = [("id", 23, -1), ("n", 1700, ((12 << 16) | 2) + 4), ("b", 17, -1)]
+    group = orders(update("1", UNCHANGED, UNCHANGED), columns=columns)
+    assert values(applied(group, {"type": "flatten"})) == [{"id": 1, "n": None, "b": PLACEHOLDER.encode()}]
+
+
+def test_truncates_have_no_row_and_messages_stay() -> None:
+    group = orders(insert("1", "x", "1.00"), truncate(16385))
+    assert places(applied(group, {"type": "flatten"})) == [0]
+    with pytest.raises(TailraceError, match="was truncated") as caught:
+        applied(group, {"type": "flatten", "truncates": "error"})
+    assert caught.value.kind is Kind.TRANSFORM_FAILED
+    audit = messages(b"x")
+    assert only(applied(audit, {"type": "flatten"})) is audit
+    flat = only(applied(group, {"type": "flatten"}))
+    assert only(applied(flat, {"type": "flatten"})) is flat
+
+
+def test_flat_records_go_through_everything_else() -> None:
+    found = applied(
+        orders(),
+        {"type": "flatten", "deletes": "rewrite", "add_fields": ["op"]},
+        {"type": "rename", "fields": {"note": "remark"}},
+        {"type": "filter", "where": "value.remark is not null and was_sent(value.remark)"},
+        {"type": "cast", "fields": {"price": "integer"}, "apply_to": "row"},
+        {"type": "drop_fields", "fields": ["__deleted"]},
+        {"type": "route", "topic": "'flat.' || value.__op"},
+    )
+    assert {place: row["value"] for place, row in rows(found).items()} == {
+        0: {"id": 1, "remark": "first", "price": 5, "__op": "c"},
+        1: {"id": 2, "remark": "second", "price": None, "__op": "c"},
+        3: {"id": 3, "remark": "moved", "price": 9, "__op": "u"},
+    }
+    assert {group.topic for group in found} == {"flat.c", "flat.u"}

@@ -1,0 +1,91 @@
+"""Headers from columns and back, and keys made of columns."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from decode.wire import delete, insert, update
+from tailrace.errors import TailraceError
+from transforms.groups import applied, messages, only, orders, plain, rows
+
+
+def test_headers_are_what_expressions_say_and_the_wire_stays() -> None:
+    group = orders()
+    headers = {"type": "set_headers", "headers": {"table": "source.table", "by": "'me'", "kind": "op"}}
+    found = only(applied(group, headers))
+    assert found.wire is not None
+    assert "columns" not in vars(group)
+    assert found.headers.to_pylist()[4] == {"table": "orders", "by": "me", "kind": "d"}
+    more = only(applied(found, {"type": "set_headers", "headers": {"by": "after.note"}}))
+    assert [row["by"] for row in more.headers.to_pylist()] == ["first", "second", None, "moved", None]
+    kept = only(applied(more, {"type": "drop_headers", "headers": ["table", "none"]}))
+    assert kept.wire is not None
+    assert kept.headers.to_pylist()[0] == {"by": "first", "kind": "c"}
+    assert (
+        rows(applied(kept, {"type": "filter", "where": "headers.by = 'moved'"}))[3]["headers"]["kind"] == "u"
+    )
+
+
+def test_columns_move_into_headers_and_headers_into_columns() -> None:
+    move = {"type": "set_headers", "headers": {"remark": "after.note"}, "operation": "move"}
+    found = only(applied(orders(), move))
+    assert set(rows([found])[0]["after"]) == {"id", "price"}
+    assert found.headers.to_pylist()[0] == {"remark": "first"}
+    back = {"type": "fields_from_headers", "fields": {"note": "remark", "other": "none"}, "operation": "move"}
+    again = rows(applied(found, back))
+    assert again[0]["after"] == {
+        "id": 1,
+        "price": rows([orders()])[0]["after"]["price"],
+        "note": "first",
+        "other": None,
+    }
+    assert again[0]["headers"] in ({}, None)
+    with pytest.raises(TailraceError, match="moves only columns"):
+        applied(orders(), {**move, "headers": {"x": "upper(after.note)"}})
+
+
+def test_a_key_is_made_of_columns_also_of_deletes() -> None:
+    full = orders(
+        insert("1", "a", "1.00"),
+        update("1", "b", "1.00", old=("1", "a", "1.00")),
+        delete("1", "b", "1.00", mark=b"O"),
+        identity="f",
+        key=("id", "note", "price"),
+    )
+    found = rows(applied(full, {"type": "value_to_key", "fields": ["note", "id"]}))
+    assert [row["key"] for row in found.values()] == [
+        {"note": "a", "id": 1},
+        {"note": "b", "id": 1},
+        {"note": "b", "id": 1},
+    ]
+    partial = orders(insert("1", "a", "1.00"), delete("1", None, None))
+    with pytest.raises(TailraceError, match="deletes don't tell 'note'"):
+        applied(partial, {"type": "value_to_key", "fields": ["note"]})
+    found = rows(applied(partial, {"type": "value_to_key", "fields": ["id"]}))
+    assert [row["key"] for row in found.values()] == [{"id": 1}, {"id": 1}]
+    with pytest.raises(TailraceError, match="no column 'nothing'"):
+        applied(partial, {"type": "value_to_key", "fields": ["nothing"]})
+    audit = messages(b"x")
+    assert only(applied(audit, {"type": "value_to_key", "fields": ["id"]})) is audit
+
+
+def test_keys_and_values_of_one_field() -> None:
+    found = only(applied(orders(), {"type": "extract_field", "field": "id"}))
+    assert found.column("key").to_pylist() == [1, 2, 1, 3, 1]
+    back = only(applied(found, {"type": "hoist_field", "field": "number"}))
+    assert back.column("key").to_pylist()[0] == {"number": 1}
+    group = plain([{"a": 1, "b": 2}, None], key=pa.array([{"k": 1}, None]))
+    value = {"field": "a", "apply_to": "row"}
+    single = only(applied(group, {"type": "extract_field", **value}))
+    assert single.column("value").to_pylist() == [1, None]
+    assert only(applied(single, {"type": "hoist_field", **value})).column("value").to_pylist() == [
+        {"a": 1},
+        None,
+    ]
+    with pytest.raises(TailraceError, match="flatten it first"):
+        applied(orders(), {"type": "extract_field", **value})
+    with pytest.raises(TailraceError, match="has no field 'z'"):
+        applied(orders(), {"type": "extract_field", "field": "z"})
+    found = rows(applied(group, {"type": "value_to_key", "fields": ["b"]}))
+    assert [row["key"] for row in found.values()] == [{"b": 2}, None]

@@ -1,0 +1,123 @@
+"""Events from the rows of an outbox table."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import structlog
+
+from decode.wire import delete, insert, update
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.group import Group
+from transforms.groups import applied, only, orders, places, rows, topics
+
+UUID, TEXT, JSONB, INTEGER = 2950, 25, 3802, 23
+COLUMNS = [
+    ("id", UUID, -1),
+    ("aggregatetype", TEXT, -1),
+    ("aggregateid", TEXT, -1),
+    ("type", TEXT, -1),
+    ("payload", JSONB, -1),
+    ("part", INTEGER, -1),
+]
+IDS = [f"00000000-0000-0000-0000-{n:012}" for n in range(4)]
+
+
+def outbox(*changes: bytes) -> Group:
+    return orders(*changes, columns=COLUMNS, table="outbox")
+
+
+def events() -> Group:
+    return outbox(
+        insert(IDS[0], "Order", "1", "Created", '{"n": 1}', "3"),
+        insert(IDS[1], "Customer", "7", "Moved", '"a"', "4"),
+        delete(IDS[0], None, None, None, None, None),
+        insert(IDS[2], "Order", "1", "Paid", None, None),
+    )
+
+
+def test_inserted_rows_become_events() -> None:
+    found = applied(events(), {"type": "outbox"})
+    assert topics(found) == {0: "outbox.event.Order", 1: "outbox.event.Customer", 3: "outbox.event.Order"}
+    read = {place: (row["key"], row["value"], row["headers"]) for place, row in rows(found).items()}
+    assert read == {
+        0: ("1", '{"n": 1}', {"id": IDS[0]}),
+        1: ("7", '"a"', {"id": IDS[1]}),
+        3: ("1", None, {"id": IDS[2]}),
+    }
+    assert not any(group.is_change for group in found)
+
+
+def test_more_columns_go_into_headers_the_envelope_and_the_partition() -> None:
+    additional = [
+        "type:header:eventType",
+        "type:envelope",
+        "aggregateid:envelope:aggregate",
+        "part:partition",
+    ]
+    found = rows(applied(events(), {"type": "outbox", "additional": additional}))
+    assert found[0]["value"] == {"payload": '{"n": 1}', "type": "Created", "aggregate": "1"}
+    assert found[0]["headers"] == {"id": IDS[0], "eventType": "Created"}
+    assert (found[0]["partition"], found[3]["partition"]) == (3, None)
+    assert found[3]["value"] == {"payload": None, "type": "Paid", "aggregate": "1"}
+    found = rows(
+        applied(events(), {"type": "outbox", "additional": additional, "tombstone_on_empty_payload": True})
+    )
+    assert found[3]["value"] is None
+
+
+def test_payloads_go_out_as_json() -> None:
+    columns = [*COLUMNS[:4], ("payload", TEXT, -1)]
+    texts = ['{"a": [1, 2]}', 'no "json"\n\\', "", None]
+    changes = [insert(IDS[0], "x", "1", "t", text) for text in texts]
+    group = orders(*changes, columns=columns, table="outbox")
+    expand = {"type": "outbox", "expand_json_payload": True}
+    value = only(applied(group, expand)).column("value")
+    assert value.type == pa.json_(pa.string())
+    read = [None if text is None else json.loads(text) for text in value.cast(pa.string()).to_pylist()]
+    assert read == [{"a": [1, 2]}, texts[1], "", None]
+    found = only(applied(group, {**expand, "tombstone_on_empty_payload": True}))
+    assert found.column("value").is_null().to_pylist() == [False, False, True, True]
+
+
+def test_topics_are_made_as_the_options_say() -> None:
+    route = {
+        "type": "outbox",
+        "route_by": "type",
+        "route_topic_regex": "(?<first>[A-C])(.*)",
+        "route_topic_replacement": "${first}-$2",
+    }
+    assert topics(applied(events(), route)) == {0: "C-reated", 1: "Moved", 3: "Paid"}
+
+
+@pytest.mark.parametrize("behaviour", ["warn", "error", "fatal"])
+def test_an_update_is_no_event(behaviour: str) -> None:
+    group = outbox(insert(IDS[0], "a", "1", "t", "{}", "1"), update(IDS[0], "a", "1", "t", "{}", "2"))
+    given: dict[str, Any] = {"type": "outbox", "on_update": behaviour}
+    if behaviour == "fatal":
+        with pytest.raises(TailraceError, match="1 of its rows were updated") as caught:
+            applied(group, given)
+        assert caught.value.kind is Kind.TRANSFORM_FAILED
+        return
+    with structlog.testing.capture_logs() as logs:
+        assert places(applied(group, given)) == [0]
+    expected = {"warn": "warning", "error": "error"}[behaviour]
+    assert [(line["event"], line["log_level"], line["updates"]) for line in logs] == [
+        ("outbox_updates_skipped", expected, 1)
+    ]
+
+
+def test_other_tables_and_other_columns() -> None:
+    group = orders()
+    assert only(applied(group, {"type": "outbox"})) is group
+    with pytest.raises(TailraceError, match="no column 'id2'"):
+        applied(events(), {"type": "outbox", "event_id": "id2"})
+    with pytest.raises(TailraceError, match="1 rows have nothing in 'aggregatetype'"):
+        applied(outbox(insert(IDS[0], None, "1", "t", "{}", "1")), {"type": "outbox"})
+    with pytest.raises(TailraceError, match="no numbers"):
+        applied(events(), {"type": "outbox", "additional": ["type:partition"]})
+    with pytest.raises(TailraceError, match="must be column:header"):
+        applied(events(), {"type": "outbox", "additional": ["type:body"]})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,6 +96,8 @@ class CaptureTask:
     :param directory: the log, or where it is or is to be.
     :param name: of the pipeline, for messages.
     :param turns: to begin (slot, snapshot), where others begin, too.
+    :param on_durable: called when transactions have become durable in the log, on the thread that
+        made them so; returns at once. Not for each chunk of a snapshot.
     """
 
     def __init__(
@@ -105,12 +108,14 @@ class CaptureTask:
         *,
         name: str,
         turns: Turns | None = None,
+        on_durable: Callable[[], None] | None = None,
     ) -> None:
         self._source = source.for_pipeline(name)
         self._directory = directory
         self._options = LogOptions(segment_bytes=log_config.segment_bytes, compression=log_config.compression)
         self._name = name
         self._turns = turns or Turns(1)
+        self._on_durable = on_durable
         self._stopping = threading.Event()
         self._appender: Appender | None = None
         self._log: LogDirectory | None = None
@@ -432,7 +437,7 @@ class CaptureTask:
                 raise_others=self._snapshots.raise_failure,
             )
             self._phase = "streaming"
-            appender.on_durable = status.progressed
+            appender.on_durable = self._told(status)
             watch = SchemaWatch(
                 lambda: Session.connect(source, self._stopping), lambda: appender.schema_in_force, source
             )
@@ -451,6 +456,18 @@ class CaptureTask:
                     status.close()
         finally:
             transport.close()
+
+    def _told(self, status: StatusTimer) -> Callable[[], None]:
+        """Return what is done when something became durable: the server is told, then our own."""
+        others = self._on_durable
+        if others is None:
+            return status.progressed
+
+        def tell() -> None:
+            status.progressed()
+            others()
+
+        return tell
 
     def _make_snapshots(self, meeting: Meeting, status: StatusTimer) -> Snapshots:
         assert self._appender is not None

@@ -198,6 +198,30 @@ class LogReader:
                 rows += run.rows - rows_before
             return best
 
+    def boundary_up_to(self, offset: int) -> int:
+        """Return the last boundary up to `offset`, inclusive: where to begin in order to read on there.
+
+        :raises TailraceError: `LOG_RANGE_GONE`, `LOG_RANGE_INVALID`, `LOG_CORRUPT`.
+        """
+        with self._lock:
+            first = self.start
+            if offset > self._end.offset:
+                raise self._beyond(first, offset)
+            if offset < first:
+                # The first segment may begin inside of what was removed.
+                raise self._gone(min(offset, self._segments[0] - 1) if self._segments else offset)
+            if offset in {first, self._end.offset}:
+                return offset
+            for ref in self._runs(offset, offset + 1):
+                units = self._units_in(ref)
+                before = int(np.searchsorted(units[:, 0], offset, side="right"))
+                if before:
+                    return int(units[before - 1, 0])
+                if ref.header.open_at_start is None:
+                    return max(ref.header.log_offset, first)
+                return max(self._boundary_up_to(ref.header.log_offset), first)
+            return first
+
     def boundary_at_position(self, lsn: int) -> int:
         """Return the boundary at which the first unit whose position is past `lsn` starts.
 
@@ -232,14 +256,7 @@ class LogReader:
     def _check_range(self, start: int, end: int) -> None:
         first = self.start
         if not 0 <= start <= end <= self._end.offset:
-            raise TailraceError(
-                Kind.LOG_RANGE_INVALID,
-                f"read the change log from {start} to {end}: it is durable from {first} "
-                f"to {self._end.offset}",
-                "if these offsets come from a sink or a checkpoint, it belongs to another log, or "
-                "this log lost its end",
-                {"task": self._task},
-            )
+            raise self._beyond(start, end)
         if start < first:
             raise self._gone(start)
         for offset in (start, end):
@@ -250,6 +267,16 @@ class LogReader:
                     "use offsets that tailrace gave out: of a committed range, or of `log show`",
                     {"task": self._task},
                 )
+
+    def _beyond(self, start: int, end: int) -> TailraceError:
+        return TailraceError(
+            Kind.LOG_RANGE_INVALID,
+            f"read the change log from {start} to {end}: it is durable from {self.start} "
+            f"to {self._end.offset}",
+            "if these offsets come from a sink or a checkpoint, it belongs to another log, or "
+            "this log lost its end",
+            {"task": self._task},
+        )
 
     def _gone(self, offset: int) -> TailraceError:
         self.refresh()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory, decode_name, encode_name
@@ -20,15 +21,17 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class RegisteredReader:
-    """A reader and, by task, the log offset before which it needs nothing any more.
+    """A reader and, by task, the log offset before which it needs nothing any more: a boundary.
 
     `dropped`: retention took away what it had not read; its offsets hold nothing back.
+    `kept`: by task, what the reader itself keeps of how far it is, a JSON object.
     """
 
     name: str
     offsets: Mapping[str, int] = field(default_factory=dict)
     updated_us: int = 0
     dropped: bool = False
+    kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Readers:
@@ -65,16 +68,27 @@ class Readers:
             return known
         return self._write(replace(known, offsets={**offsets, **known.offsets}))
 
-    def commit(self, name: str, task: str, offset: int) -> None:
+    def commit(self, name: str, task: str, offset: int, kept: Mapping[str, Any] | None = None) -> None:
         """Say that a reader needs nothing of a task before `offset`. Going back is ignored:
         an offset says what may be removed, and that can't be taken back.
 
+        :param kept: takes the place of what the reader kept for the task, in the same act.
         :raises TailraceError: `LOG_RANGE_GONE`, if the reader was dropped; `LOG_RANGE_INVALID`,
             if it is not registered; `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
         reader = self.require(name)
-        if offset > reader.offsets.get(task, -1):
-            self._write(replace(reader, offsets={**reader.offsets, task: offset}))
+        known = reader.offsets.get(task, -1)
+        if offset > known or (kept is not None and kept != reader.kept.get(task)):
+            offsets = {**reader.offsets, task: max(offset, known)}
+            keeps = reader.kept if kept is None else {**reader.kept, task: kept}
+            self._write(replace(reader, offsets=offsets, kept=keeps))
+
+    def get(self, name: str) -> RegisteredReader | None:
+        """Return a reader as it is known; None if it is not.
+
+        :raises TailraceError: `LOG_CORRUPT`.
+        """
+        return self._read(name)
 
     def require(self, name: str) -> RegisteredReader:
         """Return a reader that may go on.
@@ -147,6 +161,7 @@ class Readers:
                 "offsets": dict(written.offsets),
                 "updated_us": written.updated_us,
                 "dropped": written.dropped,
+                "kept": {task: dict(kept) for task, kept in written.kept.items()},
             },
         )
         return written

@@ -1,4 +1,5 @@
-"""One source's way through the engine: its capture, its log, and a feed for each sink.
+"""One source's way through the engine: its capture, its log, and those who are fed from the log: a
+feed for each sink, and the engine's own reading where records go to a handler.
 
 A lane moves nothing itself. Capture and feeds have threads of their own; the engine looks after
 its lanes turn by turn, on one thread.
@@ -30,6 +31,7 @@ from tailrace.pipeline.background import Background
 from tailrace.pipeline.feed import TASK, Feed
 from tailrace.pipeline.lifecycle import State
 from tailrace.pipeline.lock_probe import refuse_if_written
+from tailrace.pipeline.reading import LogReading
 from tailrace.pipeline.retaining import Retaining
 from tailrace.pipeline.source import wal_end
 from tailrace.pipeline.spark_host import SparkHost
@@ -54,6 +56,8 @@ class Lane:
     :param writing: for each sink, the turns of all sources to write a batch.
     :param until_caught_up: end when everything that the source had committed at the start is in
         the log and in every sink.
+    :param reading: reads the log for the engine's handler; None: there is none.
+    :param on_durable: as `CaptureTask` has it.
     """
 
     def __init__(
@@ -65,14 +69,22 @@ class Lane:
         beginning: Turns,
         writing: Sequence[Turns],
         until_caught_up: bool,
+        reading: LogReading | None = None,
+        on_durable: Callable[[], None] | None = None,
     ) -> None:
         self.name = pipeline.source_name
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._engine_task = engine_task
         self._spark = spark
         self._until_caught_up = until_caught_up
+        self._reading = reading
         self._capture_task = CaptureTask(
-            pipeline.source, pipeline.log.path, pipeline.log, name=pipeline.name, turns=beginning
+            pipeline.source,
+            pipeline.log.path,
+            pipeline.log,
+            name=pipeline.name,
+            turns=beginning,
+            on_durable=on_durable,
         )
         self._capture = self._background("capture", self._capture_task.run)
         self._feeds = [self._feed(sink, turns) for sink, turns in zip(pipeline.sinks, writing, strict=True)]
@@ -82,6 +94,7 @@ class Lane:
         self._target_lsn: int | None = None
         self._stop_wanted = threading.Event()
         self._finishing = False
+        self._over = False
         self._error: TailraceError | None = None
 
     @property
@@ -94,14 +107,14 @@ class Lane:
 
         :raises TailraceError: `LOG_LOCKED`.
         """
-        refuse_if_written(self._pipeline.log.path, TASK)
+        refuse_if_written(self.pipeline.log.path, TASK)
 
     def require_salts(self) -> None:
         """Fail at once where a mask has no salt: before anything is made on the server.
 
         :raises TailraceError: as `Disclosed.of`.
         """
-        Disclosed.of(self._pipeline.source.disclosure)
+        Disclosed.of(self.pipeline.source.disclosure)
 
     def start(self) -> None:
         """Start every thread of the lane; returns at once."""
@@ -117,7 +130,7 @@ class Lane:
         A failure is kept in `error` and ends the capture; a sink that fails alone is none while
         another one works.
         """
-        done = self._capture.ended and all(feeding.ended for feeding in self._feeding)
+        over = self._capture.ended and all(feeding.ended for feeding in self._feeding)
         if self._error is None:
             try:
                 self._look_after()
@@ -126,7 +139,13 @@ class Lane:
         if self._capture.ended and not self._finishing:
             self._finishing = True
             self._finish()
-        return done
+        self._over = over
+        return over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lane had come to its end when it was last looked after."""
+        return self._over
 
     def stop(self) -> None:
         """Ask for the end: sinks finish their batch, capture makes durable and acknowledges."""
@@ -176,8 +195,11 @@ class Lane:
             self._raise_if_a_sink_failed()
         if self._until_caught_up and not self._capture.ended:
             self._look_for_the_end()
-        if all(feed.is_registered for feed in self._feeds):
+        if all(feed.is_registered for feed in self._feeds) and self._reading_is_registered():
             self._retaining.turn()
+
+    def _reading_is_registered(self) -> bool:
+        return self._reading is None or self._reading.is_registered
 
     def _give_up(self, error: TailraceError) -> None:
         self._error = self._explained(error)
@@ -192,7 +214,7 @@ class Lane:
         self._capture_task.stop()
 
     def _explained(self, error: TailraceError) -> TailraceError:
-        found = with_way_out(error, self._pipeline)
+        found = with_way_out(error, self.pipeline)
         if not self.name:
             return found
         return TailraceError(found.kind, found.message, found.hint, {"source": self.name, **found.context})
@@ -211,7 +233,7 @@ class Lane:
         if (offset := self._capture_task.progress().durable.offset) > 0:
             return offset
         try:
-            with LogReader.open(LogDirectory.open(self._pipeline.log.path), TASK) as reader:
+            with LogReader.open(LogDirectory.open(self.pipeline.log.path), TASK) as reader:
                 return reader.end().offset
         except TailraceError:
             return None
@@ -231,7 +253,7 @@ class Lane:
     def _ask_for_target(self) -> None:
         while not self._stop_wanted.is_set():
             try:
-                self._target_lsn = wal_end(self._pipeline.source, self._stop_wanted)
+                self._target_lsn = wal_end(self.pipeline.source, self._stop_wanted)
             except Stopped:
                 return
             except TailraceError as error:
@@ -242,7 +264,7 @@ class Lane:
                 return
 
     def _feed(self, config: SinkConfig, turns: Turns) -> Feed:
-        pipeline = self._pipeline
+        pipeline = self.pipeline
         rules, modes = pipeline.source.disclosure, pipeline.source.value_modes
         return Feed(
             config,

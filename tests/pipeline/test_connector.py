@@ -1,0 +1,162 @@
+"""The engine over a capture that does what the test says, and real logs: no server, no Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from fix_wait import wait_until
+from pipeline.staged import FakeCapture, FakeSink
+from tailrace import Engine, TailraceError
+from tailrace.changelog.readers import Readers
+from tailrace.errors import Kind
+from tailrace.pipeline import lane as lane_module
+from tailrace.pipeline.postgres_connector import PostgresConnector
+from tailrace.pipeline.reading import reader_name
+
+QUICK = {"offset_commit": {"policy": "always"}, "errors_retry_delay_initial_ms": 1}
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    """Makes engines whose captures are fakes; `stage.captures` has them by the log's path."""
+
+    class Stage:
+        captures = {}  # noqa: RUF012
+        settings = {  # noqa: RUF012
+            "name": "shop",
+            "source": {"host": "127.0.0.1", "port": 1},
+            "log": {"path": str(tmp_path / "log")},
+        }
+        end_lsn = 0
+
+        def engine(self, more=None, **handlers):
+            settings = self.settings | (more or {})
+            handlers.setdefault("tasks_max", 1)
+            if handlers.pop("file", False):
+                return Engine(settings, connector=PostgresConnector, settings=settings, options=QUICK)
+            return Engine(
+                connector=PostgresConnector, settings=settings, name="shop", options=QUICK, **handlers
+            )
+
+        def capture_of(self, _source, path, _log, **_):
+            before, number = self.captures.get(path), 0
+            if before is not None:
+                before.log.close()
+                number = before.log.number
+            self.captures[path] = FakeCapture(path)
+            self.captures[path].log.number = number
+            return self.captures[path]
+
+        @property
+        def capture(self):
+            return self.captures[tmp_path / "log"]
+
+    staged = Stage()
+    staged.captures = {}
+    monkeypatch.setattr(lane_module, "CaptureTask", staged.capture_of)
+    monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
+    monkeypatch.setattr(lane_module, "wal_end", lambda *_: staged.end_lsn)
+    yield staged
+    for capture in staged.captures.values():
+        capture.log.close()
+
+
+def ids(seen):
+    return lambda batch: seen.extend(record.after["id"] for record in batch)
+
+
+def test_an_engine_gives_what_is_in_the_log_and_the_next_goes_on(stage):
+    seen = []
+    with stage.engine(on_batch=ids(seen)) as engine:
+        stage.capture.log.insert(1, 2, 3)
+        wait_until(lambda: len(seen) == 3, 10, "three records")
+        stage.capture.log.insert(4)
+        wait_until(lambda: len(seen) == 4, 10, "the fourth")
+    assert engine.state == "stopped"
+    with stage.engine(on_batch=ids(seen)):
+        end = stage.capture.log.insert(5)
+        wait_until(lambda: len(seen) == 5, 10, "the fifth")
+    assert seen == [1, 2, 3, 4, 5]
+    assert Readers(stage.capture.log.directory).get(reader_name("shop")).offsets == {"0": end}
+
+
+def test_what_was_not_processed_comes_again_and_only_that(stage):
+    seen = []
+
+    def third_fails(record):
+        if record.after["id"] == 3:
+            raise ValueError("not this one")
+        seen.append(record.after["id"])
+
+    engine = stage.engine(on_record=third_fails)
+    engine.start()
+    stage.capture.log.insert(1, 2, 3, 4)
+    with pytest.raises(TailraceError) as raised:
+        engine.wait(20)
+    assert raised.value.kind is Kind.TASK_FAILED
+    assert seen == [1, 2]
+    with stage.engine(on_batch=ids(seen)):
+        wait_until(lambda: len(seen) == 4, 10, "the rest")
+    assert seen == [1, 2, 3, 4]
+
+
+def test_until_caught_up_ends_behind_the_last_record(stage):
+    seen = []
+    stage.end_lsn = 2000
+    with stage.engine({"until_caught_up": True}, on_batch=ids(seen)) as engine:
+        stage.capture.log.insert(1)
+        stage.capture.log.insert(2)
+        assert engine.wait(20)
+    assert seen == [1, 2]
+
+
+def test_a_capture_that_fails_fails_the_engine_and_one_that_may_pass_is_begun_again(stage):
+    seen = []
+    engine = stage.engine(on_batch=ids(seen))
+    engine.start()
+    stage.capture.log.insert(1)
+    wait_until(lambda: seen == [1], 10, "the first")
+    first = stage.capture
+    first.failure = TailraceError(Kind.SOURCE_UNREACHABLE, "away")
+    wait_until(lambda: stage.capture is not first, 20, "a new capture")
+    stage.capture.log.insert(2)
+    wait_until(lambda: seen == [1, 2], 10, "the record behind it")
+    stage.capture.failure = TailraceError(Kind.SLOT_MISSING, "it is gone")
+    with pytest.raises(TailraceError) as raised:
+        engine.wait(20)
+    assert raised.value.kind is Kind.SLOT_MISSING
+
+
+def test_several_sources_are_dealt_out_and_one_that_fails_leaves_the_others_at_work(stage, tmp_path):
+    seen = []
+    several = {"sources": [{"name": f"s{k}", "host": "127.0.0.1", "port": k + 1} for k in range(3)]}
+    stage.settings = {name: value for name, value in stage.settings.items() if name != "source"}
+    by = {k: tmp_path / "log" / f"s{k}" for k in range(3)}
+    engine = stage.engine(several, on_record=lambda record: seen.append(record.after["id"]))
+    engine.start()
+    stage.captures[by[0]].failure = TailraceError(Kind.SLOT_MISSING, "it is gone")
+    for k in (1, 2):
+        stage.captures[by[k]].log.insert(k)
+    wait_until(lambda: sorted(seen) == [1, 2], 10, "the others' records")
+    assert engine.state == "polling_tasks"
+    for k in (1, 2):
+        stage.captures[by[k]].failure = TailraceError(Kind.SLOT_MISSING, "it is gone, too")
+    with pytest.raises(TailraceError) as raised:
+        engine.wait(20)
+    assert raised.value.context["source"] == "s0"
+    assert raised.value.context["failed_too"] == "s1, s2"
+
+
+def test_sinks_are_fed_beside_a_handler_and_without_one(stage, monkeypatch):
+    seen, got = [], []
+    monkeypatch.setattr(lane_module, "build", lambda config, *_: FakeSink(config.name, got, None))
+    sinks = {"sinks": [{"type": "python", "handler": "no.module:needed", "name": "one", "interval_ms": 0}]}
+    with stage.engine(sinks, on_batch=ids(seen)):
+        first = stage.capture.log.insert(1)
+        wait_until(lambda: (seen, got) == ([1], [first]), 10, "both")
+    with stage.engine(sinks, file=True):
+        second = stage.capture.log.insert(2)
+        wait_until(lambda: got == [first, second], 10, "the sink alone")
+    assert seen == [1]
+    reader = Readers(stage.capture.log.directory).get(reader_name("shop"))
+    assert reader.offsets == {"0": first}  # it may come back

@@ -1,0 +1,194 @@
+"""An engine's reading of a log: whole, in order, from wherever it was left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fix_orders_log import LogOfOrders
+from tailrace.changelog.prune import apply
+from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention import RetentionRules
+from tailrace.config import PipelineConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline import reading as reading_module
+from tailrace.pipeline.log_offsets import LogOffsetStore
+from tailrace.pipeline.reading import LogReading, partition_of, reader_name
+from tailrace.ranges import changes as changes_module
+
+
+def pipeline_at(path):
+    return PipelineConfig.model_validate(
+        {"name": "shop", "source": {"host": "127.0.0.1", "port": 1}, "log": {"path": str(path)}}
+    )
+
+
+def drained(reading):
+    """Return the ids that are given until nothing is new, each with its offset and transaction end."""
+    found = []
+    while (batch := reading.next()) is not None:
+        assert list(batch.places) == list(range(batch.polled))
+        ends = batch.transaction_ends
+        found += [
+            (record.after["id"], batch.offsets[record.place], bool(ends[record.place])) for record in batch
+        ]
+    return found
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Stretches and batches so small that each transaction of the tests takes several."""
+    monkeypatch.setattr(reading_module, "ROWS_MAX", 3)
+    monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)
+
+
+@pytest.fixture
+def log(tmp_path):
+    found = LogOfOrders(tmp_path / "log")
+    yield found
+    found.close()
+
+
+def test_everything_is_given_once_in_order_while_the_log_grows(log, small):
+    reading = LogReading("shop", pipeline_at(log.directory.path), None)
+    log.insert(1, 2, 3, 4, 5)
+    log.progress()
+    first = drained(reading)
+    assert [number for number, *_ in first] == [1, 2, 3, 4, 5]
+    assert [ends for *_, ends in first] == [False, False, False, False, True]
+    assert drained(reading) == []
+    end = log.insert(6)
+    assert [number for number, *_ in drained(reading)] == [6]
+    assert reading.offset["log_offset"] == end
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    rows_max=st.integers(1, 5),
+    stretch=st.sampled_from([1, 300, 1 << 20]),
+    data=st.data(),
+)
+def test_any_offset_goes_on_exactly_behind_its_record(tmp_path_factory, sizes, rows_max, stretch, data):
+    log = LogOfOrders(tmp_path_factory.mktemp("any") / "log")
+    numbers = iter(range(1000))
+    for size in sizes:
+        log.insert(*[next(numbers) for _ in range(size)])
+    pipeline = pipeline_at(log.directory.path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading_module, "ROWS_MAX", rows_max)
+        patch.setattr(changes_module, "STRETCH_BYTES_MAX", stretch)
+        everything = drained(LogReading("shop", pipeline, None))
+        assert [number for number, *_ in everything] == list(range(sum(sizes)))
+        ends = np.cumsum(sizes) - 1
+        assert [k for k, (*_, is_end) in enumerate(everything) if is_end] == list(ends)
+        place = data.draw(st.integers(0, len(everything) - 1))
+        rest = drained(LogReading("shop", pipeline, everything[place][1]))
+    assert rest == everything[place + 1 :]
+    log.close()
+
+
+def test_a_stretch_without_records_still_gets_the_offset_on(log):
+    reading = LogReading("shop", pipeline_at(log.directory.path), None)
+    end = log.progress()
+    batch = reading.next()
+    assert (len(batch), batch.polled, batch.end_offset["log_offset"]) == (0, 0, end)
+
+
+def test_after_an_error_nothing_is_lost_or_repeated(log, small, monkeypatch):
+    log.insert(1, 2)
+    log.insert(3)
+    reading = LogReading("shop", pipeline_at(log.directory.path), None)
+    given_out = [record.after["id"] for record in reading.next()]
+    stretches = reading_module.stretches_of
+
+    def fails(*_):
+        raise TailraceError(Kind.LOG_FULL, "for once")
+        yield
+
+    monkeypatch.setattr(reading_module, "stretches_of", fails)
+    log.insert(4)
+    raised = []
+    while not raised:
+        try:
+            given_out += [record.after["id"] for record in reading.next()]
+        except TailraceError as error:
+            raised.append(error.kind)
+    assert raised == [Kind.LOG_FULL]
+    monkeypatch.setattr(reading_module, "stretches_of", stretches)
+    given_out += [number for number, *_ in drained(reading)]
+    assert given_out == [1, 2, 3, 4]
+
+
+def test_the_log_keeps_the_offsets_and_lets_go_of_whole_transactions_only(tmp_path, small):
+    log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 16)
+    pipeline = pipeline_at(log.directory.path)
+    store = LogOffsetStore("shop", [pipeline])
+    partition = partition_of(pipeline)
+    assert store.read([partition]) == {}
+    boundary = log.insert(1, 2)
+    log.insert(3, 4, 5)
+    reading = LogReading("shop", pipeline, None)
+    given_out = drained(reading)
+    inside = given_out[3][1]
+    store.write([(partition, inside)], 5)
+    assert store.read([{"other": "one"}, partition]) == {1: inside}
+    reader = Readers(log.directory).get(reader_name("shop"))
+    assert reader.offsets == {"0": boundary}
+    reading.note(inside)
+    reading.keep()
+    again = LogReading("shop", pipeline, store.read([partition])[0])
+    assert [number for number, *_ in drained(again)] == [5]
+    store.stop()
+    log.close()
+
+
+def test_retention_waits_for_an_engine_and_one_that_was_dropped_is_told(tmp_path):
+    log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 16)
+    reading = LogReading("shop", pipeline_at(log.directory.path), None)
+    log.insert(0)
+    first = reading.next()
+    for number in range(60):
+        log.insert(*range(number * 100, number * 100 + 100))
+    rules = RetentionRules(size_bytes=1, age_s=None, on_slow_reader="hold")
+    assert apply(log.directory, "0", rules).held_by == (reader_name("shop"),)
+    rules = RetentionRules(size_bytes=1, age_s=None, on_slow_reader="drop")
+    assert apply(log.directory, "0", rules).dropped_readers == (reader_name("shop"),)
+    with pytest.raises(TailraceError) as raised:
+        LogReading("shop", pipeline_at(log.directory.path), first.end_offset).open()
+    assert raised.value.kind is Kind.LOG_RANGE_GONE
+    reading.note(first.end_offset)
+    with pytest.raises(TailraceError) as raised:
+        reading.keep()
+    assert raised.value.kind is Kind.LOG_RANGE_GONE
+    log.close()
+
+
+def test_offsets_of_another_log_and_of_none_are_refused(log, tmp_path):
+    end = log.insert(1)
+    pipeline = pipeline_at(log.directory.path)
+    own = {"log": log.directory.identity.log_id}
+    for begin, where in (
+        ({"log": "0" * 32, "log_offset": 0}, pipeline),
+        ({**own, "log_offset": end + 1}, pipeline),
+        ({**own, "log_offset": "x"}, pipeline),
+        ({**own, "log_offset": 0}, pipeline_at(tmp_path / "nothing")),
+    ):
+        with pytest.raises(TailraceError) as raised:
+            LogReading("shop", where, begin).open()
+        assert raised.value.kind is Kind.OFFSETS_FOREIGN
+
+
+def test_offsets_that_were_set_back_are_read_again(log):
+    pipeline = pipeline_at(log.directory.path)
+    log.insert(1)
+    log.insert(2)
+    reading = LogReading("shop", pipeline, None)
+    given_out = drained(reading)
+    reading.note(given_out[-1][1])
+    reading.keep()
+    assert [number for number, *_ in drained(LogReading("shop", pipeline, given_out[0][1]))] == [2]
+    readers = Readers(log.directory)
+    assert readers.get(reader_name("shop")).offsets["0"] < given_out[-1][1]["log_offset"]

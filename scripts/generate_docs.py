@@ -38,6 +38,7 @@ from tailrace.config.sections import (
     JsonlSink,
     LogConfig,
     ParquetSink,
+    PythonSink,
     RetentionConfig,
     SparkConfig,
 )
@@ -154,6 +155,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "delta": lambda: fields(DeltaSink, FolderSink),
     "parquet": lambda: fields(ParquetSink, FolderSink),
     "jsonl": lambda: fields(JsonlSink, FolderSink),
+    "python": lambda: fields(PythonSink),
     "spark": lambda: fields(SparkConfig),
     "engine": lambda: fields(EngineOptions),
     "record_processing": lambda: fields(RecordProcessing),

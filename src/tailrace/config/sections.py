@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
-from tailrace.config.fields import MIB, ByteCount, LocalPath, Section, text_or_reference
+from tailrace.config.fields import MIB, ByteCount, Extension, LocalPath, Section, text_or_reference
 from tailrace.config.patterns import Patterns, matches_any
 from tailrace.config.postgres import NamedSource, PostgresSource
 from tailrace.secrets import Secret, resolved
 
 #: Names that later versions have, so that a file written for one is understood.
-LATER_SINKS = ("kafka", "python")
+LATER_SINKS = ("kafka",)
 
 
 def _name(value: str) -> str:
@@ -155,8 +156,58 @@ class JsonlSink(FolderSink):
     mode: Literal["append"] = Field(default="append", description="`append`: every change a line.")
 
 
-Sink = Annotated[DeltaSink | ParquetSink | JsonlSink, Field(discriminator="type")]
-SINK_TYPES: dict[str, type[SinkConfig]] = {"delta": DeltaSink, "parquet": ParquetSink, "jsonl": JsonlSink}
+def _handler(value: str) -> str:
+    module, colon, name = value.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise ValueError("must be package.module:function")
+    return value
+
+
+class PythonSink(SinkConfig):
+    """A function of one's own, called in this process; each change at least once, in order."""
+
+    on_spark: ClassVar[bool] = False
+
+    type: Literal["python"] = Field(description="Kind of the sink.")
+    handler: Annotated[str, AfterValidator(_handler)] = Field(
+        description="The function, as `package.module:function`."
+    )
+    batch: bool = Field(
+        default=True,
+        description="Whether it is called with batches of records; `false`: with one record at a time.",
+    )
+    converter: Extension | None = Field(
+        default=None,
+        description="In what form it gets records, as `engine.converter`. Default: as they are.",
+    )
+    python_path: LocalPath = Field(
+        default=Path(),
+        validate_default=True,
+        description="Directory to look for the module in, after those of Python. Default: that of the file.",
+    )
+    batch_rows_max: int = Field(default=10_000, ge=1, le=1_000_000, description="Most records in one batch.")
+    batch_bytes_max: ByteCount = Field(
+        default=64 * MIB, ge=64 * 1024, le=1024 * MIB, description="Most bytes of the log in one batch."
+    )
+    interval_ms: int = Field(
+        default=50,
+        ge=0,
+        le=3_600_000,
+        description="Least milliseconds from batch to batch when there is no backlog.",
+    )
+
+    @property
+    def target(self) -> str:
+        return self.handler.rpartition(":")[2].rpartition(".")[2]
+
+
+Sink = Annotated[DeltaSink | ParquetSink | JsonlSink | PythonSink, Field(discriminator="type")]
+SINK_TYPES: dict[str, type[SinkConfig]] = {
+    "delta": DeltaSink,
+    "parquet": ParquetSink,
+    "jsonl": JsonlSink,
+    "python": PythonSink,
+}
 
 
 def _setting(value: object, info: ValidationInfo) -> object:

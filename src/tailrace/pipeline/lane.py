@@ -270,7 +270,7 @@ class Lane:
             config,
             pipeline.name,
             pipeline.log.path,
-            lambda: build(config, rules, modes),
+            lambda: build(config, rules, modes, pipeline.log.path),
             self._spark,
             turns=turns,
             source=self.name,

@@ -19,7 +19,7 @@ from pathlib import Path
 from tailrace import config
 from tailrace.capture.session import Row, Session, quote_literal
 from tailrace.changelog.directory import LogDirectory
-from tailrace.config import EngineConfig, FolderSink, PipelineConfig, SinkConfig
+from tailrace.config import EngineConfig, FolderSink, PipelineConfig, PythonSink, SinkConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.findings import Finding, Severity, error, from_failure, warning
@@ -51,6 +51,7 @@ def preflight(file: Path) -> list[Finding]:
         found += _guarded(_java)
     found += _guarded(lambda: _settings(pipeline))
     found += _guarded(lambda: _rooms(pipeline))
+    found += _guarded(lambda: _handlers(pipeline))
     if pipeline.has_several:
         found += _guarded(lambda: _roots(pipeline))
     names = [part.source_name for part in pipeline.pipelines]
@@ -195,6 +196,17 @@ def _rooms(pipeline: EngineConfig) -> Iterator[Finding]:
         if isinstance(sink, FolderSink):
             place = f"sinks[{number}].path"
             yield from _room(place, sink.path, Kind.SINK_WRITE_FAILED, Kind.SINK_WRITE_FAILED)
+
+
+def _handlers(pipeline: EngineConfig) -> Iterator[Finding]:
+    for sink in pipeline.sinks:
+        if isinstance(sink, PythonSink):
+            from tailrace.sinks.python_sink import handler_of
+
+            try:
+                handler_of(sink)
+            except TailraceError as failure:
+                yield from_failure(failure)
 
 
 def _roots(pipeline: EngineConfig) -> Iterator[Finding]:

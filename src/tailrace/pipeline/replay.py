@@ -112,7 +112,12 @@ class Replay:
         name, source = self._pipeline.name, self._pipeline.source
         rules, modes = source.disclosure, source.value_modes
         self._feed = Feed(
-            self._sink, name, directory.path, lambda: build(self._sink, rules, modes), spark, begin_at=begin
+            self._sink,
+            name,
+            directory.path,
+            lambda: build(self._sink, rules, modes, directory.path),
+            spark,
+            begin_at=begin,
         )
         self._feed.finish_at(tail.offset)
         feeding = Background("replay", self._feed.run)

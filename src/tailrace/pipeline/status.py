@@ -276,7 +276,7 @@ def _sink(
     if (source, config.name) in failures.sinks:
         found["state"], found["error"] = "failed", failures.sinks[source, config.name]
     try:
-        position = recorded_position(config, pipeline, directory.identity, TASK)
+        position = recorded_position(config, pipeline, directory, TASK)
     except (TailraceError, OSError) as error:
         return {**found, "state": "failed", "error": as_failure(error).as_json()}
     end = reader.end().offset

@@ -8,6 +8,7 @@ from tailrace.config.disclosure import Disclosure
 from tailrace.config.sections import DeltaSink as DeltaConfig
 from tailrace.config.sections import JsonlSink as JsonlConfig
 from tailrace.config.sections import ParquetSink as ParquetConfig
+from tailrace.config.sections import PythonSink as PythonConfig
 from tailrace.config.sections import SinkConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes
@@ -20,12 +21,15 @@ from tailrace.sinks.jsonl import jsonl_sink
 from tailrace.sinks.parquet import parquet_sink
 
 if TYPE_CHECKING:
-    from tailrace.changelog.directory import LogIdentity
+    from pathlib import Path
+
+    from tailrace.changelog.directory import LogDirectory
 
 
-def build(config: SinkConfig, rules: Disclosure, modes: ValueModes) -> Sink:
+def build(config: SinkConfig, rules: Disclosure, modes: ValueModes, log_path: Path) -> Sink:
     """Return the sink that `config` describes, not yet opened.
 
+    :param log_path: of the log that it is fed from.
     :param rules: what of the tables is let out of the log.
     :param modes: how the source wants values to be given.
     """
@@ -38,10 +42,15 @@ def build(config: SinkConfig, rules: Disclosure, modes: ValueModes) -> Sink:
         if config.mode == "mirror":
             mode = DeltaMirror(config.keyless, config.on_type_change)
         return DeltaSink(config.name, config.path, config.tables, mode, rules, modes)
+    if isinstance(config, PythonConfig):
+        # Only now: it brings the engine's processing.
+        from tailrace.sinks.python_sink import PythonSink
+
+        return PythonSink(config, log_path, rules, modes)
     raise _unknown(config)
 
 
-def recorded_position(config: SinkConfig, pipeline: str, log: LogIdentity, task: str) -> int | None:
+def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task: str) -> int | None:
     """Return how far a sink has recorded to be, whether or not an engine writes to it.
 
     Reads only: no lock, nothing brought to its end. None: nothing was written yet.
@@ -49,9 +58,13 @@ def recorded_position(config: SinkConfig, pipeline: str, log: LogIdentity, task:
     :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
     """
     if isinstance(config, DeltaConfig):
-        return recorded_delta_position(config.name, config.path, config.mode, pipeline, log, task)
+        return recorded_delta_position(config.name, config.path, config.mode, pipeline, log.identity, task)
     if isinstance(config, ParquetConfig | JsonlConfig):
-        return recorded_files_position(config.name, config.path, config.type, pipeline, log, task)
+        return recorded_files_position(config.name, config.path, config.type, pipeline, log.identity, task)
+    if isinstance(config, PythonConfig):
+        from tailrace.sinks.python_sink import recorded_python_position
+
+        return recorded_python_position(log, config.name, task)
     raise _unknown(config)
 
 

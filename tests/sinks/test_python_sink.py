@@ -1,0 +1,170 @@
+"""The sink `python`: a function of one's own gets each change at least once, in order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from fix_orders_log import LogOfOrders
+from tailrace.changelog.readers import Readers
+from tailrace.config import Disclosure, EngineConfig
+from tailrace.config.sections import PythonSink as PythonConfig
+from tailrace.converters.contract import Converter
+from tailrace.engine.contracts import StopEngine
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import OWN_FORMS
+from tailrace.pipeline.feed import Feed
+from tailrace.pipeline.spark_host import SparkHost
+from tailrace.pipeline.views import SinkState
+from tailrace.ranges import changes as changes_module
+from tailrace.sinks.build import build, recorded_position
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def called():
+    """The module with the functions, empty."""
+    import sys
+
+    if str(HERE) not in sys.path:
+        sys.path.append(str(HERE))
+    import handlers_of_tests
+
+    handlers_of_tests.seen.clear()
+    handlers_of_tests.faults.clear()
+    return handlers_of_tests
+
+
+@pytest.fixture
+def log(tmp_path):
+    found = LogOfOrders(tmp_path / "log")
+    yield found
+    found.close()
+
+
+def config_of(function: str, **more) -> PythonConfig:
+    return PythonConfig.model_validate(
+        {
+            "type": "python", "name": "mine", "handler": f"handlers_of_tests:{function}",
+            "python_path": str(HERE), "retry_attempts_max": 2, **more,
+        }
+    )  # fmt: skip
+
+
+def fed(config: PythonConfig, log: LogOfOrders, upto: int) -> Feed:
+    path = log.directory.path
+    feed = Feed(config, "shop", path, lambda: build(config, Disclosure(), OWN_FORMS, path), SparkHost(None))
+    feed.finish_at(upto)
+    feed.run()
+    return feed
+
+
+def test_batches_come_in_order_and_the_next_life_goes_on(log, called, monkeypatch) -> None:
+    monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)
+    log.insert(1, 2, 3)
+    end = log.insert(4, 5)
+    config = config_of("batch", batch_rows_max=2)
+    feed = fed(config, log, end)
+    assert [len(batch) for batch in called.seen] == [2, 1, 2]
+    assert [number for batch in called.seen for _, number, _ in batch] == [1, 2, 3, 4, 5]
+    offsets = [offset for batch in called.seen for *_, offset in batch]
+    assert offsets == sorted(set(offsets))
+    assert (feed.view.rows, feed.view.position) == (5, end)
+    assert recorded_position(config, "shop", log.directory, "0") == end
+    called.seen.clear()
+    end = log.insert(6)
+    fed(config, log, end)
+    assert [number for batch in called.seen for _, number, _ in batch] == [6]
+
+
+def test_a_record_that_fails_is_given_again_alone_and_those_before_it_are_not(log, called) -> None:
+    end = log.insert(1, 2, 3, 4)
+    called.faults[3] = ValueError("for once")
+    feed = fed(config_of("record", batch=False), log, end)
+    assert called.seen == [1, 2, 3, 4]
+    assert feed.view.state is SinkState.STOPPED
+
+
+def test_one_that_goes_on_failing_stops_and_keeps_its_place(log, called) -> None:
+    end = log.insert(1, 2, 3)
+
+    class Always(dict):
+        def pop(self, key, *_):
+            return self[key]
+
+    called.faults = Always({2: ValueError("row contents")})
+    config = config_of("record", batch=False, retry_attempts_max=1)
+    with pytest.raises(TailraceError) as raised:
+        fed(config, log, end)
+    assert raised.value.kind is Kind.SINK_WRITE_FAILED
+    assert "row contents" not in str(raised.value)
+    assert called.seen == [1]
+    called.faults = {}
+    fed(config, log, end)
+    assert called.seen == [1, 2, 3]
+
+
+def test_it_cannot_end_the_pipeline(log, called) -> None:
+    end = log.insert(1)
+    called.faults["batch"] = StopEngine()
+    with pytest.raises(TailraceError) as raised:
+        fed(config_of("batch"), log, end)
+    assert raised.value.kind is Kind.TASK_FAILED
+
+
+def test_a_converter_stands_before_it_and_tables_are_chosen(log, called, monkeypatch) -> None:
+    end = log.insert(1)
+    from tailrace import extensions
+    from tailrace.converters.debezium import JsonConverter
+
+    monkeypatch.setattr(extensions, "factory", lambda *_: JsonConverter)
+    assert isinstance(JsonConverter(), Converter)
+    converter = {"type": "json", "schemas_enable": False}
+    fed(config_of("event", batch=False, converter=converter), log, end)
+    ((topic, key, value),) = called.seen
+    assert (topic, json.loads(key), json.loads(value)["after"]) == (
+        "public.orders", {"id": 1}, {"id": 1, "what": "thing"},
+    )  # fmt: skip
+    called.seen.clear()
+    assert fed(config_of("record", name="other", tables=["public.lines"]), log, end).view.position == end
+    assert called.seen == []
+
+
+def test_two_processes_never_call_it_for_one_sink(log, called) -> None:
+    log.insert(1)
+    path = log.directory.path
+    first, second = (build(config_of("batch"), Disclosure(), OWN_FORMS, path) for _ in range(2))
+    first.open(log.directory.identity, "shop")
+    with pytest.raises(TailraceError) as raised:
+        second.open(log.directory.identity, "shop")
+    assert raised.value.kind is Kind.SINK_LOCKED
+    first.close()
+    second.open(log.directory.identity, "shop")
+    second.close()
+    assert [reader.name for reader in Readers(log.directory).all()] == []
+
+
+@pytest.mark.parametrize(
+    "handler", ["handlers_of_tests:missing", "handlers_of_tests:nothing", "no_such:thing"]
+)
+def test_a_function_that_is_not_there_is_said(log, called, handler) -> None:
+    config = config_of("batch").model_copy(update={"handler": handler})
+    with pytest.raises(TailraceError) as raised:
+        build(config, Disclosure(), OWN_FORMS, log.directory.path).open(log.directory.identity, "shop")
+    assert raised.value.kind is Kind.CONFIG_INVALID
+    assert handler in raised.value.message
+
+
+def test_a_file_names_a_function_by_module_and_name(tmp_path) -> None:
+    sink = {"type": "python", "handler": "shop.changes:take"}
+    document = {"name": "shop", "source": {"host": "h"}, "log": {"path": "l"}, "sinks": [sink]}
+    config = EngineConfig.model_validate(document, context={"base": tmp_path})
+    assert (config.sinks[0].name, config.sinks[0].python_path) == ("python-take", tmp_path)
+    for wrong in ("take", "shop:", "a b:take", "shop.changes.take"):
+        document["sinks"] = [{**sink, "handler": wrong}]
+        with pytest.raises(ValidationError, match="module:function"):
+            EngineConfig.model_validate(document)

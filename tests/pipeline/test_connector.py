@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from fix_wait import wait_until
 from pipeline.staged import FakeCapture, FakeSink
 from tailrace import Engine, TailraceError
 from tailrace.changelog.readers import Readers
+from tailrace.config import EngineConfig
 from tailrace.errors import Kind
 from tailrace.pipeline import lane as lane_module
 from tailrace.pipeline.postgres_connector import PostgresConnector
 from tailrace.pipeline.reading import reader_name
+from tailrace.pipeline.status import FILE_NAME, document
 
 QUICK = {"offset_commit": {"policy": "always"}, "errors_retry_delay_initial_ms": 1}
 
@@ -160,3 +164,35 @@ def test_sinks_are_fed_beside_a_handler_and_without_one(stage, monkeypatch):
     assert seen == [1]
     reader = Readers(stage.capture.log.directory).get(reader_name("shop"))
     assert reader.offsets == {"0": first}  # it may come back
+
+
+def test_the_status_tells_of_a_running_engine_its_handler_and_how_it_ended(stage, tmp_path):
+    seen = []
+    engine = stage.engine(on_batch=ids(seen))
+    config = EngineConfig.model_validate(stage.settings)
+    engine.start()
+    stage.capture.phase = "streaming"
+    end = stage.capture.log.insert(1)
+    told = wait_until(
+        lambda: (
+            (
+                (found := json.loads((tmp_path / "log" / FILE_NAME).read_text()))["sinks"][0]["position"]
+                == end
+                and found["state"] == "streaming"
+                and found
+            )
+            if (tmp_path / "log" / FILE_NAME).exists()
+            else None
+        ),
+        20,
+        "the status",
+    )
+    (sink,) = told["sinks"]
+    assert (sink["name"], sink["type"], sink["state"], sink["lag_bytes"]) == (
+        reader_name("shop"), "engine", "running", 0,
+    )  # fmt: skip
+    stage.capture.failure = TailraceError(Kind.SLOT_MISSING, "it is gone")
+    with pytest.raises(TailraceError):
+        engine.wait(20)
+    stage.capture.log.close()
+    assert document(config)["state"] == "needs_snapshot"

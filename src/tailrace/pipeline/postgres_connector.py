@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from pydantic import ValidationError
@@ -29,7 +29,9 @@ from tailrace.pipeline.log_offsets import LogOffsetStore
 from tailrace.pipeline.log_root import take_root
 from tailrace.pipeline.planning import spread
 from tailrace.pipeline.reading import LogReading, partition_of
+from tailrace.pipeline.showing import Showing
 from tailrace.pipeline.spark_host import SparkHost
+from tailrace.pipeline.views import SourceView
 from tailrace.records.batch import Batch, Offset, Partition
 
 log = structlog.get_logger(__name__)
@@ -62,6 +64,7 @@ class PostgresConnector:
         self._settings: Settings = {}
         self._config: EngineConfig | None = None
         self._spark: SparkHost | None = None
+        self._showing: Showing | None = None
         self._root_lock: int | None = None
 
     def offset_store(self, name: str, settings: Settings) -> OffsetStore:
@@ -86,6 +89,8 @@ class PostgresConnector:
         self._spark = SparkHost(config)
         if config.has_several:
             self._root_lock = take_root(config)
+        self._showing = Showing(config)
+        self._showing.start()
 
     def task_settings(self, tasks_max: int) -> Sequence[Settings]:
         """Deal the sources out, as evenly as can be."""
@@ -97,10 +102,13 @@ class PostgresConnector:
 
     def create_task(self) -> PostgresTask:
         assert self._spark is not None
-        return PostgresTask(self._spark)
+        assert self._showing is not None
+        return PostgresTask(self._spark, self._showing)
 
     def stop(self) -> None:
         """Stop Spark, where it ran, and let go of the logs' directory."""
+        if self._showing is not None:
+            self._showing.stop()
         if self._spark is not None:
             self._spark.stop()
         if self._root_lock is not None:
@@ -119,10 +127,12 @@ class PostgresTask:
     """Captures some sources into their logs, feeds their sinks, and gives what is in the logs.
 
     :param spark: for the sinks.
+    :param showing: shows how it is.
     """
 
-    def __init__(self, spark: SparkHost) -> None:
+    def __init__(self, spark: SparkHost, showing: Showing) -> None:
         self._spark = spark
+        self._showing = showing
         self._until_caught_up = False
         self._context: TaskContext | None = None
         self._sources: tuple[_Source, ...] = ()
@@ -158,6 +168,7 @@ class PostgresTask:
             if source.reading is not None:
                 source.reading.open()
         self._running = True
+        self._showing.show(context.number, self._views)
         if any(sink.on_spark for sink in config.sinks):
             self._spark.start()
         for source in self._sources:
@@ -275,6 +286,16 @@ class PostgresTask:
         self._sources = tuple(sources)
         for lane in again:
             lane.start()
+
+    def _views(self) -> list[SourceView]:
+        """Return the sources as they are now, the handler among their sinks. Any thread."""
+        views = []
+        for source in self._sources:
+            view = source.lane.view()
+            if source.reading is not None:
+                view = replace(view, sinks=(*view.sinks, source.reading.view))
+            views.append(view)
+        return views
 
     # Looking after the lanes, on a thread of its own
 

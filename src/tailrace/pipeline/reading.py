@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tailrace import __version__
 from tailrace.changelog.directory import LogDirectory
@@ -23,6 +24,7 @@ from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.feed import TASK
+from tailrace.pipeline.views import SinkState, SinkView
 from tailrace.ranges.batches import LOG_OFFSET, batches_of, log_offset_of, offset_of
 from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import MIB, Piece
@@ -67,6 +69,9 @@ class LogReading:
         self._readers: Readers | None = None
         self._done: Offset | None = None  # as the store has it, and retention has not heard of
         self._lock = threading.Lock()
+        self._rows = 0  # given out
+        #: What it shows of itself among the sinks; replaced whole.
+        self.view = SinkView(self._name, "engine")
 
     def open(self) -> bool:
         """Find the place to begin at and register there; tell whether there is a log yet.
@@ -92,6 +97,7 @@ class LogReading:
         self._at = self._first(reader)
         self._register(Readers(directory), reader.boundary_up_to(self._at))
         self._reader = reader
+        self.view = replace(self.view, state=SinkState.RUNNING, position=self._at)
         return True
 
     def next(self) -> Batch | None:
@@ -113,6 +119,7 @@ class LogReading:
             if batch is not None:
                 assert batch.end is not None
                 self._at = batch.end[LOG_OFFSET]
+                self._rows += batch.polled
                 return batch
             self._batches = None
         return None
@@ -131,6 +138,7 @@ class LogReading:
         """Take note that everything up to `offset` is done and kept; returns at once."""
         with self._lock:
             self._done = offset
+        self.view = replace(self.view, position=log_offset_of(offset, self._log_id), rows=self._rows)
 
     def keep(self) -> None:
         """Tell the log what was noted, so that retention may go on.
@@ -149,6 +157,7 @@ class LogReading:
 
     def close(self) -> None:
         """Let go of what is kept in memory."""
+        self.view = replace(self.view, state=SinkState.STOPPED)
         if self._reader is not None:
             self._reader.close()
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pytest
 
 from capture.captured import NAME, read_log
 from capture.folded import fold
 from capture.test_snapshot_requested import is_over, request
 from fix_postgres import Database
+
+pytestmark = pytest.mark.any_postgres("what is measured is the capturing process, whatever sends")
 
 #: Captures until its input ends. For each LSN that it is told it answers when all before it is durable.
 RUN = """

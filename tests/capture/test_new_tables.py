@@ -98,6 +98,9 @@ def test_a_table_that_is_not_published_is_told_and_stops_nothing(
     with structlog.testing.capture_logs() as said, capturing(pg.dsn, tmp_path / "log", **watched) as running:
         pg.execute("insert into items values (2)")
         running.catch_up(pg.query)
+        refused = await_end(running, tmp_path / "log", request(tmp_path / "log", "public.later"))
+        assert refused.outcome is Outcome.FAILED
+        assert f'ALTER PUBLICATION "{SLOT}" ADD TABLE "public"."later"; then' in (refused.error or {})["hint"]
         [repair] = [entry["sql"] for entry in said if "sql" in entry]
         assert "tailrace snapshot FILE --table public.later" in repair
         wait_until(lambda: told(running), 30)
@@ -134,6 +137,24 @@ def test_a_table_asked_for_twice_before_it_is_read_loses_no_change_between(
         await_end(running, log, again)
         running.catch_up(pg.query)
     assert fold(log)["later"].values == sorted(of_source(pg))
+
+
+def test_a_new_table_of_which_a_part_is_asked_for_keeps_the_changes_of_the_rest(
+    pg: Database, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    pg.execute("create table items(id int primary key)")
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+    pg.execute("create table later(id int primary key, n int)")
+    pg.execute(ROWS.format(1, 200))
+    pg.execute(f"alter publication {SLOT} add table later")
+    asked = request(log, "public.later", where="id > 100")
+    pg.execute("update later set n = 1 where id = 7")
+    with capturing(pg.dsn, log) as running:
+        assert await_end(running, log, asked).outcome is Outcome.DONE
+        running.catch_up(pg.query)
+    assert fold(log)["later"].ops == {"r": 100, "u": 1}
 
 
 def test_a_table_without_a_key_is_not_read_twice(pg: Database, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import structlog
 from tailrace.capture.agenda import Origin, Outcome, SnapshotAgenda, TableAgenda
 from tailrace.capture.catalog import published_oids, published_table
 from tailrace.capture.ledger import Ledger
+from tailrace.capture.publication import add_command, matching_tables
 from tailrace.capture.session import Session
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory
@@ -120,15 +121,19 @@ class Requests:
         keyless = [
             name for name in names if name in published and self._is_keyless(session, *published[name])
         ]
+        refusal = self._not_published(session, missing) if missing else None
         with self.settling():
             if self._ledger.agenda.find(request.id) is not None:
                 return  # the engine was killed before it could remove the file
-            # Nothing of a table that the log does not know yet is in it: changes wait for the rows.
+            # Nothing of a table that the log does not know yet is in it: changes wait for the rows,
+            # all of which must then be read.
             known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
             # One that another snapshot is to read first is in the log by then.
             known |= {table.oid for each in self._ledger.agenda.open for table in each.tables}
             tables = [
-                TableAgenda(number, *published[name], fresh=published[name][0] not in known)
+                TableAgenda(
+                    number, *published[name], fresh=not request.where and published[name][0] not in known
+                )
                 for number, name in enumerate(names)
                 if name in published
             ]
@@ -138,10 +143,11 @@ class Requests:
             self._ledger.agenda.open.append(snapshot)
             doubled = [table.qualified_name for table in tables if not table.fresh]
             doubled = [name for name in doubled if name in keyless]
-            if missing or doubled:
-                error = _not_published(missing, self._source) if missing else _doubled(doubled)
-                log.error("a snapshot can't be taken", snapshot=request.id, error=str(error))
-                self._ledger.finish(snapshot, Outcome.FAILED, error.as_json())
+            if doubled:
+                refusal = refusal or _doubled(doubled)
+            if refusal is not None:
+                log.error("a snapshot can't be taken", snapshot=request.id, error=str(refusal))
+                self._ledger.finish(snapshot, Outcome.FAILED, refusal.as_json())
                 return
             self._ledger.write()
         log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
@@ -155,6 +161,18 @@ class Requests:
                 raise
             return False  # it is told when it is read
         return table is not None and not table.key and not self._source.key_of(schema, name)
+
+    def _not_published(self, session: Session, missing: Sequence[str]) -> TailraceError:
+        source = self._source
+        meant = [table for table in matching_tables(session, source) if table.qualified_name in missing]
+        command = f"{add_command(session, source, meant)}; then ask again" if meant else ""
+        return TailraceError(
+            Kind.TABLE_MISSING,
+            f"take a snapshot of {', '.join(missing)}: the publication {source.publication!r} does not have "
+            "it",
+            command or "name published tables as schema.table, or add them: ALTER PUBLICATION … ADD TABLE …",
+            {"tables": ", ".join(missing), "publication": source.publication},
+        )
 
     def _cancel(self, request: Request) -> None:
         with self._ledger.lock:
@@ -172,20 +190,11 @@ class Requests:
             log.info("a snapshot was cancelled; what was read of it stays", snapshot=snapshot.id)
 
 
-def _not_published(missing: Sequence[str], source: PostgresSource) -> TailraceError:
-    return TailraceError(
-        Kind.TABLE_MISSING,
-        f"take a snapshot of {', '.join(missing)}: the publication {source.publication!r} does not have it",
-        "name published tables as schema.table, or add them: ALTER PUBLICATION … ADD TABLE …",
-        {"tables": ", ".join(missing), "publication": source.publication},
-    )
-
-
 def _doubled(tables: Sequence[str]) -> TailraceError:
     return TailraceError(
         Kind.SINK_KEY_MISSING,
-        f"take a snapshot of {', '.join(tables)}: the log has rows of it already, and without a key nothing "
-        "tells them from those that would be read again, so that each would be there twice",
+        f"take a snapshot of {', '.join(tables)}: the log may have rows of it already, and without a key "
+        "nothing tells them from those that would be read again, so that each would be there twice",
         "give it a primary key, or name columns that tell its rows apart in source.message_keys",
         {"tables": ", ".join(tables)},
     )

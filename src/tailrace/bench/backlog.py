@@ -140,13 +140,18 @@ def capture_here(
 
     :param how: `DEFAULT`; `WATCHED`: the slot is looked at, and heartbeats write, as often as the watch
         lets itself; `UNWATCHED`: neither slot nor schema is watched.
-    :param from_row: when so many rows have come the clock starts; 0: with the task.
+    :param from_row: the clock starts when so many rows have come and the slot was looked at once, if it
+        is watched; 0: with the task.
     """
     with _Annotating(how) as annotating:
-        return _timed(_task(dsn, slot, log, how), end_lsn, from_row, annotating)
+        return _timed(
+            _task(dsn, slot, log, how), end_lsn, from_row, annotating, looks_min=int(how == WATCHED)
+        )
 
 
-def _timed(task: CaptureTask, end_lsn: int, from_row: int, annotating: _Annotating) -> CaptureRun:
+def _timed(
+    task: CaptureTask, end_lsn: int, from_row: int, annotating: _Annotating, *, looks_min: int
+) -> CaptureRun:
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -164,11 +169,11 @@ def _timed(task: CaptureTask, end_lsn: int, from_row: int, annotating: _Annotati
     while not _is_done(task, end_lsn) and thread.is_alive() and time.perf_counter() < deadline:
         time.sleep(_LOOK_S)
         progress = task.progress()
-        if not rows_before and 0 < from_row <= progress.rows:
-            started, cpu_before, rows_before = time.perf_counter(), time.process_time(), progress.rows
-            annotating.seconds = 0.0
         if progress.slot is not seen:
             looks, seen = looks + 1, progress.slot
+        if not rows_before and 0 < from_row <= progress.rows and looks >= looks_min:
+            started, cpu_before, rows_before = time.perf_counter(), time.process_time(), progress.rows
+            annotating.seconds, looks = 0.0, 0
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_before
     rss_max = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     progress = task.progress()

@@ -25,7 +25,7 @@ from tailrace.embedded.postgres import EmbeddedPostgres
 ROWS = 200_000
 #: One change of the schema in so many rows, in their middle: far more often than in a database that is used.
 ROWS_A_CHANGE = 100_000
-#: The part of a pass in which the stream and the watches connect: not timed.
+#: The part of a pass that is not timed: the stream and the watches connect.
 UNTIMED_SHARE = 0.1
 #: Pairs are made for so long, then the last one is ended; server and backlog take some seconds before.
 PAIRS_S = 65.0
@@ -96,11 +96,11 @@ def _ratios(pairs: list[Pair]) -> list[float]:
 
 
 def _us_a_row(run: backlog.CaptureRun) -> float:
-    return run.seconds / run.rows * 1e6
+    return run.seconds / max(1, run.rows) * 1e6
 
 
 def _cpu_us_a_row(run: backlog.CaptureRun) -> float:
-    return run.cpu_seconds / run.rows * 1e6
+    return run.cpu_seconds / max(1, run.rows) * 1e6
 
 
 def _result(pairs: list[Pair], rows: int, changes: int) -> Result:

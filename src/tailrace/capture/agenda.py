@@ -79,6 +79,11 @@ class TableAgenda:
         """Whether every chunk is in the log."""
         return self.chunks is not None and len(self.done) == self.chunks
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its changes do not belong into the log yet."""
+        return self.fresh and not self.done and not self.is_done
+
     def missing(self) -> Iterator[int]:
         """Yield the numbers of the chunks that are not done, in order."""
         return (number for number in range(self.chunks or 0) if number not in self.done)
@@ -180,12 +185,7 @@ class Agenda:
 
     def awaiting(self) -> frozenset[int]:
         """Return the oids of tables whose changes do not belong into the log yet."""
-        return frozenset(
-            table.oid
-            for snapshot in self.open
-            for table in snapshot.tables
-            if table.fresh and not table.done and not table.is_done
-        )
+        return frozenset(table.oid for snapshot in self.open for table in snapshot.tables if table.is_awaited)
 
     def in_parts(self) -> frozenset[int]:
         """Return the oids of tables of which some chunks are in the log and others are not."""

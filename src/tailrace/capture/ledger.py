@@ -125,6 +125,20 @@ class Ledger:
             self.write()
         self.drop_plans(snapshot)
 
+    def abandon(
+        self, snapshot: SnapshotAgenda, outcome: Outcome, error: dict[str, object] | None = None
+    ) -> None:
+        """Finish a snapshot that is not whole, and say of which tables changes waited in vain for rows."""
+        with self.lock:
+            gaps = [table.qualified_name for table in snapshot.tables if table.is_awaited]
+        self.finish(snapshot, outcome, error)
+        if gaps:
+            log.warning(
+                "changes that were left out until the rows of a table are read are not in the log; ask for "
+                "its snapshot again",
+                tables=gaps,
+            )
+
     def keep_plan(self, snapshot: SnapshotAgenda, table: TableAgenda, stretches: Sequence[Stretch]) -> None:
         """Keep where `table` is cut, durably, before anything of it is read."""
         content = {"stretches": [stretch.as_json() for stretch in stretches]}

@@ -186,7 +186,7 @@ class Requests:
                 )
             ]
         for snapshot in ended:
-            self._ledger.finish(snapshot, Outcome.CANCELLED)
+            self._ledger.abandon(snapshot, Outcome.CANCELLED)
             log.info("a snapshot was cancelled; what was read of it stays", snapshot=snapshot.id)
 
 

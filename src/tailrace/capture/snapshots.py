@@ -120,7 +120,7 @@ class Snapshots:
             if snapshot is None or not snapshot.may_fail:
                 raise error
             log.error("a snapshot failed; the stream goes on", snapshot=snapshot.id, error=str(error))
-            self._ledger.finish(snapshot, Outcome.FAILED, error.as_json())
+            self._ledger.abandon(snapshot, Outcome.FAILED, error.as_json())
             self._heed()
             self._show_no_more()
             return

@@ -178,3 +178,22 @@ def test_a_table_without_a_key_is_not_read_twice(pg: Database, tmp_path: Path) -
     later = fold(log)["later"]
     assert all_once(later)
     assert sum(later.bag.values()) == 40
+
+
+def test_a_new_table_whose_snapshot_is_taken_back_is_warned_of(pg: Database, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    pg.execute("create table items(id int primary key)")
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+    pg.execute("create table later(id int primary key, n int)")
+    pg.execute(f"alter publication {SLOT} add table later")
+    asked = request(log, "public.later")
+    request(log, cancels=True)
+    with structlog.testing.capture_logs() as said, capturing(pg.dsn, log) as running:
+        assert await_end(running, log, asked).outcome is Outcome.CANCELLED
+        pg.execute(ROWS.format(1, 10))
+        running.catch_up(pg.query)
+    assert [entry["tables"] for entry in said if "ask for its snapshot again" in entry["event"]] == [
+        ["public.later"]
+    ]
+    assert fold(log)["later"].ops == {"c": 10}

@@ -141,7 +141,7 @@ class Engine:
         if not self._entered:
             self._launch()
         try:
-            self._stopped.wait()
+            self._wait_stopped(None)
         except BaseException:
             self._close_if_open()
             raise
@@ -155,7 +155,7 @@ class Engine:
         self._launch()
         self._up.wait()
         if self._life.failed:
-            self._stopped.wait()
+            self._wait_stopped(None)
             self._raise_failure()
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -176,7 +176,7 @@ class Engine:
             self._end()
         if owner() is self:
             return
-        if not self._stopped.wait(timeout_s):
+        if not self._wait_stopped(timeout_s):
             assert timeout_s is not None
             raise timed_out("close the engine, which goes on stopping", [], timeout_s)
 
@@ -188,7 +188,7 @@ class Engine:
         """
         if owner() is self:
             raise self._life.misused("wait for the end, on a thread of the engine")
-        if not self._stopped.wait(timeout_s):
+        if not self._wait_stopped(timeout_s):
             return False
         self._raise_failure()
         return True
@@ -469,6 +469,13 @@ class Engine:
             restarts=supervision.restarts(number),
             error=supervision.error(number),
         )
+
+    def _wait_stopped(self, timeout_s: float | None) -> bool:
+        if not self._stopped.wait(timeout_s):
+            return False
+        if self._thread is not None:
+            self._thread.join(GRACE_S)  # it has nothing left to do
+        return True
 
     def _close_if_open(self) -> None:
         try:

@@ -23,6 +23,9 @@ from tailrace.records.group import Group
 #: The words of each line, if a test has no others.
 WORDS = "Generated line number"
 
+#: How soon a task that waits for lines sees that the engine wants to stop.
+_LOOK_S = 0.05
+
 _AFTER = pa.struct([("partition", pa.string()), ("number", pa.int64()), ("line", pa.string())])
 _SOURCE = pa.struct([("partition", pa.string()), ("number", pa.int64())])
 
@@ -143,10 +146,13 @@ class LinesSource:
         with self._changed:
             return self._lines[partition]
 
-    def wait_for_lines(self, timeout_s: float) -> None:
-        """Wait until something may have been appended."""
+    def wait_for_lines(self, timeout_s: float, stopping: threading.Event) -> None:
+        """Wait until something may have been appended, or the engine wants to stop."""
+        until_s = time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait(timeout_s)
+            lines = dict(self._lines)
+            while self._lines == lines and not stopping.is_set() and time.monotonic() < until_s:
+                self._changed.wait(min(timeout_s, _LOOK_S))
 
     def reached(self, method: str, task: int, stopping: threading.Event | None) -> None:
         """Count a call, and let go wrong what is to go wrong there."""
@@ -195,7 +201,7 @@ class LinesTask:
             if self._source.ends:
                 self._context.finish()
             else:
-                self._source.wait_for_lines(timeout_s)
+                self._source.wait_for_lines(timeout_s, self._context.stopping)
                 if not self._left():
                     return None
             if not self._left():

@@ -1,0 +1,73 @@
+"""Lives of engines at random: whatever goes wrong, nothing is lost, passed over or left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from fix_lives import PEACE, Leaks, World, script_of
+
+#: `TAILRACE_SEEDS=7,8` runs these instead.
+SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed]
+
+
+class Lives(RuleBasedStateMachine):
+    """Engines that live one after another, over a source that gets more lines."""
+
+    def __init__(self):
+        super().__init__()
+        self.world = World()
+        self.leaks = Leaks()
+
+    @initialize(counts=st.lists(st.integers(0, 30), min_size=6, max_size=6))
+    def begin(self, counts):
+        for partition, count in enumerate(counts):
+            self.world.append(partition, count)
+
+    @rule(partition=st.integers(0, 5), count=st.integers(1, 40))
+    def append(self, partition, count):
+        self.world.append(partition, count)
+
+    @rule(rng=st.randoms(use_true_random=False))
+    def live(self, rng):
+        self.world.live(script_of(rng))
+
+    @rule()
+    def live_in_peace(self):
+        self.world.live(PEACE)
+
+    def teardown(self):
+        self.world.end()
+        self.leaks.check()
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=25, stateful_step_count=8, deadline=None)
+
+
+def lives(count, seed):
+    """Live so many lives. The name of the test tells the seed: TAILRACE_SEEDS=<seed> repeats it."""
+    leaks, world, rng = Leaks(), World(), random.Random(seed)
+    for _ in range(count):
+        for _ in range(rng.choice([0, 1, 3])):
+            world.append(rng.randrange(6), rng.randint(1, 30))
+        world.live(script_of(rng))
+    world.end()
+    leaks.check()
+
+
+@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+def test_lives_leave_nothing_behind(seed):
+    lives(60, seed)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+def test_a_thousand_lives_leave_nothing_behind(seed):
+    lives(1000, seed)

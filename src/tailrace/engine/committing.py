@@ -263,7 +263,7 @@ class OffsetCommitter:
             for kept, point in write.points if is_heard else ():
                 try:
                     self._heard(kept.partition, point.offset)
-                except Exception as error:  # noqa: BLE001 - the offset is kept all the same
+                except BaseException as error:  # noqa: BLE001 - the offset is kept all the same
                     log.warning("a task failed to take a commit", task=self._name, error=type(error).__name__)
         if failures:
             log.info("offsets are stored again", task=self._name, failures=failures)

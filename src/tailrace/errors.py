@@ -79,6 +79,10 @@ class Kind(enum.StrEnum):
     SINK_SCHEMA_REFUSED = "sink_schema_refused"
     SINK_KEY_MISSING = "sink_key_missing"
     SINK_WRITE_FAILED = "sink_write_failed"
+    SINK_MISCONFIGURED = "sink_misconfigured"  # a topic that is missing or is not compacted
+    SINK_PREEMPTED = "sink_preempted"  # another producer with its transactional id has begun
+    SINK_RECORD_TOO_LARGE = "sink_record_too_large"
+    SINK_REFUSED = "sink_refused"  # credentials, privileges
     SPARK_FAILED = "spark_failed"
 
     # engine

@@ -15,16 +15,15 @@ from tailrace.config.postgres import NamedSource, PostgresSource
 from tailrace.config.problems import Problem
 from tailrace.config.sections import (
     DeltaSink,
-    FolderSink,
     JsonlSink,
     LogConfig,
     ParquetSink,
     PipelineConfig,
     PythonSink,
     RetentionConfig,
-    SinkConfig,
     SparkConfig,
 )
+from tailrace.config.sinks import FolderSink, SinkConfig
 from tailrace.secrets import Secret
 
 __all__ = [

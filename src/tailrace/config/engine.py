@@ -14,18 +14,16 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from tailrace.config.engine_options import EngineOptions
-from tailrace.config.fields import Section
+from tailrace.config.fields import Name, Section
 from tailrace.config.postgres import SLOT_BYTES_MAX, NamedSource, PostgresSource, slot_named_after
 from tailrace.config.sections import (
-    FolderSink,
     LogConfig,
-    Name,
     PipelineConfig,
     Sink,
-    SinkConfig,
     SparkConfig,
     named_sinks,
 )
+from tailrace.config.sinks import FolderSink
 from tailrace.errors import Kind, TailraceError
 
 #: Each has three threads for its capture and one for each sink.
@@ -79,8 +77,7 @@ class EngineConfig(Section):
     @property
     def folders(self) -> Iterator[FolderSink]:
         """The sinks whose target is a directory."""
-        every: tuple[SinkConfig, ...] = self.sinks
-        return (sink for sink in every if isinstance(sink, FolderSink))
+        return (sink for sink in self.sinks if isinstance(sink, FolderSink))
 
     @functools.cached_property
     def pipelines(self) -> tuple[PipelineConfig, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -106,3 +107,26 @@ FileName = Annotated[str | Secret, BeforeValidator(_file_name), PlainSerializer(
 def context_for(base: Path) -> dict[str, Any]:
     """Return the validation context that makes relative paths relative to `base`."""
     return {"base": base}
+
+
+def _name(value: str) -> str:
+    # 54 characters, so that `tailrace_<name>` is a possible name of a slot.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,53}", value):
+        raise ValueError("must be 1 to 54 letters, digits or any of _ . -, with a letter or digit first")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+
+
+def _setting(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    if not isinstance(value, str | Secret):
+        raise ValueError("must be one value: text, a number, true or false")
+    return text_or_reference(value, info)
+
+
+Setting = Annotated[str | Secret, BeforeValidator(_setting), PlainSerializer(str, return_type=str)]

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from tailrace.config.fields import MIB, ByteCount, Extension, LocalPath, Section, text_or_reference
-from tailrace.config.patterns import Patterns, matches_any
+from tailrace.config.fields import MIB, ByteCount, Extension, LocalPath, Name, Section, Setting
+from tailrace.config.kafka import KafkaSink
 from tailrace.config.postgres import NamedSource, PostgresSource
-from tailrace.secrets import Secret, resolved
+from tailrace.config.sinks import FolderSink, SinkConfig
+from tailrace.secrets import resolved
 
 #: Names that later versions have, so that a file written for one is understood.
-LATER_SINKS = ("kafka",)
-
-
-def _name(value: str) -> str:
-    # 54 characters, so that `tailrace_<name>` is a possible name of a slot.
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,53}", value):
-        raise ValueError("must be 1 to 54 letters, digits or any of _ . -, with a letter or digit first")
-    return value
-
-
-Name = Annotated[str, AfterValidator(_name)]
+LATER_SINKS: tuple[str, ...] = ()
 
 
 class RetentionConfig(Section):
@@ -56,66 +48,6 @@ class LogConfig(Section):
     retention: RetentionConfig = Field(
         default=RetentionConfig(), description="What may be removed, and when."
     )
-
-
-class SinkConfig(Section):
-    """What all sinks have in common."""
-
-    #: Whether Spark writes it.
-    on_spark: ClassVar[bool] = True
-
-    name: Name = Field(
-        default="",
-        validate_default=False,
-        description="Name of the sink. Default: its type and the end of its path, or what else it goes to.",
-    )
-    tables: Patterns | None = Field(
-        default=None, description="Tables that this sink gets. Default: all that are captured."
-    )
-    batch_rows_max: int = Field(
-        default=1_000_000, ge=1, le=100_000_000, description="Most rows in one batch."
-    )
-    batch_bytes_max: ByteCount = Field(
-        default=512 * MIB, ge=64 * 1024, le=64 * 1024 * MIB, description="Most bytes of the log in one batch."
-    )
-    interval_ms: int = Field(
-        default=500,
-        ge=0,
-        le=3_600_000,
-        description="Least milliseconds from batch to batch when there is no backlog.",
-    )
-    retry_attempts_max: int = Field(
-        default=8,
-        ge=0,
-        le=1000,
-        description="Times that a failed batch is tried again before this sink stops.",
-    )
-
-    def wants(self, schema: str, table: str) -> bool:
-        """Tell whether this sink gets the changes of the table."""
-        return self.tables is None or matches_any(self.tables, schema, table)
-
-    @property
-    def target(self) -> str:
-        """A word for where it goes, for its default name; empty where nothing tells."""
-        return ""
-
-    def of_source(self, name: str) -> Self:
-        """Return what this sink is for one of several sources."""
-        return self
-
-
-class FolderSink(SinkConfig):
-    """A sink whose target is a directory."""
-
-    path: LocalPath = Field(description="Directory of the target; each table gets a folder in it.")
-
-    @property
-    def target(self) -> str:
-        return self.path.name
-
-    def of_source(self, name: str) -> Self:
-        return self.model_copy(update={"path": self.path / name})
 
 
 class DeltaSink(FolderSink):
@@ -201,26 +133,14 @@ class PythonSink(SinkConfig):
         return self.handler.rpartition(":")[2].rpartition(".")[2]
 
 
-Sink = Annotated[DeltaSink | ParquetSink | JsonlSink | PythonSink, Field(discriminator="type")]
+Sink = Annotated[DeltaSink | ParquetSink | JsonlSink | KafkaSink | PythonSink, Field(discriminator="type")]
 SINK_TYPES: dict[str, type[SinkConfig]] = {
     "delta": DeltaSink,
     "parquet": ParquetSink,
     "jsonl": JsonlSink,
+    "kafka": KafkaSink,
     "python": PythonSink,
 }
-
-
-def _setting(value: object, info: ValidationInfo) -> object:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return str(value)
-    if not isinstance(value, str | Secret):
-        raise ValueError("must be one value: text, a number, true or false")
-    return text_or_reference(value, info)
-
-
-Setting = Annotated[str | Secret, BeforeValidator(_setting), PlainSerializer(str, return_type=str)]
 
 
 class SparkConfig(Section):
@@ -257,6 +177,11 @@ class PipelineConfig(Section):
         object.__setattr__(self, "source", self.source.for_pipeline(self.name))
         object.__setattr__(self, "sinks", named_sinks(self.sinks))
         return self
+
+    @property
+    def folders(self) -> Iterator[FolderSink]:
+        """The sinks whose target is a directory."""
+        return (sink for sink in self.sinks if isinstance(sink, FolderSink))
 
     @property
     def source_name(self) -> str:

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tailrace.config.fields import Section
-from tailrace.config.sections import Name
+from tailrace.config.fields import Name, Section
 from tailrace.extensions import names
 from tailrace.sql.parsing import parse, parse_type
 

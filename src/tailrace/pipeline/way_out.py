@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 
 from tailrace.capture.session import quote_literal
-from tailrace.config import FolderSink, PipelineConfig
+from tailrace.config import PipelineConfig
 from tailrace.errors import NEEDS_SNAPSHOT, Kind, TailraceError
 
 #: What is put behind the name of a directory that is moved aside.
@@ -21,8 +21,7 @@ def way_out(config: PipelineConfig, *, drop_slot: bool) -> str:
 
     :param drop_slot: whether the slot still exists.
     """
-    folders = (sink.path for sink in config.sinks if isinstance(sink, FolderSink))
-    places = dict.fromkeys([config.log.path, *folders])
+    places = dict.fromkeys([config.log.path, *(sink.path for sink in config.folders)])
     steps = [f"{shlex.join(['mv', '--', str(place), f'{place}{ASIDE}'])}" for place in places]
     if drop_slot:
         steps.insert(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tailrace import __version__
 from tailrace.config.disclosure import Disclosure
+from tailrace.config.kafka import KafkaSink as KafkaConfig
 from tailrace.config.sections import DeltaSink as DeltaConfig
 from tailrace.config.sections import JsonlSink as JsonlConfig
 from tailrace.config.sections import ParquetSink as ParquetConfig
 from tailrace.config.sections import PythonSink as PythonConfig
-from tailrace.config.sections import SinkConfig
+from tailrace.config.sinks import SinkConfig
 from tailrace.errors import Kind, TailraceError
+from tailrace.extensions import CONVERTERS, factory
 from tailrace.model import ValueModes
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta_append import DeltaAppend
@@ -47,6 +50,8 @@ def build(config: SinkConfig, rules: Disclosure, modes: ValueModes, log_path: Pa
         from tailrace.sinks.python_sink import PythonSink
 
         return PythonSink(config, log_path, rules, modes)
+    if isinstance(config, KafkaConfig):
+        return _kafka(config, rules, modes)
     raise _unknown(config)
 
 
@@ -66,6 +71,14 @@ def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task
 
         return recorded_python_position(log, config.name, task)
     raise _unknown(config)
+
+
+def _kafka(config: KafkaConfig, rules: Disclosure, modes: ValueModes) -> Sink:
+    # Only now: pipelines without Kafka need not load its client.
+    from tailrace.sinks.kafka import KafkaSink
+
+    make = factory(CONVERTERS, config.converter.type, ("convert", "close"))
+    return KafkaSink(config, make(**config.converter.options), rules, modes, __version__)
 
 
 def _unknown(config: SinkConfig) -> TailraceError:

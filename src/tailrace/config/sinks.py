@@ -1,0 +1,70 @@
+"""What sinks have in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section
+from tailrace.config.patterns import Patterns, matches_any
+
+
+class SinkConfig(Section):
+    """What all sinks have in common."""
+
+    #: Whether Spark writes it.
+    on_spark: ClassVar[bool] = True
+
+    name: Name = Field(
+        default="",
+        validate_default=False,
+        description="Name of the sink. Default: its type and the end of its path, or what else it goes to.",
+    )
+    tables: Patterns | None = Field(
+        default=None, description="Tables that this sink gets. Default: all that are captured."
+    )
+    batch_rows_max: int = Field(
+        default=1_000_000, ge=1, le=100_000_000, description="Most rows in one batch."
+    )
+    batch_bytes_max: ByteCount = Field(
+        default=512 * MIB, ge=64 * 1024, le=64 * 1024 * MIB, description="Most bytes of the log in one batch."
+    )
+    interval_ms: int = Field(
+        default=500,
+        ge=0,
+        le=3_600_000,
+        description="Least milliseconds from batch to batch when there is no backlog.",
+    )
+    retry_attempts_max: int = Field(
+        default=8,
+        ge=0,
+        le=1000,
+        description="Times that a failed batch is tried again before this sink stops.",
+    )
+
+    def wants(self, schema: str, table: str) -> bool:
+        """Tell whether this sink gets the changes of the table."""
+        return self.tables is None or matches_any(self.tables, schema, table)
+
+    @property
+    def target(self) -> str:
+        """A word for where it goes, for its default name; empty where nothing tells."""
+        return ""
+
+    def of_source(self, name: str) -> Self:
+        """Return what this sink is for one of several sources."""
+        return self
+
+
+class FolderSink(SinkConfig):
+    """A sink whose target is a directory."""
+
+    path: LocalPath = Field(description="Directory of the target; each table gets a folder in it.")
+
+    @property
+    def target(self) -> str:
+        return self.path.name
+
+    def of_source(self, name: str) -> Self:
+        return self.model_copy(update={"path": self.path / name})

@@ -1,0 +1,1 @@
+"""Kafka: records and the offset that they lead to, in one transaction."""

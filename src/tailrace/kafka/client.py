@@ -1,0 +1,91 @@
+"""Settings of the clients: what the guarantees rest on, over what the configuration gives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+#: The queue of a producer; what is in it is bounded by `sending` long before.
+_QUEUE_KBYTES = 1 << 20
+_QUEUE_MESSAGES = 2_000_000
+
+
+class _ToLog(logging.Handler):
+    """What librdkafka has to say, as events of our own log; it never shows values of settings."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say = log.warning if record.levelno >= logging.ERROR else log.debug
+        say("kafka client", says=record.getMessage())
+
+
+_logger = logging.getLogger("tailrace.kafka")
+_logger.setLevel(logging.INFO)
+_logger.propagate = False
+_logger.addHandler(_ToLog())
+
+
+def client(bootstrap: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """Return what every client has."""
+    return {**options, "bootstrap.servers": bootstrap, "logger": _logger}
+
+
+def producer(common: Mapping[str, Any], timeout_ms: int, transactional_id: str | None) -> dict[str, Any]:
+    """Return a producer's settings: idempotent, in order, acknowledged by all replicas.
+
+    :param timeout_ms: longest that a message may take.
+    :param transactional_id: None for a producer without transactions.
+    """
+    found = {
+        "partitioner": "murmur2_random",  # as Java's clients place keys
+        "linger.ms": "20",
+        "compression.type": "lz4",
+        "delivery.report.only.error": True,
+        "message.timeout.ms": timeout_ms,
+        **common,
+        "enable.idempotence": True,
+        "acks": "all",
+        "queue.buffering.max.messages": _QUEUE_MESSAGES,
+        "queue.buffering.max.kbytes": _QUEUE_KBYTES,
+    }
+    if transactional_id is not None:
+        found["transactional.id"] = transactional_id
+        found.setdefault("transaction.timeout.ms", max(timeout_ms, 60_000))
+        found["message.timeout.ms"] = min(
+            int(found["message.timeout.ms"]), int(found["transaction.timeout.ms"])
+        )
+    return found
+
+
+def consumer(common: Mapping[str, Any], isolation: str) -> dict[str, Any]:
+    """Return the settings of a consumer that reads a partition from its start, and commits nothing."""
+    return {
+        **{name: value for name, value in common.items() if not _is_producers(name)},
+        "group.id": "tailrace-offsets-reader",  # the client wants one; nothing is ever committed under it
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "isolation.level": isolation,
+    }
+
+
+def admin(common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an admin client."""
+    return {name: value for name, value in common.items() if not _is_producers(name)}
+
+
+def _is_producers(name: str) -> bool:
+    beginnings = (
+        "compression.",
+        "linger.",
+        "batch.",
+        "message.timeout",
+        "transaction.",
+        "partitioner",
+        "request.",
+    )
+    return name.startswith(beginnings)

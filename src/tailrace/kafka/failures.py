@@ -1,0 +1,111 @@
+"""What the client says went wrong, as events of the transaction and as errors of ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.transaction import Event
+
+_Found = TypeVar("_Found")
+
+_AGAIN_S = 0.1
+
+_FENCED = frozenset(
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}  # noqa: SLF001
+)
+_TIMED_OUT = frozenset(
+    {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._MSG_TIMED_OUT}  # noqa: SLF001
+)
+#: Of brokers that do not know yet, or are changing places. The client marks them for transactions alone.
+_PASSING = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    }
+)
+_DENIED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the principal needs WRITE (and DESCRIBE) on the topic",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the principal needs WRITE and DESCRIBE on it",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the principal needs CREATE on the cluster, or on the topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "the principal needs READ on the group",
+}
+
+
+def error_of(error: BaseException) -> KafkaError:
+    """Return the client's error in its exception."""
+    found = error.args[0] if isinstance(error, KafkaException) else error
+    return found if isinstance(found, KafkaError) else KafkaError(KafkaError._FAIL, str(error))  # noqa: SLF001
+
+
+def event_of(error: KafkaError, *, committing: bool = False) -> Event:
+    """Return what an error means for a transaction."""
+    if error.code() in _FENCED:
+        return Event.FENCED
+    if error.txn_requires_abort():
+        return Event.REFUSED
+    if committing and (error.retriable() or error.code() in _TIMED_OUT):
+        return Event.UNKNOWN
+    return Event.BROKEN if error.fatal() or committing else Event.REFUSED
+
+
+def failure_of(error: KafkaError, attempted: str, **context: object) -> TailraceError:
+    """Return the error that ends what was attempted.
+
+    Its policy is that of its kind: what only a person can change is not tried again.
+    """
+    code = error.code()
+    found = f"{attempted}: {error.name()}: {error.str()}"
+    if code in _FENCED:
+        return TailraceError(
+            Kind.SINK_PREEMPTED,
+            f"{attempted}: another producer with this transactional id has begun; this one stops",
+            "the same pipeline runs somewhere else: stop one of them, or give it another name or `group`",
+            context,
+        )
+    if code in _DENIED:
+        return TailraceError(Kind.SINK_REFUSED, found, _DENIED[code], context)
+    if code in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED):  # noqa: SLF001
+        return TailraceError(
+            Kind.SINK_REFUSED, found, "check security.protocol and sasl.* in `options`", context
+        )
+    if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE):
+        return TailraceError(
+            Kind.SINK_RECORD_TOO_LARGE,
+            found,
+            "raise max.message.bytes of the topic and message.max.bytes in `options`, or leave out the table",
+            context,
+        )
+    if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):  # noqa: SLF001
+        return TailraceError(
+            Kind.SINK_WRITE_FAILED, found, "create the topic, or set create_topics: true", context
+        )
+    return TailraceError(Kind.SINK_WRITE_FAILED, found, "see whether the cluster can be reached", context)
+
+
+def persist(timeout_s: float, act: Callable[[float], _Found]) -> _Found:
+    """Call `act` with the seconds that are left, again while the client says that this may help.
+
+    :raises KafkaException: the last one.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return act(max(0.1, deadline - time.monotonic()))
+        except KafkaException as error:
+            found = error_of(error)
+            passes = found.retriable() or found.code() in _PASSING
+            if not passes or found.fatal() or time.monotonic() >= deadline:
+                raise
+            time.sleep(_AGAIN_S)

@@ -1,0 +1,223 @@
+"""Offsets in a compacted topic: which record is a pipeline's, and how the newest one is found.
+
+The key is that of Kafka Connect, a JSON array of who and what: `["<group>-<pipeline>", {"task": "0"}]`.
+The value is a JSON object, or null once it was reset. All records of one key are in one partition,
+which this module chooses by itself, so that only that one must be read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.failures import error_of, failure_of, persist
+
+#: A topic that is made here; one that exists may have more or fewer partitions.
+PARTITIONS = 25
+
+_POLL_S = 0.5
+
+
+def key_of(group: str, pipeline: str, task: str) -> bytes:
+    """Return the key of a task's offset."""
+    return json.dumps([f"{group}-{pipeline}", {"task": task}], separators=(",", ":")).encode()
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition where Java's clients put `key`: murmur2, without its sign."""
+    return (_murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+class OffsetsTopic:
+    """The topic, as one task sees it.
+
+    :param consumer: settings of a client that reads it.
+    :param timeout_s: longest that a question may take.
+    """
+
+    def __init__(
+        self, name: str, admin: Mapping[str, Any], consumer: Mapping[str, Any], timeout_s: float
+    ) -> None:
+        self.name = name
+        self._admin_settings = dict(admin)
+        self._consumer_settings = dict(consumer)
+        self._timeout_s = timeout_s
+        self._partitions = 0
+
+    def require(self, *, create: bool) -> None:
+        """Make sure that the topic is there and is compacted.
+
+        :raises TailraceError: `SINK_MISCONFIGURED` if it is not; `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+        """
+        admin = AdminClient(self._admin_settings)
+        self._partitions = self._count(admin)
+        if not self._partitions:
+            if not create:
+                raise TailraceError(
+                    Kind.SINK_MISCONFIGURED,
+                    f"look for the offsets topic {self.name!r}: it does not exist",
+                    "create it with cleanup.policy=compact, or set create_topics: true",
+                    {"topic": self.name},
+                )
+            self._create(admin)
+            self._partitions = self._wait_for_partitions(admin)
+        self._require_compaction(admin)
+
+    def partition(self, key: bytes) -> int:
+        """Return the partition of `key`; after `require`."""
+        return partition_of(key, self._partitions)
+
+    def read(self, key: bytes, isolation: str = "read_committed") -> dict[str, Any] | None:
+        """Return the newest value of `key`, read up to the very end of its partition.
+
+        A commit in progress there is waited for: the end is that of all records, not only of those
+        that a reader of committed ones can see now.
+        :raises TailraceError: `OFFSETS_UNREADABLE` if the end was not reached in time, or a value is none.
+        """
+        partition = self.partition(key)
+        end = self._end(partition)
+        if end <= 0:
+            return None
+        consumer = Consumer({**self._consumer_settings, "isolation.level": isolation})
+        try:
+            consumer.assign([TopicPartition(self.name, partition, OFFSET_BEGINNING)])
+            return self._last(consumer, partition, key, end)
+        except KafkaException as error:
+            raise failure_of(error_of(error), "read offsets", topic=self.name) from error
+        finally:
+            consumer.close()
+
+    def _last(self, consumer: Consumer, partition: int, key: bytes, end: int) -> dict[str, Any] | None:
+        deadline = time.monotonic() + self._timeout_s
+        found: bytes | None = None
+        while time.monotonic() < deadline:
+            message = consumer.poll(_POLL_S)
+            if message is not None and (error := message.error()) is not None:
+                if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+                    raise KafkaException(error)
+            elif message is not None and message.key() == key:
+                found = message.value()
+            (place,) = consumer.position([TopicPartition(self.name, partition)])
+            if place.offset >= end:
+                return _parsed(found, self.name)
+        raise TailraceError(
+            Kind.OFFSETS_UNREADABLE,
+            f"read offsets: the end of partition {partition}, {end}, was not reached within "
+            f"{self._timeout_s:.0f} s",
+            "a transaction that was begun there has not ended: it does within its transaction.timeout.ms; "
+            "then start again",
+            {"topic": self.name},
+        )
+
+    def _end(self, partition: int) -> int:
+        admin = AdminClient(self._admin_settings)
+        where = TopicPartition(self.name, partition)
+
+        def ask(timeout_s: float) -> Any:
+            every = admin.list_offsets(
+                {where: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=timeout_s,
+            )
+            return every[where].result(timeout_s)
+
+        return int(_asked(ask, self._timeout_s, "ask for the end of offsets", self.name).offset)
+
+    def _count(self, admin: AdminClient) -> int:
+        def ask(timeout: float) -> Any:
+            return admin.list_topics(self.name, timeout)
+
+        topics = _asked(ask, self._timeout_s, "look for the offsets topic", self.name).topics
+        found = topics.get(self.name)
+        return 0 if found is None or found.error is not None else len(found.partitions)
+
+    def _wait_for_partitions(self, admin: AdminClient) -> int:
+        deadline = time.monotonic() + self._timeout_s
+        while not (count := self._count(admin)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return count
+
+    def _create(self, admin: AdminClient) -> None:
+        topic = NewTopic(self.name, PARTITIONS, config={"cleanup.policy": "compact"})
+        try:
+            admin.create_topics([topic])[self.name].result(self._timeout_s)
+        except KafkaException as error:
+            if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise failure_of(error_of(error), "create the offsets topic", topic=self.name) from error
+
+    def _require_compaction(self, admin: AdminClient) -> None:
+        resource = ConfigResource(ResourceType.TOPIC, self.name)
+
+        def ask(timeout_s: float) -> Any:
+            return admin.describe_configs([resource])[resource].result(timeout_s)
+
+        settings = _asked(ask, self._timeout_s, "look at the offsets topic", self.name)
+        policy = settings["cleanup.policy"].value
+        if policy != "compact":
+            raise TailraceError(
+                Kind.SINK_MISCONFIGURED,
+                f"look at the offsets topic {self.name!r}: its cleanup.policy is {policy!r}, so that offsets "
+                "would be deleted with time",
+                f"kafka-configs.sh --alter --entity-type topics --entity-name {self.name} "
+                "--add-config cleanup.policy=compact",
+                {"topic": self.name},
+            )
+
+
+def _asked(ask: Callable[[float], Any], timeout_s: float, attempted: str, topic: str) -> Any:
+    # A topic that was made a moment ago is not known everywhere yet.
+    try:
+        return persist(timeout_s, ask)
+    except KafkaException as error:
+        raise failure_of(error_of(error), attempted, topic=topic) from error
+
+
+def _parsed(value: bytes | None, topic: str) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise TailraceError(
+            Kind.OFFSETS_UNREADABLE,
+            "read offsets: what was written under this pipeline's key is no JSON object",
+            "another program writes to the topic: give offsets_topic a name of its own",
+            {"topic": topic},
+        )
+    return found
+
+
+def _murmur2(data: bytes) -> int:
+    # Of org.apache.kafka.common.utils.Utils: seed 0x9747b28c, 32 bits.
+    length, m = len(data), 0x5BD1E995
+    h = (0x9747B28C ^ length) & 0xFFFFFFFF
+    for at in range(0, length - 3, 4):
+        k = (int.from_bytes(data[at : at + 4], "little") * m) & 0xFFFFFFFF
+        k = ((k ^ (k >> 24)) * m) & 0xFFFFFFFF
+        h = ((h * m) & 0xFFFFFFFF) ^ k
+    rest = data[length & ~3 :]
+    if rest:
+        h = ((h ^ int.from_bytes(rest, "little")) * m) & 0xFFFFFFFF
+    h = ((h ^ (h >> 13)) * m) & 0xFFFFFFFF
+    return h ^ (h >> 15)

@@ -1,0 +1,153 @@
+"""Messages into a producer, many at a call, with a bound on what is under way."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, Message, Producer
+
+from tailrace import failpoints
+from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.failures import failure_of
+from tailrace.records.events import Converted
+
+#: Most messages and bytes that are under way.
+MESSAGES_MAX = 200_000
+BYTES_MAX = 64 << 20
+#: Messages handed over at a call.
+CHUNK = 10_000
+
+_POLL_S = 0.05
+
+
+class Sender:
+    """Sends, in order, for one producer; keeps the first error that any message met.
+
+    :param timeout_s: longest to wait for room, or for the end of what is under way.
+    """
+
+    def __init__(self, producer: Producer, timeout_s: float) -> None:
+        self._producer = producer
+        self._timeout_s = timeout_s
+        self._sent = 0
+        self._under_way: deque[tuple[int, int]] = deque()  # messages sent until then, bytes of the chunk
+        self._error: KafkaError | None = None
+
+    @property
+    def error(self) -> KafkaError | None:
+        """What the first message that could not be delivered met."""
+        return self._error
+
+    def send(self, topic: str, events: Converted) -> None:
+        """Hand events over in order, waiting for room.
+
+        :raises TailraceError: what the first of them met that was refused at once (its `row` in the
+            context), or an earlier one later; `SINK_WRITE_FAILED` if there is no room in time.
+        """
+        headers = _headers(events)
+        for at in range(0, len(events), CHUNK):
+            keys, values = _objects(events.keys, at, len(events)), _objects(events.values, at, len(events))
+            if headers is None:
+                self._send_batch(topic, keys, values, at)
+            else:
+                self._send_each(topic, keys, values, headers[at : at + CHUNK].to_pylist())
+            failpoints.hit("kafka.in_batch")
+            self.raise_if_failed(topic)
+
+    def _send_batch(self, topic: str, keys: Sequence[Any], values: Sequence[Any], at: int) -> None:
+        chunk = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
+        size = sum(len(value or b"") for value in values)
+        self._wait_for_room(size)
+        taken = self._producer.produce_batch(topic, chunk, on_delivery=self._delivered)
+        self._sent += taken
+        self._under_way.append((self._sent, size))
+        if taken != len(chunk):
+            self._refuse(topic, chunk, at)
+
+    def _send_each(
+        self,
+        topic: str,
+        keys: Sequence[Any],
+        values: Sequence[Any],
+        headers: Sequence[Mapping[str, Any] | None],
+    ) -> None:
+        # The client takes headers one message at a call only.
+        for key, value, named in zip(keys, values, headers, strict=True):
+            self._wait_for_room(len(value or b""))
+            wire = [(name, held) for name, held in (named or {}).items() if held is not None]
+            self._producer.produce(topic, value, key, headers=wire, on_delivery=self._delivered)
+            self._sent += 1
+            self._under_way.append((self._sent, len(value or b"")))
+
+    def flush(self) -> None:
+        """Wait until everything is delivered.
+
+        :raises TailraceError: what a message met; `SINK_WRITE_FAILED` after the timeout.
+        """
+        left = self._producer.flush(self._timeout_s)
+        self.raise_if_failed("")
+        if left:
+            raise _no_room(f"deliver {left} messages", self._timeout_s)
+
+    def raise_if_failed(self, topic: str) -> None:
+        """Raise what a message met.
+
+        :raises TailraceError: see `failures.failure_of`.
+        """
+        if self._error is not None:
+            raise failure_of(self._error, "send records", **({"topic": topic} if topic else {}))
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None and self._error is None:
+            self._error = error
+
+    def _refuse(self, topic: str, chunk: list[dict[str, Any]], at: int) -> None:
+        place, error = next((k, message["_error"]) for k, message in enumerate(chunk) if "_error" in message)
+        found = error if isinstance(error, KafkaError) else KafkaError(error.args[0].code())
+        raise failure_of(found, "send a record", topic=topic, row=at + place)
+
+    def _wait_for_room(self, size: int) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        self._producer.poll(0)
+        while not self._has_room(size):
+            if time.monotonic() > deadline:
+                raise _no_room("hand records over", self._timeout_s)
+            self._producer.poll(_POLL_S)
+
+    def _has_room(self, size: int) -> bool:
+        left = len(self._producer)
+        while self._under_way and self._under_way[0][0] <= self._sent - left:
+            self._under_way.popleft()
+        held = sum(size for _, size in self._under_way)
+        return not self._under_way or (left < MESSAGES_MAX and held + size <= BYTES_MAX)
+
+
+def _no_room(attempted: str, timeout_s: float) -> TailraceError:
+    return TailraceError(
+        Kind.SINK_WRITE_FAILED,
+        f"{attempted}: the cluster did not take them within {timeout_s:.0f} s",
+        "see whether the cluster is reachable and fast enough; offset_flush_timeout_ms is how long is waited",
+    )
+
+
+def _objects(values: pa.Array | Sequence[Any] | None, at: int, count: int) -> Sequence[Any]:
+    """Return a chunk as objects that the client takes: texts, bytes or None."""
+    end = min(at + CHUNK, count)
+    if values is None:
+        return [None] * (end - at)
+    part = values[at:end]
+    if not isinstance(part, pa.Array):
+        return part
+    # As bytes: the client would encode each text again.
+    return part.cast(pa.large_binary()).to_pylist()  # type: ignore[no-any-return]
+
+
+def _headers(events: Converted) -> pa.StructArray | None:
+    found = events.headers
+    if found is None or found.null_count == len(found):
+        return None
+    return None if all(child.null_count == len(child) for child in found.flatten()) else found

@@ -1,0 +1,144 @@
+"""The life of a transactional producer as a table: event in, next state and commands out.
+
+    NEW ─▶ FENCING ─▶ READING ─▶ READY ⇄ OPEN ─▶ COMMITTING ─▶ READY …
+                                   │       │          │
+                                   ▼       ╰─ABORTING─┤
+                                CLOSED                ▼
+                                         FAILED · IN_DOUBT · PREEMPTED
+
+One object is one life, that of one producer. A new life begins by fencing the one before it
+(`INITIALISE`), which ends whatever that had begun; only then are the committed offsets read, so that
+what it committed last, even where it never heard of that itself, is seen before anything is sent.
+So an unknown outcome needs no case of its own: it ends the life, and the next one looks first.
+
+A failed commit is never logged and passed over: the transaction is aborted and the life ends
+(KIP-618 and its forerunner, "Source task lifetime"). Pure: no clock, thread or client.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+
+class State(enum.StrEnum):
+    """Where a producer is in its life."""
+
+    NEW = "new"
+    FENCING = "fencing"
+    READING = "reading offsets"
+    READY = "ready"
+    OPEN = "transaction open"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+    CLOSED = "closed"
+    FAILED = "failed"  # nothing of the open transaction will be seen
+    IN_DOUBT = "in doubt"  # whether the last transaction was committed, the next life finds out
+    PREEMPTED = "pre-empted"  # a later life of the same transactional id has begun
+
+
+class Event(enum.StrEnum):
+    """What happens to a producer."""
+
+    START = "start"
+    INITIALISED = "initialised"
+    OFFSETS_READ = "offsets read"
+    RECORDS = "records"  # or progress of the source without any
+    DUE = "commit due"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    REFUSED = "refused"  # an error after which the transaction can only be aborted
+    BROKEN = "broken"  # an error after which this producer can do nothing more
+    UNKNOWN = "outcome unknown"  # a commit was asked for, and no answer came in time
+    FENCED = "fenced"
+    STOP = "stop"
+
+
+class Command(enum.StrEnum):
+    """What the driver is to do, in the order given; each answer is an event."""
+
+    INITIALISE = "initialise"
+    READ_OFFSETS = "read offsets"
+    BEGIN = "begin"
+    SEND = "send"
+    SEND_OFFSET = "send offset"
+    COMMIT = "commit"
+    ABORT = "abort"
+    TELL_SOURCE = "tell source"
+    FAIL = "fail"
+    CLOSE = "close"
+
+
+FINAL = frozenset({State.CLOSED, State.FAILED, State.IN_DOUBT, State.PREEMPTED})
+
+_S, _E, _C = State, Event, Command
+
+#: A move that is not here is not allowed.
+TRANSITIONS: dict[tuple[State, Event], tuple[State, tuple[Command, ...]]] = {
+    (_S.NEW, _E.START): (_S.FENCING, (_C.INITIALISE,)),
+    (_S.NEW, _E.STOP): (_S.CLOSED, (_C.CLOSE,)),
+    (_S.FENCING, _E.INITIALISED): (_S.READING, (_C.READ_OFFSETS,)),
+    (_S.READING, _E.OFFSETS_READ): (_S.READY, ()),
+    (_S.READY, _E.RECORDS): (_S.OPEN, (_C.BEGIN, _C.SEND)),
+    # No offsets to write: nothing was begun, and nothing is.
+    (_S.READY, _E.DUE): (_S.READY, ()),
+    (_S.READY, _E.STOP): (_S.CLOSED, (_C.CLOSE,)),
+    (_S.OPEN, _E.RECORDS): (_S.OPEN, (_C.SEND,)),
+    (_S.OPEN, _E.DUE): (_S.COMMITTING, (_C.SEND_OFFSET, _C.COMMIT)),
+    (_S.OPEN, _E.REFUSED): (_S.ABORTING, (_C.ABORT,)),
+    # What was not committed is sent again by the next life.
+    (_S.OPEN, _E.STOP): (_S.ABORTING, (_C.ABORT,)),
+    (_S.COMMITTING, _E.COMMITTED): (_S.READY, (_C.TELL_SOURCE,)),
+    (_S.COMMITTING, _E.REFUSED): (_S.ABORTING, (_C.ABORT,)),
+    (_S.COMMITTING, _E.UNKNOWN): (_S.IN_DOUBT, (_C.FAIL,)),
+    (_S.COMMITTING, _E.BROKEN): (_S.IN_DOUBT, (_C.FAIL,)),
+    (_S.ABORTING, _E.ABORTED): (_S.FAILED, (_C.FAIL,)),
+    # The next life's fencing aborts what could not be aborted here.
+    (_S.ABORTING, _E.REFUSED): (_S.FAILED, (_C.FAIL,)),
+    (_S.ABORTING, _E.UNKNOWN): (_S.FAILED, (_C.FAIL,)),
+    **{
+        (state, _E.BROKEN): (_S.FAILED, (_C.FAIL,))
+        for state in (_S.FENCING, _S.READING, _S.READY, _S.OPEN, _S.ABORTING)
+    },
+    **{
+        (state, _E.FENCED): (_S.PREEMPTED, (_C.FAIL,))
+        for state in (_S.FENCING, _S.READY, _S.OPEN, _S.COMMITTING, _S.ABORTING)
+    },
+}
+
+
+class IllegalTransition(RuntimeError):  # noqa: N818 - it is named after what happened
+    """A move that the table does not have; always a bug. Tells the story that led to it."""
+
+    def __init__(self, state: State, event: Event, story: tuple[tuple[State, Event], ...]) -> None:
+        super().__init__(state, event, story)
+
+    def __str__(self) -> str:
+        state, event, story = self.args
+        path = " -> ".join(f"{before.name}+{what.name}" for before, what in story)
+        return f"the producer is {state}: {event.name} is not allowed here (story: {path})"
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A producer's state and the newest steps that led to it."""
+
+    state: State = State.NEW
+    story: tuple[tuple[State, Event], ...] = ()
+
+    def step(self, event: Event) -> tuple[Transaction, tuple[Command, ...]]:
+        """Return the life after `event`, and what is to be done.
+
+        :raises IllegalTransition: for a move that the table does not have.
+        """
+        story = (*self.story[-19:], (self.state, event))
+        found = TRANSITIONS.get((self.state, event))
+        if found is None:
+            raise IllegalTransition(self.state, event, story)
+        state, commands = found
+        return replace(self, state=state, story=story), commands
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this life has come to its end."""
+        return self.state in FINAL

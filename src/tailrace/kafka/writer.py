@@ -1,0 +1,224 @@
+"""Writers of batches: records first, then the offset that they lead to.
+
+`AtomicWriter` carries out what the transaction's table says, so that both are one; `PlainWriter`
+writes the offset when the records are acknowledged: at least once. One object is one life.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+from confluent_kafka import KafkaException, Producer
+
+from tailrace import failpoints
+from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.failures import error_of, event_of, failure_of, persist
+from tailrace.kafka.offsets import OffsetsTopic
+from tailrace.kafka.sending import Sender
+from tailrace.kafka.transaction import Command, Event, State, Transaction
+from tailrace.records.events import Converted
+
+log = structlog.get_logger(__name__)
+
+#: An object that JSON can hold.
+Offset = Mapping[str, Any]
+
+
+class Writer(Protocol):
+    """Writes batches for one task, one after another, on one thread."""
+
+    def open(self) -> Offset | None:
+        """Begin, and return the offset that was committed last; None: there is none."""
+
+    def send(self, topic: str, events: Converted) -> None:
+        """Send records of the batch, in order."""
+
+    def commit(self, offset: Offset) -> None:
+        """End the batch: what was sent and `offset` are durable when it returns."""
+
+    def close(self) -> None:
+        """Give up what was sent and not committed, and let go of the producer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Whose offset is written, and how.
+
+    :param settings: of the producer.
+    :param key: of the offset, in `offsets`.
+    :param timeout_s: longest that the start, and each commit, may take.
+    """
+
+    settings: Mapping[str, Any]
+    offsets: OffsetsTopic
+    key: bytes
+    isolation: str
+    timeout_s: float
+
+
+class AtomicWriter:
+    """Records and offset in one transaction; whoever had the transactional id before is fenced."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._life = Transaction()
+        self._producer = Producer(dict(task.settings))
+        self._sender = Sender(self._producer, task.timeout_s)
+
+    @property
+    def state(self) -> State:
+        """Where the transaction is."""
+        return self._life.state
+
+    def open(self) -> Offset | None:
+        """As `Writer.open`; the life before is fenced first, so that its last commit is seen.
+
+        :raises TailraceError: `SINK_PREEMPTED`, `SINK_REFUSED`, `OFFSETS_UNREADABLE`, `SINK_WRITE_FAILED`.
+        """
+        self._step(Event.START)
+        self._attempt("begin as the only producer", self._initialise)
+        self._step(Event.INITIALISED)
+        try:
+            found = self._task.offsets.read(self._task.key, self._task.isolation)
+        except TailraceError:
+            self._step(Event.BROKEN)
+            raise
+        self._step(Event.OFFSETS_READ)
+        return found
+
+    def send(self, topic: str, events: Converted) -> None:
+        """As `Writer.send`.
+
+        :raises TailraceError: as `Sender.send`; the transaction is then aborted, and this life over.
+        """
+        self._begin()
+        try:
+            self._sender.send(topic, events)
+        except TailraceError as error:
+            self._fail(Event.FENCED if error.kind is Kind.SINK_PREEMPTED else Event.REFUSED)
+            raise
+
+    def commit(self, offset: Offset) -> None:
+        """As `Writer.commit`, atomically.
+
+        :raises TailraceError: `SINK_PREEMPTED`; `SINK_WRITE_FAILED`, when nothing of the batch was
+            committed or when that is not known: the next life finds out before it does anything.
+        """
+        self._begin()  # progress without records is an offset too
+        self._step(Event.DUE)
+        failpoints.hit("kafka.before_offset")
+        self._attempt("write the offset", lambda: self._send_offset(offset), committing=True)
+        failpoints.hit("kafka.before_commit")
+        self._attempt("commit a transaction", self._commit, committing=True)
+        failpoints.hit("kafka.after_commit")
+        self._step(Event.COMMITTED)
+
+    def close(self) -> None:
+        """As `Writer.close`."""
+        if self._life.state in (State.NEW, State.READY):
+            self._step(Event.STOP)
+        elif self._life.state is State.OPEN:
+            self._step(Event.STOP)
+            self._abort()
+        self._producer.purge()
+        self._producer.flush(0)
+
+    def _begin(self) -> None:
+        _, commands = self._life.step(Event.RECORDS)
+        if Command.BEGIN in commands:
+            self._attempt("begin a transaction", self._producer.begin_transaction)
+            failpoints.hit("kafka.after_begin")
+        self._step(Event.RECORDS)
+
+    def _initialise(self) -> None:
+        persist(self._task.timeout_s, self._producer.init_transactions)
+
+    def _send_offset(self, offset: Offset) -> None:
+        topic = self._task.offsets
+        value = json.dumps(dict(offset), separators=(",", ":")).encode()
+        self._producer.produce(topic.name, value, self._task.key, topic.partition(self._task.key))
+
+    def _commit(self) -> None:
+        persist(self._task.timeout_s, self._producer.commit_transaction)
+
+    def _abort(self) -> None:
+        try:
+            persist(self._task.timeout_s, self._producer.abort_transaction)
+        except KafkaException as error:
+            # Whoever comes next aborts it by fencing.
+            found = error_of(error)
+            log.warning("transaction not aborted", why=found.name())
+            self._step(event_of(found))
+        else:
+            self._step(Event.ABORTED)
+
+    def _attempt(self, attempted: str, act: Callable[[], object], *, committing: bool = False) -> None:
+        try:
+            act()
+        except KafkaException as error:
+            found = error_of(error)
+            self._fail(event_of(found, committing=committing))
+            raise failure_of(found, attempted, **self._whose()) from error
+
+    def _fail(self, event: Event) -> None:
+        if event is Event.REFUSED and self._life.state in (State.FENCING, State.READY):
+            event = Event.BROKEN
+        self._step(event)
+        if self._life.state is State.ABORTING:
+            self._abort()
+
+    def _step(self, event: Event) -> None:
+        self._life, _ = self._life.step(event)
+        if self._life.state is State.PREEMPTED:
+            log.error("pre-empted: another producer with this transactional id has begun", **self._whose())
+
+    def _whose(self) -> dict[str, str]:
+        return {"transactional_id": str(self._task.settings["transactional.id"])}
+
+
+class PlainWriter:
+    """Records, then their offset: after a crash between both, the records come again."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._producer = Producer(dict(task.settings))
+        self._sender = Sender(self._producer, task.timeout_s)
+
+    def open(self) -> Offset | None:
+        """As `Writer.open`.
+
+        :raises TailraceError: `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+        """
+        return self._task.offsets.read(self._task.key, self._task.isolation)
+
+    def send(self, topic: str, events: Converted) -> None:
+        """As `Writer.send`.
+
+        :raises TailraceError: as `Sender.send`.
+        """
+        self._sender.send(topic, events)
+
+    def commit(self, offset: Offset) -> None:
+        """As `Writer.commit`: every record is acknowledged before the offset is sent.
+
+        :raises TailraceError: `SINK_WRITE_FAILED`, `SINK_REFUSED`, `SINK_RECORD_TOO_LARGE`.
+        """
+        self._sender.flush()
+        failpoints.hit("kafka.before_offset")
+        topic = self._task.offsets
+        value = json.dumps(dict(offset), separators=(",", ":")).encode()
+        try:
+            self._producer.produce(topic.name, value, self._task.key, topic.partition(self._task.key))
+        except KafkaException as error:
+            raise failure_of(error_of(error), "write the offset", topic=topic.name) from error
+        self._sender.flush()
+        failpoints.hit("kafka.after_commit")
+
+    def close(self) -> None:
+        """As `Writer.close`."""
+        self._producer.purge()
+        self._producer.flush(0)

@@ -1,0 +1,90 @@
+"""The state machine under all interleavings of a bounded size."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from kafka.model import Broker, Producer, moves
+from tailrace.kafka import transaction
+from tailrace.kafka.transaction import Command, Event, IllegalTransition, State, Transaction
+
+CHANGES, LIVES = 3, 2
+
+
+def _explore(changes: int, lives: int) -> int:
+    """Visit every state that `lives` producers can bring about; return how many there are.
+
+    At any moment the newest producer may be followed by another, whether it has died, is paused or
+    is in the middle of anything; those before it go on as long as they are able to.
+    """
+    start = (Broker(), (Producer(),))
+    seen = {start}
+    waiting = [start]
+    while waiting:
+        broker, producers = waiting.pop()
+        _check(broker, producers)
+        following = [
+            (after, (*producers[:at], moved, *producers[at + 1 :]))
+            for at, producer in enumerate(producers)
+            for after, moved in moves(broker, producer, changes)
+        ]
+        if len(producers) < lives:
+            following.append((broker, (*producers, Producer())))
+        for found in following:
+            if found not in seen:
+                seen.add(found)
+                waiting.append(found)
+    return len(seen)
+
+
+def _check(broker: Broker, producers: tuple[Producer, ...]) -> None:
+    # Each change once, in order, and the offset agrees with them at every moment.
+    assert broker.log == tuple(range(1, broker.offset + 1))
+    assert all(producer.told <= broker.offset for producer in producers)
+
+
+@pytest.mark.parametrize(("changes", "lives"), [(CHANGES, LIVES), (1, 3)])
+def test_each_change_is_committed_once_whoever_dies_wakes_or_hears_nothing(changes: int, lives: int) -> None:
+    assert _explore(changes, lives) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("key", "planted"),
+    [
+        # Reads no offsets after fencing, so that it trusts what it knew.
+        ((State.FENCING, Event.INITIALISED), (State.READY, ())),
+        # Writes the offset outside of the transaction's end.
+        ((State.OPEN, Event.DUE), (State.COMMITTING, (Command.COMMIT,))),
+        # Logs a failed commit and goes on.
+        ((State.COMMITTING, Event.REFUSED), (State.READY, (Command.TELL_SOURCE,))),
+        # Takes no answer for a yes.
+        ((State.COMMITTING, Event.UNKNOWN), (State.READY, (Command.TELL_SOURCE,))),
+    ],
+)
+def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, key: object, planted: object) -> None:
+    monkeypatch.setitem(transaction.TRANSITIONS, key, planted)
+    with pytest.raises((AssertionError, IllegalTransition)):
+        _explore(CHANGES, LIVES)
+
+
+def test_nothing_is_begun_without_offsets() -> None:
+    life = Transaction(State.READY)
+    after, commands = life.step(Event.DUE)
+    assert after.state is State.READY
+    assert commands == ()
+
+
+def test_a_move_that_the_table_lacks_tells_the_story_and_pickles() -> None:
+    life, _ = Transaction().step(Event.START)
+    with pytest.raises(IllegalTransition) as raised:
+        life.step(Event.COMMITTED)
+    again = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - our own
+    assert "NEW+START -> FENCING+COMMITTED" in str(again)
+
+
+def test_every_state_is_reached_and_every_end_is_final() -> None:
+    reached = {after for after, _ in transaction.TRANSITIONS.values()} | {State.NEW}
+    assert reached == set(State)
+    assert not [state for state, _ in transaction.TRANSITIONS if state in transaction.FINAL]

@@ -1,0 +1,161 @@
+"""Writers against a real broker: each record once, whoever dies, wakes up or comes later."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from fix_wait import wait_until
+from kafka.once import KEYS, numbers, reached, writer
+from tailrace.embedded.kafka import EmbeddedKafka
+from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.offsets import partition_of
+from tailrace.kafka.transaction import State
+
+QUIET = {"log_level": 0}
+POINTS = [
+    "kafka.after_begin",
+    "kafka.in_batch",
+    "kafka.before_offset",
+    "kafka.before_commit",
+    "kafka.after_commit",
+]
+
+
+@pytest.fixture
+def topic(kafka: EmbeddedKafka, topic_name: str) -> str:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, **QUIET})
+    admin.create_topics([NewTopic(topic_name, 3, 1)])[topic_name].result(60)
+    return topic_name
+
+
+def _read(kafka: EmbeddedKafka, topic: str, isolation: str = "read_committed") -> list[tuple[int, str, int]]:
+    """Return (partition, key, value) of every record that is there now, in the order of partitions."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "group.id": "read",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            **QUIET,
+        }
+    )
+    found: list[tuple[int, str, int]] = []
+    ended: set[int] = set()
+
+    def all_read() -> bool:
+        message = consumer.poll(0.2)
+        if message is not None and (error := message.error()) is not None:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            ended.add(message.partition())
+        elif message is not None:
+            found.append((message.partition(), message.key().decode(), int(message.value())))
+        return len(ended) == 3
+
+    try:
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(3)])
+        wait_until(all_read, 60, f"the end of {topic}")
+    finally:
+        consumer.close()
+    return found
+
+
+def _require_each_once(records: list[tuple[int, str, int]], last: int) -> None:
+    by_key: dict[str, list[int]] = defaultdict(list)
+    places: dict[str, set[int]] = defaultdict(set)
+    for partition, key, value in records:
+        by_key[key].append(value)
+        places[key].add(partition)
+    for key in range(KEYS):
+        expected = [value for value in range(1, last + 1) if value % KEYS == key]
+        assert by_key[str(key)] == expected, f"key {key}"
+        assert places[str(key)] == {partition_of(str(key).encode(), 3)}, "placed as Java's clients do"
+
+
+def test_a_batch_and_its_offset_are_seen_together(kafka: EmbeddedKafka, topic: str) -> None:
+    first = writer(kafka.bootstrap, topic)
+    assert first.open() is None
+    first.send(topic, numbers(1, 100))
+    first.commit({"number": 100})
+    first.send(topic, numbers(101, 50))
+    first.close()  # gives up what it had not committed
+    second = writer(kafka.bootstrap, topic)
+    assert second.open() == {"number": 100}
+    second.commit({"number": 100, "later": True})  # progress without records
+    second.close()
+    _require_each_once(_read(kafka, topic), 100)
+    third = writer(kafka.bootstrap, topic)
+    assert third.open() == {"number": 100, "later": True}
+    third.close()
+
+
+def test_one_that_was_taken_over_commits_nothing_more_and_says_so(kafka: EmbeddedKafka, topic: str) -> None:
+    old = writer(kafka.bootstrap, topic)
+    old.open()
+    old.send(topic, numbers(1, 10))
+    new = writer(kafka.bootstrap, topic)
+    assert new.open() is None
+    new.send(topic, numbers(1, 20))
+    new.commit({"number": 20})
+    with pytest.raises(TailraceError) as refused:
+        old.commit({"number": 10})
+    assert refused.value.kind is Kind.SINK_PREEMPTED
+    assert old.state is State.PREEMPTED
+    old.close()
+    new.send(topic, numbers(21, 5))
+    new.commit({"number": 25})
+    new.close()
+    _require_each_once(_read(kafka, topic), 25)
+
+
+def test_without_transactions_records_come_before_their_offset(kafka: EmbeddedKafka, topic: str) -> None:
+    plain = writer(kafka.bootstrap, topic, atomic=False)
+    assert plain.open() is None
+    plain.send(topic, numbers(1, 100))
+    plain.commit({"number": 100})
+    plain.close()
+    again = writer(kafka.bootstrap, topic, atomic=False)
+    assert again.open() == {"number": 100}
+    again.close()
+    _require_each_once(_read(kafka, topic, "read_uncommitted"), 100)
+
+
+def test_an_offsets_topic_that_is_not_compacted_is_refused(kafka: EmbeddedKafka, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, **QUIET})
+    admin.create_topics([NewTopic(f"{topic}-offsets", 1, 1)])[f"{topic}-offsets"].result(60)
+    with pytest.raises(TailraceError) as refused:
+        writer(kafka.bootstrap, topic)
+    assert refused.value.kind is Kind.SINK_MISCONFIGURED
+    assert "cleanup.policy=compact" in refused.value.hint
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_anywhere_it_writes_each_record_once(kafka: EmbeddedKafka, topic: str, point: str) -> None:
+    for hit in (1, 2):
+        assert _life(kafka, topic, {"TAILRACE_FAILPOINTS": f"{point}=kill@{hit}"}) == -signal.SIGKILL
+    assert _life(kafka, topic, {}) == 0
+    last = writer(kafka.bootstrap, topic)
+    offset = reached(last.open())
+    last.close()
+    assert offset >= 3 * 40
+    _require_each_once(_read(kafka, topic), offset)
+
+
+def _life(kafka: EmbeddedKafka, topic: str, environment: dict[str, str]) -> int:
+    path = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-m", "kafka.once", kafka.bootstrap, topic, "atomic", "3", "40"],
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(path)},
+        timeout=120,
+        check=False,
+    )
+    return done.returncode

@@ -31,6 +31,7 @@ from tailrace.config.engine_options import (
     RecordProcessing,
 )
 from tailrace.config.fields import MIB, Section
+from tailrace.config.kafka import KafkaSink, TopicRule
 from tailrace.config.postgres import LibpqOptions, NamedSource, PostgresSource
 from tailrace.config.sections import (
     DeltaSink,
@@ -155,6 +156,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "delta": lambda: fields(DeltaSink, FolderSink),
     "parquet": lambda: fields(ParquetSink, FolderSink),
     "jsonl": lambda: fields(JsonlSink, FolderSink),
+    "kafka": lambda: fields(KafkaSink),
+    "topic_rule": lambda: fields(TopicRule),
     "python": lambda: fields(PythonSink),
     "spark": lambda: fields(SparkConfig),
     "engine": lambda: fields(EngineOptions),

@@ -15,7 +15,7 @@ from tailrace.config.document import DOCUMENT_BYTES_MAX, Document, parse
 from tailrace.config.engine import EngineConfig
 from tailrace.config.fields import context_for
 from tailrace.config.problems import Problem, from_pydantic
-from tailrace.config.sections import LATER_SINKS, SINK_TYPES, PipelineConfig
+from tailrace.config.sections import SINK_TYPES, PipelineConfig
 from tailrace.errors import Kind, TailraceError
 
 
@@ -80,7 +80,7 @@ def validate(document: Document, base: Path) -> tuple[EngineConfig | None, list[
         try:
             config = EngineConfig.model_validate(document.content, context=context_for(base))
         except ValidationError as error:
-            found = from_pydantic(error, EngineConfig, SINK_TYPES, LATER_SINKS)
+            found = from_pydantic(error, EngineConfig, SINK_TYPES)
             # What concerns the file as a whole was said above, at its place.
             problems += [problem for problem in found if problem.path or not problems]
     placed = [

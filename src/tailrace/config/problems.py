@@ -46,21 +46,18 @@ class Problem:
         return f"{where}: {self.message}" if where else self.message
 
 
-def from_pydantic(
-    error: ValidationError, model: type[BaseModel], tags: Iterable[str], later: Iterable[str]
-) -> list[Problem]:
+def from_pydantic(error: ValidationError, model: type[BaseModel], tags: Iterable[str]) -> list[Problem]:
     """Return the problems in `error`, which validating `model` raised.
 
     :param tags: values of `type` that select a model; pydantic puts them into the path.
-    :param later: values of `type` that a later version will know.
     """
     problems: dict[tuple[Path, str], Problem] = {}
-    tags, later = tuple(tags), tuple(later)
+    tags = tuple(tags)
     for detail in error.errors(include_url=False, include_context=True):
         path = _path(detail["loc"], tags)
         if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
             path = (*path, "type")
-        message = _message(detail, model, tags, later)
+        message = _message(detail, model, tags)
         problems.setdefault((path, message), Problem(path, message))
     return list(problems.values())
 
@@ -85,9 +82,7 @@ def _is_marked(part: object) -> bool:
     return isinstance(part, str) and part.startswith("<") and part.endswith(">")
 
 
-def _message(
-    detail: ErrorDetails, model: type[BaseModel], tags: tuple[str, ...], later: tuple[str, ...]
-) -> str:
+def _message(detail: ErrorDetails, model: type[BaseModel], tags: tuple[str, ...]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         name = str(detail["loc"][-1])
@@ -99,8 +94,6 @@ def _message(
         tag = str(context.get("tag", ""))
         if _is_marked(tag):
             return _marked_message(tag[1:-1], str(context.get("expected_tags", "")))
-        if tag in later:
-            return "not available in this version; there are " + ", ".join(tags)
         return "must be one of " + ", ".join(tags) + nearest(tag, tags)
     if kind == "union_tag_not_found":
         return "is required: one of " + ", ".join(tags)

@@ -15,9 +15,6 @@ from tailrace.config.postgres import NamedSource, PostgresSource
 from tailrace.config.sinks import FolderSink, SinkConfig
 from tailrace.secrets import resolved
 
-#: Names that later versions have, so that a file written for one is understood.
-LATER_SINKS: tuple[str, ...] = ()
-
 
 class RetentionConfig(Section):
     """What may be removed from the log's old end. Nothing, unless a limit is set."""

@@ -147,7 +147,7 @@ def _options(options: EngineOptions | Mapping[str, Any]) -> EngineOptions:
     try:
         return EngineOptions.model_validate(dict(options), context=context_for(Path.cwd()))
     except ValidationError as error:
-        lines = "".join(f"\n  {problem}" for problem in from_pydantic(error, EngineOptions, (), ()))
+        lines = "".join(f"\n  {problem}" for problem in from_pydantic(error, EngineOptions, ()))
         raise _invalid(f"options:{lines}", "see docs/engine.md") from None
 
 

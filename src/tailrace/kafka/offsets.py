@@ -82,8 +82,16 @@ class OffsetsTopic:
             self._partitions = self._wait_for_partitions(admin)
         self._require_compaction(admin)
 
+    def exists(self) -> bool:
+        """Tell whether the topic is there.
+
+        :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+        """
+        self._partitions = self._count(AdminClient(self._admin_settings))
+        return self._partitions > 0
+
     def partition(self, key: bytes) -> int:
-        """Return the partition of `key`; after `require`."""
+        """Return the partition of `key`; after `require` or `exists`."""
         return partition_of(key, self._partitions)
 
     def read(self, key: bytes, isolation: str = "read_committed") -> dict[str, Any] | None:

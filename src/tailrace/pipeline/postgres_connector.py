@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from tailrace.capture.turns import Turns
 from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.config.problems import from_pydantic
-from tailrace.config.sections import LATER_SINKS, SINK_TYPES
+from tailrace.config.sections import SINK_TYPES
 from tailrace.engine.contracts import ConnectorContext, OffsetStore, Settings, TaskContext
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.pipeline.background import Background
@@ -338,7 +338,7 @@ def config_of(name: str, settings: Settings) -> EngineConfig:
     try:
         return EngineConfig.model_validate(document)
     except ValidationError as error:
-        problems = from_pydantic(error, EngineConfig, SINK_TYPES, LATER_SINKS)
+        problems = from_pydantic(error, EngineConfig, SINK_TYPES)
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise TailraceError(
             Kind.CONFIG_INVALID,

@@ -60,7 +60,7 @@ def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task
 
     Reads only: no lock, nothing brought to its end. None: nothing was written yet.
 
-    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
+    :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`, and what asking a cluster meets.
     """
     if isinstance(config, DeltaConfig):
         return recorded_delta_position(config.name, config.path, config.mode, pipeline, log.identity, task)
@@ -70,6 +70,10 @@ def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task
         from tailrace.sinks.python_sink import recorded_python_position
 
         return recorded_python_position(log, config.name, task)
+    if isinstance(config, KafkaConfig):
+        from tailrace.sinks.kafka import recorded_kafka_position
+
+        return recorded_kafka_position(config, pipeline, log.identity)
     raise _unknown(config)
 
 

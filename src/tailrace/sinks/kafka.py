@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 #: The one task of a log that a sink is fed from.
 _TASK = "0"
 
+#: Longest that a look at a cluster may take, for those who only want to know.
+ASK_TIMEOUT_S = 10.0
+
 
 class KafkaSink:
     """As `contract.Sink`; its position is the offset that was committed last.
@@ -84,9 +87,7 @@ class KafkaSink:
         timeout_s = config.offset_flush_timeout_ms / 1000
         common = client.client(config.bootstrap_servers, config.client_settings())
         admin = client.admin(common)
-        offsets = OffsetsTopic(
-            config.offsets_topic, admin, client.consumer(common, config.consumer_isolation_level), timeout_s
-        )
+        offsets = _offsets_topic(config, common, timeout_s)
         offsets.require(create=config.create_topics)
         prefix = config.topic_prefix or pipeline
         self._topics = Topics(admin, prefix, self._making, create=config.create_topics, timeout_s=timeout_s)
@@ -94,7 +95,7 @@ class KafkaSink:
         self._log_id = log.log_id
         self._writer = self._new_writer(common, offsets, pipeline, timeout_s)
         try:
-            self._position = self._checked(self._writer.open(), pipeline)
+            self._position = _position_in(self._writer.open(), config, pipeline, log)
         except BaseException:
             self.close()
             raise
@@ -170,20 +171,6 @@ class KafkaSink:
         )
         return AtomicWriter(task) if atomic else PlainWriter(task)
 
-    def _checked(self, offset: Mapping[str, Any] | None, pipeline: str) -> int | None:
-        if offset is None:
-            return None
-        found, reached = offset.get("log_id"), offset.get("log_offset")
-        if found != self._log_id or not isinstance(reached, int):
-            raise TailraceError(
-                Kind.SINK_FOREIGN,
-                f"go on after the offset in {self._config.offsets_topic!r}: it is that of another log",
-                "give the pipeline another name, or the sink another `group`, if the topics are to get the "
-                "changes of this log from its start",
-                {"sink": self.name, "pipeline": pipeline, "log_id": str(found)},
-            )
-        return reached
-
     def _making(self, schema: str, table: str) -> Making:
         for rule in self._config.topics:
             if matches_any(rule.tables, schema, table):
@@ -194,6 +181,42 @@ class KafkaSink:
         if self._writer is None:
             raise TailraceError(Kind.INTERNAL, "write to a sink that is not open", "", {"sink": self.name})
         return self._writer
+
+
+def recorded_kafka_position(config: KafkaConfig, pipeline: str, log: LogIdentity) -> int | None:
+    """Return the offset that was committed last, whoever writes now; nobody is fenced.
+
+    :raises TailraceError: `SINK_FOREIGN`, `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+    """
+    timeout_s = min(config.offset_flush_timeout_ms / 1000, ASK_TIMEOUT_S)
+    common = client.client(config.bootstrap_servers, config.client_settings())
+    offsets = _offsets_topic(config, common, timeout_s)
+    if not offsets.exists():
+        return None
+    key = key_of(config.group, pipeline, _TASK)
+    return _position_in(offsets.read(key, config.consumer_isolation_level), config, pipeline, log)
+
+
+def _offsets_topic(config: KafkaConfig, common: Mapping[str, Any], timeout_s: float) -> OffsetsTopic:
+    consumer = client.consumer(common, config.consumer_isolation_level)
+    return OffsetsTopic(config.offsets_topic, client.admin(common), consumer, timeout_s)
+
+
+def _position_in(
+    offset: Mapping[str, Any] | None, config: KafkaConfig, pipeline: str, log: LogIdentity
+) -> int | None:
+    if offset is None:
+        return None
+    found, reached = offset.get("log_id"), offset.get("log_offset")
+    if found != log.log_id or not isinstance(reached, int):
+        raise TailraceError(
+            Kind.SINK_FOREIGN,
+            f"go on after the offset in {config.offsets_topic!r}: it is that of another log",
+            "give the pipeline another name, or the sink another `group`, if the topics are to get the "
+            "changes of this log from its start",
+            {"sink": config.name, "pipeline": pipeline, "log_id": str(found)},
+        )
+    return reached
 
 
 def _placed(error: TailraceError, changes: TableChanges, converted: Converted) -> TailraceError:

@@ -146,7 +146,7 @@ def _validated(annotation: Any, given: Mapping[str, Any], where: Path) -> Any:
     try:
         return TypeAdapter(annotation).validate_python(dict(given))
     except ValidationError as error:
-        problems = from_pydantic(error, _Nothing, (), ())
+        problems = from_pydantic(error, _Nothing, ())
         raise _refused([Problem((*where, *problem.path), problem.message) for problem in problems]) from None
 
 

@@ -107,9 +107,9 @@ name: again
         "log.segment_bytes": (11, "must be at least 65536"),
         "sinks[0].mode": (13, "must be one of 'append' or 'mirror'"),
         "sinks[0].moed": (13, "unknown key; did you mean 'mode'?"),
-        "sinks[1].type": (14, "not available in this version; there are delta, parquet, jsonl, python"),
-        "sinks[2].type": (15, "must be one of delta, parquet, jsonl, python; did you mean 'delta'?"),
-        "sinks[3].type": (16, "is required: one of delta, parquet, jsonl, python"),
+        "sinks[1].bootstrap_servers": (14, "is required"),
+        "sinks[2].type": (15, "must be one of delta, parquet, jsonl, kafka, python; did you mean 'delta'?"),
+        "sinks[3].type": (16, "is required: one of delta, parquet, jsonl, kafka, python"),
         "name": (17, "is given twice, first in line 1"),
     }
     with pytest.raises(TailraceError) as caught:

@@ -43,7 +43,8 @@ def _file(directory: Path, pg: Database, kafka: EmbeddedKafka, *, atomic: bool) 
         "log: {path: ./log}\n"
         "sinks:\n"
         f"  - {{type: kafka, bootstrap_servers: '{kafka.bootstrap}', topic_prefix: {pg.name},\n"
-        f"     group: {pg.name}, offsets_topic: {pg.name}-offsets, atomic_source_offset_commit: {str(atomic).lower()},\n"
+        f"     group: {pg.name}, offsets_topic: {pg.name}-offsets,\n"
+        f"     atomic_source_offset_commit: {str(atomic).lower()},\n"
         "     converter: {type: json, schemas_enable: false}, batch_rows_max: 50,\n"
         "     topics: [{tables: ['public.orders'], partitions: 3}]}\n"
     )
@@ -138,7 +139,7 @@ def test_without_transactions_nothing_is_lost_and_the_switch_may_be_turned(
     orders: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     file = _file(tmp_path, orders, kafka, atomic=False)
-    _run(file, "kafka.before_offset=kill@2", status=-signal.SIGKILL)
+    _run(file, "kafka.before_offset=kill@1", status=-signal.SIGKILL)
     _run(file)
     orders.execute("update orders set what = 'second' where id <= 10")
     _run(_file(tmp_path, orders, kafka, atomic=True))

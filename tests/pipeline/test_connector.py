@@ -26,6 +26,7 @@ def stage(tmp_path, monkeypatch):
 
     class Stage:
         captures = {}  # noqa: RUF012
+        engines = []  # noqa: RUF012
         settings = {  # noqa: RUF012
             "name": "shop",
             "source": {"host": "127.0.0.1", "port": 1},
@@ -36,11 +37,18 @@ def stage(tmp_path, monkeypatch):
         def engine(self, more=None, **handlers):
             settings = self.settings | (more or {})
             handlers.setdefault("tasks_max", 1)
-            if handlers.pop("file", False):
-                return Engine(settings, connector=PostgresConnector, settings=settings, options=QUICK)
-            return Engine(
-                connector=PostgresConnector, settings=settings, name="shop", options=QUICK, **handlers
+            file = (settings,) if handlers.pop("file", False) else ()
+            self.engines.append(
+                Engine(
+                    *file,
+                    connector=PostgresConnector,
+                    settings=settings,
+                    name="shop",
+                    options=QUICK,
+                    **handlers,
+                )
             )
+            return self.engines[-1]
 
         def capture_of(self, _source, path, _log, **_):
             before, number = self.captures.get(path), 0
@@ -56,11 +64,14 @@ def stage(tmp_path, monkeypatch):
             return self.captures[tmp_path / "log"]
 
     staged = Stage()
-    staged.captures = {}
+    staged.captures, staged.engines = {}, []
     monkeypatch.setattr(lane_module, "CaptureTask", staged.capture_of)
     monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
     monkeypatch.setattr(lane_module, "wal_end", lambda *_: staged.end_lsn)
     yield staged
+    for engine in staged.engines:
+        if engine.state not in {"creating", "stopped"}:
+            engine.close()
     for capture in staged.captures.values():
         capture.log.close()
 
@@ -151,6 +162,23 @@ def test_several_sources_are_dealt_out_and_one_that_fails_leaves_the_others_at_w
     assert raised.value.context["failed_too"] == "s1, s2"
 
 
+def test_a_source_that_failed_alone_is_the_engines_failure_when_it_is_closed(stage, tmp_path):
+    several = {"sources": [{"name": f"s{k}", "host": "127.0.0.1", "port": k + 1} for k in range(2)]}
+    stage.settings = {name: value for name, value in stage.settings.items() if name != "source"}
+    seen = []
+    engine = stage.engine(several, on_batch=ids(seen))
+    engine.start()
+    stage.captures[tmp_path / "log" / "s0"].failure = TailraceError(Kind.SLOT_MISSING, "it is gone")
+    status = tmp_path / "log" / FILE_NAME
+    wait_until(lambda: status.exists() and '"slot_missing"' in status.read_text(), 20, "the failure")
+    stage.captures[tmp_path / "log" / "s1"].log.insert(1)
+    wait_until(lambda: seen == [1], 10, "the other's record")
+    engine.close()
+    with pytest.raises(TailraceError) as raised:
+        engine.wait()
+    assert (raised.value.kind, raised.value.context["source"]) == (Kind.SLOT_MISSING, "s0")
+
+
 def test_sinks_are_fed_beside_a_handler_and_without_one(stage, monkeypatch):
     seen, got = [], []
     monkeypatch.setattr(lane_module, "build", lambda config, *_: FakeSink(config.name, got, None))
@@ -196,3 +224,20 @@ def test_the_status_tells_of_a_running_engine_its_handler_and_how_it_ended(stage
         engine.wait(20)
     stage.capture.log.close()
     assert document(config)["state"] == "needs_snapshot"
+
+
+def test_a_sink_that_fails_leaves_the_handler_at_work_and_is_told_in_the_end(stage, monkeypatch):
+    seen, failure = [], TailraceError(Kind.SINK_WRITE_FAILED, "for ever")
+    monkeypatch.setattr(lane_module, "build", lambda config, *_: FakeSink(config.name, [], failure))
+    sink = {"type": "python", "handler": "no.module:needed", "name": "one", "retry_attempts_max": 0}
+    stage.end_lsn = 2000
+    engine = stage.engine({"sinks": [sink], "until_caught_up": True}, on_batch=ids(seen))
+    engine.start()
+    stage.capture.log.insert(1)
+    wait_until(lambda: seen == [1], 10, "the first")
+    stage.capture.log.insert(2)
+    with pytest.raises(TailraceError) as raised:
+        engine.wait(20)
+    assert seen == [1, 2]
+    assert raised.value.kind is Kind.TASK_FAILED
+    assert raised.value.context["sinks"] == "one"

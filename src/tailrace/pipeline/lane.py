@@ -191,7 +191,8 @@ class Lane:
     def _look_after(self) -> None:
         if self._capture.error is not None:
             raise self._capture.error
-        if self._feeds and all(feeding.ended for feeding in self._feeding):
+        # The handler, too, is one who goes on where sinks have failed.
+        if self._feeds and self._reading is None and all(feeding.ended for feeding in self._feeding):
             self._raise_if_a_sink_failed()
         if self._until_caught_up and not self._capture.ended:
             self._look_for_the_end()

@@ -206,7 +206,10 @@ class PostgresTask:
                 source.reading.note(offset)
 
     def stop(self) -> None:
-        """End the captures and the sinks in good order, within their deadlines."""
+        """End the captures and the sinks in good order, within their deadlines.
+
+        :raises TailraceError: why a source could not go on, while others did.
+        """
         self._stop_wanted.set()
         if self._running:
             self._stop_lanes([source.lane for source in self._sources])
@@ -215,6 +218,9 @@ class PostgresTask:
         for source in self._sources:
             if source.reading is not None:
                 source.reading.close()
+        failed = [source.lane for source in self._sources if source.lane.error is not None]
+        if failed and not self._raised:
+            raise _failure_of(failed)
 
     def _stop_lanes(self, lanes: Sequence[Lane]) -> None:
         for lane in lanes:
@@ -264,6 +270,9 @@ class PostgresTask:
         failure = self._looking_after.error or self._dropped
         if failure is not None:
             raise failure
+        if over:
+            for source in self._sources:
+                source.lane.close_the_books()
         failed = [source.lane for source in self._sources if source.lane.error is not None]
         if failed and (over or len(failed) == len(self._sources)):
             self._raised = True
@@ -349,10 +358,17 @@ def config_of(name: str, settings: Settings) -> EngineConfig:
 
 def _failure_of(failed: Sequence[Lane]) -> TailraceError:
     """Return the first failure, naming the other sources that failed; one that stays comes first."""
-    errors = [(lane.error, lane.name) for lane in failed if lane.error is not None]
+    errors = [(_of_sinks(lane.error), lane.name) for lane in failed if lane.error is not None]
     errors.sort(key=lambda found: found[0].policy is Policy.RETRY)
     first = errors[0][0]
     if len(errors) == 1:
         return first
     others = ", ".join(name for _, name in errors[1:])
     return TailraceError(first.kind, first.message, first.hint, {**first.context, "failed_too": others})
+
+
+def _of_sinks(error: TailraceError) -> TailraceError:
+    """Return `error`; as one that is final where it is that of sinks, which have had their attempts."""
+    if error.policy is not Policy.RETRY or "sinks" not in error.context:
+        return error
+    return TailraceError(Kind.TASK_FAILED, f"{error.kind}: {error.message}", error.hint, error.context)

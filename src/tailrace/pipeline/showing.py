@@ -66,8 +66,8 @@ class Showing:
             self._write(view, last=False)
 
     def _write(self, view: EngineView, *, last: bool) -> None:
-        # What lies at the log's place may be another engine's.
-        if any(source.task.log_end is not None for source in view.sources):
+        # What lies at the log's place may be another engine's; the place of several logs is held.
+        if self._config.has_several or any(source.task.log_end is not None for source in view.sources):
             (self._file.last if last else self._file.turn)(view)
 
     def _step(self, event: Event) -> None:

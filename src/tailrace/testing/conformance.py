@@ -1,0 +1,373 @@
+"""Whether an implementation keeps its contract: checks for connectors, tasks, stores and processors.
+
+Each is a function for a test of yours; it raises `AssertionError` with the sentence of the contract that
+was broken. Nothing in here needs pytest.
+
+    from tailrace.testing import conformance
+
+    def test_my_store(tmp_path):
+        conformance.check_offset_store(lambda: MyStore(tmp_path))
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tailrace.engine.clock import SystemClock
+from tailrace.engine.contracts import (
+    ConnectorContext,
+    OffsetStore,
+    RecordProcessor,
+    Settings,
+    SourceConnector,
+    SourceTask,
+    StopEngine,
+    TaskContext,
+)
+from tailrace.engine.offset_stores import MemoryOffsetStore
+from tailrace.records.batch import Batch, Offset, Partition
+from tailrace.testing.source import lines
+
+#: How long a check waits for what a contract promises to come soon.
+SOON_S = 30.0
+
+NAME = "conformance"
+
+
+def require(kept: bool, rule: str) -> None:
+    """Fail with the rule that was broken."""
+    if not kept:
+        raise AssertionError(f"contract broken: {rule}")
+
+
+# ---------------------------------------------------------------------- offset stores
+
+
+def check_offset_store(make: Callable[[], OffsetStore], *, durable: bool = True) -> None:
+    """Check an offset store.
+
+    :param make: returns a store over the same place each time, not started; at first, an empty one.
+    :param durable: whether another store over the same place has what one has written.
+    """
+    one, two = {"server": "a"}, {"server": "b", "shard": "-80"}
+    store = make()
+    require(isinstance(store, OffsetStore), "a store has start, read, write and stop")
+    store.start()
+    require(store.read([one, two]) == {}, "what was never written is not among what is read")
+    offset = {"line": 2**53, "text": "Ñ ñ", "none": None, "nested": {"list": [1, 2.5, True]}}
+    store.write([(one, {"line": 1}), (two, offset)], SOON_S)
+    require(store.read([two]) == {0: offset}, "an offset is read as it was written")
+    require(
+        store.read([two, {"server": "c"}, one]) == {0: offset, 2: {"line": 1}},
+        "offsets are read by their number among the partitions that are asked for",
+    )
+    store.write([({"shard": "-80", "server": "b"}, {"line": 5})], SOON_S)
+    require(store.read([two, one]) == {0: {"line": 5}, 1: {"line": 1}}, "a partition is told by its names")
+    store.write([], SOON_S)
+    _written_at_once(store)
+    store.stop()
+    if durable:
+        after = make()
+        after.start()
+        found = after.read([one, two])
+        after.stop()
+        require(found == {0: {"line": 1}, 1: {"line": 5}}, "what was written is there in the next life")
+    make().stop()  # a store that did not start is stopped, too
+
+
+def _written_at_once(store: OffsetStore) -> None:
+    """Write from several threads at once."""
+
+    def write(number: int) -> None:
+        for line in range(20):
+            store.write([({"thread": str(number)}, {"line": line})], SOON_S)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(4)))
+    found = store.read([{"thread": str(number)} for number in range(4)])
+    require(found == {number: {"line": 19} for number in range(4)}, "any thread may write, at any time")
+
+
+# ---------------------------------------------------------------------- connectors and tasks
+
+
+def check_connector(
+    make: Callable[[], SourceConnector], settings: Settings, *, tasks_max: int = 4, name: str = NAME
+) -> None:
+    """Check how a connector starts, plans and stops, and that its tasks can be started and stopped.
+
+    :param make: returns a connector over the same source each time.
+    """
+    for most in {1, tasks_max}:
+        connector = make()
+        require(isinstance(connector, SourceConnector), "a connector has the methods of SourceConnector")
+        connector.start(_connector_context(name, settings))
+        try:
+            planned = connector.task_settings(most)
+            require(0 < len(planned) <= most, "task_settings plans at least one task and at most tasks_max")
+            for own in planned:
+                require(json.loads(json.dumps(own)) == own, "settings of tasks are JSON")
+            tasks = [connector.create_task() for _ in planned]
+            require(len({id(task) for task in tasks}) == len(tasks), "each task is an object of its own")
+            partitions: list[Mapping[str, str]] = []
+            for number, (task, own) in enumerate(zip(tasks, planned, strict=True)):
+                require(isinstance(task, SourceTask), "a task has the methods of SourceTask")
+                run = TaskRun(task, own, number=number, name=name)
+                partitions += run.partitions_of(run.poll_until(1, 2.0))
+                run.stop()
+            require(
+                len({json.dumps(dict(p), sort_keys=True) for p in partitions}) == len(partitions),
+                "no partition belongs to two tasks",
+            )
+        finally:
+            connector.stop()
+    unstarted = make()
+    unstarted.start(_connector_context(name, settings))
+    unstarted.stop()
+
+
+def check_task(make: Callable[[], SourceTask], settings: Settings, *, records: int, name: str = NAME) -> None:
+    """Check that a task gives what it has once, in order, and goes on from any offset that it gave.
+
+    :param make: returns a task over the same source each time, not started; nothing comes to the source
+        while it is checked.
+    :param records: how many it has at least, over all partitions.
+    """
+    first = TaskRun(make(), settings, name=name)
+    whole = first.poll_until(records, SOON_S)
+    require(sum(batch.polled for batch in whole) >= records, f"the task gives {records} records")
+    for batch in whole:
+        _check_batch(batch)
+    first.stop()
+    again = TaskRun(make(), settings, name=name)
+    repeated = again.poll_until(records, SOON_S)
+    again.stop()
+    require(
+        _by_partition(repeated) == _by_partition(whole), "a new life without offsets gives the same, in order"
+    )
+    offsets = _numbered(whole)
+    for at in sorted({0, records // 2, records - 1}):
+        partition, offset = offsets[at]
+        store = MemoryOffsetStore()
+        store.write([(json.loads(partition), json.loads(offset))], SOON_S)
+        rest = TaskRun(make(), settings, store=store, name=name)
+        left = [o for p, o in offsets[at + 1 :] if p == partition]
+        got = [
+            o
+            for p, o in _numbered(
+                rest.poll_until(records - at - 1, SOON_S) if left else rest.poll_until(1, 1.0)
+            )
+            if p == partition
+        ]
+        rest.task.commit(json.loads(partition), json.loads(offset))
+        rest.stop()
+        require(
+            got[: len(left)] == left and len(got) >= len(left),
+            "a life that is started from an offset goes on after it, and repeats nothing before it",
+        )
+
+
+class TaskRun:
+    """One life of a task, driven as the engine drives it."""
+
+    def __init__(
+        self,
+        task: SourceTask,
+        settings: Settings,
+        *,
+        number: int = 0,
+        store: OffsetStore | None = None,
+        name: str = NAME,
+    ) -> None:
+        self.task = task
+        self.finished = threading.Event()
+        self.stopping = threading.Event()
+        self._context = TaskContext(
+            name,
+            number,
+            settings,
+            store or MemoryOffsetStore(),
+            SystemClock(),
+            self.stopping,
+            self.finished.set,
+        )
+        task.start(self._context)
+
+    def poll_until(self, records: int, timeout_s: float) -> list[Batch]:
+        """Return what is polled until there are so many records, or it has finished, or time is up."""
+        found: list[Batch] = []
+        deadline_s = time.monotonic() + timeout_s
+        while sum(batch.polled for batch in found) < records and time.monotonic() < deadline_s:
+            if self.finished.is_set():
+                break
+            began_s = time.monotonic()
+            batch = self.task.poll(0.1)
+            require(time.monotonic() - began_s < SOON_S, "poll returns when its time is up")
+            if batch is not None:
+                found.append(batch)
+        return found
+
+    def partitions_of(self, batches: Sequence[Batch]) -> list[Partition]:
+        """Return the partitions of batches, each once."""
+        return list({json.dumps(dict(b.partition), sort_keys=True): b.partition for b in batches}.values())
+
+    def stop(self) -> None:
+        """Stop it as the engine does: `stopping` is set, then `stop` is called, on another thread."""
+        self.stopping.set()
+        ended = threading.Thread(target=self.task.stop, daemon=True)
+        ended.start()
+        ended.join(SOON_S)
+        require(not ended.is_alive(), "stop returns")
+
+
+def _check_batch(batch: Batch) -> None:
+    require(isinstance(batch, Batch), "poll returns a Batch or None")
+    require(
+        all(isinstance(k, str) and isinstance(v, str) for k, v in batch.partition.items()),
+        "a partition is made of names and texts",
+    )
+    places = batch.places.tolist()
+    require(
+        places == sorted(set(places)) and all(0 <= place < batch.polled for place in places),
+        "each record has a place of its own in [0, polled)",
+    )
+    for place in range(batch.polled):
+        offset = dict(batch.offsets[place])
+        require(json.loads(json.dumps(offset)) == offset, "offsets are JSON")
+
+
+def _numbered(batches: Sequence[Batch]) -> list[tuple[str, str]]:
+    """Return each record's partition and offset, as texts."""
+    return [
+        (json.dumps(dict(batch.partition), sort_keys=True), json.dumps(dict(batch.offsets[place])))
+        for batch in batches
+        for place in range(batch.polled)
+    ]
+
+
+def _by_partition(batches: Sequence[Batch]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for partition, offset in _numbered(batches):
+        found.setdefault(partition, []).append(offset)
+    return found
+
+
+def _connector_context(name: str, settings: Settings) -> ConnectorContext:
+    def report(error: BaseException) -> None:
+        raise AssertionError("the connector reported an error") from error
+
+    return ConnectorContext(name, settings, MemoryOffsetStore(), SystemClock(), report)
+
+
+# ---------------------------------------------------------------------- processors
+
+
+class Marks:
+    """A committer that keeps what is marked, for `check_processor`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.marked: dict[int, set[int]] = {}
+        self.finished: list[int] = []
+
+    def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
+        """Keep the places."""
+        with self._lock:
+            places = range(batch.polled) if place is None else (place,)
+            self.marked.setdefault(batch.number, set()).update(places)
+
+    def mark_dropped(self, batch: Batch) -> None:
+        """Keep the places that are not there."""
+        with self._lock:
+            missing = set(range(batch.polled)) - set(batch.places.tolist())
+            self.marked.setdefault(batch.number, set()).update(missing)
+
+    def mark_batch_finished(self, batch: Batch) -> None:
+        """Keep the batch."""
+        with self._lock:
+            self.finished.append(batch.number)
+
+    def count(self) -> int:
+        """How many records are marked."""
+        with self._lock:
+            return sum(len(places) for places in self.marked.values())
+
+
+def check_processor(make: Callable[[Callable[[Any], None]], RecordProcessor]) -> None:
+    """Check a record processor.
+
+    :param make: returns a processor, not initialised, that calls the given function with each record,
+        in order.
+    """
+    with ThreadPoolExecutor(2) as threads:
+        seen: list[int] = []
+        processor, marks = _initialised(make, lambda record: seen.append(record.after["number"]), threads)
+        for first in range(0, 100, 10):
+            processor.process(lines("p", first, first + 10))
+        require(_drained(processor), "drain tells when everything is delivered")
+        require(seen == list(range(1, 101)), "each record is handed over once, in order")
+        require(marks.count() == 100, "each record that was handed over is marked")
+        processor.close()
+        _check_failure(make, threads)
+        _check_end(make, threads)
+
+
+def _check_failure(
+    make: Callable[[Callable[[Any], None]], RecordProcessor], threads: ThreadPoolExecutor
+) -> None:
+    def fail(record: Any) -> None:
+        if record.after["number"] == 15:
+            raise ValueError
+
+    processor, marks = _initialised(make, fail, threads)
+    batches = [lines("p", first, first + 10) for first in (0, 10, 20)]
+    raised = _raised(processor, batches)
+    processor.close()
+    require(isinstance(raised, ValueError), "what a handler raises comes out of process or drain")
+    require(4 not in marks.marked.get(batches[1].number, ()), "what failed is not marked")
+
+
+def _check_end(make: Callable[[Callable[[Any], None]], RecordProcessor], threads: ThreadPoolExecutor) -> None:
+    def stop(record: Any) -> None:
+        if record.after["number"] == 10:
+            raise StopEngine
+
+    processor, marks = _initialised(make, stop, threads)
+    raised = _raised(processor, [lines("p", 0, 10)])
+    processor.close()
+    require(isinstance(raised, StopEngine), "StopEngine of a handler comes out of process or drain")
+    require(marks.count() == 10, "what raised StopEngine is marked")
+
+
+def _initialised(
+    make: Callable[[Callable[[Any], None]], RecordProcessor],
+    handler: Callable[[Any], None],
+    threads: ThreadPoolExecutor,
+) -> tuple[RecordProcessor, Marks]:
+    processor, marks = make(handler), Marks()
+    require(isinstance(processor, RecordProcessor), "a processor has the methods of RecordProcessor")
+    processor.initialize(threads, None, None, marks)
+    return processor, marks
+
+
+def _drained(processor: RecordProcessor) -> bool:
+    deadline_s = time.monotonic() + SOON_S
+    while not processor.drain(0.1):
+        if time.monotonic() > deadline_s:
+            return False
+    return True
+
+
+def _raised(processor: RecordProcessor, batches: Sequence[Batch]) -> BaseException | None:
+    try:
+        for batch in batches:
+            processor.process(batch)
+        _drained(processor)
+    except Exception as error:  # noqa: BLE001 - this is what is asked for
+        return error
+    return None

@@ -1,0 +1,135 @@
+"""The clock to move, the source of lines, and public names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import tailrace
+from fix_engine import Seen, engine_of
+from fix_wait import wait_until
+from tailrace import extensions
+from tailrace.engine.contracts import RetriableError
+from tailrace.errors import Kind, TailraceError
+from tailrace.testing import Fault, LinesSource, MovableClock
+
+
+def test_a_clock_stands_still_until_it_is_moved():
+    clock = MovableClock(time_us=5_000_000)
+    event, waited = threading.Event(), []
+    waiting = threading.Thread(target=lambda: waited.append(clock.wait(event, 10)))
+    waiting.start()
+    assert clock.wait_for_waiters()
+    clock.advance(9.999)
+    assert waiting.is_alive()
+    clock.advance(0.001)
+    waiting.join(30)
+    assert waited == [False]
+    assert (clock.monotonic(), clock.time_us()) == (10, 15_000_000)
+    event.set()
+    assert clock.wait(event, 1e9)
+    with pytest.raises(ValueError, match="go back"):
+        clock.advance(-1)
+    assert not clock.wait_for_waiters(timeout_s=0.01)
+
+
+def test_back_off_goes_by_the_clock():
+    clock, seen = MovableClock(), Seen()
+    source = LinesSource(faults=[Fault("poll", at, error=RetriableError()) for at in (1, 2)])
+    options = {"errors_retry_delay_initial_ms": 3_600_000, "errors_retry_delay_max_ms": 3_600_000}
+    engine = engine_of(source, seen.record, clock=clock, options=options)
+    engine.start()
+    for polls in (1, 2):
+        wait_until(lambda polls=polls: source.count("poll") == polls, 30)
+        assert clock.wait_for_waiters()
+        clock.advance(3600)
+    assert engine.wait(30)
+    assert seen.count == 10
+
+
+def test_transactions_and_partitions_come_as_they_were_asked_for():
+    ends, seen = [], Seen()
+
+    def handle(batch):
+        seen.batch(batch)
+        ends.extend(batch.transaction_ends.tolist())
+
+    engine_of(LinesSource(8, partitions=2, batch=3, transaction=4), on_batch=handle).run()
+    assert seen.lines == {"0-0": list(range(1, 9)), "0-1": list(range(1, 9))}
+    assert sum(ends) == 4
+
+
+def test_importing_the_package_costs_nothing():
+    code = "import sys, tailrace; print(*[m for m in sys.modules if m.startswith(('tailrace.', 'pyarrow'))])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "\n"
+
+
+def test_public_names_are_there():
+    for name in tailrace.__all__:
+        assert getattr(tailrace, name) is not None
+        assert name in dir(tailrace)
+    with pytest.raises(AttributeError):
+        _ = tailrace.Nothing
+
+
+PACKAGE = """
+from tailrace.testing import LinesSource
+
+class Lines(LinesSource):
+    def __init__(self):
+        super().__init__(5)
+
+class NoConnector:
+    pass
+
+number = 5
+"""
+
+ENTRIES = """[tailrace.connectors]
+lines = tailrace_thirdparty:Lines
+nothing = tailrace_thirdparty:NoConnector
+number = tailrace_thirdparty:number
+missing = tailrace_thirdparty:Missing
+far = tailrace_no_such_package.inner:Lines
+"""
+
+
+@pytest.fixture
+def third_party(tmp_path, monkeypatch):
+    """A package of somebody else that announces connectors."""
+    (tmp_path / "tailrace_thirdparty.py").write_text(PACKAGE)
+    info = tmp_path / "tailrace_thirdparty-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tailrace-thirdparty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("third_party")
+def test_a_connector_of_somebody_else_is_found_by_its_name():
+    seen = Seen()
+    engine_of("lines", seen.record).run()
+    assert seen.lines == {"0-0": [1, 2, 3, 4, 5]}
+    assert "lines" in extensions.names(extensions.CONNECTORS)
+
+
+@pytest.mark.usefixtures("third_party")
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("line", Kind.CONFIG_INVALID, "did you mean 'lines'?"),
+        ("nothing", Kind.CONFIG_INVALID, "is no connector, it has no start, task_settings"),
+        ("number", Kind.CONFIG_INVALID, "it can't be called"),
+        ("missing", Kind.ENVIRONMENT_UNFIT, "raised AttributeError"),
+        ("far", Kind.ENVIRONMENT_UNFIT, "there is no module 'tailrace_no_such_package'"),
+    ],
+)
+def test_what_is_wrong_with_somebody_elses_connector_is_told(name, kind, words):
+    with pytest.raises(TailraceError) as caught:
+        engine_of(name, Seen().record)
+    assert caught.value.kind is kind
+    assert words in str(caught.value)

@@ -60,6 +60,10 @@ NAMES: frozenset[str] = frozenset(
         "log.before_retention",
         "log.in_retention",
         "log.after_retention",
+        "engine.after_poll",
+        "engine.before_commit",
+        "engine.after_commit",
+        "engine.before_stop",
     }
 )
 

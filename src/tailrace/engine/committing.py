@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import structlog
 
+from tailrace import failpoints
 from tailrace.engine.contracts import Clock, CommitPolicy, OffsetStore
 from tailrace.engine.threads import belonging
 from tailrace.engine.tracker import Point, Tracker
@@ -230,6 +231,7 @@ class OffsetCommitter:
     def _write_all(self, writes: queue.SimpleQueue[_Write | None]) -> None:
         while (write := writes.get()) is not None:
             try:
+                failpoints.hit("engine.before_commit")
                 self._store.write([(kept.partition, p.offset) for kept, p in write.points], self._timeout_s)
             except BaseException as error:  # noqa: BLE001 - whatever a store raises, the engine goes on
                 self._has_failed(write, error)
@@ -251,6 +253,7 @@ class OffsetCommitter:
         write.done.set()
 
     def _has_succeeded(self, write: _Write) -> None:
+        failpoints.hit("engine.after_commit")
         with self._telling:
             with self._lock:
                 for kept, point in write.points:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from tailrace import failpoints
 from tailrace.config import EngineOptions
 from tailrace.engine.backoff import Backoff, is_retriable
 from tailrace.engine.contracts import (
@@ -147,6 +148,7 @@ class _Life:
             self.processor.drain(0.0)
             self.commits.tick()
             return
+        failpoints.hit("engine.after_poll")
         self.counts.polled += batch.polled
         self.counts.batches += 1
         self.commits.take(batch)
@@ -187,6 +189,7 @@ class _Life:
         if not self.commits.finish(self.company.options.offset_commit.timeout_ms / 1000):
             log.warning("not all that could be committed was: it comes again", task=self.number)
         self.doing = "stop"
+        failpoints.hit("engine.before_stop")
         self.task.stop()
         return True
 

@@ -227,10 +227,8 @@ class TaskRun:
 
 def _check_batch(batch: Batch) -> None:
     require(isinstance(batch, Batch), "poll returns a Batch or None")
-    require(
-        all(isinstance(k, str) and isinstance(v, str) for k, v in batch.partition.items()),
-        "a partition is made of names and texts",
-    )
+    names: list[object] = [*batch.partition, *batch.partition.values()]
+    require(all(isinstance(name, str) for name in names), "a partition is made of names and texts")
     places = batch.places.tolist()
     require(
         places == sorted(set(places)) and all(0 <= place < batch.polled for place in places),

@@ -1,6 +1,6 @@
 """Measurements that anyone can repeat: `tailrace bench NAME`.
 
-Each starts its own PostgreSQL, loads the ten-column table of `table.py`, measures Tailrace and
+Each but `stages` starts its own PostgreSQL, loads the ten-column table of `table.py`, measures Tailrace and
 its reference in turn in one run, and reports a ratio. Absolute figures drift with the machine's
 load; the ratio is what counts.
 """
@@ -23,6 +23,7 @@ NAMES: dict[str, str] = {
     "decode": "wire bytes to typed Arrow columns, on one core",
     "replay": "change log through Spark to nothing, in typed columns",
     "e2e": "a backlog to Parquet and to Delta, exactly once, against pg_recvlogical",
+    "stages": "the engine alone on a prepared source: hand-over, processing, commits",
     "latency": "commit to visible row in a Parquet sink, at a given rate",
 }
 

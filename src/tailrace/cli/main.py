@@ -220,7 +220,7 @@ def bench(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure capture, watches, snapshot, decode, replay, e2e or latency on this machine."""
+    """Measure on this machine; which benchmarks there are, an unknown name tells."""
     with conversation(debug=debug, as_json=as_json):
         from tailrace import bench as benchmarks
 

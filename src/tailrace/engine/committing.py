@@ -112,14 +112,16 @@ class OffsetCommitter:
 
     def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
         """Count a record of `batch`, or all of it, as processed; after `finish` nothing any more."""
+        number = batch.number
         with self._lock:
-            tracker = self._partition_of[batch.number].tracker if self._knows(batch) else None
-            if tracker is None:
+            # Batches are forgotten once they are processed: again is no harm.
+            kept = self._partition_of.get(number)
+            if kept is None or self._closed:
                 return
             if place is None:
-                tracker.mark_batch(batch.number, offset)
+                kept.tracker.mark_batch(number, offset)
             else:
-                tracker.mark(batch.number, place, offset)
+                kept.tracker.mark(number, place, offset)
 
     def mark_dropped(self, batch: Batch) -> None:
         """Count as processed what was polled with `batch` and is not among its records any more."""
@@ -129,8 +131,9 @@ class OffsetCommitter:
         is_dropped[batch.places] = False
         places = np.flatnonzero(is_dropped)
         with self._lock:
-            if self._knows(batch):
-                self._partition_of[batch.number].tracker.mark_places(batch.number, places)
+            kept = self._partition_of.get(batch.number)
+            if kept is not None and not self._closed:
+                kept.tracker.mark_places(batch.number, places)
 
     def mark_batch_finished(self, batch: Batch) -> None:
         """Say that no more will be marked in `batch` by who calls: commits if the policy wants it."""
@@ -172,10 +175,6 @@ class OffsetCommitter:
         if write is None:
             return not points
         return self._await(write, max(0.0, deadline_s - time.monotonic()))
-
-    def _knows(self, batch: Batch) -> bool:
-        # Under the lock. Batches are forgotten once they are processed: again is no harm.
-        return not self._closed and batch.number in self._partition_of
 
     def _due(self) -> _Write | None:
         # Under the lock. The furthest points if the policy takes those, else the ends of transactions.

@@ -174,8 +174,10 @@ class Crew:
     def run(self) -> None:
         """Take records in, and have those tried again whose time has come, until `wake`."""
         coming: Iterator[None] | None = None
-        while not self._ended:
+        while True:
             self._wake.clear()
+            if self._ended:
+                return
             try:
                 wait_s = self._try_again()
                 if coming is None and self._waiting and self._waiting[0].is_done:

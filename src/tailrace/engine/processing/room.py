@@ -26,7 +26,8 @@ class Room:
         self._batches_max = batches_max
         self._bytes_max = bytes_max
         self._stopping = stopping
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._batches = 0
         self._bytes = 0
         self._calls = 0
@@ -47,7 +48,7 @@ class Room:
 
     def take(self, size_bytes: int) -> None:
         """Wait until there is room for a batch, and take it. One batch always has room."""
-        with self._changed:
+        with self._lock:
             while (
                 self._batches
                 and (self._batches >= self._batches_max or self._bytes + size_bytes > self._bytes_max)
@@ -60,14 +61,14 @@ class Room:
 
     def give_back(self, size_bytes: int) -> None:
         """Hear that a batch is done."""
-        with self._changed:
+        with self._lock:
             self._batches -= 1
             self._bytes -= size_bytes
             self._changed.notify_all()
 
     def enter(self) -> bool:
         """Tell whether a handler may be called now; then `leave` must follow."""
-        with self._changed:
+        with self._lock:
             if self.shut.is_set():
                 return False
             self._calls += 1
@@ -75,7 +76,7 @@ class Room:
 
     def leave(self, mark: Callable[..., None] | None = None, *args: Any) -> None:
         """Hear that a call has ended, and mark what it did, unless that was given up meanwhile."""
-        with self._changed:
+        with self._lock:
             self._calls -= 1
             if mark is not None and not self._given_up:
                 mark(*args)
@@ -84,13 +85,13 @@ class Room:
 
     def mark(self, mark: Callable[..., None], *args: Any) -> None:
         """Mark what no handler had to be called for, unless that was given up."""
-        with self._changed:
+        with self._lock:
             if not self._given_up:
                 mark(*args)
 
     def fail(self, error: BaseException) -> None:
         """Deliver nothing more: something went wrong, or a handler wants the end (`StopEngine`)."""
-        with self._changed:
+        with self._lock:
             # The first counts; but an error for more than a wish.
             if self._failure is None or isinstance(self._failure, StopEngine):
                 self._failure = error
@@ -105,7 +106,7 @@ class Room:
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Wait until nothing is under way; after a failure, until no handler runs. Tell the first."""
         deadline_s = time.monotonic() + timeout_s
-        with self._changed:
+        with self._lock:
             while self._calls if self.shut.is_set() else self._batches:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
@@ -115,7 +116,7 @@ class Room:
 
     def give_up(self) -> None:
         """Have nothing more delivered or marked."""
-        with self._changed:
+        with self._lock:
             self._given_up = True
             self.shut.set()
             self._changed.notify_all()

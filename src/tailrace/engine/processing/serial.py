@@ -72,25 +72,40 @@ class Serial:
                 self._call(_nothing, batch, None, ready.given, self._guarded)
         committer.mark_batch_finished(batch)
 
-    def _call(self, mark: Callable[..., None], batch: Batch, place: int | None, *given: Any) -> None:
-        """Call the handler, again where it wants that, and mark."""
-        room, call = self._room, self._handler.call
+    def _call(self, *call: Any) -> None:
+        """Call the handler, again where it wants that, and mark; arguments as those of `_call_once`."""
+        try:
+            self._call_once(*call)
+        except GivenUpError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what is final is raised again
+            self._call_again(error, *call)
 
-        def once() -> None:
-            if not room.enter():
-                raise GivenUpError
-            try:
-                call(*given)
-            except StopEngine as stop:
-                room.leave(mark, batch, place)
-                room.fail(stop)
-            except BaseException:
-                room.leave()
-                raise
-            else:
-                room.leave(mark, batch, place)
+    def _call_again(self, error: Exception, *call: Any) -> None:
+        # The error that there was counts as the first attempt.
+        errors = [error]
 
-        self._retrying.call(once)
+        def attempt() -> None:
+            if errors:
+                raise errors.pop()
+            self._call_once(*call)
+
+        self._retrying.call(attempt)
+
+    def _call_once(self, mark: Callable[..., None], batch: Batch, place: int | None, *given: Any) -> None:
+        room = self._room
+        if not room.enter():
+            raise GivenUpError
+        try:
+            self._handler.call(*given)
+        except StopEngine as stop:
+            room.leave(mark, batch, place)
+            room.fail(stop)
+        except BaseException:
+            room.leave()
+            raise
+        else:
+            room.leave(mark, batch, place)
 
 
 class _Guarded:

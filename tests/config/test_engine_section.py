@@ -30,7 +30,6 @@ def test_extensions_keep_the_options_of_their_type():
 @pytest.mark.parametrize(
     ("section", "word"),
     [
-        ({"transformations": [{"type": "drop", "predicate": "none"}]}, "none"),
         ({"errors_retry_delay_initial_ms": 20_000}, "errors_retry_delay_max_ms"),
         ({"offset_storage": {"type": "file"}}, "path"),
         ({"offset_storage": {"type": "postgresql"}}, "dsn"),

@@ -71,6 +71,7 @@ engine:
     - {type: routes}
     - {type: drop, negate: true}
     - {type: route, regex: "(", replacement: a}
+    - {type: drop, predicate: tabel}
 """
     _, problems = config.read(written(tmp_path, text))
     known = "filter, drop, route, "
@@ -107,6 +108,10 @@ engine:
             "at character 1 of the expression: there is no function 'lowr'; did you mean 'lower'?",
         ),
         "engine.transformations[3]": (21, "negate needs a predicate"),
+        "engine.transformations[5].predicate": (
+            23,
+            "is no name in engine.predicates: there are table, b, c, d; did you mean 'table'?",
+        ),
         "engine.transformations[4].regex": (
             22,
             "is no regular expression that Python knows: missing ), unterminated subpattern",

@@ -181,3 +181,17 @@ def test_a_chain_pickles_and_does_the_same() -> None:
 def test_an_empty_group_gives_nothing() -> None:
     group = orders().take(np.array([], np.int64))
     assert applied(group, {"type": "filter", "where": "after.price > 1"}) == []
+
+
+@pytest.mark.parametrize("column", ["key", "before", "after"])
+@pytest.mark.parametrize("name", ["id", "note", "price"])
+def test_one_column_alone_is_what_it_is_among_all(column: str, name: str) -> None:
+    group, whole = orders(), orders().columns.column(column)
+    alone = group.member(column, name)
+    assert "columns" not in vars(group)
+    if whole.type.get_field_index(name) < 0:
+        assert alone is None
+        return
+    assert alone is not None
+    assert alone.to_pylist() == [None if row is None else row[name] for row in whole.to_pylist()]
+    assert alone.type == whole.type.field(name).type

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import structlog
 
 from decode.wire import delete, insert, update
+from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
 from transforms.groups import applied, only, orders, places, rows, topics
@@ -121,3 +123,17 @@ def test_other_tables_and_other_columns() -> None:
         applied(events(), {"type": "outbox", "additional": ["type:partition"]})
     with pytest.raises(TailraceError, match="must be column:header"):
         applied(events(), {"type": "outbox", "additional": ["type:body"]})
+
+
+def test_the_json_converter_writes_a_payload_that_is_json_as_it_is() -> None:
+    expand = {"type": "outbox", "expand_json_payload": True}
+    for options, payload in (({}, {"n": 1}), ({"schemas_enable": True}, '{"n": 1}')):
+        converter = JsonConverter(**options)
+        group = events().take(np.array([0, 3]))
+        found = converter.convert(only(applied(group, expand)))
+        read = [None if text is None else json.loads(text) for text in found.values.to_pylist()]
+        plain = [value["payload"] if value is not None and options else value for value in read]
+        assert plain == [payload, None]
+        inside = converter.convert(only(applied(group, {**expand, "additional": ["type:envelope"]})))
+        value = json.loads(inside.values.to_pylist()[0])
+        assert (value["payload"] if options else value) == {"payload": payload, "type": "Created"}

@@ -14,7 +14,7 @@ import pyarrow.csv as pa_csv
 from tailrace.bench import backlog, table
 from tailrace.bench.report import Result, machine, median
 from tailrace.changelog.reader import LogReader
-from tailrace.decode.changes import decode_block
+from tailrace.decode.changes import TableChanges, decode_block
 from tailrace.errors import Kind, TailraceError
 
 ROWS = 500_000
@@ -30,14 +30,14 @@ def measure(rows: int | None = None) -> Result:
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:
         log = Path(directory) / "log"
         captured(log, rows)
-        _use_one_core()
-        blocks = _Blocks(log, rows)
+        use_one_core()
+        blocks = Blocks(log, rows)
         csv = _Csv(pa.Table.from_batches(blocks.batches()))
         blocks.decode()
         seconds, reference = [], []
         for _ in range(TURNS):
-            seconds.append(_timed(blocks.decode))
-            reference.append(_timed(csv.read))
+            seconds.append(timed(blocks.decode))
+            reference.append(timed(csv.read))
     return Result(
         name="decode",
         value=rows / median(seconds),
@@ -62,14 +62,15 @@ def captured(log: Path, rows: int) -> None:
         backlog.capture(postgres.dsn(), "bench", log, end)
 
 
-def _use_one_core() -> None:
+def use_one_core() -> None:
+    """Keep this process, and Arrow's threads in it, to one core from now on."""
     pa.set_cpu_count(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
-class _Blocks:
-    """The log's blocks in memory, and what decoding them needs."""
+class Blocks:
+    """The blocks of a log of `rows` rows in memory, and what decoding them needs."""
 
     def __init__(self, log: Path, rows: int) -> None:
         reader = LogReader.open(log, "0")
@@ -86,9 +87,13 @@ class _Blocks:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows as they are decoded."""
+        for changes in self.changes():
+            yield changes.rows()
+
+    def changes(self) -> Iterator[TableChanges]:
+        """Yield the changes, found anew each time, and not decoded."""
         for frames, header in self._raw:
-            for changes in decode_block(frames, header.log_offset, header.open_at_start, self._schema):
-                yield changes.rows()
+            yield from decode_block(frames, header.log_offset, header.open_at_start, self._schema)
 
 
 class _Csv:
@@ -107,7 +112,8 @@ class _Csv:
         return pa_csv.read_csv(pa.BufferReader(self._text), options, convert_options=self._convert)
 
 
-def _timed(work: Callable[[], object]) -> float:
+def timed(work: Callable[[], object]) -> float:
+    """Return how many seconds `work` takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.config.postgres import SLOT_BYTES_MAX, parse_dsn, slot_named_after
-from tailrace.config.problems import Problem
+from tailrace.config.problems import Problem, nearest
 
 
 def collisions(content: Any, base: Path) -> list[Problem]:
     """Return the problems; `base` is what paths are relative to."""
     if not isinstance(content, dict):
         return []
-    return [*_sources(content), *_sinks(content, base)]
+    return [*_sources(content), *_sinks(content, base), *_predicates(content)]
 
 
 def _sources(content: dict[str, Any]) -> Iterator[Problem]:
@@ -111,6 +111,22 @@ def _sinks(content: dict[str, Any], base: Path) -> Iterator[Problem]:
                     )
                     break
             taken.setdefault(place, f"sinks[{index}].path")
+
+
+def _predicates(content: dict[str, Any]) -> Iterator[Problem]:
+    engine = content.get("engine")
+    if not isinstance(engine, dict):
+        return
+    known, steps = engine.get("predicates"), engine.get("transformations")
+    names = [str(name) for name in known] if isinstance(known, dict) else []
+    for index, step in enumerate(steps if isinstance(steps, list) else []):
+        name = step.get("predicate") if isinstance(step, dict) else None
+        if isinstance(name, str) and name not in names:
+            there = f"there are {', '.join(names)}" if names else "there is none"
+            yield Problem(
+                ("engine", "transformations", index, "predicate"),
+                f"is no name in engine.predicates: {there}{nearest(name, names)}",
+            )
 
 
 def _place(path: str, base: Path) -> Path:

@@ -146,7 +146,4 @@ class EngineOptions(Section):
     def _complete(self) -> Self:
         if self.errors_retry_delay_initial_ms > self.errors_retry_delay_max_ms:
             raise ValueError("errors_retry_delay_initial_ms is larger than errors_retry_delay_max_ms")
-        missing = sorted({t.predicate for t in self.transformations if t.predicate} - set(self.predicates))
-        if missing:
-            raise ValueError(f"transformations name predicates that there are not: {', '.join(missing)}")
         return self

@@ -40,7 +40,7 @@ def plain_documents(group: Group, array: pa.Array, schema_name: str | None) -> p
     """
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), pa.large_string())
-    how, texts = _given(group, array)
+    how, texts = _given(group, array if schema_name is None else _as_text(array))
     if schema_name is None:
         return texts
     schema = how.schema
@@ -49,6 +49,17 @@ def plain_documents(group: Group, array: pa.Array, schema_name: str | None) -> p
     opening = pa.scalar(f'{{"schema":{_written(schema)},"payload":', pa.large_string())
     closing, nothing = (pa.scalar(text, pa.large_string()) for text in ("}", ""))
     return pc.binary_join_element_wise(opening, texts, closing, nothing)
+
+
+def _as_text(array: pa.Array) -> pa.Array:
+    # What JSON within JSON holds no schema can say: beside a schema it is a text.
+    if isinstance(array.type, pa.JsonType):
+        return array.storage
+    if not pa.types.is_struct(array.type):
+        return array
+    parts = [_as_text(array.field(place)) for place in range(array.type.num_fields)]
+    names = [field.name for field in array.type]
+    return pa.StructArray.from_arrays(parts, names, mask=array.is_null()) if parts else array
 
 
 def _written(schema: Schema) -> str:

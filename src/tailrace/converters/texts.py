@@ -104,6 +104,8 @@ def json_texts(array: pa.Array, how: Given, *, is_rendered: bool = False) -> pa.
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8, or the texts are longer than 2 GiB.
     """
     arrow = array.type
+    if isinstance(arrow, pa.JsonType):
+        return array.storage.cast(pa.large_string())  # it is JSON already: the payload of an outbox
     if pa.types.is_dictionary(arrow):
         return json_texts(array.dictionary_decode(), how, is_rendered=is_rendered)
     for is_such, in_parts in _IN_PARTS:

@@ -17,7 +17,7 @@ from tailrace.decode.catalog import Catalog
 from tailrace.decode.debezium import SourceFacts, json_lines
 from tailrace.decode.disclosed import EVERYTHING, Disclosed, Shape
 from tailrace.decode.envelope import envelope
-from tailrace.decode.images import images, keys, source_of
+from tailrace.decode.images import image_column, images, keys, source_of
 from tailrace.decode.rows import old_keys, old_rows, typed_rows
 from tailrace.decode.tuples import Tuples, find_tuples
 from tailrace.errors import Kind, TailraceError
@@ -179,6 +179,13 @@ class TableChanges:
         :raises TailraceError: as `rows`.
         """
         return images(self.tuples())
+
+    def image_column(self, image: str, name: str) -> pa.Array | None:
+        """Return one field of `key`, `before` or `after` of `images`; None if there is no such field.
+
+        :raises TailraceError: as `rows`.
+        """
+        return image_column(self.tuples(), image, name)
 
     def source(self) -> pa.StructArray:
         """Return the column `source` of `images` alone; no row is looked at."""

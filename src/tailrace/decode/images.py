@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tailrace.decode import kernel
 from tailrace.decode.envelope import image_choices, message_content
@@ -126,6 +127,29 @@ def _struct(
         there = present[rows]
         specials.append((rows[there], prefix + name, texts.filter(pa.array(there))))
     return pa.StructArray.from_arrays(arrays, fields=fields, mask=pa.array(~present))
+
+
+def image_column(tuples: Tuples, image: str, name: str) -> pa.Array | None:
+    """Return one field of `key`, `before` or `after` as `images` has it, nothing else decoded.
+
+    None: there is no such field.
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+    """
+    relation = tuples.relation
+    names = () if relation is None else tuple(column.name for column in relation.columns)
+    if relation is None or name not in names or (image == "key" and name not in relation.key):
+        return None
+    place, before = names.index(name), image == "before"
+    kind = column_types(relation)[place]
+    in_before, in_after = image_choices(tuples)
+    if before and not in_before.any():
+        return pa.nulls(len(tuples), kind.arrow)
+    cells = tuples.old_column(place, np.arange(len(tuples))) if before else tuples.column(place)
+    present = in_before if before else in_after if image == "after" else tuples.op != ord(Op.TRUNCATE)
+    values = typed_column(relation, name, kind, cells, [])
+    return (
+        values if present.all() else pc.if_else(pa.array(present != 0), values, pa.scalar(None, kind.arrow))
+    )
 
 
 def source_of(relation: Relation | None, fields: Numbers) -> pa.StructArray:

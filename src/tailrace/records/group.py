@@ -122,6 +122,16 @@ class Group:
             return self._changes.keys()
         return self.column("key")
 
+    def member(self, column: str, name: str) -> pa.Array | None:
+        """Return a field of `key`, `before` or `after`, decoded alone where nothing is decoded yet.
+
+        None: that can't be, or there is none; `column` has it then, or not.
+        :raises TailraceError: `DECODE_FAILED`.
+        """
+        if self._changes is None or "columns" in self.__dict__ or column not in ("key", "before", "after"):
+            return None
+        return self._changes.image_column(column, name)
+
     @property
     def headers(self) -> pa.Array:
         """The column `headers`; nulls if there are none. Decodes nothing."""

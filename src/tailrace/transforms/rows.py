@@ -64,10 +64,17 @@ class GroupRows:
             if not members:
                 raise NoColumnError("a change has no value of its own: ask for before or after")
             root, *members = members
-        found = root_column(self._group, root)
-        for place, member in enumerate(members, 1):
-            found = _member(found, member, ".".join(parts[:place]), self._group)
-        return found
+        alone = self._group.member(root, members[0]) if members else None
+        if alone is not None:
+            return _below(alone, [root, *members], 2, self._group)
+        return _below(root_column(self._group, root), [root, *members], 1, self._group)
+
+
+def _below(found: pa.Array, parts: list[str], first: int, group: Group) -> pa.Array:
+    # What the members from `parts[first]` on lead to.
+    for place in range(first, len(parts)):
+        found = _member(found, parts[place], ".".join(parts[:place]), group)
+    return found
 
 
 def root_column(group: Group, name: str) -> pa.Array:

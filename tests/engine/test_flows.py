@@ -8,15 +8,21 @@ import time
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.flowing import SOON_S, Remembering, drop_thirds, numbers, running, stream, to_text
 from fix_wait import wait_until
 from tailrace.engine.commit_policies import Periodic
 from tailrace.engine.contracts import Committer, RetriableError, StopEngine
-from tailrace.engine.processing import Order, manual, on_batch, on_record
+from tailrace.engine.processing import Order, manual, on_batch, on_record, stage
 from tailrace.records.batch import Batch
-from tailrace.records.events import Event, Events
+from tailrace.records.events import Converted, Event, Events
+from tailrace.records.group import Group
 from tailrace.records.record import Record
 
 ORDERS: list[Order] = ["ordered", "unordered", "key"]
@@ -41,9 +47,10 @@ def expected(seed: int, *, drops: bool) -> list[int]:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("takes", ["batch", "record"])
 def test_every_flow_gives_what_a_serial_loop_gives(
-    takes: str, order: Order, drops: bool, converts: bool
+    takes: str, order: Order, drops: bool, converts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = random.randrange(1 << 30)
+    monkeypatch.setattr(stage, "PART_RECORDS_MIN", 1 + seed % 9)  # groups are split, or put together
     chance = random.Random(seed)
     got: list[int] = []
     lock = threading.Lock()
@@ -350,3 +357,93 @@ def test_those_who_commit_themselves_mark_when_and_where_they_like() -> None:
             committer.mark_processed(batch, record.place)
         committer.mark_batch_finished(batch)
         assert run.store.last == sum(batch.polled for batch in stream(5)[:6])
+
+
+def several(group: Group) -> Converted:
+    """A converter: of each change as many events as its number modulo 3."""
+    n = group.columns.column("source").field(0).to_numpy()
+    rows = np.repeat(np.arange(len(group)), n % 3)
+    return Converted(
+        None, [(int(n[row]), int(k)) for row, k in zip(rows, _counted(n % 3), strict=True)], None, rows
+    )
+
+
+def _counted(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.arange(count) for count in counts]) if len(counts) else counts
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_of_several_events_of_a_record_the_one_that_failed_comes_again_and_the_last_one_counts(
+    order: Order,
+) -> None:
+    got: list[tuple[int, int]] = []
+    refused: set[tuple[int, int]] = set()
+    lock = threading.Lock()
+
+    def one(event: Event) -> None:
+        with lock:
+            if event.value not in refused and sum(event.value) % 4 == 0:
+                refused.add(event.value)
+                raise RetriableError
+            got.append(event.value)
+
+    wanted = [(n, k) for n in numbers(stream(5)) for k in range(n % 3)]
+    with running(on_record(one), order, convert=several) as run:
+        run.work_off(stream(5))
+    assert refused
+    assert (got if order == "ordered" else sorted(got)) == wanted
+    for n in {n for n, _ in got}:
+        assert [k for m, k in got if m == n] == list(range(n % 3))
+    assert run.store.last == len(numbers(stream(5)))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_record_whose_last_event_is_not_delivered_does_not_count(order: Order) -> None:
+    def one(event: Event) -> None:
+        if event.value == (5, 0):
+            raise StopEngine
+
+    with running(on_record(one), order, convert=several) as run, pytest.raises(StopEngine):
+        run.work_off(stream(5))
+    assert run.store.last <= 5
+    if order == "ordered":
+        assert run.store.last == 5
+
+
+@given(st.lists(st.integers(1, 9000), max_size=12), st.integers(1, 4))
+def test_parts_are_the_groups_in_their_order_and_about_as_many_as_threads(
+    sizes: list[int], threads: int
+) -> None:
+    groups, at = [], 0
+    for size in sizes:
+        numbered = pa.record_batch({"value": pa.array(np.arange(at, at + size))})
+        groups.append(Group.of_columns("t", np.arange(at, at + size), numbered))
+        at += size
+    parts = stage.parts_of(groups, threads)
+    values = [v for part in parts for group in part for v in group.column("value").to_pylist()]
+    assert values == list(range(at))
+    assert all(part for part in parts)
+    most = max(stage.PART_RECORDS_MIN, -(-at // threads))
+    assert all(sum(len(group) for group in part) <= most + most // 4 for part in parts)
+    assert len(parts) <= threads
+
+
+def test_no_thread_is_left_of_lives_that_ended_in_every_way() -> None:
+    def trouble(record: Record) -> None:
+        n = number_of(record)
+        if n % 50 == 49:
+            raise [StopEngine, RetriableError, KeyError][n % 3]
+
+    for order in ORDERS:
+        for seed in range(10):
+            with running(on_record(trouble), order, retries=0) as run:
+                try:
+                    run.put(stream(seed))
+                    run.processor.drain([0, SOON_S][seed % 2])
+                except (StopEngine, RetriableError, KeyError):
+                    pass
+
+    def ours() -> list[str]:
+        return [t.name for t in threading.enumerate() if "test" in t.name]
+
+    wait_until(lambda: not ours(), SOON_S, "the threads to end")

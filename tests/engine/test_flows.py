@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections import defaultdict
@@ -175,8 +176,10 @@ def test_a_handler_that_fails_is_an_error_of_the_task_and_its_record_is_never_pa
         with lock:
             got.append(number_of(record))
 
-    with running(on_record(one), order) as run, pytest.raises(KeyError, match="poison"):
+    with running(on_record(one), order) as run, pytest.raises(KeyError, match="poison") as raised:
         run.work_off(stream(5))
+    [note] = raised.value.__notes__
+    assert re.search(r"record \d+ of a batch of public\.\w+ was handled, which ends at {'at': 101}", note)
     assert run.store.last <= poison
     if order == "ordered":
         assert got == list(range(poison))

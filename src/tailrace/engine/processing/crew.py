@@ -20,7 +20,7 @@ import structlog
 
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.contracts import Clock, Committer, StopEngine
-from tailrace.engine.processing.handlers import Handler
+from tailrace.engine.processing.handlers import Handler, where
 from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.stage import Ready, Staging
 from tailrace.engine.retrying import GivenUpError, Retrying
@@ -289,6 +289,7 @@ class Crew:
     def _failed(self, item: _Item, error: BaseException) -> None:
         item.backoff, wait_s = item.backoff.after(error)
         if wait_s is None:
+            where(error, item.of.batch, item.place)
             self._room.fail(error)
             self._wake.set()
             return

@@ -56,3 +56,13 @@ def manual(call: Callable[[Batch, Committer], None] | Callable[[Events, Committe
     that is never marked holds up the commits of all after it.
     """
     return Manual(call)
+
+
+def where(error: BaseException, batch: Batch, place: int | None) -> None:
+    """Note on a handler's error what was handled, for who reads its trace; no values."""
+    topics = sorted({group.topic for group in batch.groups if place is None or place in group.index})
+    what = f"a batch of {len(batch)} records" if place is None else f"record {place} of a batch"
+    offset = batch.end_offset if place is None else batch.offsets[place]
+    error.add_note(
+        f"raised while {what} of {', '.join(topics[:5])} was handled, which ends at {dict(offset or {})}"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.contracts import Clock, Committer, StopEngine
-from tailrace.engine.processing.handlers import Handler, Takes
+from tailrace.engine.processing.handlers import Handler, Takes, where
 from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.stage import Ready, Staging
 from tailrace.engine.retrying import GivenUpError, Retrying
@@ -79,7 +79,11 @@ class Serial:
         except GivenUpError:
             raise
         except Exception as error:  # noqa: BLE001 - what is final is raised again
-            self._call_again(error, *call)
+            try:
+                self._call_again(error, *call)
+            except Exception as final:
+                where(final, call[1], call[2])
+                raise
 
     def _call_again(self, error: Exception, *call: Any) -> None:
         # The error that there was counts as the first attempt.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from decode.wire import UNCHANGED, delete, insert, truncate, update
+from tailrace.converters.debezium import JsonConverter
 from tailrace.decode.debezium import SourceFacts
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
@@ -119,3 +121,13 @@ def test_flat_records_go_through_everything_else() -> None:
         3: {"id": 3, "remark": "moved", "price": 9, "__op": "u"},
     }
     assert {group.topic for group in found} == {"flat.c", "flat.u"}
+
+
+def test_the_json_converter_writes_what_a_flat_column_does_not_hold() -> None:
+    for step in ({"type": "flatten"}, {"type": "flatten", "deletes": "rewrite"}):
+        flat = JsonConverter().convert(
+            only(applied(orders(), step, {"type": "rename", "fields": {"price": "cost"}}))
+        )
+        texts = flat.values.to_pylist()
+        assert json.loads(texts[1])["cost"] == "NaN"
+        assert json.loads(texts[2])["note"] == PLACEHOLDER

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from tailrace.converters.given import Given, debezium_modes, given, given_arrow
 from tailrace.converters.schemas import STRING, Schema, struct, written
+from tailrace.converters.specials import Specials
 from tailrace.converters.texts import array_mask, is_listed, json_texts, text_buffers, text_cells
 from tailrace.decode import forms, images, kernel
 from tailrace.decode.documents import Columns, render
@@ -272,12 +273,14 @@ def _of_columns(group: Group) -> Picture:
     before, after = group.column("before"), group.column("after")
     names = _names(after, before)
     fields = [field_of(relation, name, _child_type(name, after, before), modes) for name in names]
-    specials = _Specials(group.column("special"))
+    specials = Specials(group.column("special"))
     canvas = _Canvas(count)
-    current = [canvas.column(*_texts(relation, f, after, specials, "after.")) for f in fields]
+    current = [canvas.column(*field_texts(relation, f, after, specials, "after.")) for f in fields]
     has_old = not pa.types.is_null(before.type) and before.null_count < count
     old = (
-        [canvas.column(*_texts(relation, f, before, specials, "before.")) for f in fields] if has_old else []
+        [canvas.column(*field_texts(relation, f, before, specials, "before.")) for f in fields]
+        if has_old
+        else []
     )
     choice, wanted = _choices(group, relation, names, before, after)
     _mark_unchanged(group.column("unchanged"), names, canvas, current)
@@ -359,25 +362,6 @@ class _Canvas:
         return Side(fields, styles, self._buffer, self.spans(current, self._count), before)
 
 
-class _Specials:
-    """Texts of values that their typed columns don't hold, by column."""
-
-    def __init__(self, column: pa.Array) -> None:
-        self._rows: dict[str, tuple[npt.NDArray[np.int64], pa.Array]] = {}
-        if pa.types.is_null(column.type) or column.null_count == len(column):
-            return
-        own = column.take(pa.array(np.arange(len(column))))
-        names = own.keys.to_numpy(zero_copy_only=False)
-        rows = np.repeat(np.arange(len(own)), np.diff(own.offsets.to_numpy()))
-        for name in set(names):
-            chosen = np.flatnonzero(names == name)
-            self._rows[str(name)] = (rows[chosen], own.items.take(pa.array(chosen)))
-
-    def of(self, name: str) -> tuple[npt.NDArray[np.int64], pa.Array] | None:
-        """Return rows (rising) and texts of a column; None if all is held."""
-        return self._rows.get(name)
-
-
 def _names(*structs: pa.Array) -> list[str]:
     found: dict[str, None] = {}
     for array in structs:
@@ -414,9 +398,10 @@ def field_of(relation: Relation | None, name: str, arrow: pa.DataType, modes: Va
     return Field(name, given(known_type(column), modes), column.not_null)
 
 
-def _texts(
-    relation: Relation | None, field: Field, rows: pa.Array, specials: _Specials, prefix: str
+def field_texts(
+    relation: Relation | None, field: Field, rows: pa.Array, specials: Specials, prefix: str
 ) -> tuple[pa.Array, Mask]:
+    """Return a field of rows as JSON, and which rows there are; `specials` has it under `prefix` + name."""
     count = len(rows)
     if not pa.types.is_struct(rows.type) or rows.type.get_field_index(field.name) < 0:
         return pa.nulls(count, pa.large_string()), np.zeros(count, np.bool_)
@@ -476,7 +461,7 @@ def _mark_unchanged(column: pa.Array, names: Sequence[str], canvas: _Canvas, num
 
 
 def _key(
-    group: Group, relation: Relation | None, canvas: _Canvas, specials: _Specials, modes: ValueModes
+    group: Group, relation: Relation | None, canvas: _Canvas, specials: Specials, modes: ValueModes
 ) -> list[tuple[Field, int]] | None:
     # The key's columns with their numbers on the canvas.
     key = group.column("key")
@@ -493,10 +478,10 @@ def _key(
 
 
 def _key_texts(
-    relation: Relation | None, field: Field, key: pa.Array, specials: _Specials, group: Group
+    relation: Relation | None, field: Field, key: pa.Array, specials: Specials, group: Group
 ) -> tuple[pa.Array, Mask]:
     # What a key's column does not hold is told where the row's does not: after, or before a delete.
-    texts, there = _texts(relation, field, key, specials, "")
+    texts, there = field_texts(relation, field, key, specials, "")
     for prefix, rows in (("after.", group.column("after")), ("before.", group.column("before"))):
         special = specials.of(prefix + field.name)
         if special is None:

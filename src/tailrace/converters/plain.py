@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.given import Given, debezium_modes, given_arrow
-from tailrace.converters.picture import field_of, is_rendered
+from tailrace.converters.picture import field_of, field_texts
 from tailrace.converters.schemas import Schema, struct, written
+from tailrace.converters.specials import Specials
 from tailrace.converters.texts import json_texts, struct_texts
 from tailrace.decode import forms
 from tailrace.model import OWN_FORMS
@@ -73,9 +74,7 @@ def _given(group: Group, array: pa.Array) -> tuple[Given, pa.Array]:
         how = given_arrow(array.type, modes)
         return how, json_texts(array, how)
     fields = [field_of(relation, field.name, field.type, modes) for field in array.type]
-    texts = [
-        json_texts(values, field.how, is_rendered=is_rendered(relation, field, values.type))
-        for values, field in zip(array.flatten(), fields, strict=True)
-    ]
+    specials = Specials(group.column("special"))
+    texts = [field_texts(relation, field, array, specials, "value.")[0] for field in fields]
     documents = [field.how.schema.document(optional=True, field=field.name) for field in fields]
     return Given(forms.RAW, struct(documents), "{}"), struct_texts(array, texts)

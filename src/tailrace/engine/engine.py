@@ -483,6 +483,8 @@ class Engine:
         except TailraceError as error:
             if error.kind is not Kind.ENGINE_MISUSED:
                 raise
+            if owner() is not self:
+                self._wait_stopped(None)
 
     def _raise_failure(self) -> None:
         if self._error is not None:

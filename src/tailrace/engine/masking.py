@@ -15,8 +15,8 @@ _SECRET = re.compile(
     r"pass(word|wd|phrase|file)?|pwd|secret|token|credential|private|api_?key|salt", re.IGNORECASE
 )
 
-#: Passwords within connection strings.
-_WITHIN = re.compile(r"(?<=:)[^:@/\s]*(?=@)|(?<=password=)('[^']*'|[^&;\s]*)", re.IGNORECASE)
+#: Passwords within connection strings: of a URL, up to its last `@`, and of a list of settings.
+_WITHIN = re.compile(r"(://[^:/@\s]*:)\S*(?=@)|(password\s*=\s*)('[^']*'|[^&;\s]*)", re.IGNORECASE)
 
 
 def masked(value: Any, name: str = "") -> Any:
@@ -28,7 +28,7 @@ def masked(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
         if _SECRET.search(name) and not REFERENCE.fullmatch(value):
             return MASK
-        return _WITHIN.sub(lambda found: found[0] if found[0].startswith("${") else MASK, redact(value))
+        return _WITHIN.sub(lambda found: (found[1] or found[2]) + MASK, redact(value))
     if value is None or isinstance(value, bool):
         return value
     return MASK if _SECRET.search(name) else value

@@ -1,0 +1,223 @@
+"""What an engine is made of: a file, a mapping, a configuration, Python objects."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from fix_engine import Seen, Store
+from fix_wait import wait_until
+from tailrace import Engine, config, extensions
+from tailrace.engine.masking import masked
+from tailrace.errors import Kind, TailraceError
+from tailrace.testing import LinesSource
+
+FILE = """
+name: shop
+source:
+  type: postgresql
+  host: db.example
+  password: ${env:PW}
+log:
+  path: ./log
+tasks_max: 3
+engine:
+  offset_commit: {policy: always}
+  transformations:
+    - {type: route, regex: "lines(.*)", replacement: "routed$1"}
+"""
+
+
+class Spy(LinesSource):
+    """Takes the place of PostgreSQL."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self):
+        super().__init__(5, tasks=3)
+        Spy.made.append(self)
+
+    def start(self, context):
+        super().start(context)
+        self.context = context
+
+    def create_task(self):
+        task = super().create_task()
+        start = task.start
+
+        def started(context):
+            self.wanted = context.wanted
+            start(context)
+
+        task.start = started
+        return task
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """The names of connectors that were asked for."""
+    asked, Spy.made = [], []
+
+    def factory(group, name, methods):
+        asked.append((group, name))
+        return Spy
+
+    monkeypatch.setattr(extensions, "factory", factory)
+    return asked
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "mapping", "config"])
+def test_a_file_says_all_and_secrets_stay_references(found, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "shop.yaml"
+    file.write_text(FILE)
+    given = {
+        "path": file,
+        "text": str(file),
+        "mapping": {
+            "name": "shop",
+            "source": {"type": "postgresql", "host": "db.example", "password": "${env:PW}"},
+            "log": {"path": "./log"},
+            "tasks_max": 3,
+            "engine": {
+                "offset_commit": {"policy": "always"},
+                "transformations": [
+                    {"type": "route", "regex": "lines(.*)", "replacement": "routed$1"},
+                ],
+            },
+        },
+        "config": config.load_engine(file),
+    }[kind]
+    topics, store = set(), Store()
+    Engine(given, on_record=lambda record: topics.add(record.topic), offsets=store).run()
+    assert found == [(extensions.CONNECTORS, "postgresql")]
+    context = Spy.made[0].context
+    assert context.name == "shop"
+    assert context.settings["source"]["password"] == "${env:PW}"
+    assert context.settings["log"] == {"path": str(tmp_path / "log")}
+    assert "engine" not in context.settings
+    assert topics == {"routed.0-0", "routed.1-0", "routed.2-0"}
+    assert store.line() == 5
+
+
+def test_what_python_says_comes_before_the_file(found, tmp_path):
+    file = tmp_path / "shop.yaml"
+    file.write_text(FILE)
+    source, store = LinesSource(5), Store()
+    engine = Engine(
+        file,
+        name="other",
+        connector=source,
+        settings={"mine": 1},
+        options={"offset_commit": {"policy": "count", "records": 100}},
+        on_record=Seen().record,
+        offsets=store,
+    )
+    engine.run()
+    assert found == []
+    assert engine.view().name == "other"
+
+
+def test_a_file_with_sinks_needs_no_handler_and_its_tasks_know_it(found, tmp_path):
+    file = tmp_path / "shop.yaml"
+    file.write_text(FILE)
+    with pytest.raises(TailraceError, match="one of on_batch"):
+        Engine(file)
+    file.write_text(FILE + "sinks:\n  - {type: jsonl, path: ./lake}\n")
+    store = Store()
+    Engine(file, offsets=store).run()
+    assert not Spy.made[-1].wanted
+    assert store.line() == 5
+    Engine(file, on_record=print, offsets=Store()).run()
+    assert Spy.made[-1].wanted
+
+
+def test_offsets_lie_with_a_connector_that_keeps_them():
+    class Keeping(LinesSource):
+        def offset_store(self, name, settings):
+            self.asked = (name, dict(settings))
+            self.store = Store()
+            return self.store
+
+    source = Keeping(5)
+    Engine(connector=source, name="x", settings={"a": 1}, on_record=Seen().record).run()
+    assert source.asked == ("x", {"a": 1})
+    assert source.store.line() == 5
+    assert source.store.calls == ["start", "stop"]
+    source = Keeping(5)
+    options = {"offset_storage": {"type": "memory"}}
+    Engine(connector=source, on_record=Seen().record, options=options).run()
+    assert not hasattr(source, "asked")
+
+
+def test_offsets_may_lie_in_a_file(tmp_path):
+    options = {"offset_storage": {"type": "file", "path": str(tmp_path / "offsets")}}
+    for expected in (5, 0):
+        seen = Seen()
+        Engine(connector=LinesSource(5), on_record=seen.record, options=options).run()
+        assert seen.count == expected
+
+
+def test_neither_configuration_nor_connector_is_an_error():
+    with pytest.raises(TailraceError, match="neither a configuration nor a connector") as caught:
+        Engine(on_record=print)
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    with pytest.raises(TailraceError, match="name: is required"):
+        Engine({"source": {"type": "postgresql"}, "log": {"path": "x"}}, on_record=print)
+
+
+def test_a_processor_of_ones_own_takes_the_place_of_handlers():
+    class Own:
+        seen: ClassVar[list] = []
+
+        def initialize(self, executor, transform, convert, committer):
+            self.committer = committer
+            assert executor.submit(lambda: 5).result(30) == 5
+
+        def process(self, batch):
+            Own.seen.append(len(batch))
+            self.committer.mark_processed(batch)
+            self.committer.mark_batch_finished(batch)
+
+        def drain(self, timeout_s):
+            return True
+
+        def close(self):
+            Own.seen.append("closed")
+
+    store = Store()
+    options = {"offset_commit": {"policy": "always"}}
+    Engine(connector=LinesSource(25), processor=Own, offsets=store, options=options).run()
+    assert Own.seen == [10, 10, 5, "closed"]
+    assert store.line() == 25
+
+
+def test_the_view_is_there_at_any_time():
+    seen = Seen()
+    engine = Engine(connector=LinesSource(5, ends=False), on_record=seen.record, offsets=Store())
+    assert engine.status()["state"] == "creating"
+    assert engine.status()["tasks"] == []
+    with engine:
+        wait_until(lambda: engine.view().tasks[0].processed == 5, 60)
+        assert engine.status()["tasks"][0]["state"] == "polling"
+    assert engine.status()["state"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (
+            {"password": "x", "n": 1, "on": True, "none": None},
+            {"password": "***", "n": 1, "on": True, "none": None},
+        ),
+        ({"SSL_KEY_PASSWORD": 5}, {"SSL_KEY_PASSWORD": "***"}),
+        ({"dsn": "postgresql://me:p/w:@x@db/x?a=b"}, {"dsn": "postgresql://me:***@db/x?a=b"}),
+        ({"dsn": "host=db password='a b' user=me"}, {"dsn": "host=db password=*** user=me"}),
+        ({"url": "https://db.example/x"}, {"url": "https://db.example/x"}),
+        ({"token": "${file:/run/t}"}, {"token": "${file:/run/t}"}),
+        ({"list": [{"secret": "x"}]}, {"list": [{"secret": "***"}]}),
+    ],
+)
+def test_settings_are_shown_without_secrets(value, shown):
+    assert masked(value) == shown

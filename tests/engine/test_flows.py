@@ -343,6 +343,23 @@ def test_what_fails_in_preparation_and_may_pass_is_prepared_again() -> None:
     assert got == numbers(stream(5, batches=4))
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_fails_in_preparation_for_good_is_not_tried_again_and_never_passed(order: Order) -> None:
+    tries, poison = 0, 100
+
+    def prepare(group: Group) -> list[Group]:
+        nonlocal tries
+        if poison in group.columns.column("source").field(0).to_pylist():
+            tries += 1
+            raise KeyError
+        return [group]
+
+    with running(on_record(lambda _: None), order, transform=prepare) as run, pytest.raises(KeyError):
+        run.work_off(stream(5))
+    assert tries == 1
+    assert run.store.last <= poison
+
+
 def test_those_who_commit_themselves_mark_when_and_where_they_like() -> None:
     kept: list[tuple[Batch, Committer]] = []
     with running(on_batch(manual(lambda batch, committer: kept.append((batch, committer))))) as run:

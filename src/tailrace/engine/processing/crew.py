@@ -213,8 +213,8 @@ class Crew:
             with self._lock:
                 self._taken_in += len(run)
                 items = [
-                    self._stand(_Item(of, place, given, self._backoff), *where)
-                    for (place, given), where in run
+                    self._stand(_Item(of, place, given, self._backoff), *lanes)
+                    for (place, given), lanes in run
                 ]
                 self._now_ready([item for item in items if not item.waits])
 

@@ -96,6 +96,7 @@ class Staging:
         self._executor = executor
         self._parts: list[list[Group]] = []
         self._outcomes: list[Future[list[Staged]]] = []
+        self._failed: list[int] = []
         if not stage.is_empty:
             self._parts = parts_of(batch.groups, threads)
             self._outcomes = [executor.submit(stage, part) for part in self._parts]
@@ -118,10 +119,17 @@ class Staging:
         """
         if self._stage.is_empty:
             return Ready(self.batch, self.batch, ())
-        for n, outcome in enumerate(self._outcomes):
-            if outcome.done() and outcome.exception() is not None:
-                self._outcomes[n] = self._executor.submit(self._stage, self._parts[n])
-        return self._together([one for outcome in self._outcomes for one in outcome.result()])
+        while self._failed:
+            part = self._failed.pop()
+            self._outcomes[part] = self._executor.submit(self._stage, self._parts[part])
+        staged: list[Staged] = []
+        for part, outcome in enumerate(self._outcomes):
+            try:
+                staged += outcome.result()
+            except BaseException:
+                self._failed.append(part)
+                raise
+        return self._together(staged)
 
     def cancel(self) -> None:
         """Give up what has not begun."""

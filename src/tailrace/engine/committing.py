@@ -77,6 +77,7 @@ class OffsetCommitter:
         self._last_s = clock.monotonic()
         self._write: _Write | None = None
         self._writes: queue.SimpleQueue[_Write | None] | None = None
+        self._thread: threading.Thread | None = None
         self._failures = 0
         self._closed = False
 
@@ -161,6 +162,8 @@ class OffsetCommitter:
                 self._writes.put(None)
         if told:
             self._telling.release()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, deadline_s - time.monotonic()))
         return complete
 
     def _commit_all(self, deadline_s: float) -> bool:
@@ -211,11 +214,11 @@ class OffsetCommitter:
         self._write = write
         if self._writes is None:
             self._writes = queue.SimpleQueue()
-            threading.Thread(
-                target=belonging(functools.partial(self._write_all, self._writes)),
-                name=f"commits of {self._name}",
-                daemon=True,
-            ).start()
+            name = f"commits of {self._name}"
+            self._thread = threading.Thread(
+                target=belonging(functools.partial(self._write_all, self._writes)), name=name, daemon=True
+            )
+            self._thread.start()
         self._writes.put(write)
 
     def _await(self, write: _Write, timeout_s: float) -> bool:

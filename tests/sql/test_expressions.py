@@ -207,6 +207,10 @@ def test_a_side_that_decides_keeps_the_other_from_being_asked() -> None:
     assert value("after.a = 2 and after.none = 1", a=pa.array([1])) is False
     assert value("after.a = 1 or after.none = 1", a=pa.array([1])) is True
     assert value("case when after.a = 1 then 'x' else after.none end", a=pa.array([1])) == "x"
+    text = "case when after.a = 1 then 'x' when after.none = 1 then after.none else after.none end"
+    assert value(text, a=pa.array([1])) == "x"
+    typed = Expression("case when after.a > 1 then 'x' else null end", ("after",))
+    assert typed.values(Columns(a=pa.array([1]))).type == pa.string()
     failing = "case when after.s ~ '^\\d+$' then cast(after.s as integer) end"
     found = Expression(failing, ("after",)).values(Columns(s=pa.array(["1", "a", None, "2"])))
     assert found.to_pylist() == [1, None, None, 2]

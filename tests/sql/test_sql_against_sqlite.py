@@ -136,7 +136,7 @@ def by_sqlite(text: str, rows: list[Row]) -> list[object]:
         database.close()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(text=truths(2) | integers(3) | texts(3), rows=ROWS)
 @example(text="(after.i % -1)", rows=[{"i": -5, "j": 0, "s": "", "t": None}])
 @example(text="(after.i in (1, 2, null))", rows=[{"i": 1, "j": 0, "s": "", "t": None}])

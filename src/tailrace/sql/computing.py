@@ -231,6 +231,9 @@ class _Walk:
         left = np.arange(len(self._rows), dtype=np.int64)
         parts: list[tuple[npt.NDArray[np.int64], pa.Array]] = []
         for condition, result in node.branches:
+            if not len(left):
+                parts.append((left, self._branch(result, left)))
+                continue
             walk = _Walk(self._text, _Selected(self._rows, left))
             found = walk.at(condition, lambda walk=walk, condition=condition: truth(walk.value(condition)))  # type: ignore[misc]
             chosen = chosen_rows(broadcast(found, len(left)))
@@ -240,10 +243,14 @@ class _Walk:
         return self.at(node, lambda: _put_together(parts))
 
     def _branch(self, node: Node, places: npt.NDArray[np.int64]) -> pa.Array:
-        if not len(places) and not isinstance(node, Literal | Cast):
-            return pa.nulls(0)
         walk = _Walk(self._text, _Selected(self._rows, places))
-        return broadcast(walk.value(node), len(places))
+        if len(places):
+            return broadcast(walk.value(node), len(places))
+        try:
+            # For its type alone, so that that does not depend on which rows there are.
+            return broadcast(walk.value(node), 0)
+        except ExpressionError:
+            return pa.nulls(0)
 
 
 def chosen_rows(truths: pa.Array) -> npt.NDArray[np.bool_]:

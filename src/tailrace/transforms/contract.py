@@ -37,7 +37,10 @@ class Transformation(Protocol):
 
 @runtime_checkable
 class RecordTransformation(Protocol):
-    """The same for those who think in single records. Slower: each record is made an object."""
+    """The same for those who think in single records. Slower: each record is made an object.
+
+    A record's `partition` is not told here: it is empty.
+    """
 
     def apply_record(self, record: Record) -> Record | None:
         """Return the record as it is to be (`Record.replace`), or None to drop it."""

@@ -105,16 +105,18 @@ def of(given: options.Route) -> RouteByName | RouteByContent:
 
 
 def parted(group: Group, names: pa.StringArray) -> list[tuple[str | None, Group]]:
-    """Return the records by name, in the order in which the names first come; None: without one."""
+    """Return the records by name; those without one first, under None."""
     coded = names.dictionary_encode()
     codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     known: dict[int, str] = dict(enumerate(coded.dictionary.to_pylist()))
-    found: list[tuple[str | None, Group]] = []
-    for code in [*known, -1]:
-        rows = np.flatnonzero(codes == code)
-        if len(rows):
-            found.append((known.get(code), group.take(rows)))
-    return found
+    # Sorted once, however many names there are; within a name records stay in their order.
+    order = np.argsort(codes, kind="stable")
+    present, first = np.unique(codes[order], return_index=True)
+    last = [*first[1:], len(order)]
+    return [
+        (known.get(code), group.take(order[at:end]))
+        for code, at, end in zip(present.tolist(), first, last, strict=True)
+    ]
 
 
 def _routed(group: Group, topic: str, key_field: str | None) -> Group:

@@ -29,6 +29,7 @@ class GroupRows:
     def __init__(self, group: Group, missing: str = "error") -> None:
         self._group = group
         self._missing = missing
+        self._known: dict[tuple[str, ...], pa.Array] = {}
 
     def __len__(self) -> int:
         return len(self._group)
@@ -38,12 +39,14 @@ class GroupRows:
 
         :raises NoColumnError: if there is none, and that is not taken for NULL.
         """
-        try:
-            return self._column(parts)
-        except NoColumnError:
-            if self._missing != "null":
-                raise
-            return pa.nulls(len(self._group))
+        if parts not in self._known:
+            try:
+                self._known[parts] = self._column(parts)
+            except NoColumnError:
+                if self._missing != "null":
+                    raise
+                self._known[parts] = pa.nulls(len(self._group))
+        return self._known[parts]
 
     def was_sent(self, parts: tuple[str, ...]) -> pa.Array:
         """Return in which records the source sent a column of the row after.

@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(shell grep -rl njit src --include='*.py')
-BENCHMARKS := capture watches snapshot decode replay e2e stages latency
+BENCHMARKS := capture watches snapshot decode convert replay e2e stages latency
 CYCLES := 100
 
 .PHONY: help demo test matrix check bench torture setup brokers lock clean java

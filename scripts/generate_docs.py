@@ -22,6 +22,7 @@ from pydantic_core import PydanticUndefined
 
 from tailrace.cli.main import app
 from tailrace.config import predicates, steps, transformations
+from tailrace.config.converters import CloudEventsOptions, JsonOptions
 from tailrace.config.disclosure import Disclosure, Mask
 from tailrace.config.engine import EngineConfig
 from tailrace.config.engine_options import (
@@ -48,7 +49,7 @@ from tailrace.config.values import ValueHandling
 from tailrace.secrets import Secret
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("configuration", "cli", "postgresql", "snapshots", "types", "transformations")
+PAGES = ("configuration", "cli", "postgresql", "snapshots", "types", "transformations", "converters")
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -165,6 +166,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "offset_commit": lambda: fields(OffsetCommit),
     "offset_storage": lambda: fields(OffsetStorage),
     "transformation": lambda: fields(steps.Step),
+    "json-converter": lambda: fields(JsonOptions),
+    "cloudevents-converter": lambda: fields(CloudEventsOptions),
     "commands": commands,
     "types": types_table.types,
     "edges": types_table.edges,

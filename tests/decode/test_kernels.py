@@ -9,8 +9,9 @@ COUNT = """
 import importlib
 from numba.core.dispatcher import Dispatcher
 found = {}
-for name in ("envelope", "gather", "jsontext", "kernel", "literals"):
-    module = importlib.import_module(f"tailrace.decode.{name}")
+for name in ("decode.envelope", "decode.gather", "decode.jsontext", "decode.kernel", "decode.literals",
+             "decode.floats", "converters.texts"):
+    module = importlib.import_module(f"tailrace.{name}")
     for thing in vars(module).values():
         if isinstance(thing, Dispatcher) and thing.nopython_signatures:
             found[thing.py_func.__qualname__] = sum(thing.stats.cache_misses.values())

@@ -21,6 +21,7 @@ NAMES: dict[str, str] = {
     "watches": "what watching slot and schemas costs capture, in pairs with capture without",
     "snapshot": "a table through four connections to the fsynced change log, against psql's COPY",
     "decode": "wire bytes to typed Arrow columns, on one core",
+    "convert": "wire bytes to events in Debezium's JSON, on one core",
     "transforms": "transformations over captured changes, on one core",
     "replay": "change log through Spark to nothing, in typed columns",
     "e2e": "a backlog to Parquet and to Delta, exactly once, against pg_recvlogical",

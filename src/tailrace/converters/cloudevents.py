@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.config.converters import CloudEventsOptions
+from tailrace.converters.from_columns import plain_picture_of
 from tailrace.converters.options import checked
 from tailrace.converters.picture import (
     COMMIT_LSN,
@@ -28,14 +29,12 @@ from tailrace.converters.picture import (
     XID,
     Field,
     Picture,
-    picture_of,
-    plain_picture_of,
     row_schema,
 )
 from tailrace.converters.plain import plain_documents
 from tailrace.converters.planning import Planned, key_headers, plan_events
 from tailrace.converters.schemas import struct, written
-from tailrace.converters.writing import facts_of, is_filled, with_times, write_values
+from tailrace.converters.writing import facts_of, is_filled, picture_of, with_times, write_values
 from tailrace.decode import kernel
 from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.documents import Plan, Template

@@ -28,13 +28,12 @@ from tailrace.converters.picture import (
     XID,
     Field,
     Picture,
-    picture_of,
     row_schema,
 )
 from tailrace.converters.plain import convert_plain
 from tailrace.converters.planning import key_headers, plan_events
 from tailrace.converters.schemas import Schema, written
-from tailrace.converters.writing import facts_of, is_filled, write_values
+from tailrace.converters.writing import facts_of, is_filled, picture_of, write_values
 from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.documents import Template
 from tailrace.decode.jsontext import AFTER, BEFORE, CELL, NOTHING, OP_LETTER, UNLESS

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.converters.from_columns import field_of, field_texts
 from tailrace.converters.given import Given, debezium_modes, given_arrow
-from tailrace.converters.picture import field_of, field_texts
 from tailrace.converters.schemas import Schema, struct, written
 from tailrace.converters.specials import Specials
 from tailrace.converters.texts import json_texts, struct_texts

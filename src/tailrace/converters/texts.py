@@ -251,7 +251,7 @@ def _map(array: pa.Array, how: Given, is_rendered: bool) -> pa.Array:
     own = pa.concat_arrays([array.take(pa.array(np.arange(len(array))))])
     keys = render(cells(own.keys.cast(pa.string())), forms.QUOTED)
     values = json_texts(own.items, _part(how, 0), is_rendered=is_rendered).fill_null("null")
-    entries = pc.binary_join_element_wise(keys, values, ":")
+    entries = pc.binary_join_element_wise(keys, values, _scalar(":"))
     lengths = np.diff(own.offsets.to_numpy())
     return _bracketed("{", _joined(lengths, entries), "}", array)
 

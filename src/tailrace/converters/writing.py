@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace import __version__
+from tailrace.converters.from_columns import of_columns
+from tailrace.converters.from_wire import of_wire
 from tailrace.converters.picture import MS, NS, US, Field, Picture, columns_of
 from tailrace.converters.planning import Planned
 from tailrace.decode import kernel
@@ -18,6 +20,14 @@ from tailrace.records.group import Group
 
 #: What a source is called of which nothing is known.
 UNKNOWN = SourceFacts("tailrace", "", __version__)
+
+
+def picture_of(group: Group) -> Picture:
+    """Return the picture of a group of changes.
+
+    :raises TailraceError: `DECODE_FAILED`.
+    """
+    return of_columns(group) if group.wire is None else of_wire(group.wire.tuples())
 
 
 def facts_of(group: Group, topic_prefix: str) -> SourceFacts:

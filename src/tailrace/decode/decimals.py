@@ -9,13 +9,16 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.decode.lettering import PLAIN_LETTERS, write_base64
+from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_triple
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: Digits of money: 64 bits have 19, and a locale has at most ten after the point.
 _MONEY_DIGITS_MAX = 40
 
 _BILLION = 1_000_000_000
+
+#: Letters of a number that 64 bits hold for sure.
+_SHORT_MAX = 18
 
 
 @nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
@@ -66,8 +69,50 @@ def _two_complement(limbs, used, negative, out):  # type: ignore[no-untyped-def]
 @nb.njit(
     nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
 )
+def _write_short(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
+    # `write_unscaled` of a number that 64 bits hold: nothing is allocated.
+    end = p + length
+    negative = p < end and b[p] == 45
+    if negative:
+        p += 1
+    value = np.int64(0)
+    digits = np.int64(0)
+    fraction = np.int64(-1)
+    while p < end:
+        letter = b[p]
+        p += 1
+        if letter == 46 and fraction < 0 and digits > 0:
+            fraction = np.int64(0)
+            continue
+        if letter < 48 or letter > 57:
+            return np.int64(-1)
+        digits += 1
+        if fraction >= 0:
+            fraction += 1
+        value = value * 10 + (letter - 48)
+    if digits == 0 or max(fraction, np.int64(0)) != scale:
+        return np.int64(-1)
+    if negative:
+        value = -value
+    size = np.int64(1)
+    while size < 8 and not (-1 << (8 * size - 1)) <= value < 1 << (8 * size - 1):
+        size += 1
+    for first in range(0, size, 3):
+        count = min(np.int64(3), size - first)
+        x = (value >> (8 * (size - 1 - first))) & 255
+        y = (value >> (8 * (size - 2 - first))) & 255 if count > 1 else np.int64(0)
+        z = (value >> (8 * (size - 3 - first))) & 255 if count > 2 else np.int64(0)
+        to = write_triple(x, y, z, count, PLAIN_LETTERS, out, to)
+    return to
+
+
+@nb.njit(
+    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
+)
 def write_unscaled(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
     """Write base64 of the number times 10^scale; -1 if it has not that many digits after its point."""
+    if length <= _SHORT_MAX:
+        return _write_short(b, p, length, scale, out, to)
     end = p + length
     negative = p < end and b[p] == 45
     if negative:

@@ -29,6 +29,7 @@ from tailrace.decode.forms import (
     NUMBERS,
     PAIRS,
     PAIRS_QUOTED,
+    QUOTED,
     RAW,
     TEXTS,
     VARIABLE_SCALE,
@@ -40,7 +41,7 @@ from tailrace.decode.forms import (
 )
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.kernel import NONE, NULL, TEXT, TRIPLE, UNCHANGED
-from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_integer, write_quoted
+from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_integer, write_quoted, write_string
 from tailrace.decode.literals import PLAIN, is_null_item, item_end, unquote_item
 from tailrace.protocol.frames import FROZEN_BYTES
 
@@ -85,6 +86,15 @@ def _write_number(value, out, to):  # type: ignore[no-untyped-def]
             out[to + k] = _NULL[k]
         return to + 4
     return write_integer(value, out, to)
+
+
+@nb.njit(inline="always")
+def _is_whole(b, p, length):  # type: ignore[no-untyped-def]
+    # A whole number above 0, which is what most are; others are looked at again.
+    good = length > 0 and b[p] != 48
+    for k in range(p, p + length):
+        good &= 48 <= b[k] <= 57
+    return good
 
 
 @nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean), nogil=True, cache=True)
@@ -318,6 +328,11 @@ def _write_object(  # type: ignore[no-untyped-def]
         elif held == UNCHANGED:
             copy_bytes(out, to, unavailable, unavailable_at[c], unavailable_at[c + 1] - unavailable_at[c])
             to += unavailable_at[c + 1] - unavailable_at[c]
+        elif styles[c] == QUOTED:
+            to = write_string(b, np.int64(start[c, r]), np.int64(length[c, r]), out, to)
+        elif styles[c] == INTEGER and _is_whole(b, np.int64(start[c, r]), np.int64(length[c, r])):
+            copy_bytes(out, to, b, np.int64(start[c, r]), np.int64(length[c, r]))
+            to += length[c, r]
         else:
             to = _write_value(
                 b, np.int64(start[c, r]), np.int64(length[c, r]), styles[c], scratch, out, to

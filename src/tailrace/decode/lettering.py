@@ -11,6 +11,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.decode.gather import copy_bytes
 from tailrace.decode.literals import hex_digit
 from tailrace.protocol.frames import FROZEN_BYTES
 
@@ -69,25 +70,48 @@ def write_letter(letter, out, to):  # type: ignore[no-untyped-def]
     return to + 6
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
-def write_quoted(b, p, length, out, to):  # type: ignore[no-untyped-def]
-    """Write a JSON string: at most six bytes for each, and the quotes."""
+@nb.njit(inline="always")
+def write_string(b, p, length, out, to):  # type: ignore[no-untyped-def]
+    """Write a JSON string, where it is asked for: `write_quoted` without the cost of a call."""
     out[to] = 34
     to += 1
+    odd = 0
     for k in range(p, p + length):
-        to = write_letter(b[k], out, to)
+        letter = b[k]
+        odd += (letter < 32) | (letter == 34) | (letter == 92)
+    if odd == 0:
+        copy_bytes(out, np.int64(to), b, np.int64(p), np.int64(length))
+        to += length
+    else:
+        for k in range(p, p + length):
+            to = write_letter(b[k], out, to)
     out[to] = 34
     return to + 1
 
 
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+def write_quoted(b, p, length, out, to):  # type: ignore[no-untyped-def]
+    """Write a JSON string: at most six bytes for each, and the quotes."""
+    return write_string(b, p, length, out, to)
+
+
 @nb.njit(inline="always")
-def _triple(a, b, c, count, letters, out, to):  # type: ignore[no-untyped-def]
-    # Four letters of base64 for `count` (1 to 3) bytes.
+def write_triple(a, b, c, count, letters, out, to):  # type: ignore[no-untyped-def]
+    """Write four letters of base64 for `count` (1 to 3) bytes."""
     out[to] = _BASE64[letters + (a >> 2)]
     out[to + 1] = _BASE64[letters + (((a & 3) << 4) | (b >> 4))]
     out[to + 2] = _BASE64[letters + (((b & 15) << 2) | (c >> 6))] if count > 1 else 61
     out[to + 3] = _BASE64[letters + (c & 63)] if count > 2 else 61
     return to + 4
+
+
+@nb.njit(inline="always")
+def _byte(b, p, place, from_hex):  # type: ignore[no-untyped-def]
+    # A byte of what is written, as it is or from its two digits behind `\\x`.
+    if from_hex:
+        at = p + 2 + 2 * place
+        return np.int64(hex_digit(b[at])) * 16 + hex_digit(b[at + 1])
+    return np.int64(b[p + place])
 
 
 @nb.njit(
@@ -98,15 +122,10 @@ def _triple(a, b, c, count, letters, out, to):  # type: ignore[no-untyped-def]
 def write_base64(b, p, length, from_hex, letters, out, to):  # type: ignore[no-untyped-def]
     """Write base64 of bytes, or of bytea in hex form, with padding; no quotes."""
     size = (length - 2) // 2 if from_hex else length
-    three = np.zeros(3, np.int64)
     for first in range(0, size, 3):
         count = min(3, size - first)
-        for k in range(3):
-            three[k] = 0
-            if k < count and from_hex:
-                at = p + 2 + 2 * (first + k)
-                three[k] = hex_digit(b[at]) * 16 + hex_digit(b[at + 1])
-            elif k < count:
-                three[k] = b[p + first + k]
-        to = _triple(three[0], three[1], three[2], count, letters, out, to)
+        x = _byte(b, p, first, from_hex)
+        y = _byte(b, p, first + 1, from_hex) if count > 1 else np.int64(0)
+        z = _byte(b, p, first + 2, from_hex) if count > 2 else np.int64(0)
+        to = write_triple(x, y, z, count, letters, out, to)
     return to

@@ -1,0 +1,122 @@
+"""Pictures of changes as the source sent them: cells point into the block that they came in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.converters.given import Given, debezium_modes, given_arrow
+from tailrace.converters.picture import (
+    Field,
+    Picture,
+    Side,
+    fields_of,
+    key_names,
+    numbers_of,
+    replaced,
+    together,
+)
+from tailrace.converters.schemas import STRING
+from tailrace.converters.texts import json_texts, text_cells
+from tailrace.decode import forms, kernel
+from tailrace.decode.documents import render
+from tailrace.decode.envelope import image_choices
+from tailrace.decode.gather import Cells
+from tailrace.decode.tuples import Spans, Tuples
+from tailrace.decode.types import known_type, value_type
+from tailrace.model import OWN_FORMS, Relation
+from tailrace.protocol.frames import Bytes
+
+
+def of_wire(tuples: Tuples) -> Picture:
+    """Return the picture of changes.
+
+    :raises TailraceError: `DECODE_FAILED`.
+    """
+    relation = tuples.relation
+    count = len(tuples)
+    if relation is None:
+        modes = debezium_modes(OWN_FORMS)
+        content = given_arrow(pa.binary(), modes)
+        fields = [Field("prefix", Given(forms.QUOTED, STRING, "null")), Field("content", content)]
+        row = Side(fields, [forms.QUOTED, forms.BASE64], tuples.buffer, tuples.current, tuples.old)
+        choice = np.stack([np.zeros(count, np.uint8), np.ones(count, np.uint8)])
+        wanted = np.ones((2, 2), np.bool_)
+        places = [0]
+    else:
+        modes = debezium_modes(relation.modes)
+        row = _rounded(relation, tuples, fields_of(relation))
+        choice = np.stack(image_choices(tuples))
+        wanted = np.stack([np.ones(len(relation.columns), np.bool_), tuples.in_key])
+        places = [row_place(row.fields, name) for name in key_names(relation)]
+    key = _taken(row, places) if places else None
+    numbers = numbers_of(
+        tuples.fields[kernel.AT_COMMIT_TIME], tuples.fields[kernel.AT_COMMIT_LSN], tuples.fields[kernel.LSN],
+        tuples.fields[kernel.AT_XID], tuples.fields[kernel.AT_ORDINAL],
+    )  # fmt: skip
+    schema, table = (relation.schema, relation.table) if relation else ("", "")
+    return Picture(tuples.op, choice, wanted, row, key, numbers, schema, table, modes)
+
+
+def row_place(fields: Sequence[Field], name: str) -> int:
+    """Return the place of a column."""
+    return next(place for place, field in enumerate(fields) if field.name == name)
+
+
+def _taken(row: Side, places: Sequence[int]) -> Side:
+    def taken(spans: Spans) -> Spans:
+        at = np.array(places, np.intp)
+        return Spans(spans.start[at], spans.length[at], spans.kind[at])
+
+    return Side(
+        [row.fields[place] for place in places], [row.styles[place] for place in places], row.buffer,
+        taken(row.current), taken(row.old),
+    )  # fmt: skip
+
+
+def _rounded(relation: Relation, tuples: Tuples, fields: list[Field]) -> Side:
+    # Numbers that become doubles are read column by column and stand behind the block.
+    current, old = tuples.current, tuples.old
+    places = [place for place, field in enumerate(fields) if field.how.is_rounded]
+    styles = [field.how.style for field in fields]
+    if not places:
+        return Side(fields, styles, tuples.buffer, current, old)
+    current, old = _copied(current), _copied(old)
+    parts, size = [tuples.buffer], len(tuples.buffer)
+    for place in places:
+        kind = value_type(known_type(relation.columns[place]), debezium_modes(relation.modes))
+        for spans in (current, old):
+            if spans.start.shape[1] == 0:
+                continue
+            raw = Cells(tuples.buffer, spans.start[place], spans.length[place], spans.kind[place].copy())
+            typed = kind.read(raw)
+            texts = _with_special(
+                json_texts(typed.values, fields[place].how), typed.special_rows, raw, fields[place].how
+            )
+            size = _put(spans, place, texts, parts, size)
+        styles[place] = forms.RAW
+    return Side(fields, styles, together(parts, size), current, old)
+
+
+def _with_special(texts: pa.Array, rows: npt.NDArray[np.int64], raw: Cells, how: Given) -> pa.Array:
+    if len(rows) == 0:
+        return texts
+    odd = Cells(raw.buffer, raw.start[rows], raw.length[rows], raw.kind[rows])
+    return replaced(texts, rows, render(odd, how.style))
+
+
+def _copied(spans: Spans) -> Spans:
+    return Spans(spans.start.copy(), spans.length.copy(), spans.kind.copy())
+
+
+def _put(spans: Spans, place: int, texts: pa.Array, parts: list[Bytes], size: int) -> int:
+    # Lets a column's cells, where they are texts, be these; returns the buffers' size with them.
+    cells = text_cells(texts)
+    there = spans.kind[place] == kernel.TEXT
+    spans.start[place] = np.where(there, cells.start + np.int64(size), 0)
+    spans.length[place] = np.where(there, cells.length, 0)
+    parts.append(cells.buffer)
+    return size + len(cells.buffer)

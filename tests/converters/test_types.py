@@ -1,0 +1,228 @@
+"""Every type gives the same bytes from the wire and from columns, whatever the modes; Debezium's forms."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from converters.customers import FACTS, as_columns
+from converters.test_debezium import require_fit
+from decode.wire import block, delete, insert, relation, transaction, update, vector, xlog
+from tailrace.converters.cloudevents import CloudEventsConverter
+from tailrace.converters.debezium import JsonConverter
+from tailrace.decode.changes import decode_block
+from tailrace.model import ValueModes
+from tailrace.records.group import Group
+
+HSTORE = 20_000
+HSTORE_TYPE = xlog(b"Y" + HSTORE.to_bytes(4, "big") + b"public\0hstore\0")
+MODES = {
+    "none": ValueModes(),
+    "debezium": ValueModes("precise", "adaptive", "numeric", "bytes", "json"),
+    "double": ValueModes("double", "adaptive_time_microseconds", "string", "base64", "map"),
+    "string": ValueModes("string", "connect", "string", "base64-url-safe", "map", money_fraction_digits=0),
+    "iso": ValueModes("string", "isostring", "numeric", "hex", "json", money_fraction_digits=3),
+    "micro": ValueModes("double", "microseconds", "numeric", "bytes", "map"),
+    "nano": ValueModes("precise", "nanoseconds", "string", "hex", "json"),
+}
+
+
+_WIDE = Context(prec=100)
+
+
+def numeric(precision: int, scale: int) -> int:
+    return ((precision << 16) | (scale & 0x7FF)) + 4
+
+
+def numbers(scale: int, digits: int) -> st.SearchStrategy[str]:
+    whole = st.integers(-(10**digits) + 1, 10**digits - 1)
+    return whole.map(lambda n: format(Decimal(n).scaleb(-scale, _WIDE), "f"))
+
+
+def postgres_stamp(us: int) -> str:
+    days, rest = divmod(us, 86_400_000_000)
+    text = dt.date.fromordinal(dt.date(1970, 1, 1).toordinal() + days).isoformat()
+    seconds, fraction = divmod(rest, 1_000_000)
+    text += f" {seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return text + (f".{fraction:06}".rstrip("0") if fraction else "")
+
+
+STAMPS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999).map(postgres_stamp) | st.sampled_from(
+    [
+        "infinity",
+        "-infinity",
+        "4713-01-01 00:00:00 BC",
+        "294276-12-31 23:59:59.999999",
+        "10000-01-01 00:00:00.5",
+    ]
+)
+DATES = st.dates().map(str) | st.sampled_from(["infinity", "-infinity", "0044-03-15 BC", "5874897-12-31"])
+TIMES = st.times().map(str) | st.just("24:00:00")
+SPECIAL = st.sampled_from(["NaN", "Infinity", "-Infinity"])
+#: Types with modifiers, and texts that a server sends.
+TYPES: dict[str, tuple[int, int, st.SearchStrategy[str]]] = {
+    "bool": (16, -1, st.sampled_from("tf")),
+    "int8": (20, -1, st.integers(-(2**63), 2**63 - 1).map(str)),
+    "int2": (21, -1, st.integers(-(2**15), 2**15 - 1).map(str)),
+    "xid8": (5069, -1, st.integers(0, 2**64 - 1).map(str)),
+    "float8": (701, -1, st.floats(allow_nan=False, allow_infinity=False).map(repr) | SPECIAL),
+    "numeric_12_2": (1700, numeric(12, 2), numbers(2, 12) | st.just("NaN")),
+    "numeric_38_38": (1700, numeric(38, 38), numbers(38, 38)),
+    "numeric_39_2": (1700, numeric(39, 2), numbers(2, 39) | st.just("NaN")),
+    "numeric_negative": (1700, numeric(5, -3), st.integers(-99_999, 99_999).map(lambda n: str(n * 1000))),
+    "numeric": (1700, -1, numbers(3, 30) | SPECIAL),
+    "money": (790, -1, st.sampled_from(["$1,234.56", "-$0.01", "($5)", "$92,233,720,368,547,758.07", "x"])),
+    "text": (25, -1, st.text(st.characters(codec="utf-8", exclude_characters="\0"))),
+    "bytea": (17, -1, st.binary(max_size=40).map(lambda raw: "\\x" + raw.hex())),
+    "date": (1082, -1, DATES),
+    "time": (1083, -1, TIMES),
+    "time_3": (1083, 3, TIMES),
+    "timetz": (1266, -1, TIMES.map(lambda text: text + "+05:30")),
+    "timestamp": (1114, -1, STAMPS),
+    "timestamp_3": (1114, 3, STAMPS),
+    "timestamptz": (1184, -1, STAMPS.map(lambda text: text if text[-1] in "yC" else text + "+00")),
+    "interval": (1186, -1, st.sampled_from(["1 year 2 mons", "-00:00:00.5", "178000000 years", "?"])),
+    "json": (114, -1, st.sampled_from(['{"a":"\\u0000"}', "null", " [ ] "])),
+    "uuid": (2950, -1, st.uuids().map(str)),
+    "bit": (1560, 1, st.sampled_from("01")),
+    "bits": (1560, 12, st.text("01", min_size=12, max_size=12)),
+    "varbit": (1562, -1, st.text("01", max_size=40)),
+    "point": (600, -1, st.just("(1,2)")),
+    "hstore": (HSTORE, -1, st.sampled_from(['"a"=>"1", "b"=>NULL', "", '"k"=>"\\"\\\\"', "odd"])),
+    "int4[]": (1007, -1, st.sampled_from(["{}", "{1,NULL,-3}", "{{1},{2}}", "[0:1]={1,2}"])),
+    "float8[]": (1022, -1, st.sampled_from(["{1,NULL,1e+23}", "{NaN,-0}"])),
+    "numeric[]": (1231, numeric(12, 2), st.sampled_from(["{1.50,NULL}", "{1.50,NaN}", "{}"])),
+    "text[]": (1009, -1, st.sampled_from(['{a,"b\\"c",NULL,"NULL",""}', "{}", "{{a},{b}}"])),
+    "date[]": (1182, -1, st.sampled_from(["{2024-01-01,NULL}", "{infinity}"])),
+    "timestamp[]": (1115, -1, st.sampled_from(['{"2024-01-01 00:00:00.5",NULL}'])),
+    "time[]": (1183, 3, st.sampled_from(["{00:00:01,24:00:00}"])),
+    "bytea[]": (1001, -1, st.sampled_from(['{"\\\\x00ff",NULL}'])),
+    "interval[]": (1187, -1, st.sampled_from(['{"1 day",NULL}'])),
+    "bit[]": (1561, 1, st.sampled_from(["{1,0,NULL}"])),
+}  # fmt: skip
+
+
+def groups_in(data: bytes, modes: ValueModes) -> list[Group]:
+    return [
+        Group.of_changes("t", np.arange(changes.count), changes, FACTS)
+        for changes in decode_block(block(data), 0, None, (), modes=modes)
+    ]
+
+
+def require_same(group: Group, **options: Any) -> list[Any]:
+    """Check that columns give the wire's bytes; return the documents."""
+    found = []
+    for make in (JsonConverter, CloudEventsConverter):
+        converter = make(now_ns=lambda: 10**18, **options)
+        wire, columns = converter.convert(group), converter.convert(as_columns(group))
+        assert wire.values.to_pylist() == columns.values.to_pylist()
+        assert (wire.keys is None) == (columns.keys is None)
+        assert wire.keys is None or wire.keys.to_pylist() == columns.keys.to_pylist()
+        assert (wire.headers is None) == (columns.headers is None)
+        assert wire.headers is None or wire.headers.to_pylist() == columns.headers.to_pylist()
+        wire.values.validate(full=True)
+        found.append([json.loads(text) for text in wire.values.to_pylist() if text is not None])
+    return found[0]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_a_type_is_the_same_from_the_wire_and_from_columns(kind: str, data: st.DataObject) -> None:
+    oid, modifier, texts = TYPES[kind]
+    values = data.draw(st.lists(texts | st.none(), min_size=1, max_size=8))
+    modes = MODES[data.draw(st.sampled_from(sorted(MODES)))]
+    identity = data.draw(st.sampled_from("dfi"))
+    key = {"d": ("id",), "f": ("id", "v"), "i": ("v",)}[identity]
+    shape = relation(columns=[("id", 23, -1), ("v", oid, modifier)], key=key, identity=identity)
+    changes = []
+    for n, value in enumerate(values):
+        other = values[n - 1]
+        row, old = (str(n), value), (str(n), other)
+        changes += [insert(*row), update(*row, old=old) if identity == "f" else update(*row)]
+        if identity == "i" and value is not None and other is not None:
+            changes += [update(*row, key=(None, other))]
+        mark, gone = (
+            (b"O", row) if identity == "f" else (b"K", (row[0], None) if identity == "d" else (None, value))
+        )
+        changes.append(delete(*gone, mark=mark))
+    frames = HSTORE_TYPE + shape + transaction(*changes)
+    for group in groups_in(frames, modes):
+        require_same(group, schemas_enable=data.draw(st.booleans()), provide_transaction_metadata=True)
+
+
+@pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("name", ["types", "updates", "ddl"])
+def test_recorded_streams_are_the_same_from_the_wire_and_from_columns(name: str, modes: ValueModes) -> None:
+    for group in groups_in(bytes.fromhex(vector(name)["frames"]), modes):
+        for options in ({}, {"schemas_enable": True}, {"rows_in_part": "filled"}):
+            require_same(group, **options)
+
+
+PLAIN_VALUES = {
+    "bool": "t", "int8": "7", "int2": "-7", "float8": "1e+23", "numeric_12_2": "1.27", "numeric": "123.456",
+    "money": "$1,234.56", "text": "x", "bytea": "\\x00ff", "date": "2024-01-01", "time": "00:00:01",
+    "time_3": "00:00:01", "timetz": "00:00:01+00", "timestamp": "2024-01-01 00:00:00",
+    "timestamp_3": "2024-01-01 00:00:00", "timestamptz": "2024-01-01 00:00:00+00", "interval": "1 day",
+    "json": "{}", "uuid": "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "bit": "1", "bits": "101000000001",
+    "varbit": "1", "hstore": '"a"=>"1"', "int4[]": "{1,NULL}", "float8[]": "{1,0.5}", "numeric[]": "{1.27}",
+    "text[]": "{a}", "date[]": "{2024-01-01}", "bytea[]": '{"\\\\x00ff"}', "bit[]": "{1,0}",
+    "time[]": "{00:00:01}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
+def test_schemas_describe_the_values_of_every_type(modes: ValueModes) -> None:
+    columns = [(name, *TYPES[name][:2]) for name in PLAIN_VALUES]
+    shape = relation(columns=[("id", 23, -1), *columns])
+    frames = (
+        HSTORE_TYPE
+        + shape
+        + transaction(insert("1", *PLAIN_VALUES.values()), delete("1", *[None] * len(columns)))
+    )
+    [group] = groups_in(frames, modes)
+    for document in require_same(group, schemas_enable=True):
+        require_fit(document["schema"], document["payload"])
+
+
+def test_values_and_semantic_types_are_debeziums() -> None:
+    columns = [(name, *TYPES[name][:2]) for name in PLAIN_VALUES]
+    shape = relation(columns=[("id", 23, -1), *columns])
+    [group] = groups_in(HSTORE_TYPE + shape + transaction(insert("1", *PLAIN_VALUES.values())), ValueModes())
+    [document] = require_same(group, schemas_enable=True)
+    after = document["payload"]["after"]
+    row = {field["field"]: field for field in document["schema"]["fields"][1]["fields"]}
+    expected = {
+        "bool": (True, None), "int8": (7, None), "float8": (1e23, None),
+        "time_3": (1000, "io.debezium.time.Time"),
+        "numeric_12_2": ("fw==", "org.apache.kafka.connect.data.Decimal"),
+        "numeric": ({"scale": 3, "value": "AeJA"}, "io.debezium.data.VariableScaleDecimal"),
+        "money": ("AeJA", "org.apache.kafka.connect.data.Decimal"), "bytea": ("AP8=", None),
+        "date": (19_723, "io.debezium.time.Date"), "time": (1_000_000, "io.debezium.time.MicroTime"),
+        "timetz": ("00:00:01Z", "io.debezium.time.ZonedTime"),
+        "timestamp": (1_704_067_200_000_000, "io.debezium.time.MicroTimestamp"),
+        "timestamp_3": (1_704_067_200_000, "io.debezium.time.Timestamp"),
+        "timestamptz": ("2024-01-01T00:00:00Z", "io.debezium.time.ZonedTimestamp"),
+        "interval": (86_400_000_000, "io.debezium.time.MicroDuration"),
+        "json": ("{}", "io.debezium.data.Json"),
+        "uuid": ("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "io.debezium.data.Uuid"), "bit": (True, None),
+        "bits": (base64.b64encode(bytes([0b00000001, 0b1010])).decode(), "io.debezium.data.Bits"),
+        "hstore": ('{"a":"1"}', "io.debezium.data.Json"), "int4[]": ([1, None], None),
+        "float8[]": ([1.0, 0.5], None),
+        "numeric[]": (["fw=="], None), "date[]": ([19_723], None), "bytea[]": (["AP8="], None),
+        "bit[]": ([True, False], None),
+    }  # fmt: skip
+    assert {name: (after[name], row[name].get("name")) for name in expected} == expected
+    assert row["numeric_12_2"]["parameters"] == {"scale": "2", "connect.decimal.precision": "12"}
+    assert row["bits"]["parameters"] == {"length": "12"}
+    assert row["date[]"]["items"] == {
+        "type": "int32", "optional": True, "name": "io.debezium.time.Date", "version": 1,
+    }  # fmt: skip

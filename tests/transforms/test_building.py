@@ -11,6 +11,7 @@ import pytest
 from tailrace import config, extensions
 from tailrace.config.transformations import Filter
 from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline import preflight
 from tailrace.records.group import Group
 from tailrace.records.record import Record
 from tailrace.transforms.building import build
@@ -205,3 +206,15 @@ def test_all_are_closed_although_one_fails() -> None:
     with pytest.raises(OSError, match="closing"):
         build([Raises(), after]).close()
     assert after.closed
+
+
+def test_check_builds_the_chain_and_says_whom_it_does_not_concern(tmp_path: Path) -> None:
+    options = config.load_engine(written(tmp_path, GOOD))
+    assert list(preflight._transformations(options)) == []
+    sinks = "sinks: [{type: jsonl, path: ./out}]\n"
+    [found] = preflight._transformations(config.load_engine(written(tmp_path, GOOD + sinks)))
+    assert "concern the handlers of tailrace.Engine" in found.message
+    assert found.severity == "warning"
+    broken = config.load_engine(written(tmp_path, GOOD.replace("op <> 'd'", "op ~ '('")))
+    with pytest.raises(TailraceError, match="RE2"):
+        list(preflight._transformations(broken))

@@ -52,6 +52,7 @@ def preflight(file: Path) -> list[Finding]:
     found += _guarded(lambda: _settings(pipeline))
     found += _guarded(lambda: _rooms(pipeline))
     found += _guarded(lambda: _handlers(pipeline))
+    found += _guarded(lambda: _transformations(pipeline))
     if pipeline.has_several:
         found += _guarded(lambda: _roots(pipeline))
     names = [part.source_name for part in pipeline.pipelines]
@@ -207,6 +208,23 @@ def _handlers(pipeline: EngineConfig) -> Iterator[Finding]:
                 handler_of(sink)
             except TailraceError as failure:
                 yield from_failure(failure)
+
+
+def _transformations(pipeline: EngineConfig) -> Iterator[Finding]:
+    options = pipeline.engine
+    if not options.transformations and not options.predicates:
+        return
+    from tailrace.transforms import build
+
+    if options.transformations and pipeline.sinks:
+        yield warning(
+            Kind.CONFIG_INVALID,
+            "engine.transformations concern the handlers of tailrace.Engine; the file's sinks get changes as "
+            "the source sent them",
+            "what no sink may get is masked or left out by source.masks and source.columns_exclude; or leave "
+            "the transformations out",
+        )
+    build(options.transformations, options.predicates)
 
 
 def _roots(pipeline: EngineConfig) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ from tailrace.engine.contracts import (
 )
 from tailrace.engine.failures import as_engine_failure, named, timed_out
 from tailrace.engine.life import Event, Life, State
+from tailrace.engine.logs import to_logging
 from tailrace.engine.masking import masked
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.tasks import Company, Gates, TaskThread
@@ -94,6 +95,7 @@ class Engine:
         clock: Clock | None = None,
         options: EngineOptions | Mapping[str, Any] | None = None,
     ) -> None:
+        to_logging()
         self._parts = parts = assemble(
             config,
             connector=connector,

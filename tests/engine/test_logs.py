@@ -1,0 +1,31 @@
+"""The log of an embedded engine is a library's: silent on standard output, and Python's to direct."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import logging, sys
+logging.basicConfig(level=getattr(logging, sys.argv[1]), format="%(name)s %(levelname)s %(message)s")
+import tailrace
+from tailrace.testing import LinesSource
+tailrace.Engine(connector=LinesSource(), on_record=lambda record: None, name="quiet").run()
+"""
+
+
+def said(level: str) -> tuple[str, str]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, level], capture_output=True, text=True, check=True)
+    return done.stdout, done.stderr
+
+
+def test_log_lines_go_to_pythons_logging() -> None:
+    out, errors = said("INFO")
+    assert out == ""
+    assert "tailrace.engine.engine INFO engine " in errors
+    assert "engine='quiet'" in errors
+    assert " DEBUG " not in errors
+
+
+def test_nothing_is_said_that_was_not_asked_for() -> None:
+    assert said("ERROR") == ("", "")

@@ -254,6 +254,20 @@ def test_a_connector_that_hangs_at_its_stop_holds_up_nothing():
         release.set()
 
 
+@pytest.mark.parametrize("error", [ValueError(), SystemExit()])
+def test_a_connector_that_fails_at_its_stop_makes_the_engine_fail(error):
+    class Failing(LinesSource):
+        def stop(self):
+            raise error
+
+    heard, store = Heard(), Store()
+    engine = engine_of(Failing(), Seen().record, callbacks=heard.callbacks(), offsets=store)
+    with pytest.raises(TailraceError, match=f"stop the connector: failed with {type(error).__name__}"):
+        engine.run()
+    assert heard.events[-2:] == ["connector_stopped", "completed"]
+    assert store.calls == ["start", "stop"]
+
+
 # ------------------------------------------------------------------ who asks for the end
 
 

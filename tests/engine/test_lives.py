@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 
@@ -11,6 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from fix_lives import PEACE, Leaks, World, script_of
+from tailrace.engine.committing import OffsetCommitter
+from tailrace.engine.engine import Engine
+from tailrace.engine.processing.flows import Flow
+from tailrace.testing.source import LinesTask
 
 #: `TAILRACE_SEEDS=7,8` runs these instead.
 SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed]
@@ -71,3 +76,60 @@ def test_lives_leave_nothing_behind(seed):
 @pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
 def test_a_thousand_lives_leave_nothing_behind(seed):
     lives(1000, seed)
+
+
+# ------------------------------------------------------------------ planted bugs, which the rules must find
+
+
+def passes_over_a_batch(monkeypatch):
+    """Every seventh batch is marked and handed to nobody."""
+    count, take = itertools.count(1), OffsetCommitter.take
+
+    def planted(self, batch):
+        take(self, batch)
+        if next(count) % 7 == 0:
+            self.mark_processed(batch)
+
+    monkeypatch.setattr(OffsetCommitter, "take", planted)
+
+
+def polls_on_after_a_failure(monkeypatch):
+    """A batch that could not be handed over is left out."""
+    process = Flow.process
+    count = itertools.count(1)
+
+    def planted(self, batch):
+        if next(count) % 7:
+            process(self, batch)
+
+    monkeypatch.setattr(Flow, "process", planted)
+
+
+def stops_no_task_whose_start_failed(monkeypatch):
+    stop = LinesTask.stop
+
+    def planted(self):
+        if self._given:
+            stop(self)
+
+    monkeypatch.setattr(LinesTask, "stop", planted)
+
+
+def tells_success_after_a_failure(monkeypatch):
+    monkeypatch.setattr(Engine, "_raise_failure", lambda _: None)
+    monkeypatch.setattr(Engine, "error", None)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        passes_over_a_batch,
+        polls_on_after_a_failure,
+        stops_no_task_whose_start_failed,
+        tells_success_after_a_failure,
+    ],
+)
+def test_a_planted_bug_is_found(monkeypatch, bug):
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        lives(60, 7)

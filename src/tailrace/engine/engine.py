@@ -244,15 +244,18 @@ class Engine:
 
     def _live(self) -> None:
         adopt(self)
-        try:
-            if self._start_all():
-                self._up.set()
-                self._gates.ending.wait()
-        except BaseException as error:  # noqa: BLE001 - all failures end here
-            self._step(Event.FAILURE, as_engine_failure(error, "start the engine"))
-        self._stop_all()
+        for part in (self._work, self._stop_all):
+            try:
+                part()
+            except BaseException as error:  # noqa: BLE001 - all failures end here
+                self._step(Event.FAILURE, as_engine_failure(error, "run the engine"))
         self._step(Event.EVERYTHING_STOPPED)
         self._end()
+
+    def _work(self) -> None:
+        if self._start_all():
+            self._up.set()
+            self._gates.ending.wait()
 
     def _start_all(self) -> bool:
         """Go from state to state until tasks poll; tell whether they do."""
@@ -352,9 +355,10 @@ class Engine:
         calls = [Call(f"stop task {task.number}", self, task.force_stop) for task in late]
         deadline_s = time.monotonic() + min(FORCE_S, self._limit_s)
         for call in calls:
-            self._attempt(
-                "stop a task that hangs", lambda: None, already=call, limit_s=deadline_s - time.monotonic()
-            )
+            try:
+                call.wait(deadline_s - time.monotonic())
+            except BaseException as error:  # noqa: BLE001 - all failures end in one place
+                self._step(Event.FAILURE, as_engine_failure(error, "stop a task that hangs"))
         join_all([task.thread for task in late], GRACE_S)
         numbers = [task.number for task in late if task.thread.is_alive()]
         if numbers:
@@ -365,7 +369,7 @@ class Engine:
         for close in self._parts.stages.closers:
             try:
                 close()
-            except Exception as failure:  # noqa: BLE001 - the end goes on
+            except BaseException as failure:  # noqa: BLE001 - the end goes on
                 log.warning("what is closed at the end failed", error=named(failure))
         error = self._error
         log.info(
@@ -424,21 +428,11 @@ class Engine:
         if not ended:
             raise timed_out(doing, [], self._limit_s)
 
-    def _attempt(
-        self,
-        doing: str,
-        function: Callable[[], None],
-        *,
-        already: Call | None = None,
-        limit_s: float | None = None,
-    ) -> None:
+    def _attempt(self, doing: str, function: Callable[[], None]) -> None:
         """As `_within_limit`, but what goes wrong is noted, and the end goes on."""
         try:
-            if already is None:
-                self._within_limit(doing, function)
-            else:
-                already.wait(limit_s or 0.0)
-        except Exception as error:  # noqa: BLE001 - all failures end in one place
+            self._within_limit(doing, function)
+        except BaseException as error:  # noqa: BLE001 - all failures end in one place
             self._step(Event.FAILURE, as_engine_failure(error, doing))
 
     def _new_task(self) -> SourceTask:

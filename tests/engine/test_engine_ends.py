@@ -384,14 +384,16 @@ def test_with_starts_and_closes():
 def test_with_raises_why_the_engine_failed_but_not_over_another_error(other):
     entered = threading.Event()
     fault = Fault("poll", call=lambda: entered.wait(FAR_S), error=ValueError())
-    with (
-        pytest.raises(TailraceError if other is None else KeyError),
-        engine_of(LinesSource(faults=[fault]), Seen().record) as engine,
-    ):
-        entered.set()
-        wait_until(lambda: engine.state is State.STOPPED, FAR_S)
-        if other is not None:
-            raise other
+
+    def program():
+        with engine_of(LinesSource(faults=[fault]), Seen().record) as engine:
+            entered.set()
+            wait_until(lambda: engine.state is State.STOPPED, FAR_S)
+            if other is not None:
+                raise other
+
+    with pytest.raises(TailraceError if other is None else KeyError):
+        program()
 
 
 def test_waiting_on_a_thread_of_the_engine_is_refused():

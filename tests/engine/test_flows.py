@@ -7,6 +7,8 @@ import re
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.flowing import SOON_S, Remembering, drop_thirds, numbers, running, stream, to_text
+from engine.flowing import PARTITION, SOON_S, Remembering, drop_thirds, numbers, running, stream, to_text
 from fix_wait import wait_until
 from tailrace.engine.commit_policies import Periodic
 from tailrace.engine.contracts import Committer, RetriableError, StopEngine
@@ -24,6 +26,7 @@ from tailrace.engine.processing import Order, manual, on_batch, on_record, stage
 from tailrace.records.batch import Batch
 from tailrace.records.events import Converted, Event, Events
 from tailrace.records.group import Group
+from tailrace.records.making import SourceRecord
 from tailrace.records.record import Record
 
 ORDERS: list[Order] = ["ordered", "unordered", "key"]
@@ -467,3 +470,33 @@ def test_no_thread_is_left_of_lives_that_ended_in_every_way() -> None:
         return [t.name for t in threading.enumerate() if "test" in t.name]
 
     wait_until(lambda: not ours(), SOON_S, "the threads to end")
+
+
+def test_a_key_of_another_type_waits_for_those_before_it() -> None:
+    running_now, most = 0, 0
+    lock, got = threading.Lock(), []
+
+    def one(record: Record) -> None:
+        nonlocal running_now, most
+        with lock:
+            running_now += 1
+            most = max(most, running_now) if record.value >= 3 else most
+        time.sleep(0.002)
+        with lock:
+            running_now -= 1
+            got.append(record.value)
+
+    def keyed(values: list[int], key: Callable[[int], Any]) -> Batch:
+        made = [SourceRecord(topic="t", offset={"at": n}, key={"id": key(n)}, value=n) for n in values]
+        return Batch.of_records(made, PARTITION)
+
+    with running(on_record(one), "key") as run:
+        run.work_off(
+            [
+                keyed([0, 1, 2], int),
+                keyed([3], lambda n: Decimal(n) / 2),
+                keyed([4], lambda _: Decimal("1.5")),
+            ]
+        )
+    assert got[3:] == [3, 4]
+    assert most == 1

@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import structlog
 
 from tailrace.engine.backoff import Backoff
@@ -151,6 +152,7 @@ class Crew:
         self._waiting: deque[Staging] = deque()
         self._wake = threading.Event()
         self._ended = False
+        self._key_types: dict[str, pa.DataType] = {}
         # What follows is under the lock.
         self._lock = threading.Lock()
         self._lines = Lines()
@@ -205,7 +207,7 @@ class Crew:
             self._finish(of)
             return
         self._room.mark(self._committer.mark_dropped, ready.batch)
-        stands = _standing(ready) if self._keeps_lanes else itertools.repeat(_NOWHERE)
+        stands = self._standing(ready) if self._keeps_lanes else itertools.repeat(_NOWHERE)
         standing = zip(ready.by_record(), stands, strict=False)
         while run := list(itertools.islice(standing, _RUN)):
             while self._taken_in >= TAKEN_IN_MAX:
@@ -217,6 +219,19 @@ class Crew:
                     for (place, given), lanes in run
                 ]
                 self._now_ready([item for item in items if not item.waits])
+
+    def _standing(self, ready: Ready) -> Iterator[tuple[int, int, bool]]:
+        # Where the records of a batch stand, in its order.
+        for group, lanes in zip(ready.batch.groups, ready.lanes, strict=True):
+            if self._key_types.setdefault(group.topic, lanes.key_type) != lanes.key_type:
+                self._key_types[group.topic] = lanes.key_type
+                lanes.in_all[0] = True
+        rows = ready.batch.rows
+        own, other, in_all = (
+            np.concatenate(parts)[rows].tolist()
+            for parts in zip(*((lanes.own, lanes.other, lanes.in_all) for lanes in ready.lanes), strict=True)
+        )
+        return zip(own, other, in_all, strict=True)
 
     def _stand(self, item: _Item, own: int, other: int, in_all: bool) -> _Item:
         if in_all:
@@ -317,13 +332,3 @@ class Crew:
 
 def _nothing() -> None:
     pass
-
-
-def _standing(ready: Ready) -> Iterator[tuple[int, int, bool]]:
-    # Where the records of a batch stand, in its order.
-    rows = ready.batch.rows
-    own, other, in_all = (
-        np.concatenate(parts)[rows].tolist()
-        for parts in zip(*((lanes.own, lanes.other, lanes.in_all) for lanes in ready.lanes), strict=True)
-    )
-    return zip(own, other, in_all, strict=True)

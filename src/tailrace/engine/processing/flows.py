@@ -20,7 +20,7 @@ from tailrace.engine.processing.handlers import Handler, Takes
 from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.serial import Serial
 from tailrace.engine.processing.stage import Stage, Staging
-from tailrace.engine.threads import adopt, owner
+from tailrace.engine.threads import belonging
 from tailrace.records.batch import Batch
 from tailrace.records.group import Group
 
@@ -110,7 +110,7 @@ class Flow:
         self._room.raise_failure()
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._deliver, args=(owner(),), name=f"{self._name} delivery", daemon=True
+                target=belonging(self._delivery.run), name=f"{self._name} delivery", daemon=True
             )
             self._thread.start()
         self._room.take(batch.size_bytes)
@@ -132,7 +132,3 @@ class Flow:
             self._delivery.wake()
             if self._thread is not threading.current_thread():
                 self._thread.join(_END_S)
-
-    def _deliver(self, engine: object | None) -> None:
-        adopt(engine)
-        self._delivery.run()

@@ -2,7 +2,8 @@
 
 Records of a lane are delivered one after another, those of different lanes side by side. A lane is a
 fingerprint of the key as it goes out, whatever the table, or of the table where there is no key. An
-update that changed the key stands in the lanes of both keys; a TRUNCATE in all lanes.
+update that changed the key stands in the lanes of both keys; a TRUNCATE in all lanes, and so does the
+first record of a table whose key has another type than before.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ class Lanes:
     :param own: the lane of its key.
     :param other: the lane of the key that it had before; `own` where that is the same.
     :param in_all: whether it stands in all lanes.
+    :param key_type: of the keys: lanes of keys of different types say nothing about each other.
     """
 
     own: Fingerprints
     other: Fingerprints
     in_all: npt.NDArray[np.bool_]
+    key_type: pa.DataType
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +59,7 @@ def lanes_of(group: Group, moved: Moved | None) -> Lanes:
         at = np.minimum(np.searchsorted(moved.places, group.index), len(moved.places) - 1)
         found = moved.places[at] == group.index
         other[found] = moved.lanes[at[found]]
-    return Lanes(own, other, _is(group, Op.TRUNCATE))
+    return Lanes(own, other, _is(group, Op.TRUNCATE), key.type)
 
 
 def moved_of(group: Group) -> Moved | None:

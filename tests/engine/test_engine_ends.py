@@ -15,6 +15,7 @@ from fix_wait import wait_until
 from tailrace.engine.contracts import RetriableError, StopEngine
 from tailrace.engine.life import State
 from tailrace.engine.supervision import Phase
+from tailrace.engine.tasks import TaskThread
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import Fault, LinesSource
 
@@ -130,6 +131,21 @@ def test_a_start_that_may_pass_is_tried_again_with_a_new_task():
     assert seen.count == 10
     assert (source.count("start"), source.count("stop")) == (3, 3)
     assert engine.view().tasks[0].retries == 2
+
+
+def test_the_engine_may_be_closed_just_when_a_start_is_to_be_tried_again(monkeypatch):
+    count_retry = TaskThread._count_retry
+
+    def closing(self):
+        count_retry(self)
+        engine.close()
+
+    monkeypatch.setattr(TaskThread, "_count_retry", closing)
+    source = LinesSource(tasks=2, faults=[Fault("start", error=RetriableError())])
+    engine = engine_of(source, Seen().record, options={"task_management_timeout_ms": 30_000})
+    engine.run()
+    assert engine.error is None
+    assert not source.open
 
 
 @pytest.mark.parametrize("kind", ["on_batch", "on_record"])

@@ -320,6 +320,8 @@ class TaskThread:
         company, gates = self._company, self._company.gates
         self._end_processing(life, failed=failed)
         if gates.ending.is_set():
+            # The engine may still wait for the start of this task, which is not tried again.
+            self.start_ended.set()
             self.polling_ended.set()
             gates.may_stop.wait()
         try:

@@ -1,14 +1,14 @@
 """What Debezium's AsyncEmbeddedEngineTest and EmbeddedEngineTest show, shown of this engine.
 
-Above each test stand the names of theirs. Where ours differs, the comment says how and why. These
-have no counterpart: testDefaultBuilderFactory, as there are no builders: `tailrace.Engine` is the one
-way; testHeaderConverter, shouldRunDebeziumEngineWithJson and shouldSkipNullValueReturnedByHeaderConverter
-are about converters, and shown in tests/converters. RetryingCallableTest is in test_retrying.py.
+Above each test stand the names of theirs. Where ours differs, the comment says how and why. There is
+nothing like testDefaultBuilderFactory, as there are no builders: `tailrace.Engine` is the one way.
+RetryingCallableTest is in test_retrying.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 
@@ -19,6 +19,7 @@ import structlog
 
 from fix_engine import Heard, Seen, Store, engine_of
 from fix_wait import wait_until
+from tailrace.converters.debezium import JsonConverter
 from tailrace.engine.contracts import RetriableError, StopEngine
 from tailrace.engine.life import State
 from tailrace.engine.processing import manual
@@ -465,6 +466,33 @@ def test_headers_are_kept():
         LinesSource(3), lambda record: got.append(dict(record.headers)), transformations=[Step(add)]
     ).run()
     assert got == [{"a": "h"}] * 3
+
+
+# shouldRunDebeziumEngineWithJson, testHeaderConverter, shouldSkipNullValueReturnedByHeaderConverter: headers
+# are values of their own types, and there is no second converter for them: a handler that wants them as
+# JSON writes them so.
+def test_json_comes_as_text_with_headers_beside_it():
+    got = []
+
+    def add(group):
+        values = [pa.array([2] * len(group)), pa.nulls(len(group), pa.string())]
+        yield group.with_headers(pa.StructArray.from_arrays(values, names=["number", "none"]))
+
+    engine_of(
+        LinesSource(1),
+        lambda event: got.append((json.loads(event.key), json.loads(event.value), event.headers)),
+        transformations=[Step(add)],
+        converter=JsonConverter(schemas_enable=True),
+    ).run()
+    ((key, value, headers),) = got
+    assert key["payload"] == {"number": 1}
+    assert value["payload"]["after"] == {
+        "partition": "0-0",
+        "number": 1,
+        "line": "Generated line number 1",
+    }
+    assert value["schema"]["type"] == "struct"
+    assert headers == {"number": 2}
 
 
 # shouldRunDebeziumEngineWithString, ...WithMismatchedTypes

@@ -120,7 +120,9 @@ class EngineOptions(Section):
         default=180_000, description="Longest that the start of all tasks may take, and their stop."
     )
     tasks_on: Literal["threads", "spark"] = Field(
-        default="threads", description="Where tasks run: in this process, or as a job of Spark on executors."
+        default="threads",
+        description="Where tasks run: on `threads` of this process. `spark`, on executors, is not available "
+        "yet, and refused.",
     )
     record_processing: RecordProcessing = Field(
         default=RecordProcessing(), description="How records are transformed, converted and handed over."

@@ -108,8 +108,7 @@ def assemble(
     chosen = _options(options) if options is not None else file.engine if file else EngineOptions()
     if chosen.tasks_on != "threads":
         raise _invalid(
-            f"tasks can't run on {chosen.tasks_on} in this engine",
-            "see docs/engine.md for what runs them there",
+            f"tasks_on: {chosen.tasks_on} is not available yet", "leave it out: tasks run on threads"
         )
     own_clock = clock or SystemClock()
     found = connector_of(connector if connector is not None else _type_of(file))

@@ -64,6 +64,11 @@ ALIKE = [
     {"type": "mask", "fields": ["note"], "value": "?"},
     {"type": "mask", "fields": ["note"], "method": "null"},
     {"type": "mask", "fields": ["note", "id"], "method": "hash", "salt": "${env:SHAPE_SALT}"},
+    {"type": "mask", "fields": ["price"], "method": "hash", "salt": "${env:SHAPE_SALT}"},
+    {"type": "mask", "fields": ["price"], "method": "truncate", "length": 2},
+    {"type": "mask", "fields": ["pri*"], "value": 0.5},
+    {"type": "mask", "fields": ["price"], "value": "?"},
+    {"type": "mask", "fields": ["price"], "method": "null"},
 ]
 
 

@@ -6,7 +6,7 @@ be: such a change is still the source's bytes, and nothing is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -36,8 +36,10 @@ from tailrace.transforms.fields import (
     failure,
     field_names,
     fitting,
+    specials,
     with_edited,
     with_relation,
+    with_values,
 )
 from tailrace.transforms.metadata import metadata_column
 from tailrace.transforms.rows import GroupRows, misfit
@@ -174,12 +176,25 @@ class Mask:
         def edit(found: Fields) -> Fields:
             return {n: self._masked(group, n, v) if n in meant else v for n, v in found.items()}
 
-        # The text of a value that its column does not hold would show it: it goes, and the value is NULL.
         found = with_edited(group, self.part, edit, special=lambda name: None if name in meant else name)
+        if self.part != KEY and self.mask.method != "null":
+            found = self._with_specials(group, found, meant)
         return [found if shape is None or self.part == KEY else with_relation(found, shape.relation)]
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _with_specials(self, group: Group, found: Group, meant: Collection[str]) -> Group:
+        # A value that its column does not hold is masked as its text is, which goes: it would show it.
+        for place, (rows, texts) in specials(group.column("special")).items():
+            image, _, name = place.partition(".")
+            if name in meant:
+                kind = pc.struct_field(found.column(image), name).type
+                masked = self._masked(group, name, texts)
+                if self.mask.method == "fixed":
+                    masked = pa.repeat(_constant(self.mask, kind)[0], len(texts))
+                found = with_values(found, image, name, rows, masked)
+        return found
 
     def _masked(self, group: Group, name: str, values: pa.Array) -> pa.Array:
         method = self.mask.method

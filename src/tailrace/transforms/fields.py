@@ -112,7 +112,29 @@ def _renamed_keys(maps: pa.MapArray, naming: Naming) -> pa.MapArray:
         return maps
     keys, items, parents = _entries(maps)
     names, kept = _renamed(keys, renamed)
-    return pa.MapArray.from_arrays(_offsets(parents[kept], maps), names, items.filter(pa.array(kept)))
+    return _maps(parents[kept], len(maps), names, items.filter(pa.array(kept)))
+
+
+def specials(maps: pa.Array) -> dict[str, tuple[npt.NDArray[np.int64], pa.StringArray]]:
+    """Return the rows (rising) and texts of values that columns don't hold, by `before.<column>` …"""
+    if maps.null_count == len(maps):
+        return {}
+    keys, items, parents = _entries(maps)
+    names = keys.to_numpy(zero_copy_only=False)
+    places = {str(name): np.flatnonzero(names == name) for name in set(names)}
+    return {name: (parents[at], items.take(pa.array(at))) for name, at in places.items()}
+
+
+def with_values(group: Group, image: str, name: str, rows: npt.NDArray[np.int64], values: pa.Array) -> Group:
+    """Return records with other values in some rows (rising) of one field of `before`, `after` or `value`."""
+    chosen = np.zeros(len(group), np.bool_)
+    chosen[rows] = True
+
+    def edit(found: Fields) -> Fields:
+        changed = pc.replace_with_mask(found[name], pa.array(chosen), values)
+        return {**found, name: changed}
+
+    return group.with_column(image, edited(group.column(image), edit))
 
 
 def specials_of_values(maps: pa.Array, old: pa.Array) -> pa.Array:
@@ -124,7 +146,7 @@ def specials_of_values(maps: pa.Array, old: pa.Array) -> pa.Array:
     is_before = pc.starts_with(keys, "before.").to_numpy(zero_copy_only=False)
     kept = of_old == is_before
     names = pc.replace_substring_regex(keys.filter(pa.array(kept)), r"^(before|after)\.", "value.")
-    return pa.MapArray.from_arrays(_offsets(parents[kept], maps), names, items.filter(pa.array(kept)))
+    return _maps(parents[kept], len(maps), names, items.filter(pa.array(kept)))
 
 
 def _entries(maps: pa.MapArray) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int64]]:
@@ -142,6 +164,13 @@ def _renamed(names: pa.StringArray, naming: Naming) -> tuple[pa.StringArray, np.
     found = known.take(coded.indices)
     kept = found.is_valid().to_numpy(zero_copy_only=False)
     return found.drop_null(), kept
+
+
+def _maps(parents: npt.NDArray[np.int64], count: int, keys: pa.Array, items: pa.Array) -> pa.MapArray:
+    # Null where there is nothing, as decoding has it.
+    entries = np.bincount(parents, minlength=count)
+    offsets = np.concatenate(([0], np.cumsum(entries))).astype(np.int32)
+    return pa.MapArray.from_arrays(pa.array(offsets, mask=np.append(entries == 0, [False])), keys, items)
 
 
 def _offsets(parents: np.ndarray, lists: pa.Array) -> pa.Array:

@@ -86,12 +86,10 @@ def _with_notes(columns: pa.RecordBatch, names: Sequence[str], records: Sequence
         entries = noted.to_pylist() if len(noted) > noted.null_count else []
         if not any(entries):
             continue
-        kept = [
-            None
-            if found is None
-            else [entry for entry in found if _still_holds(entry, record, names, name == "special")]
-            for found, record in zip(entries, records, strict=True)
-        ]
+        kept: list[Any] = []
+        for found, record in zip(entries, records, strict=True):
+            left = [entry for entry in found or () if _still_holds(entry, record, names, name == "special")]
+            kept.append(left if left or name == "unchanged" else None)
         columns = columns.set_column(at, name, pa.array(kept, noted.type))
     return columns
 

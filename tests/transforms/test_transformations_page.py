@@ -1,0 +1,48 @@
+"""What docs/transformations.md shows is what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tailrace.config.predicates import PREDICATES
+from tailrace.config.steps import METADATA
+from tailrace.config.transformations import TRANSFORMATIONS
+from tailrace.records.record import Record
+from tailrace.sql.parsing import FUNCTIONS
+from tailrace.transforms.building import build
+from transforms.groups import applied, orders, rows
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "transformations.md").read_text("utf-8")
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_every_example_makes_a_chain(text: str) -> None:
+    content = yaml.safe_load(text)
+    engine = content["engine"] if isinstance(content, dict) else {"transformations": content}
+    assert len(build(engine["transformations"], engine.get("predicates"))) == len(engine["transformations"])
+
+
+def test_everything_is_on_the_page() -> None:
+    for name in [*TRANSFORMATIONS, *PREDICATES]:
+        assert f"`{name}`" in PAGE, name
+    for function in FUNCTIONS:
+        assert f"`{function}" in PAGE, function
+    for name in METADATA:
+        assert f"`{name}`" in PAGE, name
+
+
+def test_the_transformation_in_python_does_what_it_says() -> None:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(compile(code, "transformations.md", "exec", dont_inherit=True), found)  # noqa: S102 - it is the page's own
+    group = orders()
+    [made] = applied(group, found["Shout"]())
+    assert [row["headers"] for row in rows([made]).values()] == [{"loud": "yes"}] * 4
+    assert made.wire is not None
+    assert found["Record"] is Record

@@ -59,7 +59,8 @@ class Engine:
     :param config: a pipeline file's path, its content as a mapping, or an `EngineConfig`.
     :param connector: a name among the entry points `tailrace.connectors`, a class, or an object, in
         place of the configuration's source; with its `settings`.
-    :param name: under which offsets are kept. Default: the configuration's.
+    :param name: under which offsets are kept. Default: the configuration's, or `engine`.
+    :param tasks_max: most tasks. Default: the configuration's, or 1.
     :param on_batch: gets each `Batch`, or `Events` where there is a converter, one after another for
         each task. When it returns, the batch counts as processed.
     :param on_record: gets single records or events, by `record_processing.order`.

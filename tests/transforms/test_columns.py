@@ -281,3 +281,11 @@ def test_options_that_can_not_be_are_refused(given_: Row, words: str) -> None:
     with pytest.raises(TailraceError, match=words) as caught:
         applied(orders(), given_)
     assert caught.value.kind is Kind.CONFIG_INVALID
+
+
+def test_a_row_may_lose_all_its_columns() -> None:
+    found = envelope(applied(decoded(orders()), {"type": "drop_fields", "fields": ["*"]}))
+    assert [row["after"] for row in found.values()] == [{}, {}, {}, {}, None]
+    on_wire = envelope(applied(orders(), {"type": "drop_fields", "fields": ["*"]}))
+    assert [row["after"] for row in on_wire.values()] == [{}, {}, {}, {}, None]
+    assert on_wire[0]["key"] == {"id": 1}

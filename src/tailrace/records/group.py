@@ -191,7 +191,7 @@ class Group:
         """Return the same records for another topic."""
         return replace(self, topic=topic)
 
-    def with_headers(self, headers: pa.StructArray) -> Group:
+    def with_headers(self, headers: pa.Array) -> Group:
         """Return the same records with these headers alone; what the wire says stays true."""
         if self._changes is not None:
             return replace(self, _beside={**self._beside, "headers": headers})

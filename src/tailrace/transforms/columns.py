@@ -43,6 +43,7 @@ from tailrace.transforms.fields import (
 )
 from tailrace.transforms.metadata import metadata_column
 from tailrace.transforms.rows import GroupRows, misfit
+from tailrace.transforms.structs import struct_of
 
 _TEXT = TypeName("text")
 
@@ -263,7 +264,9 @@ class AddFields:
         def edit(found: Fields) -> Fields:
             return {**found, **added}
 
-        group = _with_key(group) if self.part != ROW else group
+        if self.part != ROW and pa.types.is_null(group.column("key").type):
+            # A record without a key gets one of what is added.
+            group = group.with_column("key", struct_of(added, None, len(group)))
         return [with_edited(group, self.part, edit, lambda name: None if name in added else name)]
 
     def close(self) -> None:
@@ -275,13 +278,6 @@ def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> 
         return expression.values(rows)
     except ExpressionError as error:
         raise misfit(f"add the column {name!r}", error, group) from error
-
-
-def _with_key(group: Group) -> Group:
-    # A record without a key gets one of what is added.
-    if not pa.types.is_null(group.column("key").type):
-        return group
-    return group.with_column("key", pa.array([{}] * len(group), pa.struct([])))
 
 
 def constant(value: str | float | bool | None) -> str:

@@ -84,7 +84,7 @@ class DropHeaders:
         if not pa.types.is_struct(known.type):
             return [group]
         left = {name: values for name, values in members(known).items() if name not in self.names}
-        return [group.with_headers(struct_of(left, None, len(group)))]
+        return [group.with_headers(struct_of(left, None, len(group)) if left else pa.nulls(len(group)))]
 
     def close(self) -> None:
         """Nothing is held."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,13 +17,17 @@ def members(values: pa.StructArray) -> dict[str, pa.Array]:
 def struct_of(found: Mapping[str, pa.Array], absent: pa.Array | None, count: int) -> pa.Array:
     """Return a struct of fields; null where `absent`. Without any field it is empty, not null."""
     if not found:
-        return pa.array([{}] * count, pa.struct([])) if absent is None else _empty(absent)
+        return _empty(absent, count)
     fields = [pa.field(name, values.type) for name, values in found.items()]
     return pa.StructArray.from_arrays(list(found.values()), fields=fields, mask=absent)
 
 
-def _empty(absent: pa.Array) -> pa.Array:
-    return pa.array([None if null else {} for null in absent.to_pylist()], pa.struct([]))
+def _empty(absent: pa.Array | None, count: int) -> pa.Array:
+    validity = None
+    if absent is not None:
+        there = ~absent.to_numpy(zero_copy_only=False)
+        validity = pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(pa.struct([]), count, [validity])
 
 
 def edited(values: pa.Array, edit: Callable[[dict[str, pa.Array]], Mapping[str, pa.Array]]) -> pa.Array:

@@ -12,13 +12,13 @@ import time
 
 #: Every module with a kernel; tests/test_tidy.py holds this against the sources.
 KERNEL_MODULES = (
-    "tailrace.protocol.integers",
     "tailrace.protocol.frames",
     "tailrace.capture.passing",
     "tailrace.capture.resumption",
     "tailrace.capture.wire",
     "tailrace.decode.clock",
     "tailrace.decode.decimals",
+    "tailrace.decode.digits",
     "tailrace.decode.envelope",
     "tailrace.decode.floats",
     "tailrace.decode.forms",

@@ -10,7 +10,7 @@ import numba as nb
 import numpy as np
 
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
-from tailrace.protocol.integers import i64_at, u32_at
+from tailrace.protocol.memory import i64_at, u32_at
 
 
 @nb.njit(nb.int64(FROZEN_BYTES, nb.boolean, nb.int64), nogil=True, cache=True)

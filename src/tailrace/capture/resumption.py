@@ -20,7 +20,7 @@ import numpy as np
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
 from tailrace.protocol.frames import Bytes
-from tailrace.protocol.integers import i64_at, u32_at
+from tailrace.protocol.memory import i64_at, u32_at
 
 #: A server that sends more than this of what it was told is done does not follow the protocol.
 TRANSACTIONS_DROPPED_MAX = 10_000_000

@@ -55,13 +55,12 @@ class Encoder:
 
     def chunk(self, chunk: Bytes, summary: Summary, place: Place) -> Encoded:
         """Return a chunk as one block, or as two, so that none has a boundary inside it."""
-        cut = summary.boundary
-        if cut is None or cut == summary.size:
+        head = summary.to_boundary
+        if head is None:
             return self._blocks([(chunk, summary)], place)
-        state = place.scan_state()
-        head = frames.summarise(chunk[:cut], state)
-        rest = frames.summarise(chunk[cut:], state)
-        return self._blocks([(chunk[:cut], head), (chunk[cut:], rest)], place)
+        rest = chunk[head.size :]
+        after = frames.summarise(rest, frames.new_state(head.position, head.position_time_us))
+        return self._blocks([(chunk[: head.size], head), (rest, after)], place)
 
     def _blocks(self, chunks: list[tuple[Bytes, Summary]], place: Place) -> Encoded:
         parts: list[codec.Payload] = []
@@ -107,7 +106,8 @@ class Encoder:
             position=summary.position,
             position_time_at_start_us=place.position_time_us,
             position_time_us=summary.position_time_us,
-            time_max_us=_time_max(raw, summary, place),
+            # Commit times do not always rise with commit order, so the last is not always the largest.
+            time_max_us=max(place.time_max_us, summary.time_max_us) if summary.units else place.time_max_us,
             open_at_start=summary.open_at_start,
             open_at_end=summary.open_at_end,
             tables=summary.tables,
@@ -163,13 +163,3 @@ class Encoder:
     def footer(self, refs: list[BlockRef], place: Place) -> bytes:
         """Return the footer of a segment with these runs, which ends at `place`."""
         return encode_footer(refs, place.offset, place.chain, self._seed)
-
-
-def _time_max(raw: Bytes, summary: Summary, place: Place) -> int:
-    if summary.units == 0:
-        return place.time_max_us
-    if summary.units == 1:
-        return max(place.time_max_us, summary.position_time_us)
-    # Commit times do not always rise with commit order, so the last is not always the largest.
-    units = frames.units_of(raw, place.scan_state())
-    return max(place.time_max_us, int(units[:, 3].max()))

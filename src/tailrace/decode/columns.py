@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.decode import forms, hstore, literals
-from tailrace.decode.gather import TEXT_BYTES_MAX, Cells, gather, require_utf8, string_array
+from tailrace.decode import digits, forms, hstore, literals
+from tailrace.decode.gather import TEXT_BYTES_MAX, Cells, gather, require_utf8, string_array, there
+from tailrace.decode.kernel import TEXT
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Bytes
 
@@ -43,12 +45,36 @@ def text(json: int) -> ColumnType:
 
 
 def number(arrow: pa.DataType, json: int) -> ColumnType:
-    """Return numbers that Arrow itself reads."""
+    """Return numbers: by a kernel where it reads all of a column, else as Arrow reads them."""
 
     def read(cells: Cells) -> Typed:
-        return _cast(gather(cells), arrow)
+        values = _numbers(cells, arrow)
+        if values is None:
+            return _cast(gather(cells), arrow)
+        valid, nulls = there(cells)
+        buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(values)]
+        return Typed(pa.Array.from_buffers(arrow, len(cells), buffers, nulls), _NO_ROWS)
 
     return ColumnType(arrow, read, json)
+
+
+def _numbers(cells: Cells, arrow: pa.DataType) -> npt.NDArray[Any] | None:
+    # The values of Arrow's array; None if there is no kernel, or it finds a cell that it can't read.
+    given = (cells.buffer, cells.start, cells.length, cells.kind)
+    values: npt.NDArray[Any]
+    if pa.types.is_signed_integer(arrow):
+        values = np.empty(len(cells), arrow.to_pandas_dtype())
+        whole = digits.read_integers(*given, np.iinfo(values.dtype).max, values)
+    elif pa.types.is_float64(arrow):
+        values = np.empty(len(cells), np.uint64)
+        whole = digits.read_doubles(*given, values)
+    elif pa.types.is_decimal128(arrow) and arrow.scale < digits.DIGITS_MAX:
+        values = np.empty((len(cells), 2), np.int64)
+        bound = 10 ** min(arrow.precision, digits.DIGITS_MAX - 1)
+        whole = digits.read_decimals(*given, arrow.scale, 10**arrow.scale, bound, values)
+    else:
+        return None
+    return values if whole else None
 
 
 def temporal(flavour: int, arrow: pa.DataType, json: int) -> ColumnType:
@@ -56,12 +82,11 @@ def temporal(flavour: int, arrow: pa.DataType, json: int) -> ColumnType:
 
     def read(cells: Cells) -> Typed:
         values, outcome = np.empty(len(cells), np.int64), np.empty(len(cells), np.uint8)
-        valid = _bits(len(cells))
         specials = literals.read_temporals(
-            cells.buffer, cells.start, cells.length, cells.kind, flavour, values, valid, outcome
+            cells.buffer, cells.start, cells.length, cells.kind, flavour, values, outcome
         )
         held = values.astype(np.int32) if flavour == literals.DATE else values
-        buffers = [pa.py_buffer(valid), pa.py_buffer(held)]
+        buffers = [_valid(cells, specials, outcome), pa.py_buffer(held)]
         return Typed(pa.Array.from_buffers(arrow, len(cells), buffers), _special(specials, outcome))
 
     return ColumnType(arrow, read, json)
@@ -161,11 +186,9 @@ def pairs() -> ColumnType:
 
 def read_boolean(cells: Cells) -> Typed:
     """Read booleans."""
-    values, valid, outcome = _bits(len(cells)), _bits(len(cells)), np.empty(len(cells), np.uint8)
-    specials = literals.read_booleans(
-        cells.buffer, cells.start, cells.length, cells.kind, values, valid, outcome
-    )
-    buffers = [pa.py_buffer(valid), pa.py_buffer(values)]
+    values, outcome = np.empty(len(cells), np.uint8), np.empty(len(cells), np.uint8)
+    specials = literals.read_booleans(cells.buffer, cells.start, cells.length, cells.kind, values, outcome)
+    buffers = [_valid(cells, specials, outcome), pa.py_buffer(np.packbits(values, bitorder="little"))]
     return Typed(pa.Array.from_buffers(pa.bool_(), len(cells), buffers), _special(specials, outcome))
 
 
@@ -233,6 +256,15 @@ def _cast_halves(text: pa.Array, arrow: pa.DataType) -> Iterator[pa.Array]:
 
 def _bits(count: int) -> Bytes:
     return np.zeros((count + 7) >> 3, np.uint8)
+
+
+def _valid(cells: Cells, specials: int, outcome: Bytes) -> pa.Buffer | None:
+    """Return Arrow's bit map of the cells that have a value."""
+    if not specials:
+        valid, _ = there(cells)
+    else:
+        valid = np.packbits((cells.kind == TEXT) & (outcome != literals.SPECIAL_NULL), bitorder="little")
+    return None if valid is None else pa.py_buffer(valid)
 
 
 def _special(specials: int, outcome: Bytes) -> npt.NDArray[np.int64]:

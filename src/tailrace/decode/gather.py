@@ -31,7 +31,9 @@ _HIGH_BITS = np.uint64(0x8080808080808080)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:
-    """One column's cells: `buffer[start:start + length]` where `kind` is `TEXT`."""
+    """One column's cells: `buffer[start:start + length]` where `kind` is `TEXT`; elsewhere `length`
+    is 0.
+    """
 
     buffer: Bytes
     start: Int32s
@@ -40,6 +42,11 @@ class Cells:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all texts together."""
+        return int(self.length.sum(dtype=np.int64))
 
     def text(self, row: int) -> bytes:
         """Return one cell's text; for rare rows and for tests."""
@@ -96,33 +103,21 @@ def _copy_bytes(typing_context, target, to, source, at, length):  # type: ignore
 copy_bytes: Any = _copy_bytes
 
 
-@nb.njit(nb.int64(nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True)
-def _measure(length, kind, offsets, valid):  # type: ignore[no-untyped-def]
-    # Offsets of the texts laid end to end, and the bit map of those that are there (zeroed
-    # before). Returns how many are not, or -1 if the texts are too long for Arrow.
-    total = np.int64(0)
-    nulls = 0
-    offsets[0] = 0
-    for r in range(len(length)):
-        if kind[r] == TEXT:
-            total += length[r]
-            valid[r >> 3] |= np.uint8(1 << (r & 7))
-        else:
-            nulls += 1
-        if total > TEXT_BYTES_MAX:
-            return -1
-        offsets[r + 1] = total
-    return nulls
-
-
-@nb.njit(nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True)
-def _copy(b, start, offsets, out):  # type: ignore[no-untyped-def]
-    # Returns whether a byte outside ASCII may be among what was copied.
+@nb.njit(
+    nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.int32[::1], nb.uint8[::1]),
+    nogil=True,
+    cache=True,
+)
+def _copy(b, start, length, offsets, out):  # type: ignore[no-untyped-def]
+    # Lays the texts end to end. Returns whether a byte outside ASCII may be among them.
     seen = np.uint64(0)
+    to = np.int64(0)
+    offsets[0] = 0
     for r in range(len(start)):
-        seen |= copy_bytes(
-            out, np.int64(offsets[r]), b, np.int64(start[r]), np.int64(offsets[r + 1] - offsets[r])
-        )
+        size = np.int64(length[r])
+        seen |= copy_bytes(out, to, b, np.int64(start[r]), size)
+        to += size
+        offsets[r + 1] = to
     return (seen & _HIGH_BITS) != 0
 
 
@@ -131,22 +126,30 @@ def gather(cells: Cells) -> pa.StringArray:
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
-    count = len(cells)
-    offsets = np.empty(count + 1, np.int32)
-    valid = np.zeros((count + 7) >> 3, np.uint8)
-    nulls = _measure(cells.length, cells.kind, offsets, valid)
-    if nulls < 0:
+    size = cells.size
+    if size > TEXT_BYTES_MAX:
         raise TailraceError(
             Kind.DECODE_FAILED,
             "decoded a column: its texts in one block are longer than 2 GiB",
             "lower the source's largest frame, or exclude the table",
         )
-    out = np.empty(int(offsets[-1]) + 8, np.uint8)
-    perhaps_not_ascii = _copy(cells.buffer, cells.start, offsets, out)
-    array = string_array(offsets, out, valid if nulls else None, nulls)
+    offsets = np.empty(len(cells) + 1, np.int32)
+    out = np.empty(size + 8, np.uint8)
+    perhaps_not_ascii = _copy(cells.buffer, cells.start, cells.length, offsets, out)
+    valid, nulls = there(cells)
+    array = string_array(offsets, out, valid, nulls)
     if perhaps_not_ascii:
         require_utf8(array)
     return array
+
+
+def there(cells: Cells) -> tuple[Bytes | None, int]:
+    """Return Arrow's bit map of the cells that have a text, and how many have none; no map if all
+    have one.
+    """
+    texts = cells.kind == TEXT
+    nulls = len(texts) - int(np.count_nonzero(texts))
+    return (np.packbits(texts, bitorder="little") if nulls else None), nulls
 
 
 def string_array(offsets: Int32s, text: Bytes, valid: Bytes | None = None, nulls: int = 0) -> pa.StringArray:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
-from tailrace.protocol.integers import u32_at
+from tailrace.protocol.memory import u32_at
 
 #: Hexadecimal digits of a hash.
 HASH_LENGTH = 64

@@ -30,7 +30,7 @@ from tailrace.protocol.frames import (
     XID,
     XLOG_PAYLOAD_AT,
 )
-from tailrace.protocol.integers import i64_at, u16_at, u32_at
+from tailrace.protocol.memory import address_of, i64_at, put_i32, put_u8, u8_at, u16_at, u32_at
 
 # What kernels return, where it is more than a number.
 PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
@@ -164,7 +164,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
             result[ERROR] = 1
             break
         end = i + 1 + length
-        kind = b[i + KIND_AT]
+        kind = u8_at(b, i + KIND_AT)
         op = 0
         key = -1
         first = 0  # where the change's own log offset is
@@ -174,7 +174,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
         schema_key = -1
         p = i + XLOG_PAYLOAD_AT
         if kind == 119 and p < end:  # 'w'
-            message = b[p]
+            message = u8_at(b, p)
             room = end - p
             if (message == 73 or message == 85 or message == 68) and room >= 8:  # 'I' 'U' 'D'
                 op = 99 if message == 73 else 117 if message == 85 else 100
@@ -211,7 +211,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
             first = i + SNAPSHOT_TEXT_AT
             at = first
         elif kind == 120 and end - i > 6:  # 'x'
-            subtype = b[i + 6]
+            subtype = u8_at(b, i + 6)
             if subtype == 70:  # 'F'
                 forgotten[0] = schemas + 1
                 schema_key = -2
@@ -270,7 +270,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
                 changes[END, found] = end
                 if op == 114:
                     stop = line
-                    while stop < end and b[stop] != 10:
+                    while stop < end and u8_at(b, stop) != 10:
                         stop += 1
                     if stop == end:
                         result[ERROR] = 3
@@ -315,20 +315,21 @@ def sort_by_group(changes, count, group_of, next_at, target):  # type: ignore[no
 
 
 @nb.njit(inline="always")
-def _walk(b, p, end, r, start, length, kind):  # type: ignore[no-untyped-def]
-    # One TupleData from `p`; returns the place after it, or an error as a negative number.
-    columns = start.shape[0]
+def _walk(b, p, end, columns, r, rows, start, length, kind):  # type: ignore[no-untyped-def]
+    # One TupleData from `p` to the cells of change `r` of `rows`; returns the place after it, or an
+    # error as a negative number. Buffer and arrays are given by their addresses.
     if end - p < 2:
         return -4
     if u16_at(b, p) != columns:
         return -5
     p += 2
-    for c in range(columns):
+    at = r
+    for _ in range(columns):
         if p >= end:
             return -4
-        letter = b[p]
+        letter = u8_at(b, p)
         p += 1
-        kind[c, r] = letter
+        size = np.int64(0)
         if letter == TEXT:
             if end - p < 4:
                 return -4
@@ -336,14 +337,13 @@ def _walk(b, p, end, r, start, length, kind):  # type: ignore[no-untyped-def]
             p += 4
             if size > end - p:
                 return -4
-            start[c, r] = p
-            length[c, r] = size
-            p += size
-        elif letter == NULL or letter == UNCHANGED:
-            start[c, r] = p
-            length[c, r] = 0
-        else:
+        elif letter != NULL and letter != UNCHANGED:
             return -6
+        put_u8(kind, at, letter)
+        put_i32(start, at, p)
+        put_i32(length, at, size)
+        p += size
+        at += rows
     return p
 
 
@@ -371,7 +371,12 @@ def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_
     'K' (key), 'O' (whole row) or 0 a change. `result` gets an error's number and its change.
     """
     result[0] = 0
+    columns, rows = start.shape
+    old_columns = old_start.shape[0]
     olds = old_start.shape[1]
+    memory = address_of(b)
+    starts, lengths, kinds = address_of(start), address_of(length), address_of(kind)
+    old_starts, old_lengths, old_kinds = address_of(old_start), address_of(old_length), address_of(old_kind)
     for r in range(len(op)):
         p = at[r]
         stop = end[r]
@@ -382,12 +387,12 @@ def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_
             p = stop
         elif p >= stop:
             error = 7
-        if error == 0 and code != 116 and (b[p] == 75 or b[p] == 79):  # 'K' 'O'
+        if error == 0 and code != 116 and (u8_at(b, p) == 75 or u8_at(b, p) == 79):  # 'K' 'O'
             if code == 99 or olds == 0:
                 error = 7
             else:
-                old_mark[r] = b[p]
-                p = _walk(b, p + 1, stop, r, old_start, old_length, old_kind)
+                old_mark[r] = u8_at(b, p)
+                p = _walk(memory, p + 1, stop, old_columns, r, olds, old_starts, old_lengths, old_kinds)
                 if p < 0:
                     error = -p
         if error == 0 and (code == 100 or code == 116):
@@ -398,10 +403,10 @@ def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_
             if code == 100 and old_mark[r] == 0:
                 error = 7
         elif error == 0:
-            if p >= stop or b[p] != 78:  # 'N'
+            if p >= stop or u8_at(b, p) != 78:  # 'N'
                 error = 7
             else:
-                p = _walk(b, p + 1, stop, r, start, length, kind)
+                p = _walk(memory, p + 1, stop, columns, r, rows, starts, lengths, kinds)
                 if p < 0:
                     error = -p
         if error == 0 and p != stop:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.decode.digits import eight
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.kernel import PAIR, TEXT, TRIPLE
 from tailrace.protocol.frames import FROZEN_BYTES
+from tailrace.protocol.memory import address_of, i64_at, u8_at, u16_at, u32_at
 
 # What became of a cell.
 PLAIN, SPECIAL_KEPT, SPECIAL_NULL = range(3)
@@ -23,6 +25,9 @@ PLAIN, SPECIAL_KEPT, SPECIAL_NULL = range(3)
 DATE, TIMESTAMP, TIMESTAMPTZ = range(3)
 
 US_A_DAY = 86_400_000_000
+
+# Of a second's fraction with so many digits.
+_MICROSECONDS = np.array([10 ** (6 - digits) for digits in range(7)], np.uint64)
 
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
@@ -136,40 +141,87 @@ def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     return days * US_A_DAY + seconds * 1_000_000 + fraction, np.int64(PLAIN)
 
 
-@nb.njit(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True)
-def read_temporals(b, start, length, kind, flavour, values, valid, outcome):  # type: ignore[no-untyped-def]
-    """Read a column of dates or timestamps; returns how many cells are not `PLAIN`.
+@nb.njit(inline="always")
+def _usual_date(b, p):  # type: ignore[no-untyped-def]
+    # `yyyy-mm-dd`: the days since 1970, and bits that are 0 if that is what stands there.
+    word = np.uint64(i64_at(b, p)) ^ np.uint64(0x303030302D30302D)
+    rest = np.uint64(u16_at(b, p + 8)) ^ np.uint64(0x3030)
+    bad = (word | (word + np.uint64(0x0606060600060600))) & np.uint64(0xF0F0F0F0FFF0F0FF)
+    bad |= (rest | (rest + np.uint64(0x0606))) & np.uint64(0xF0F0)
+    year = _nibble(word, 56) * 1000 + _nibble(word, 48) * 100 + _nibble(word, 40) * 10 + _nibble(word, 32)
+    month = _nibble(word, 16) * 10 + _nibble(word, 8)
+    day = _nibble(rest, 8) * 10 + _nibble(rest, 0)
+    bad |= np.uint64(month < 1 or month > 12 or day < 1 or day > 31)
+    return days_from_civil(year, month, day), bad
 
-    `valid` is a bit map, zeroed before.
-    """
+
+@nb.njit(inline="always")
+def _nibble(word, at):  # type: ignore[no-untyped-def]
+    return np.int64((word >> np.uint64(at)) & np.uint64(15))
+
+
+@nb.njit(inline="always")
+def _usual_stamp(b, p, end):  # type: ignore[no-untyped-def]
+    # `yyyy-mm-dd hh:mm:ss[.f]` without its zone: microseconds since 1970, and bits as above.
+    days, bad = _usual_date(b, p)
+    word = np.uint64(i64_at(b, p + 11)) ^ np.uint64(0x30303A30303A3030)
+    bad |= np.uint64(u8_at(b, p + 10) ^ 32)
+    bad |= (word | (word + np.uint64(0x0606000606000606))) & np.uint64(0xF0F0FFF0F0FFF0F0)
+    hour = _nibble(word, 56) * 10 + _nibble(word, 48)
+    minute = _nibble(word, 32) * 10 + _nibble(word, 24)
+    second = _nibble(word, 8) * 10 + _nibble(word, 0)
+    fraction = np.uint64(0)
+    digits = end - p - 20
+    if digits >= 1 and digits <= 6 and u8_at(b, p + 19) == 46:
+        fraction, worse = eight(b, end, digits)
+        fraction *= _MICROSECONDS[digits]
+        bad |= worse
+    elif digits != -1:
+        bad |= np.uint64(1)
+    seconds = hour * 3600 + minute * 60 + second
+    return days * US_A_DAY + seconds * 1_000_000 + np.int64(fraction), bad
+
+
+@nb.njit(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1]), nogil=True, cache=True)
+def read_temporals(buffer, start, length, kind, flavour, values, outcome):  # type: ignore[no-untyped-def]
+    """Read a column of dates or timestamps; returns how many cells are not `PLAIN`."""
     specials = 0
+    zone_size = 3 if flavour == TIMESTAMPTZ else 0
+    b = address_of(buffer)
     for r in range(len(start)):
         values[r] = 0
         outcome[r] = PLAIN
         if kind[r] == TEXT:
-            values[r], became = read_temporal(b, start[r], length[r], flavour)
-            outcome[r] = became
-            specials += became != PLAIN
-            if became != SPECIAL_NULL:
-                valid[r >> 3] |= np.uint8(1 << (r & 7))
+            first = np.int64(start[r])
+            size = np.int64(length[r])
+            end = first + size - zone_size
+            bad = np.uint64(1)
+            # Nearly all have four digits of the year, and the session's zone, which is UTC.
+            if flavour == DATE:
+                if size == 10:
+                    values[r], bad = _usual_date(b, first)
+            elif end - first >= 19 and (zone_size == 0 or u32_at(b, end - 1) & 0xFFFFFF == 0x2B3030):
+                values[r], bad = _usual_stamp(b, first, end)
+            if bad != np.uint64(0):
+                values[r], became = read_temporal(buffer, first, size, flavour)
+                outcome[r] = became
+                specials += became != PLAIN
     return specials
 
 
-@nb.njit(nb.int64(*_CELLS, nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True)
-def read_booleans(b, start, length, kind, values, valid, outcome):  # type: ignore[no-untyped-def]
-    """Read a column of booleans into two bit maps, zeroed before."""
+@nb.njit(nb.int64(*_CELLS, nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True)
+def read_booleans(buffer, start, length, kind, values, outcome):  # type: ignore[no-untyped-def]
+    """Read a column of booleans; returns how many cells are none."""
     specials = 0
+    b = address_of(buffer)
     for r in range(len(start)):
-        outcome[r] = PLAIN
-        if kind[r] == TEXT:
-            letter = b[start[r]] if length[r] == 1 else np.uint8(0)
-            if letter == 116 or letter == 102:  # 't' 'f'
-                valid[r >> 3] |= np.uint8(1 << (r & 7))
-                if letter == 116:
-                    values[r >> 3] |= np.uint8(1 << (r & 7))
-            else:
-                outcome[r] = SPECIAL_NULL
-                specials += 1
+        letter = np.int64(0)
+        if length[r] == 1:
+            letter = u8_at(b, start[r])
+        values[r] = letter == 116  # 't'
+        none = kind[r] == TEXT and letter != 116 and letter != 102  # 'f'
+        outcome[r] = SPECIAL_NULL if none else PLAIN
+        specials += none
     return specials
 
 
@@ -346,6 +398,7 @@ def read_arrays(b, start, length, delimiter, offsets, out, item_start, item_leng
                 to = unquote_item(b, p, after, out, to)
             elif is_null_item(b, p, size, quoted):
                 item_kind[item] = 110
+                item_length[item] = 0
             else:
                 copy_bytes(out, to, b, p, size)
                 to += size

@@ -36,7 +36,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numba as nb
@@ -45,7 +45,7 @@ import numpy.typing as npt
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US
-from tailrace.protocol.integers import i64_at, u32_at
+from tailrace.protocol.memory import i64_at, u8_at, u32_at
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -73,7 +73,9 @@ NOTHING_OPEN, TRANSACTION_OPEN, SNAPSHOT_OPEN = range(3)
 
 # Fields of the scan's result.
 _ROWS, _BOUNDARY, _SCHEMA, _UNITS, _TABLES, _ERROR, _ERROR_AT = range(7)
-_RESULT_FIELDS = 7
+# … and of what lies before the last boundary; the largest commit time of the units that end.
+_ROWS_BEFORE, _SCHEMA_BEFORE, _TABLES_BEFORE, _TIME_MAX = range(7, 11)
+_RESULT_FIELDS = 11
 
 _ERRORS = {
     1: "a frame is cut short or has an impossible length",
@@ -90,11 +92,10 @@ _ERRORS = {
 
 @nb.njit(inline="always")
 def _note(tables, count, relation):  # type: ignore[no-untyped-def]
-    # A set in an array. The newest entry is looked at first: runs of one table are the rule.
-    # A count past the array's length says that there were too many to list.
+    # A set in an array. A count past the array's length says that there were too many to list.
     if count > len(tables):
         return count
-    for k in range(count - 1, -1, -1):
+    for k in range(count):
         if tables[k] == relation:
             return count
     if count == len(tables):
@@ -114,10 +115,11 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
     n = len(b)
     result[:] = 0
     result[_BOUNDARY] = -1
+    last_relation = np.int64(-1)
     i = np.int64(0)
     while i < n:
         error = 0
-        if i + KIND_AT + 1 > n or b[i] != 100:  # 'd'
+        if i + KIND_AT + 1 > n or u8_at(b, i) != 100:  # 'd'
             error = 1
         length = np.int64(0)
         if error == 0:
@@ -129,14 +131,14 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
         rows = np.int64(0)
         if error == 0:
             end = i + 1 + length
-            kind = b[i + KIND_AT]
+            kind = u8_at(b, i + KIND_AT)
             if kind == 119:  # 'w'
                 if end - i < XLOG_PAYLOAD_AT + 1:
                     error = 8
                 else:
                     p = i + XLOG_PAYLOAD_AT
                     room = end - p
-                    message = b[p]
+                    message = u8_at(b, p)
                     if message == 73 or message == 85 or message == 68:  # 'I' 'U' 'D'
                         if room < 8:
                             error = 8
@@ -190,7 +192,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                             error = 8
                         elif state[OPEN] == TRANSACTION_OPEN:
                             rows = np.int64(1)
-                        elif state[OPEN] != NOTHING_OPEN or b[p + 1] & 1 != 0:
+                        elif state[OPEN] != NOTHING_OPEN or u8_at(b, p + 1) & 1 != 0:
                             error = 4
                         else:
                             rows = np.int64(1)
@@ -217,7 +219,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                 if end - i < CONTROL_JSON_AT:
                     error = 8
                 else:
-                    subtype = b[i + 6]
+                    subtype = u8_at(b, i + 6)
                     lsn = i64_at(b, i + 7)
                     time_us = i64_at(b, i + 15)
                     if subtype == 70:  # 'F'
@@ -257,14 +259,21 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
             result[_ERROR] = error
             result[_ERROR_AT] = i
             return
-        if relation >= 0:
+        if relation >= 0 and relation != last_relation:
             result[_TABLES] = _note(tables, result[_TABLES], relation)
+            last_relation = relation
         state[ORDINAL] += rows
         result[_ROWS] += rows
         i += 1 + length
         if closed:
             state[OPEN] = NOTHING_OPEN
+            time_us = state[POSITION_TIME_US]
+            if result[_UNITS] == 0 or time_us > result[_TIME_MAX]:
+                result[_TIME_MAX] = time_us
             result[_BOUNDARY] = i
+            result[_ROWS_BEFORE] = result[_ROWS]
+            result[_SCHEMA_BEFORE] = result[_SCHEMA]
+            result[_TABLES_BEFORE] = result[_TABLES]
             if result[_UNITS] < len(units):
                 units[result[_UNITS], 0] = i
                 units[result[_UNITS], 1] = result[_ROWS]
@@ -293,7 +302,9 @@ class Summary:
     """What the log must know of a run of whole frames; the content of a block's header.
 
     `position` is the source position up to which everything is in the log at the last
-    boundary: the end LSN of the last unit closed in or before these frames.
+    boundary: the end LSN of the last unit closed in or before these frames. `time_max_us` is the
+    largest commit time of the units that end here, 0 if none does. `to_boundary` is the summary of
+    the frames before the last boundary, where that lies inside.
     """
 
     size: int  # bytes
@@ -307,6 +318,8 @@ class Summary:
     position_at_start: int
     position: int
     position_time_us: int
+    time_max_us: int
+    to_boundary: Summary | None
 
 
 def new_state(position: int = 0, time_us: int = 0) -> Numbers:
@@ -378,23 +391,36 @@ def _summarise(frames: Bytes, state: Numbers, unit_count: int) -> tuple[Summary,
             "with the server's version",
             {"byte": int(result[_ERROR_AT]), "position": position_at_start},
         )
-    count = int(result[_TABLES])
-    return (
-        Summary(
-            size=len(frames),
-            rows=int(result[_ROWS]),
-            boundary=None if result[_BOUNDARY] < 0 else int(result[_BOUNDARY]),
-            units=int(result[_UNITS]),
-            has_schema=bool(result[_SCHEMA]),
-            tables=None if count > TABLES_LISTED_MAX else tuple(tables[:count].tolist()),
-            open_at_start=opened,
-            open_at_end=open_unit(state),
-            position_at_start=position_at_start,
-            position=int(state[POSITION]),
-            position_time_us=int(state[POSITION_TIME_US]),
-        ),
-        units,
+    found = Summary(
+        size=len(frames),
+        rows=int(result[_ROWS]),
+        boundary=None if result[_BOUNDARY] < 0 else int(result[_BOUNDARY]),
+        units=int(result[_UNITS]),
+        has_schema=bool(result[_SCHEMA]),
+        tables=_listed(tables, int(result[_TABLES])),
+        open_at_start=opened,
+        open_at_end=open_unit(state),
+        position_at_start=position_at_start,
+        position=int(state[POSITION]),
+        position_time_us=int(state[POSITION_TIME_US]),
+        time_max_us=int(result[_TIME_MAX]),
+        to_boundary=None,
     )
+    if found.boundary is None or found.boundary == found.size:
+        return found, units
+    head = replace(
+        found,
+        size=found.boundary,
+        rows=int(result[_ROWS_BEFORE]),
+        has_schema=bool(result[_SCHEMA_BEFORE]),
+        tables=_listed(tables, int(result[_TABLES_BEFORE])),
+        open_at_end=None,
+    )
+    return replace(found, to_boundary=head), units
+
+
+def _listed(tables: Numbers, count: int) -> tuple[int, ...] | None:
+    return None if count > TABLES_LISTED_MAX else tuple(tables[:count].tolist())
 
 
 def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:

@@ -406,3 +406,28 @@ def test_the_operating_systems_ways_to_say_full_are_told_from_failure() -> None:
         failure = durable.write_failure(OSError(number, "x"), "append", Path("f"))
         assert failure.kind is Kind.LOG_FULL
     assert durable.write_failure(OSError(errno.EIO, "x"), "append", Path("f")).kind is Kind.LOG_WRITE_FAILED
+
+
+@pytest.mark.parametrize(("compression", "snapshots"), [("lz4", "none"), ("none", "zstd"), ("zstd", "lz4")])
+def test_rows_of_a_snapshot_are_compressed_as_is_said_for_them(
+    log: LogDirectory, compression: str, snapshots: str
+) -> None:
+    source = Source()
+    options = LogOptions(compression=compression, snapshot_compression=snapshots)
+    lsn = source.lsn + 500
+    text = b"7\tthe same\n" * 100
+    rows = source.transaction(100)
+    with LogWriter.open(log, "0", options=options) as writer:
+        append(writer, frames.control_frame(frames.SNAPSHOT_BEGIN, lsn, 0, {}))
+        [file] = segment_files(log)
+        before = file.stat().st_size
+        append(writer, frames.snapshot_frame(5, 0, 100, text))
+        of_snapshot = file.stat().st_size - before
+        append(writer, frames.control_frame(frames.SNAPSHOT_END, lsn, 0, {}))
+        before = file.stat().st_size
+        append(writer, rows)
+        of_transaction = file.stat().st_size - before
+    assert (of_snapshot < len(text) // 2) == (snapshots != "none")
+    assert (of_transaction < len(rows) // 2) == (compression != "none")
+    assert content(log).endswith(rows)
+    assert verify(log.path).problems == []

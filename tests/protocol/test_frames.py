@@ -219,3 +219,16 @@ def test_the_scan_does_not_depend_on_how_the_frames_are_cut_into_chunks(cuts: li
     assert sum(part.rows for part in parts) == whole.rows
     assert sum(part.units for part in parts) == whole.units
     assert parts[-1].position == whole.position
+
+
+@given(st.integers(0, len(STREAM)))
+def test_what_lies_before_the_last_boundary_is_told_as_a_scan_of_it_alone_tells(cut: int) -> None:
+    end = max(at for at in [*(at for at, _ in frames.each_frame(array(STREAM))), len(STREAM)] if at <= cut)
+    whole = frames.summarise(array(STREAM[:end]), frames.new_state())
+    if whole.boundary is None or whole.boundary == whole.size:
+        assert whole.to_boundary is None
+        return
+    head = frames.summarise(array(STREAM[: whole.boundary]), frames.new_state())
+    assert whole.to_boundary == head
+    units = frames.units_of(array(STREAM[:end]), frames.new_state())
+    assert whole.time_max_us == head.time_max_us == max(units[:, 3])

@@ -112,7 +112,11 @@ class CaptureTask:
     ) -> None:
         self._source = source.for_pipeline(name)
         self._directory = directory
-        self._options = LogOptions(segment_bytes=log_config.segment_bytes, compression=log_config.compression)
+        self._options = LogOptions(
+            segment_bytes=log_config.segment_bytes,
+            compression=log_config.compression,
+            snapshot_compression=log_config.snapshot_compression,
+        )
         self._name = name
         self._turns = turns or Turns(1)
         self._on_durable = on_durable

@@ -40,12 +40,13 @@ BUFFER_BYTES = 4 * MIB
 RECEIVE_BUFFER_OF_KERNEL_BYTES = 8 * MIB
 
 #: What comes in one receive is enough from here on; below it is worth a short wait.
-COALESCE_BYTES = 512 * KIB
+COALESCE_BYTES = MIB
 COALESCE_WAIT_S = 0.0005
 #: A unix socket holds some 270 small messages, however few bytes they are: a longer wait
-#: would stop the sender (measured: half a millisecond cost a third of the rate).
-COALESCE_WAIT_UNIX_S = 0.0001
-COALESCE_S_MAX = 0.010
+#: would stop the sender (measured: half a millisecond cost a third of the rate). Each wait costs two
+#: switches of the processor and what the interpreter does, so a shorter one costs CPU.
+COALESCE_WAIT_UNIX_S = 0.00025
+COALESCE_S_MAX = 0.020
 
 #: A sender that let us wait so long is idle: what it sends then is handed on at once.
 IDLE_S = 0.001

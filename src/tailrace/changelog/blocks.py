@@ -45,13 +45,16 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Encodes for one task, one epoch and one choice of compression."""
+    """Encodes for one task, one epoch and one choice of compression, and of a snapshot's blocks."""
 
-    def __init__(self, log_id: str, task: str, epoch: int, compression: str) -> None:
+    def __init__(
+        self, log_id: str, task: str, epoch: int, compression: str, snapshot_compression: str
+    ) -> None:
         self._log_id = bytes.fromhex(log_id)
         self._seed = codec.seed_of(log_id, task)
         self._epoch = epoch
         self._codec = codec.CODECS.index(compression)
+        self._snapshot_codec = codec.CODECS.index(snapshot_compression)
 
     def chunk(self, chunk: Bytes, summary: Summary, place: Place) -> Encoded:
         """Return a chunk as one block, or as two, so that none has a boundary inside it."""
@@ -87,7 +90,10 @@ class Encoder:
         return Encoded(parts, headers, place, tail, size_to_tail)
 
     def _block(self, raw: Bytes, summary: Summary, place: Place) -> tuple[BlockHeader, codec.Payload]:
-        chosen = self._codec if len(raw) >= COMPRESS_BYTES_MIN else 0
+        unit = summary.open_at_start
+        in_snapshot = unit is not None and unit.kind == frames.SNAPSHOT_OPEN
+        wanted = self._snapshot_codec if in_snapshot else self._codec
+        chosen = wanted if len(raw) >= COMPRESS_BYTES_MIN else 0
         stored = codec.compress(raw, chosen)
         if len(stored) >= len(raw):
             chosen, stored = 0, raw

@@ -42,6 +42,10 @@ class LogConfig(Section):
     compression: Literal["none", "lz4", "zstd"] = Field(
         default="lz4", description="Compression of the log's blocks."
     )
+    snapshot_compression: Literal["none", "lz4", "zstd"] = Field(
+        default="none",
+        description="Compression of the blocks with rows of a snapshot, where it is what takes longest.",
+    )
     retention: RetentionConfig = Field(
         default=RetentionConfig(), description="What may be removed, and when."
     )

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 import tailrace
-from fix_engine import Seen, engine_of
+from fix_engine import Seen, Store, engine_of
 from fix_wait import wait_until
-from tailrace import extensions
+from tailrace import extensions, failpoints
 from tailrace.engine.contracts import RetriableError
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import Fault, LinesSource, MovableClock
@@ -74,6 +74,20 @@ def test_public_names_are_there():
         assert name in dir(tailrace)
     with pytest.raises(AttributeError):
         _ = tailrace.Nothing
+
+
+def test_failpoints_make_an_engine_fail_where_a_test_wants_it():
+    try:
+        failpoints.arm("engine.after_poll=error@2")
+        seen, store = Seen(), Store()
+        with pytest.raises(TailraceError, match="FailpointError"):
+            engine_of(LinesSource(30), seen.record, offsets=store).run()
+        assert store.line() == seen.count == 10
+        failpoints.arm("engine.before_commit=error@1")
+        engine_of(LinesSource(30), seen.record, offsets=store).run()
+        assert store.line() == 30
+    finally:
+        failpoints.arm("")
 
 
 PACKAGE = """

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode.wire import delete, insert, update
+from decode.wire import UNCHANGED, delete, insert, update
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.record import Record
 from transforms.groups import applied, orders, places, plain, rows, topics
@@ -36,6 +36,7 @@ CHANGES = st.lists(
             lambda row: insert(str(row[0]), row[1], "5.00")
         ),
         st.integers(0, 9).map(lambda n: update(str(n), "u", "7.00")),
+        st.integers(0, 9).map(lambda n: update(str(n), UNCHANGED, "7.00")),
         st.integers(0, 9).map(lambda n: delete(str(n), None, None)),
     ),
     min_size=1,
@@ -61,6 +62,38 @@ def test_filter_and_route_are_the_same_one_by_one(changes: list[bytes]) -> None:
     assert topics(single) == topics(vectorised)
     assert rows(single) == rows(vectorised)
     assert all(part.wire is not None for part in single)
+
+
+@given(CHANGES)
+def test_edits_are_the_same_one_by_one(changes: list[bytes]) -> None:
+    def edit(record: Record) -> Record | None:
+        if record.after is None:
+            return record.replace(value=None, headers={"op": record.op})
+        after = {name: None if name in record.unchanged else value for name, value in record.after.items()}
+        note = after["note"]
+        value = {"number": after["id"], "remark": note and note[:1], "double": after["price"] * 2, "one": 1}
+        return record.replace(value=value, headers={"op": record.op})
+
+    vectorised = applied(
+        orders(*changes),
+        {"type": "set_headers", "headers": {"op": "op"}},
+        {"type": "mask", "fields": ["note"], "method": "truncate", "length": 1},
+        {"type": "add_fields", "computed": {"double": "after.price * 2"}, "static": {"one": 1}},
+        {"type": "drop_fields", "fields": ["price"]},
+        {"type": "flatten", "unavailable": "null"},
+        {"type": "rename", "fields": {"note": "remark", "id": "number"}, "apply_to": "row"},
+    )
+    single = applied(orders(*changes), Each(edit))
+    names = ("op", "key", "value", "headers")
+    assert _sorted(rows(single, *names)) == _sorted(rows(vectorised, *names))
+
+
+def _sorted(found: dict[int, dict[str, object]]) -> dict[int, dict[str, object]]:
+    # Fields by name: their order is what each makes it.
+    return {
+        place: {n: sorted(v.items()) if isinstance(v, dict) else v for n, v in row.items()}
+        for place, row in found.items()
+    }
 
 
 def test_rows_and_headers_are_replaced_and_their_types_kept() -> None:

@@ -24,7 +24,7 @@ from tailrace.records.group import Group
 WORDS = "Generated line number"
 
 #: How soon a task that waits for lines sees that the engine wants to stop.
-_LOOK_S = 0.05
+_LOOK_S = 0.1
 
 _AFTER = pa.struct([("partition", pa.string()), ("number", pa.int64()), ("line", pa.string())])
 _SOURCE = pa.struct([("partition", pa.string()), ("number", pa.int64())])

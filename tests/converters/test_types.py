@@ -67,13 +67,15 @@ STAMPS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999).map(postg
 DATES = st.dates().map(str) | st.sampled_from(["infinity", "-infinity", "0044-03-15 BC", "5874897-12-31"])
 TIMES = st.times().map(str) | st.just("24:00:00")
 SPECIAL = st.sampled_from(["NaN", "Infinity", "-Infinity"])
+#: As PostgreSQL writes them: Java has a shorter number for the first.
+LARGE = st.sampled_from(["9.999999999999999e+22", "1e+23", "1.2345678901234568e+17"])
 #: Types with modifiers, and texts that a server sends.
 TYPES: dict[str, tuple[int, int, st.SearchStrategy[str]]] = {
     "bool": (16, -1, st.sampled_from("tf")),
     "int8": (20, -1, st.integers(-(2**63), 2**63 - 1).map(str)),
     "int2": (21, -1, st.integers(-(2**15), 2**15 - 1).map(str)),
     "xid8": (5069, -1, st.integers(0, 2**64 - 1).map(str)),
-    "float8": (701, -1, st.floats(allow_nan=False, allow_infinity=False).map(repr) | SPECIAL),
+    "float8": (701, -1, st.floats(allow_nan=False, allow_infinity=False).map(repr) | SPECIAL | LARGE),
     "numeric_12_2": (1700, numeric(12, 2), numbers(2, 12) | st.just("NaN")),
     "numeric_38_38": (1700, numeric(38, 38), numbers(38, 38)),
     "numeric_39_2": (1700, numeric(39, 2), numbers(2, 39) | st.just("NaN")),
@@ -98,7 +100,7 @@ TYPES: dict[str, tuple[int, int, st.SearchStrategy[str]]] = {
     "point": (600, -1, st.just("(1,2)")),
     "hstore": (HSTORE, -1, st.sampled_from(['"a"=>"1", "b"=>NULL', "", '"k"=>"\\"\\\\"', "odd"])),
     "int4[]": (1007, -1, st.sampled_from(["{}", "{1,NULL,-3}", "{{1},{2}}", "[0:1]={1,2}"])),
-    "float8[]": (1022, -1, st.sampled_from(["{1,NULL,1e+23}", "{NaN,-0}"])),
+    "float8[]": (1022, -1, st.sampled_from(["{1,NULL,9.999999999999999e+22}", "{NaN,-0}"])),
     "numeric[]": (1231, numeric(12, 2), st.sampled_from(["{1.50,NULL}", "{1.50,NaN}", "{}"])),
     "text[]": (1009, -1, st.sampled_from(['{a,"b\\"c",NULL,"NULL",""}', "{}", "{{a},{b}}"])),
     "date[]": (1182, -1, st.sampled_from(["{2024-01-01,NULL}", "{infinity}"])),
@@ -191,6 +193,13 @@ def test_schemas_describe_the_values_of_every_type(modes: ValueModes) -> None:
     [group] = groups_in(frames, modes)
     for document in require_same(group, schemas_enable=True):
         require_fit(document["schema"], document["payload"])
+
+
+def test_a_number_has_javas_digits_where_postgresql_has_more() -> None:
+    shape = relation(columns=[("v", 701, -1), ("w", 1022, -1)], key=())
+    text = "9.999999999999999e+22"
+    [group] = groups_in(shape + transaction(insert(text, "{" + text + "}")), ValueModes())
+    assert '"after":{"v":1.0E23,"w":[1.0E23]}' in JsonConverter().convert(group).values[0].as_py()
 
 
 def test_values_and_semantic_types_are_debeziums() -> None:

@@ -6,13 +6,16 @@ import dataclasses
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from decode.wire import SOURCE
 from fix_postgres import VERSIONS, Servers, _fresh_database
+from tailrace.converters.debezium import JsonConverter
 from tailrace.decode.changes import TableChanges
 from tailrace.model import ValueModes
+from tailrace.records.group import Group
 from zoo.keeping import Zoo, capture
 
 MODES = {
@@ -75,6 +78,21 @@ def test_a_row_is_the_same_by_snapshot_and_by_stream(zoo: Zoo, modes: ValueModes
             assert value.is_valid or text is None or special == text, table
         for line, text in zip(json_values(copied), after(copied), strict=True):
             assert (json.loads(line) is None) == (text is None)
+
+
+@pytest.mark.parametrize("name", ["none", "double", "nano"])
+def test_events_are_the_same_from_the_wire_and_from_columns(zoo: Zoo, name: str) -> None:
+    modes = MODES[name]
+    converter = JsonConverter(schemas_enable=True)
+    for table, ways in zoo.changes(modes).items():
+        for changes in ways:
+            group = Group.of_changes(table, np.arange(changes.count), changes, SOURCE)
+            wire = converter.convert(group)
+            columns = converter.convert(group.with_columns(group.columns))
+            assert wire.values.to_pylist() == columns.values.to_pylist(), table
+            assert wire.keys.to_pylist() == columns.keys.to_pylist(), table
+            for text in wire.values.to_pylist():
+                json.loads(text)
 
 
 def ipc(array: pa.Array) -> bytes:

@@ -24,6 +24,7 @@ from tailrace.converters.texts import json_texts, text_cells
 from tailrace.decode import forms, kernel
 from tailrace.decode.documents import render
 from tailrace.decode.envelope import image_choices
+from tailrace.decode.floats import has_long_and_large
 from tailrace.decode.gather import Cells
 from tailrace.decode.tuples import Spans, Tuples
 from tailrace.decode.types import known_type, value_type
@@ -78,9 +79,14 @@ def _taken(row: Side, places: Sequence[int]) -> Side:
 
 
 def _rounded(relation: Relation, tuples: Tuples, fields: list[Field]) -> Side:
-    # Numbers that become doubles are read column by column and stand behind the block.
+    # Numbers that become doubles are read column by column and stand behind the block, and so are
+    # floating-point numbers whose digits may have to change.
     current, old = tuples.current, tuples.old
-    places = [place for place, field in enumerate(fields) if field.how.is_rounded]
+    places = [
+        place
+        for place, field in enumerate(fields)
+        if field.how.is_rounded or (field.how.is_floating and _is_long(tuples, place))
+    ]
     styles = [field.how.style for field in fields]
     if not places:
         return Side(fields, styles, tuples.buffer, current, old)
@@ -99,6 +105,14 @@ def _rounded(relation: Relation, tuples: Tuples, fields: list[Field]) -> Side:
             size = _put(spans, place, texts, parts, size)
         styles[place] = forms.RAW
     return Side(fields, styles, together(parts, size), current, old)
+
+
+def _is_long(tuples: Tuples, place: int) -> bool:
+    return any(
+        spans.start.shape[1] > 0
+        and has_long_and_large(tuples.buffer, spans.start[place], spans.length[place], spans.kind[place])
+        for spans in (tuples.current, tuples.old)
+    )
 
 
 def _with_special(texts: pa.Array, rows: npt.NDArray[np.int64], raw: Cells, how: Given) -> pa.Array:

@@ -48,6 +48,11 @@ class Given:
         """Whether its text must become a double before it is written."""
         return form_of(self.style) in _ROUNDED
 
+    @property
+    def is_floating(self) -> bool:
+        """Whether its text is a floating-point number's."""
+        return form_of(self.style) == forms.JAVA
+
     def unavailable(self, placeholder: str) -> str:
         """Return the JSON that stands for a value that was not sent."""
         encoded = base64.b64encode(placeholder.encode()).decode()

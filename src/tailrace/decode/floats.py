@@ -11,11 +11,15 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.decode.kernel import TEXT
 from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_integer
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: Digits of an exponent; more are of no number that a double holds.
 _EXPONENT_DIGITS_MAX = 4
+
+#: Letters of a `real` beyond 2^24, from which on such numbers are found.
+_LONG_MIN = 12
 
 _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
 
@@ -118,6 +122,22 @@ def write_java(b, p, length, out, to):  # type: ignore[no-untyped-def]
         out[to] = 69
         to = write_integer(power, out, to + 1)
     return to
+
+
+@nb.njit(
+    nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True
+)  # fmt: skip
+def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
+    """Tell whether there may be a number of which PostgreSQL writes more digits than Java: one that lies
+    just as far from a shorter number as from its neighbour, such as 1e23. It has many digits, and a
+    positive exponent. Arrays are looked at as a whole.
+    """
+    for r in range(len(start)):
+        if kind[r] == TEXT and length[r] >= _LONG_MIN:
+            for p in range(start[r] + 1, start[r] + length[r]):
+                if b[p] == 43 and b[p - 1] == 101:  # 'e+'
+                    return True
+    return False
 
 
 @nb.njit(_WRITER, nogil=True, cache=True)

@@ -293,6 +293,29 @@ def _write_value(b, p, length, style, scratch, out, to):  # type: ignore[no-unty
     return _write_scalar(b, p, length, style, out, to)
 
 
+@nb.njit(inline="always")
+def _write_cell(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
+    # `_write_value`, by one call where it would be several: each costs as much as a short value.
+    form = form_in(style)
+    end = np.int64(-1)
+    if delimiter_in(style) == 0:
+        if form == JAVA:
+            end = write_java(b, p, length, out, to)
+        elif form >= NUMBERS and form < TEXTS:
+            value, became = read_number(b, p, length, form)
+            if became == PLAIN:
+                end = write_integer(value, out, to)
+        elif form >= TEXTS and form < PAIRS:
+            end = write_text(b, p, length, style, out, to + 1)
+            if end >= 0:
+                out[to] = 34
+                out[end] = 34
+                end += 1
+    if end < 0:
+        end = _write_value(b, p, length, style, scratch, out, to)
+    return end
+
+
 @nb.njit(
     nb.int64(
         FROZEN_BYTES, nb.int64, nb.boolean[::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS, *_SPANS,
@@ -334,9 +357,7 @@ def _write_object(  # type: ignore[no-untyped-def]
             copy_bytes(out, to, b, np.int64(start[c, r]), np.int64(length[c, r]))
             to += length[c, r]
         else:
-            to = _write_value(
-                b, np.int64(start[c, r]), np.int64(length[c, r]), styles[c], scratch, out, to
-            )  # fmt: skip
+            to = _write_cell(b, np.int64(start[c, r]), np.int64(length[c, r]), styles[c], scratch, out, to)
     out[to] = 125
     return to + 1
 

@@ -1,0 +1,32 @@
+"""Converters in an engine, found by their names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tailrace import Engine
+from tailrace.testing import LinesSource
+
+
+@pytest.mark.parametrize("name", ["json", "arrow", "python"])
+def test_a_converter_is_found_by_its_name(name: str) -> None:
+    found: list[Any] = []
+    Engine(connector=LinesSource(5), on_record=found.append, converter=name).run()
+    assert [event.record.place for event in found] == list(range(5))
+    key, value = found[-1].key, found[-1].value
+    if name == "json":
+        key, value = json.loads(key), json.loads(value)
+    assert key == {"number": 5}
+    assert (value["op"], value["after"]["number"], value["source"]["number"]) == ("c", 5, 5)
+
+
+def test_options_stand_beside_the_type() -> None:
+    found: list[Any] = []
+    options = {"converter": {"type": "json", "schemas_enable": True}}
+    Engine(connector=LinesSource(1), on_record=found.append, options=options).run()
+    document = json.loads(found[0].value)
+    assert document["schema"]["name"].endswith(".Envelope")
+    assert document["payload"]["after"]["number"] == 1

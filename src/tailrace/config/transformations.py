@@ -267,7 +267,7 @@ class Outbox(Step):
         default=(),
         description="More columns, each as `column:header`, `column:envelope` or `column:partition`, with an "
         "alias after another colon. With an envelope the value has the field `payload` and these. "
-        "`partition`: a whole number, in the column `partition` of the records, for handlers that read columns.",
+        "`partition`: a number, in the column `partition` of the records, for handlers that take columns.",
     )
     expand_json_payload: bool = Field(
         default=False, description="Whether a payload that is JSON goes out as JSON, not as a text of it."

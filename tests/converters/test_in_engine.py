@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tailrace import Engine
+from tailrace import Engine, converters
 from tailrace.testing import LinesSource
 
 
@@ -30,3 +30,10 @@ def test_options_stand_beside_the_type() -> None:
     document = json.loads(found[0].value)
     assert document["schema"]["name"].endswith(".Envelope")
     assert document["payload"]["after"]["number"] == 1
+
+
+def test_the_packages_names_are_found() -> None:
+    for name in converters.__all__:
+        assert getattr(converters, name).__name__ == name
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = converters.nothing

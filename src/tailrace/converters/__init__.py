@@ -1,1 +1,42 @@
-"""Converters: records as they go out, in JSON, CloudEvents, Arrow or Python's own objects."""
+"""Converters: records as they go out, in JSON, CloudEvents, Arrow or Python's own objects.
+
+The public names are imported when they are first used: who writes a contract needs no kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailrace.converters.cloudevents import CloudEventsConverter
+    from tailrace.converters.contract import Converter
+    from tailrace.converters.debezium import JsonConverter
+    from tailrace.converters.native import ArrowConverter, PythonConverter
+    from tailrace.records.events import Converted
+
+__all__ = [
+    "ArrowConverter",
+    "CloudEventsConverter",
+    "Converted",
+    "Converter",
+    "JsonConverter",
+    "PythonConverter",
+]
+
+_PLACES = {
+    "ArrowConverter": "tailrace.converters.native",
+    "CloudEventsConverter": "tailrace.converters.cloudevents",
+    "Converted": "tailrace.records.events",
+    "Converter": "tailrace.converters.contract",
+    "JsonConverter": "tailrace.converters.debezium",
+    "PythonConverter": "tailrace.converters.native",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        found = getattr(importlib.import_module(_PLACES[name]), name)
+        globals()[name] = found
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,6 +22,7 @@ TRANSFORMATIONS = "tailrace.transformations"
 PREDICATES = "tailrace.predicates"
 CONVERTERS = "tailrace.converters"
 SINKS = "tailrace.sinks"
+OFFSET_STORES = "tailrace.offset_stores"
 
 #: What one of a group is called.
 _WORDS = {
@@ -30,6 +31,7 @@ _WORDS = {
     PREDICATES: "predicate",
     CONVERTERS: "converter",
     SINKS: "sink",
+    OFFSET_STORES: "offset store",
 }
 
 

@@ -20,8 +20,6 @@ from tailrace.engine.contracts import OffsetStore
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Offset, Partition
 
-OFFSET_STORES = "tailrace.offset_stores"
-
 #: Beside the file: who may write holds its lock.
 LOCK_SUFFIX = ".lock"
 
@@ -40,7 +38,7 @@ def store_for(storage: OffsetStorage, name: str) -> OffsetStore:
     if storage.type == "file":
         assert storage.path is not None
         return FileOffsetStore(storage.path, name)
-    make = extensions.factory(OFFSET_STORES, storage.type, ("start", "read", "write", "stop"))
+    make = extensions.factory(extensions.OFFSET_STORES, storage.type, ("start", "read", "write", "stop"))
     found: OffsetStore = make(storage, name)
     return found
 

@@ -53,7 +53,7 @@ def measure(rows: int | None = None) -> Result:
         unit="rows/s",
         ratio=median([a / b for a, b in zip(rates, reference, strict=True)]),
         reference=f"{connections} parallel psql COPY TO STDOUT",
-        limit="the cores, which the server's making of text and our compression share",
+        limit="the cores, of which the server's making of text takes most",
         setup=machine() | {"rows": rows, "connections": connections, "chunks": len(commands), "turns": TURNS,
                            "postgresql": 18},
         details={

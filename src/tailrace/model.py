@@ -115,7 +115,7 @@ class Relation:
     `primary_key` comes from the catalogue, not from the stream, and is empty where it is not
     known; it is used only where the replica identity can't tell the key. `version` counts the
     shapes that the log has had under the table's name; 0: not known. `replaced` is the relation
-    that had the name before, and `replaced_name` what that is called now, if it is still there.
+    that had the name before, and `replaced_name` what that was called soon after, if it was there.
     `modes` are the reader's choice of how values are given to it.
     `chosen_key` is the configuration's and comes before both.
     """

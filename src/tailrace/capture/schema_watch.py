@@ -116,9 +116,10 @@ class SchemaWatch:
             xid=message.xid,
         )
         facts = versioned(facts, known, reshaped=reshaped)
-        if facts.replaced and relation.oid not in known:
+        before = known.get(relation.oid)
+        if facts.replaced and (before is None or before.qualified_name != facts.qualified_name):
             other = self._look_up([facts.replaced]).get(facts.replaced)
-            if other is not None and f"{other.schema}.{other.table}" != facts.qualified_name:
+            if other is not None:
                 facts = replace(facts, replaced_name=(other.schema, other.table))
         return facts
 

@@ -242,7 +242,7 @@ def versioned(facts: Facts, known: Mapping[int, Facts], *, reshaped: bool) -> Fa
         if other.qualified_name == facts.qualified_name and other.relation != facts.relation
     ]
     newest = max((other.version for other in (*namesakes, *([before] if before else []))), default=0)
-    if before is not None:
+    if before is not None and before.qualified_name == facts.qualified_name:
         carried = replace(
             facts, version=before.version, filenode=before.filenode,
             replaced=before.replaced, replaced_name=before.replaced_name,

@@ -45,8 +45,8 @@ class Facts:
 
     `version` counts the shapes that the log has had under the table's name, from 1; 0: not
     known. `filenode` changes when PostgreSQL wrote all rows anew. `replaced` is the relation that
-    had the name before, if another one, and `replaced_name` what that is called now, if it is
-    still there.
+    had the name before, if another one, and `replaced_name` what that is called when this is
+    written, if it is still there.
     """
 
     relation: int

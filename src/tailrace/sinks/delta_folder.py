@@ -213,12 +213,15 @@ class DeltaFolder:
     def adopt(self, application: str) -> None:
         """Keep the table's transaction under the name `application`, too, and from now on.
 
+        The table may have had that name before, and been less far then.
+
         :raises TailraceError: `SINK_WRITE_FAILED`.
         """
         version = self.committed()
 
         def commit(delta: DeltaTable) -> None:
-            if version is not None and delta.transaction_version(application) is None:
+            kept = delta.transaction_version(application)
+            if version is not None and (kept is None or kept < version):
                 properties = CommitProperties(
                     app_transactions=[Transaction(application, version)], max_commit_retries=1
                 )

@@ -242,7 +242,7 @@ def _placed(work: TableWork, file: StagedFile) -> AddedFile:
 
 
 def _folder(work: TableWork) -> Path:
-    work.folder.path.mkdir(exist_ok=True)
+    work.folder.path.mkdir(parents=True, exist_ok=True)
     return work.folder.path
 
 

@@ -61,7 +61,7 @@ class TableWork:
     def place(self, file: StagedFile) -> AddedFile:
         """Move a staged file into the table's folder. Nobody sees it before a commit names it."""
         source = Path(self.staged(file.directory, file.name))
-        self.folder.path.mkdir(exist_ok=True)
+        self.folder.path.mkdir(parents=True, exist_ok=True)
         source.replace(self.folder.path / file.name)
         return AddedFile(file.name, file.rows, file.bytes, file.facts)
 
@@ -233,7 +233,8 @@ class DeltaSink:
         with writing(self.name, "make commits durable"):
             for each in work:
                 each.folder.make_durable()
-        self._tables_have(span.task).update({each.folder.path.name: span.end for each in work})
+        done = {str(each.folder.path.relative_to(self._path)): span.end for each in work}
+        self._tables_have(span.task).update(done)
         remove_folder(staging)
         failpoints.hit("sink.after_publish")
 
@@ -288,8 +289,9 @@ class DeltaSink:
         """Return how far each table of the target is, by its folder."""
         if task not in self._have:
             found: dict[str, int] = {}
-            for log in sorted(self._path.glob("*/_delta_log")):
-                directory = log.parent.name
+            parked = self._path.glob(layout.parked_directory("*") + "/_delta_log")
+            for log in sorted([*self._path.glob("*/_delta_log"), *parked]):
+                directory = str(log.parent.relative_to(self._path))
                 committed = self._folder(task, directory, directory).committed()
                 if committed is not None:
                     found[directory] = committed

@@ -6,6 +6,7 @@
     <path>/_tailrace/staging/<task>-<start>/     files of the range that is being written
     <path>/_tailrace/manifests/<task>/           Parquet and JSON Lines: one file a commit
     <path>/_tailrace/position-<task>.json        Delta: a lower bound of what is in
+    <path>/_tailrace/parked/<oid>/               Delta mirrors: a table whose name another has now
 
 Names come from the source, so they are treated as an attacker's: letters, digits, `_` and `-`
 stand for themselves, every other byte of the name's UTF-8 becomes `~` and two hex digits. (Not
@@ -60,6 +61,14 @@ def staging_directory(task: str, start: int) -> str:
 def staged_name(directory: str, name: str) -> str:
     """Return a file's name in the staging folder, where files of all tables lie side by side."""
     return f"{directory}@{name}"
+
+
+def parked_directory(relation: int | str) -> str:
+    """Return the folder of a relation whose name another has, and whose own nobody knows yet.
+
+    :param relation: its oid; or `*`, for all of them.
+    """
+    return f"{STATE}/parked/{relation}"
 
 
 def task_name(task: str) -> str:

@@ -2,7 +2,8 @@
 
 A relation keeps its oid when it is renamed; a table that is dropped and created again is another
 relation of the same name. So the rows of a folder belong to a relation, and the folder's place
-follows the relation's name.
+follows the relation's name. A rename shows with a relation's next row: one whose name another
+has got by then, and that is not known to be gone, is parked until its own next row tells.
 
 Pure.
 """
@@ -27,7 +28,9 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A relation's folder gets another name. What is there and has no move of its own is dead."""
+    """A relation's folder gets another name, which no folder has then that has no move of its own
+    and is not dead.
+    """
 
     relation: int
     source: str
@@ -43,14 +46,20 @@ class _Course:
 
     def take(self, file: StagedFile) -> None:
         oid = file.relation.oid
-        if oid not in self.directories and file.relation.replaced:
+        if self.directories.get(oid) != file.directory and file.relation.replaced:
             replaced, name = file.relation.replaced, file.relation.replaced_name
-            self.directories[replaced] = None if name is None else layout.table_directory(*name)
-        for other, directory in self.directories.items():
-            if directory == file.directory and other != oid:
-                self.directories[other] = None  # two can't have one name
-        self.directories[oid] = file.directory
+            if name is None:
+                self.directories[replaced] = None
+            elif replaced in self.directories:
+                self._put(replaced, layout.table_directory(*name))
+        self._put(oid, file.directory)
         self.files.setdefault(oid, []).append(file)
+
+    def _put(self, relation: int, goal: str) -> None:
+        for other, directory in self.directories.items():
+            if directory == goal and other != relation:
+                self.directories[other] = layout.parked_directory(other)  # two can't have one name
+        self.directories[relation] = goal
 
 
 def trace(files: Sequence[StagedFile], holders: Mapping[str, int]) -> tuple[list[Lineage], list[Move]]:
@@ -58,7 +67,8 @@ def trace(files: Sequence[StagedFile], holders: Mapping[str, int]) -> tuple[list
     that get other names.
 
     :param files: in any order.
-    :param holders: the relation whose rows each folder of the target has, where that is known.
+    :param holders: the relation whose rows each folder of the target has, where that is known,
+        those that are parked among them.
     """
     course = _Course({oid: directory for directory, oid in holders.items()})
     for file in sorted(files, key=lambda file: file.first):

@@ -49,7 +49,8 @@ def finish_moves(target: Target) -> None:
             waiting = place / str(each.relation)
             if waiting.exists():
                 remove_folder(target.path / each.target)  # of a table that is gone in the source
+                (target.path / each.target).parent.mkdir(exist_ok=True)
                 waiting.replace(target.path / each.target)
-        durable.sync_directory(place)
-        durable.sync_directory(target.path)
+        for directory in {place, target.path, *((target.path / each.target).parent for each in begun)}:
+            durable.sync_directory(directory)
     target.write(_MOVES, {"moves": []})

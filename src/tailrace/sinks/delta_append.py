@@ -48,7 +48,11 @@ class DeltaAppend:
         folder = work.folder
         schemas = [_schema(file.schema) for file in work.files]
         plan = history_plan(folder.schema(), schemas, follow=self._follow, context=folder.context)
-        files = [(file, file.relation, steps) for file, steps in zip(work.files, plan.files, strict=True)]
+        kept = {name for name, _ in _KEPT}
+        files = [
+            (file, file.relation, steps and [step for step in steps if step.source not in kept])
+            for file, steps in zip(work.files, plan.files, strict=True)
+        ]
         placed = [work.place(file) for file in conformed(spark, work, files, _KEPT)]
         if not folder.exists():
             folder.create(plan.schema, placed, work.version)

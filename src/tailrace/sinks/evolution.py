@@ -27,7 +27,7 @@ from tailrace.spark.schema import widened
 
 _COLUMN = b"tailrace.column"
 
-_CHAR, _TEXT, _NUMERIC, _TEXTS = 1042, 25, 1700, frozenset({19, 25, 1043})
+_CHAR, _TEXT, _VARCHAR, _NUMERIC, _TEXTS = 1042, 25, 1043, 1700, frozenset({19, 25, 1043})
 #: Types whose cast to text is what they are written as: json, jsonb, uuid.
 _WRITTEN_ALIKE = frozenset({114, 3802, 2950})
 #: Types from here on are a database's own: enumerations, among others, are the same as text.
@@ -175,7 +175,8 @@ def _is_followed(old: Held, column: Column, kind: pa.DataType) -> bool:
         return not old.type_oid or _same_value(old, column)
     if pa.types.is_integer(old.kind):
         if pa.types.is_string(kind):
-            return column.type_oid in (_TEXT, _NUMERIC) and column.type_modifier == -1
+            without_end = column.type_oid == _NUMERIC and column.type_modifier == -1
+            return column.type_oid in (_TEXT, _VARCHAR) or without_end
         goals = [pa.types.is_integer, pa.types.is_decimal]
         if old.kind != pa.int64():
             goals.append(pa.types.is_float64)

@@ -10,6 +10,7 @@ Pure: Arrow tables in, Arrow tables out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+#: What makes an array's item stand in quotes.
+_QUOTED = re.compile(r'[{},"\\\s]')
 
 UNCHANGED, SPECIAL, POSITION, ORIGIN = "_unchanged", "_special", "_position", "_origin"
 
@@ -93,12 +97,41 @@ def cast_exactly(values: Any, kind: pa.DataType, name: str, *, lenient: bool = F
             # One digit more before the point: 9.9 becomes 10.
             room = pa.decimal256(values.type.precision + 1, values.type.scale)
             values = pc.round(pc.cast(values, room), digits, "half_towards_infinity")
+    if lenient and pa.types.is_string(kind):
+        return _texts(_one(values))
     try:
         return pc.cast(values, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         if not lenient:
             raise Unfit(name) from error
     return _each(_one(values), kind)
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Return values as text: bytes and arrays as PostgreSQL writes them, others as Arrow does."""
+    if pa.types.is_binary(values.type):
+        return pa.array(
+            [None if value is None else f"\\x{value.hex()}" for value in values.to_pylist()], pa.string()
+        )
+    if pa.types.is_list(values.type):
+        items = _texts(values.flatten()).to_pylist()
+        ends = pc.cumulative_sum(pc.fill_null(values.value_lengths(), 0)).to_pylist()
+        return pa.array(
+            [
+                "{" + ",".join(map(_item, items[start:end])) + "}" if there else None
+                for start, end, there in zip([0, *ends], ends, values.is_valid().to_pylist(), strict=False)
+            ],
+            pa.string(),
+        )
+    return pc.cast(values, pa.string())
+
+
+def _item(text: str | None) -> str:
+    if text is None:
+        return "NULL"
+    if text and text.upper() != "NULL" and not _QUOTED.search(text):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 def _each(values: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -1,0 +1,36 @@
+"""Columns in another shape: `cast_exactly` alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tailrace.sinks.shapes import Unfit, cast_exactly
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        (pa.array([b"\xff\x00a", b"", None]), ["\\xff0061", "\\x", None]),
+        (pa.array([[1, None], [], None, [3]]), ["{1,NULL}", "{}", None, "{3}"]),
+        (
+            pa.array([["plain", "a,b", "", "null", 'q"\\', "two words", None]]),
+            ['{plain,"a,b","","null","q\\"\\\\","two words",NULL}'],
+        ),
+        (pa.array([[b"\x01"]]), ['{"\\\\x01"}']),
+        (pa.array([[1], [2, 3], [4]]).slice(1), ["{2,3}", "{4}"]),
+        (pa.array([True, None]), ["true", None]),
+    ],
+)
+def test_what_becomes_text_is_not_lost(values: Any, texts: list[str | None]) -> None:
+    assert cast_exactly(values, pa.string(), "c", lenient=True).to_pylist() == texts
+    assert cast_exactly(pa.chunked_array([values]), pa.string(), "c", lenient=True).to_pylist() == texts
+
+
+def test_what_does_not_fit_stops_unless_it_may_be_null() -> None:
+    values = pa.array(["1", "one", None])
+    with pytest.raises(Unfit):
+        cast_exactly(values, pa.int32(), "c")
+    assert cast_exactly(values, pa.int32(), "c", lenient=True).to_pylist() == [1, None, None]

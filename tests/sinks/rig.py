@@ -130,7 +130,7 @@ def offsets(kind: str, folder: Path) -> list[int]:
     if kind == "parquet":
         found = ds.dataset([str(path) for path in visible], format="parquet").to_table()
         return sorted(found["_log_offset"].to_pylist())
-    lines = [line for path in visible for line in path.read_text("utf-8").splitlines()]
+    lines = [line for path in visible for line in path.read_text("utf-8").split("\n")[:-1]]
     return sorted(json.loads(line)["position"]["log_offset"] for line in lines)
 
 

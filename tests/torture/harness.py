@@ -240,7 +240,7 @@ class Round:
         shown = self.command("log", "show", str(self.log), "--json")
         if shown.returncode != 0:
             found.append(f"log show: {shown.stderr}")
-        changes = [parse_json(line, "log") for line in shown.stdout.splitlines()]
+        changes = [parse_json(line, "log") for line in shown.stdout.split("\n")[:-1]]
         return found + validator.history_problems(changes, ledger.source_rows(self.database.dsn))
 
     def close(self) -> None:

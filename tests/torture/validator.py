@@ -38,15 +38,18 @@ def history_problems(changes: list[Change], source: State) -> list[str]:
     ordered = sorted(changes, key=lambda change: change.log_offset)
     found += _swapped(ordered)
     state: State = {table: {} for table in TABLES}
-    # Until a snapshot that was cut short is whole, rows that are not there are changed, and come
-    # later as they are then; what was changed of tables without any row may be left out.
-    read_until = max((change.log_offset for change in ordered if change.op == "r"), default=0)
+    # Until a snapshot that was cut short is whole, rows of a table that are not there are changed,
+    # and come later as they are then. What was changed of a table before its first chunk is left out.
+    read_until = {change.table: change.log_offset for change in ordered if change.op == "r"}
+    first_read = {change.table: change.log_offset for change in reversed(ordered) if change.op == "r"}
+    # Where a table's chunk without rows lies, nobody sees.
+    begun = first_read if {change.table for change in ordered} <= first_read.keys() else read_until
+    all_begun = max(begun.values(), default=0)
     for commit_lsn, group in groupby(ordered, key=lambda change: change.commit_lsn):
         transaction = list(group)
-        in_snapshot = transaction[0].log_offset < read_until
-        found += _torn(transaction, commit_lsn, in_snapshot=in_snapshot)
-        found += _replay(transaction, state, in_snapshot=in_snapshot)
-        if state["account"] and not in_snapshot:
+        found += _torn(transaction, commit_lsn, all_begun)
+        found += _replay(transaction, state, read_until)
+        if state["account"] and transaction[-1].log_offset >= read_until.get("account", 0):
             found += _ledger(state["account"], f"after the transaction at {commit_lsn:X}")
     found += _gaps(state["marker"])
     found += _different(state, source)
@@ -100,37 +103,46 @@ def _swapped(ordered: list[Change]) -> list[str]:
     return found[:_EXAMPLES]
 
 
-def _torn(transaction: list[Change], commit_lsn: int, *, in_snapshot: bool) -> list[str]:
+def _torn(transaction: list[Change], commit_lsn: int, all_begun: int) -> list[str]:
     ordinals = [change.ordinal for change in transaction]
     if sorted(ordinals) != list(range(len(ordinals))):
         return [f"transaction at {commit_lsn:X}: its changes are not numbered 0 to {len(ordinals) - 1}"]
-    if in_snapshot or all(change.op == "r" for change in transaction):
+    if all(change.op == "r" for change in transaction):
         return []
+    left_out = transaction[0].log_offset < all_begun
     markers = [change for change in transaction if change.table == "marker"]
+    if left_out and not markers:
+        return []
     if len(markers) != 1:
         return [f"transaction at {commit_lsn:X}: {len(markers)} marker rows in {len(ordinals)} changes"]
-    if markers[0].values["changes"] != len(transaction):
-        wanted = markers[0].values["changes"]
+    wanted = markers[0].values["changes"]
+    if len(transaction) > wanted or (len(transaction) < wanted and not left_out):
         return [f"transaction at {commit_lsn:X}: {len(transaction)} changes of {wanted}"]
     return []
 
 
-def _replay(transaction: list[Change], state: State, *, in_snapshot: bool) -> list[str]:
+def _replay(transaction: list[Change], state: State, read_until: dict[str, int]) -> list[str]:
     # Every change is applied, whatever the ones before it showed.
     return [
         f"{change.table} at ({change.commit_lsn:X}, {change.ordinal}): {problem}"
         for change in transaction
-        if (problem := _apply(change, state[change.table], in_snapshot=in_snapshot))
+        if (problem := _apply(change, state[change.table], read_until.get(change.table, 0)))
     ][:_EXAMPLES]
 
 
-def _apply(change: Change, rows: Rows, *, in_snapshot: bool) -> str | None:
-    """Carry one change into `rows`; return what is impossible about it."""
+def _apply(change: Change, rows: Rows, read_until: int) -> str | None:
+    """Carry one change into `rows`; return what is impossible about it.
+
+    :param read_until: the log offset of the table's last row from a snapshot.
+    """
+    in_snapshot = change.log_offset < read_until
     match change.op:
         case "t":
             rows.clear()
-        case "r" | "c" if change.key in rows and not in_snapshot:
+        case "c" if change.key in rows:
             return f"a row {change.key} comes into being that is there already"
+        case "r" if change.key in rows:
+            return _read_again(change, rows)
         case "r" | "c":
             rows[change.key] = dict(change.values)
         case "d":
@@ -141,6 +153,15 @@ def _apply(change: Change, rows: Rows, *, in_snapshot: bool) -> str | None:
         case _:
             return f"unknown operation {change.op!r}"
     return None
+
+
+def _read_again(change: Change, rows: Rows) -> str | None:
+    """A row that is read late is what it had become by then, or what was known of that."""
+    known, rows[change.key] = rows[change.key], dict(change.values)
+    differing = [name for name, value in known.items() if change.values.get(name, ...) != value]
+    return (
+        f"a row {change.key} is read that differs in {differing} from what was known" if differing else None
+    )
 
 
 def _update(change: Change, rows: Rows, *, in_snapshot: bool) -> str | None:

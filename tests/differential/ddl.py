@@ -37,7 +37,7 @@ def add_column_with_default(work: Workload, cursor: Cursor, tables: Tables) -> F
     kind = work.rng.choice(
         [BY_SQL[sql] for sql in ("integer", "text", "timestamptz", "numeric(12,2)", "mood")]
     )
-    column = Column(_fresh(work, table), kind)
+    column = Column(_fresh(work, table), kind, filled=True)
     value = cursor.one(f"select (%s::{kind.sql})::text", [kind.make(work.rng)])
     literal = "'" + value.replace("'", "''") + "'"
     cursor.execute(f"alter table {table.sql} add {quoted(column.name)} {kind.sql} default {literal}")
@@ -71,10 +71,27 @@ def rename_column(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
     return [{"table": table.oid, "rename": [column.name, name]}]
 
 
+def swap_columns(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
+    """Two columns change names, by way of a third name."""
+    table = work.rng.choice(list(tables.values()))
+    names = [each.name for each in table.columns if each.name != "uid"]
+    if len(names) < 2:
+        return []
+    one, other = work.rng.sample(names, 2)
+    between = _fresh(work, table)
+    facts: Facts = []
+    for old, new in ((one, between), (other, one), (between, other)):
+        cursor.execute(f"alter table {table.sql} rename {quoted(old)} to {quoted(new)}")
+        table = table.with_column(old, replace(table.column(old), name=new))
+        facts.append({"table": table.oid, "rename": [old, new]})
+    tables[table.oid] = table
+    return facts
+
+
 def widen_column(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
     found = [
         (table, column)
-        for table in tables.values()
+        for table in _rewritable(work, tables)
         for column in table.columns
         if column.kind.wider and not (table.partitioned and column.name in table.key)
     ]
@@ -89,17 +106,52 @@ def widen_column(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
     return [{"table": table.oid, "retype": column.name}]
 
 
+def retype_column(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
+    """Change a type so that texts change with it; PostgreSQL tells what became of them."""
+    found = [
+        (table, column)
+        for table in _rewritable(work, tables)
+        for column in table.columns
+        if column.name not in (*table.key, "uid") and not column.large and CASTS.get(column.kind.sql)
+    ]
+    if not found:
+        return []
+    table, column = work.rng.choice(found)
+    kind = work.rng.choice(CASTS[column.kind.sql])
+    name = quoted(column.name)
+    cursor.execute(f"alter table {table.sql} alter {name} type {kind.sql}")
+    tables[table.oid] = table.with_column(column.name, replace(column, kind=kind))
+    texts = dict(cursor.all(f"select uid::text, {name}::text from {table.sql}"))
+    return [{"table": table.oid, "retype": column.name, "texts": texts}]
+
+
 def rename_table(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
     table = work.rng.choice(list(tables.values()))
-    new = replace(table, name=work.new_table().name + " renamed"[: 0 if work.plain_names else None])
+    new = replace(table, name=work.new_table().name + " renamed"[: 0 if work.for_lakes else None])
     cursor.execute(f"alter table {table.sql} rename to {quoted(new.name)}")
     tables[table.oid] = new
     return [{"table": table.oid, "call": new.name}]
 
 
+def swap_tables(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
+    """Two tables change names, by way of a third name."""
+    if len(tables) < 2:
+        return []
+    one, other = work.rng.sample(list(tables.values()), 2)
+    between = replace(one, name=work.new_table().name)
+    moves = [(one, between), (other, replace(other, name=one.name)), (between, replace(one, name=other.name))]
+    for old, new in moves:
+        cursor.execute(f"alter table {old.sql} rename to {quoted(new.name)}")
+        tables[old.oid] = new
+    return [{"table": oid, "call": tables[oid].name} for oid in (one.oid, other.oid)]
+
+
 def drop_table(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
     """Drop a table, and make another, half of the time under its name."""
-    table = work.rng.choice(list(tables.values()))
+    found = [table for table in tables.values() if not work.for_lakes or _is_left_alone(cursor, table)]
+    if not found or not work.may_drop():
+        return []
+    table = work.rng.choice(found)
     cursor.execute(f"drop table {table.sql}")
     del tables[table.oid]
     new = work.new_table()
@@ -107,7 +159,8 @@ def drop_table(work: Workload, cursor: Cursor, tables: Tables) -> Facts:
         new = replace(new, name=table.name)
     made = work.create(cursor, new)
     tables[made.oid] = made
-    cursor.execute(f"alter publication {quoted(work.publication)} add table {made.sql}")
+    if cursor.all("select from pg_publication where pubname = %s", [work.publication]):
+        cursor.execute(f"alter publication {quoted(work.publication)} add table {made.sql}")
     return [{"table": table.oid, "gone": table.name}]
 
 
@@ -165,8 +218,58 @@ DDL: dict[str, Alter] = {
     )
 }  # fmt: skip
 
+#: These besides for lakes, where rows follow.
+LAKE_DDL: dict[str, Alter] = {
+    **DDL, **{act.__name__: act for act in (swap_columns, swap_tables, retype_column)},
+}  # fmt: skip
+
+_TEXT, _DECIMAL, _SHORTER = BY_SQL["varchar(12)"], BY_SQL["numeric(12,2)"], BY_SQL["numeric(30,10)"]
+
+#: Changes of type that a mirror follows exactly, though texts change.
+CASTS: dict[str, tuple[Kind, ...]] = {
+    "smallint": (BY_SQL["numeric"], Kind("numeric(14,3)", _DECIMAL.make), BY_SQL["double precision"]),
+    "integer": (Kind("smallint", BY_SQL["smallint"].make), Kind("numeric(14,3)", _DECIMAL.make), _TEXT),
+    "bigint": (BY_SQL["integer"], Kind("numeric(20,1)", _DECIMAL.make)),
+    "numeric(12,2)": (Kind("numeric(12,1)", _DECIMAL.make), Kind("numeric(14,4)", _DECIMAL.make)),
+    "numeric(30,10)": (Kind("numeric(30,4)", _SHORTER.make), BY_SQL["bigint"]),
+    "real": (BY_SQL["double precision"],),
+    "double precision": (BY_SQL["real"],),
+    "char(12)": (BY_SQL["varchar(12)"], Kind("text", _TEXT.make)),
+    "mood": (Kind("text", BY_SQL["mood"].make),),
+    "jsonb": (Kind("text", BY_SQL["jsonb"].make),),
+    "uuid": (Kind("varchar(40)", BY_SQL["uuid"].make),),
+    "date": (BY_SQL["timestamp"],),
+    "posint": (BY_SQL["integer"],),
+    "code": (Kind("text", _TEXT.make),),
+}
+
+
+def _rewritable(work: Workload, tables: Tables) -> list[Table]:
+    """Return the tables that PostgreSQL may write anew.
+
+    When it does, it forgets the default that rows from before a column have, and a lake can only
+    have it from there: see the documents, "What nobody can see".
+    """
+    return [
+        table
+        for table in tables.values()
+        if not work.for_lakes or not any(column.filled for column in table.columns)
+    ]
+
 
 def _fresh(work: Workload, table: Table) -> str:
     name = f"n{work.rng.getrandbits(24)}"
     assert name not in table.names
-    return name if work.plain_names else work.rng.choice((name, f"N {name}", f'"{name}'))
+    return name if work.for_lakes else work.rng.choice((name, f"N {name}", f'"{name}'))
+
+
+def _is_left_alone(cursor: Cursor, table: Table) -> bool:
+    """Tell whether this transaction has not changed any row of the table.
+
+    Of a table that is gone when capture comes to its rows, the catalogue tells nothing any more.
+    """
+    return not cursor.all(
+        "select from pg_locks where pid = pg_backend_pid() and relation = %s::oid"
+        " and mode in ('RowExclusiveLock', 'AccessExclusiveLock')",
+        [table.oid],
+    )

@@ -22,19 +22,41 @@ Fixed = tuple[tuple[str, str | None], ...]
 
 
 class Rows:
-    """A table's rows while a history is folded."""
+    """A table's rows while a history is folded.
+
+    A change of the schema is carried out with the next row: that is when it shows in the stream.
+
+    :ivar rows: as of the last change of a row.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
+        self._waiting: list[Mapping[str, Any]] = []
         self._count = 0
         self._identity: tuple[str, ...] = ()
         self._by_identity: dict[Fixed, set[int]] = defaultdict(set)
 
     def all(self) -> list[Row]:
+        """Return the rows after all that happened to the table."""
+        self._settle()
+        return self.held()
+
+    def held(self) -> list[Row]:
+        """Return the rows as a target has them, which learns of a change of the schema by a row."""
         return list(self.rows.values())
 
     def alter(self, fact: Mapping[str, Any]) -> None:
-        """Carry out a change of the schema."""
+        """Note a change of the schema."""
+        self._waiting.append(fact)
+
+    def _settle(self) -> None:
+        for fact in self._waiting:
+            self._carry_out(fact)
+        if self._waiting:
+            self._look_up_by(())
+        self._waiting.clear()
+
+    def _carry_out(self, fact: Mapping[str, Any]) -> None:
         match fact:
             case {"add": name, "value": value}:
                 self.rows = {at: {**row, name: value} for at, row in self.rows.items()}
@@ -48,21 +70,28 @@ class Rows:
                     at: {new if each == old else each: text for each, text in row.items()}
                     for at, row in self.rows.items()
                 }
-        self._look_up_by(())
+            case {"retype": name, "texts": texts}:
+                self.rows = {at: {**row, name: texts[row["uid"]]} for at, row in self.rows.items()}
 
     def apply(self, change: Change, *, in_snapshot: bool) -> str | None:
         """Carry out a change; return what is impossible about it.
 
         :param in_snapshot: rows that are not there may be changed: they are read later.
         """
+        self._settle()
         if change.op == "t":
             self.rows.clear()
             self._look_up_by(())
             return None
+        known: Row | None = None
         if change.op == "r" and in_snapshot and change.identity:
-            self._take(change.identity, change.after or {})
+            known = self._take(change.identity, change.after or {})
         if change.op in "rc":
-            return self._put(change, dict(change.after or {}))
+            read = dict(change.after or {})
+            problem = self._put(change, read)
+            if known is not None and known != {name: read.get(name, "") for name in known}:
+                return "a row is read that differs from what was known of it"
+            return problem
         if not change.identity:
             return "an old row is changed, and nothing tells which"
         told = change.before if change.before is not None else change.after

@@ -23,6 +23,7 @@ class Change:
     :ivar columns: of the table, as the change's relation has them; `after` lacks those that were
         not sent.
     :ivar identity: columns that tell the old row; empty where there are none.
+    :ivar types: PostgreSQL's oids of the columns' types.
     :ivar message: (prefix, content) of a logical message, which belongs to no table.
     """
 
@@ -37,7 +38,7 @@ class Change:
     before: Row | None = None
     after: Row | None = None
     message: tuple[str, Any] | None = None
-    details: dict[str, Any] = field(default_factory=dict, compare=False)
+    types: dict[str, int] = field(default_factory=dict, compare=False)
 
 
 def read_log(path: Path, *, start: int | None = None, end: int | None = None) -> list[Change]:
@@ -89,6 +90,7 @@ def _changes(changes: TableChanges) -> list[Change]:
                 tuple(column.name for column in relation.columns if column.in_identity),
                 None if row["before"] is None else dict(row["before"]),
                 None if row["after"] is None else dict(row["after"]),
+                types={column.name: column.type_oid for column in relation.columns},
             )
         )
     return found

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,7 +34,7 @@ _LIFE_S = 60.0
 class Story:
     """A context manager; `problems` of it is the verdict.
 
-    :param ddl: names of `ddl.DDL`.
+    :param ddl: names of `ddl.LAKE_DDL`.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Story:
         root: Path,
         ddl: Collection[str] = (),
         *,
-        plain_names: bool = False,
+        for_lakes: bool = False,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(f"story {seed}")
@@ -53,7 +54,7 @@ class Story:
         self.problems: list[str] = []
         self._compression = self.rng.choice(("none", "lz4", "zstd"))
         self._segment_bytes = self.rng.choice((65_536, 1 << 20, 1 << 28))
-        self.work = Workload(database.dsn, seed, SLOT, ddl, plain_names=plain_names)
+        self.work = Workload(database.dsn, seed, SLOT, ddl, for_lakes=for_lakes)
 
     def __enter__(self) -> Self:
         return self
@@ -78,17 +79,27 @@ class Story:
             with self._capturing() as running:
                 self._begin(running, transactions)
                 self.work.is_calm = False
+                if self.work.for_lakes:
+                    self.work.may_drop = partial(self._caught_up, running)
                 self.work.run(self.rng.randint(transactions // 2, transactions))
                 self.work.rest()
                 running.catch_up(self.database.query)
+                if self.work.for_lakes:
+                    self.work.may_drop = lambda: False
             self.problems += self.compare()
             if self.problems:
                 return
 
+    def verdict(self, test: str) -> str:
+        """Return what a failure prints: how to see it again, and what is wrong."""
+        return "\n".join(
+            [f"\nTAILRACE_SEEDS={self.seed} pytest tests/differential/{Path(test).name}", *self.problems]
+        )
+
     def die(self, transactions: int) -> None:
         """Let the real command run beside the workload and kill it at a random moment."""
         file = self.root / "pipeline.yaml"
-        file.write_text(yaml.safe_dump(self._pipeline()))
+        file.write_text(yaml.safe_dump(self.sections()))
         life = subprocess.Popen(
             [sys.executable, "-m", "tailrace", "run", str(file)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -136,6 +147,10 @@ class Story:
             if oid not in self.work.tables and rows.rows:
                 yield f"table {oid}: {len(rows.rows)} rows of a table that is no more"
 
+    def _caught_up(self, running: Running) -> bool:
+        running.catch_up(self.database.query)
+        return True
+
     def _begin(self, running: Running, transactions: int) -> None:
         """Work on while the capture starts: a snapshot begins when older transactions have ended."""
         for _ in range(2 * transactions):
@@ -150,7 +165,8 @@ class Story:
         ) as running:
             yield running
 
-    def _pipeline(self) -> dict[str, object]:
+    def sections(self) -> dict[str, object]:
+        """Return the pipeline's file, without sinks."""
         return {
             "name": NAME,
             "source": {

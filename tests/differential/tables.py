@@ -14,10 +14,18 @@ SERIAL = Kind("bigint", lambda rng: str(rng.getrandbits(62)))
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """A column as the workload knows it.
+
+    :ivar required: NOT NULL.
+    :ivar large: stored out of line where a value is long.
+    :ivar filled: added with a default, so that rows from before have it.
+    """
+
     name: str
     kind: Kind
     required: bool = False
     large: bool = False
+    filled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +74,15 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def random_table(rng: random.Random, number: int, *, plain_names: bool) -> Table:
+def random_table(rng: random.Random, number: int, *, for_lakes: bool) -> Table:
     """Return a table to be made; it has no oid yet.
 
-    :param plain_names: nothing in names that a lake can't hold.
+    :param for_lakes: nothing in names that a lake can't hold, and each row can be told from others.
     """
-    name = f"t{number}" if plain_names else rng.choice((f"t{number}", f'Odd "{number}". é', f"T{number} x"))
+    name = f"t{number}" if for_lakes else rng.choice((f"t{number}", f'Odd "{number}". é', f"T{number} x"))
     columns = [Column("uid", SERIAL, required=True)]
     key: list[str] = []
-    shape = rng.choices(("key", "keyless", "insert_only"), (8, 2, 1))[0]
+    shape = rng.choices(("key", "keyless", "insert_only"), (8, 2, 0 if for_lakes else 1))[0]
     if shape == "key":
         parts = [rng.choice(kinds.KEYS)]
         parts += rng.sample(kinds.KEY_PARTS, rng.choice((0, 0, 1, 2)))
@@ -84,7 +92,7 @@ def random_table(rng: random.Random, number: int, *, plain_names: bool) -> Table
         if rng.random() < 0.25:
             columns.append(Column(f"big{at}", rng.choice(kinds.LARGE), large=True))
         else:
-            column = f"c{at}" if plain_names else rng.choice((f"c{at}", f"C {at}", f'q"{at}', f"é\\{at}'"))
+            column = f"c{at}" if for_lakes else rng.choice((f"c{at}", f"C {at}", f'q"{at}', f"é\\{at}'"))
             columns.append(Column(column, rng.choice(kinds.SMALL)))
     rng.shuffle(columns)
     identity, deferrable = "d", False

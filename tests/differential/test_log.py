@@ -17,13 +17,8 @@ from fix_postgres import Database
 SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "1,2,3,4,5,6").split(",")]
 
 
-def again(seed: int, problems: list[str]) -> str:
-    """Return what a failure prints: how to see it again, and what is wrong."""
-    return "\n".join([f"\nTAILRACE_SEEDS={seed} pytest {Path(__file__).name}", *problems])
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_folded_log_is_the_source(pg: Database, tmp_path: Path, seed: int) -> None:
     with Story(seed, pg, tmp_path, DDL) as story:
         story.chapters(3, 40)
-    assert not story.problems, again(seed, story.problems)
+    assert not story.problems, story.verdict(__file__)

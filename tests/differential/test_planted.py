@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from differential.ddl import DDL
+from differential.feeding import Feeding
 from differential.history import Change, read_log
+from differential.merging import without_spark
 from differential.story import Story
 from fix_postgres import Database
 from tailrace.decode import changes as decoding
 from tailrace.decode import kernel
 from tailrace.decode.tuples import Tuples, find_tuples
+from tailrace.errors import TailraceError
+from tailrace.sinks import delta_mirror, evolution, mirror_files, net_changes
+from tailrace.sinks.shapes import Step
 
 History = list[Change]
 
@@ -117,3 +123,81 @@ def test_a_decoder_that_takes_unchanged_for_null_is_noticed(
 
     monkeypatch.setattr(decoding, "find_tuples", forgetful)
     assert any(": missing: " in problem for problem in story.compare(read_log(story.log)))
+
+
+# ---------------------------------------------------------------------- in a mirror
+
+
+def take_unchanged_for_null(patch: pytest.MonkeyPatch) -> None:
+    def forgetful(*arguments: Any) -> pa.Table:
+        events = net_changes.events_of(*arguments)
+        at = events.column_names.index(net_changes.UNCHANGED)
+        none = pa.array([[]] * len(events), events.schema.field(at).type)
+        return events.set_column(at, events.schema.field(at), none)
+
+    patch.setattr(mirror_files, "events_of", forgetful)
+
+
+def lose_a_delete_that_meets_an_insert(patch: pytest.MonkeyPatch) -> None:
+    def lossy(events: pa.Table, key: tuple[str, ...], *rest: Any) -> pa.Table:
+        keys = [tuple(row.values()) for row in events.select(key).to_pylist()]
+        upserts = events[net_changes.UPSERT].to_pylist()
+        inserted = {each for each, upsert in zip(keys, upserts, strict=True) if upsert}
+        kept = [upsert or each not in inserted for each, upsert in zip(keys, upserts, strict=True)]
+        steps = [step[np.array(kept, np.bool_)] for step in rest]
+        return net_changes.net(events.filter(pa.array(kept, pa.bool_())), key, *steps)
+
+    patch.setattr(mirror_files, "net", lossy)
+
+
+def fill_a_renamed_column_from_another(patch: pytest.MonkeyPatch) -> None:
+    def confused(have: Any, *arguments: Any, **more: Any) -> list[Step]:
+        kinds = {column.name: column.kind for column in have}
+        return [
+            step
+            if step.source in (None, step.field.name)
+            else dataclasses.replace(
+                step,
+                source=next(
+                    (
+                        name
+                        for name, kind in kinds.items()
+                        if name != step.source and kind == kinds[step.source]
+                    ),
+                    None,
+                ),
+            )
+            for step in evolution.mirror_steps(have, *arguments, **more)
+        ]
+
+    patch.setattr(delta_mirror, "mirror_steps", confused)
+
+
+def forget_which_row_a_key_had(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(net_changes._Lineages, "follow", lambda self, *_: self._ids)
+
+
+MIRROR_PLANTS = (
+    take_unchanged_for_null, lose_a_delete_that_meets_an_insert, fill_a_renamed_column_from_another,
+    forget_which_row_a_key_had,
+)  # fmt: skip
+
+
+def finds(plant: Callable[[pytest.MonkeyPatch], None] | None, log: Path, lake: Path) -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        without_spark(patch)
+        if plant is not None:
+            plant(patch)
+        try:
+            return bool(Feeding(log, lake, random.Random(1), 300, ("mirror",)).fill())
+        except TailraceError:  # noticed by the mirror itself
+            return True
+
+
+@pytest.mark.any_postgres("what sinks do with the log depends on no version")
+def test_each_fault_of_a_mirror_is_noticed(pg: Database, tmp_path: Path) -> None:
+    with Story(101, pg, tmp_path, ("rename_column", "swap_columns"), for_lakes=True) as told:
+        told.chapters(1, 120)
+    assert not told.problems
+    assert not finds(None, told.log, tmp_path / "whole")
+    assert [plant for plant in MIRROR_PLANTS if not finds(plant, told.log, tmp_path / plant.__name__)] == []

@@ -21,7 +21,7 @@ import psycopg
 from psycopg import errors
 
 from differential import kinds, statements
-from differential.ddl import DDL
+from differential.ddl import LAKE_DDL
 from differential.statements import Cursor
 from differential.tables import Table, create_statements, random_table
 
@@ -59,22 +59,24 @@ class Session:
 class Workload:
     """The sessions and the tables of one database. Not thread-safe.
 
-    :param ddl: names of `ddl.DDL`: which changes of schema happen.
-    :param plain_names: see `tables.random_table`.
+    :param ddl: names of `ddl.LAKE_DDL`: which changes of schema happen.
+    :param for_lakes: see `tables.random_table`.
     :param publication: new tables are put into it.
     """
 
     def __init__(
-        self, dsn: str, seed: int, publication: str, ddl: Collection[str] = (), *, plain_names: bool = False
+        self, dsn: str, seed: int, publication: str, ddl: Collection[str] = (), *, for_lakes: bool = False
     ) -> None:
         self.rng = random.Random(f"workload {seed}")
         self.committed: list[int] = []  # the number of changes of each transaction, in the order of commits
         self.tables: dict[int, Table] = {}
-        self.plain_names = plain_names
+        self.for_lakes = for_lakes
         self.publication = publication
         #: No change of a schema and no TRUNCATE begins while this is set.
         self.is_calm = False
-        self._ddl = [DDL[name] for name in sorted(ddl)]
+        #: Asked before a table is dropped.
+        self.may_drop: Callable[[], bool] = lambda: not for_lakes
+        self._ddl = [LAKE_DDL[name] for name in sorted(ddl)]
         self._names = 0
         self._dsn = dsn
         with psycopg.connect(dsn, autocommit=True) as connection:
@@ -103,6 +105,16 @@ class Workload:
             while session.steps is not None and (session.has_ddl or all_ended):
                 self._step(session)
 
+    def touch(self) -> None:
+        """Commit a new row in every table, so that changes of schemas show in the stream."""
+        session = Session(self._sessions[0].connection, dict(self.tables))
+        assert session.connection.info.transaction_status.name == "IDLE"
+        cursor = Cursor(session.connection)
+        cursor.execute("begin")
+        for table in self.tables.values():
+            session.changes += self._insert(cursor, table)
+        self._end(session, cursor)
+
     def close(self) -> None:
         for session in self._sessions:
             session.connection.close()
@@ -111,7 +123,7 @@ class Workload:
 
     def new_table(self) -> Table:
         self._names += 1
-        return random_table(self.rng, self._names, plain_names=self.plain_names)
+        return random_table(self.rng, self._names, for_lakes=self.for_lakes)
 
     def create(self, cursor: Cursor, table: Table) -> Table:
         """Make a table; return it with its oid."""
@@ -150,7 +162,7 @@ class Workload:
         may_alter = (
             bool(self._ddl) and not self.is_calm and not any(other.has_ddl for other in self._sessions)
         )
-        session.has_ddl = may_alter and self.rng.random() < 0.12
+        session.has_ddl = may_alter and self.rng.random() < (0.25 if self.for_lakes else 0.12)
         session.steps = self._plan(session)
         cursor.execute("begin")
 
@@ -167,6 +179,16 @@ class Workload:
             yield statements.random_act(self.rng, table, others)
             if session.savepoints and self.rng.random() < 0.2:
                 yield lambda cursor: self._back(session, cursor)
+
+    def _insert(self, cursor: Cursor, table: Table) -> int:
+        for _ in range(100):  # the key may be there already
+            cursor.execute("savepoint one")
+            try:
+                if count := statements.insert(self.rng, table, cursor):
+                    return count
+            except EXPECTED:
+                cursor.execute("rollback to savepoint one")
+        raise AssertionError(f"no row for {table.name}")
 
     def _alter(self, session: Session, cursor: Cursor) -> int:
         act = self.rng.choice(self._ddl)

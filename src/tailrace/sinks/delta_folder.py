@@ -338,7 +338,7 @@ class DeltaFolder:
         def commit(delta: DeltaTable) -> None:
             have = delta.metadata().configuration
             if any(have.get(name) != value for name, value in wanted.items()):
-                delta.alter.set_table_properties(wanted)
+                _set_properties(delta, self.path, wanted)
 
         self._attempt("set a Delta table's properties", commit)
 
@@ -398,6 +398,47 @@ def _configuration(schema: pa.Schema) -> dict[str, str]:
     )
     # A commit a second makes a file a second in the table's log; a day of them is kept.
     return {"delta.logRetentionDuration": "interval 1 days", **kept}
+
+
+def _set_properties(delta: DeltaTable, path: Path, wanted: dict[str, str]) -> None:
+    """Give the table properties, in the commit after `delta`'s version.
+
+    Not by delta-rs: a table with features gets others from it then, `variantType` among them, which
+    no column needs and many readers lack (seen with 1.6.6).
+
+    :raises CommitFailedError: if somebody else made that commit.
+    """
+    metadata = delta.metadata()
+    actions: list[dict[str, Any]] = [
+        {
+            "commitInfo": {
+                "timestamp": int(time.time() * 1000),
+                "operation": "SET TBLPROPERTIES",
+                "operationParameters": {"properties": json.dumps(wanted)},
+            }
+        },
+        {
+            "metaData": {
+                "id": str(metadata.id),
+                "name": metadata.name,
+                "description": metadata.description,
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": delta.schema().to_json(),
+                "partitionColumns": metadata.partition_columns,
+                "createdTime": metadata.created_time,
+                "configuration": {**metadata.configuration, **wanted},
+            }
+        },
+    ]
+    log = path / "_delta_log"
+    temporary = log / f".{os.urandom(6).hex()}.tmp"
+    try:
+        temporary.write_text("\n".join(map(json.dumps, actions)) + "\n", "utf-8")
+        os.link(temporary, log / f"{delta.version() + 1:020d}.json")
+    except FileExistsError as error:
+        raise CommitFailedError("another writer committed first") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _add(file: AddedFile) -> AddAction:

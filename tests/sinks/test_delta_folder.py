@@ -1,0 +1,51 @@
+"""One Delta table as the driver changes it, read back by delta-rs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from tailrace.sinks.delta_folder import DeltaFolder, _set_properties
+
+STATISTICS = "delta.dataSkippingStatsColumns"
+
+
+def table(*columns: tuple[str, pa.DataType]) -> pa.Schema:
+    return pa.schema([pa.field(*each, metadata={"tailrace.column": f"1.{n}.25.-1"})
+                      for n, each in enumerate(columns)])  # fmt: skip
+
+
+def test_a_table_gets_no_feature_that_its_columns_do_not_need(tmp_path: Path) -> None:
+    folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
+    folder.create(table(("id", pa.int64()), ("at", pa.timestamp("us")), ("b", pa.string())), [], 1)
+    folder.committed()
+    after = table(("id", pa.int64()), ("at", pa.timestamp("us")))
+    folder.reshape([], after)
+    # what is said of columns, and which have statistics, is what the table has now
+    found = DeltaTable(str(tmp_path / "t"))
+    assert found.protocol().reader_features == ["timestampNtz"]
+    assert found.metadata().configuration[STATISTICS] == "id"
+    assert found.transaction_version("app") == 1
+    assert [field.metadata for field in found.schema().fields] == [
+        {"tailrace.column": "1.0.25.-1"},
+        {"tailrace.column": "1.1.25.-1"},
+    ]
+    # and it can be followed again
+    folder.reshape([], table(("id", pa.int64()), ("c", pa.string())))
+    assert DeltaTable(str(tmp_path / "t")).metadata().configuration[STATISTICS] == "id,c"
+
+
+def test_properties_are_not_set_over_another_commit(tmp_path: Path) -> None:
+    folder = DeltaFolder(tmp_path / "t", "lake", "public.t", "app")
+    folder.create(table(("id", pa.int64())), [], 1)
+    early = DeltaTable(str(tmp_path / "t"))
+    DeltaTable(str(tmp_path / "t")).alter.set_table_description("theirs")
+    with pytest.raises(CommitFailedError):
+        _set_properties(early, tmp_path / "t", {STATISTICS: ""})
+    found = DeltaTable(str(tmp_path / "t"))
+    assert (found.version(), found.metadata().description) == (1, "theirs")
+    assert not [*(tmp_path / "t" / "_delta_log").glob(".*")]

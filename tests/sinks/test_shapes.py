@@ -34,3 +34,12 @@ def test_what_does_not_fit_stops_unless_it_may_be_null() -> None:
     with pytest.raises(Unfit):
         cast_exactly(values, pa.int32(), "c")
     assert cast_exactly(values, pa.int32(), "c", lenient=True).to_pylist() == [1, None, None]
+
+
+def test_the_infinities_of_a_date_are_those_of_a_timestamp() -> None:
+    days = pa.array([2**31 - 1, 0, None, -(2**31), 1], pa.int32()).cast(pa.date32())
+    for lenient in (False, True):
+        moments = cast_exactly(pa.chunked_array([days]), pa.timestamp("us"), "c", lenient=lenient)
+        assert moments.cast(pa.int64()).to_pylist() == [2**63 - 1, 0, None, -(2**63), 86_400_000_000]
+    with pytest.raises(Unfit):
+        cast_exactly(pa.array([2**31 - 2], pa.int32()).cast(pa.date32()), pa.timestamp("us"), "c")

@@ -19,6 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+#: PostgreSQL's infinities are the outermost values of their types.
+_OUTERMOST_DAYS = pa.array([2**31 - 1, -(2**31)], pa.int32())
+_OUTERMOST_US = (2**63 - 1, -(2**63))
+
 #: What makes an array's item stand in quotes.
 _QUOTED = re.compile(r'[{},"\\\s]')
 
@@ -99,6 +103,19 @@ def cast_exactly(values: Any, kind: pa.DataType, name: str, *, lenient: bool = F
             values = pc.round(pc.cast(values, room), digits, "half_towards_infinity")
     if lenient and pa.types.is_string(kind):
         return _texts(_one(values))
+    if pa.types.is_date32(values.type) and pa.types.is_timestamp(kind):
+        values = _one(values)
+        outermost = pc.is_in(pc.cast(values, pa.int32()), _OUTERMOST_DAYS)
+        if pc.any(outermost).as_py():
+            finite = cast_exactly(
+                pc.if_else(outermost, pa.scalar(None, values.type), values), kind, name, lenient=lenient
+            )
+            late = pc.greater(pc.cast(values, pa.int32()), 0)
+            return pc.if_else(
+                outermost,
+                pc.if_else(late, *(pa.scalar(us, pa.int64()).cast(kind) for us in _OUTERMOST_US)),
+                finite,
+            )
     try:
         return pc.cast(values, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -454,12 +454,14 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_closes_the_engine_and_is_raised_again():
-    running = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
-    assert running.stdout is not None
-    for _ in range(10):
-        assert running.stdout.readline() == "record\n"
-    running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=FAR_S)
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            assert [running.stdout.readline() for _ in range(10)] == ["record\n"] * 10
+            running.send_signal(signal.SIGINT)
+            out, _ = running.communicate(timeout=FAR_S)
+        finally:
+            running.kill()
     assert out == "completed True\ninterrupted stopped\n"
     assert running.returncode == 0
 

@@ -49,6 +49,7 @@ class SchemaWatch:
     :param connect: opens a session for SQL; called when the first table is looked up, and again
         after the session broke.
     :param in_force: the schema frames in force at the log's end, by key.
+    :param source: whose publication sends the messages, and whose columns may be left out.
     """
 
     def __init__(

@@ -13,12 +13,19 @@ import itertools
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from tailrace.bench import backlog, table
 from tailrace.bench.report import Result, machine, median, median_interval
+from tailrace.capture.heartbeat import Heartbeat
+from tailrace.capture.session import Session
+from tailrace.capture.slot_watch import look
+from tailrace.config import PostgresSource
+from tailrace.config.slot_care import HeartbeatConfig
 from tailrace.embedded.postgres import EmbeddedPostgres
 
 #: A pass takes less than a second: many short ones, so that both of a pair see the same machine.
@@ -30,6 +37,8 @@ UNTIMED_SHARE = 0.1
 #: Pairs are made for so long, then the last one is ended; server and backlog take some seconds before.
 PAIRS_S = 65.0
 PAIRS_MAX = 100
+#: So often a turn of the watch is made by itself, to know what one takes.
+TURNS = 100
 #: Length of the last column in the table's definition; each change makes it one longer.
 _LENGTH = 20
 
@@ -56,7 +65,8 @@ def measure(rows: int | None = None) -> Result:
             return done
 
         pairs = _pairs(run)
-    return _result(pairs, rows, changes)
+        turn_cpu_s = _turn_cpu_s(dsn)
+    return _result(pairs, rows, changes, turn_cpu_s)
 
 
 def _load(postgres: EmbeddedPostgres, rows: int) -> tuple[int, int]:
@@ -69,6 +79,19 @@ def _load(postgres: EmbeddedPostgres, rows: int) -> tuple[int, int]:
         postgres.execute(f"alter table orders alter tag type varchar({_LENGTH + changes})")
         end = table.load(postgres.dsn(), count - count // 2, first=first + count // 2)
     return changes, end
+
+
+def _turn_cpu_s(dsn: str) -> float:
+    """Return the CPU time of this process that one turn of the slot's watch takes: a heartbeat and a look."""
+    source = PostgresSource.model_validate({"type": "postgresql", "dsn": dsn})
+    heartbeat = Heartbeat(HeartbeatConfig(action="transaction"))
+    with closing(Session.connect(source, threading.Event())) as session:
+        look(session, "origin")
+        before = time.process_time()
+        for _ in range(TURNS):
+            heartbeat.beat(session)
+            look(session, "origin")
+        return (time.process_time() - before) / TURNS
 
 
 def _pairs(run: Callable[[str], backlog.CaptureRun]) -> list[Pair]:
@@ -103,7 +126,7 @@ def _cpu_us_a_row(run: backlog.CaptureRun) -> float:
     return run.cpu_seconds / max(1, run.rows) * 1e6
 
 
-def _result(pairs: list[Pair], rows: int, changes: int) -> Result:
+def _result(pairs: list[Pair], rows: int, changes: int, turn_cpu_s: float) -> Result:
     ratios = _ratios(pairs)
     cpu_ratios = [_cpu_us_a_row(watched) / _cpu_us_a_row(without) for watched, without in pairs]
     references = [_us_a_row(without) for _, without in pairs]
@@ -126,10 +149,12 @@ def _result(pairs: list[Pair], rows: int, changes: int) -> Result:
             "noise": round(median(drift), 3) if drift else None,
             "ratios": [round(ratio, 3) for ratio in ratios],
             "cpu_ratios": [round(ratio, 3) for ratio in cpu_ratios],
+            "ms_a_change": round(median([run.annotating_s for run, _ in pairs]) / changes * 1e3, 2),
             "schema_watch_share": round(median([run.annotating_s / run.seconds for run, _ in pairs]), 4),
             "reference_us_a_row": round(median(references), 3),
             "cpu_us_a_row": round(median([_cpu_us_a_row(watched) for watched, _ in pairs]), 3),
             "reference_cpu_us_a_row": round(median([_cpu_us_a_row(without) for _, without in pairs]), 3),
+            "cpu_ms_a_turn_of_the_watch": round(turn_cpu_s * 1e3, 2),
             "looks_at_the_slot_a_pass": round(sum(run.looks for run, _ in pairs) / len(pairs), 1),
         },
     )  # fmt: skip

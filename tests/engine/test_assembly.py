@@ -221,3 +221,18 @@ def test_the_view_is_there_at_any_time():
 )
 def test_settings_are_shown_without_secrets(value, shown):
     assert masked(value) == shown
+
+
+def test_a_converter_may_be_given_as_its_section_of_the_file():
+    seen = []
+    engine = Engine(
+        connector=LinesSource(3),
+        on_record=lambda event: seen.append(event.value),
+        converter={"type": "json", "schemas_enable": False},
+    )
+    engine.run()
+    assert len(seen) == 3
+    with pytest.raises(TailraceError, match="converter") as raised:
+        Engine(connector=LinesSource(), on_record=print, converter={"schemas_enable": False})
+    assert raised.value.kind is Kind.CONFIG_INVALID
+    assert "type" in raised.value.message

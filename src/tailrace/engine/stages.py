@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from tailrace import extensions
 from tailrace.config import EngineOptions
 from tailrace.config.fields import Extension
+from tailrace.config.problems import from_pydantic
 from tailrace.converters.contract import Converter
 from tailrace.engine.failures import named
 from tailrace.errors import Kind, TailraceError
@@ -28,7 +31,7 @@ class Stages:
 def stages_of(
     transformations: Sequence[building.TransformationLike],
     predicates: Mapping[str, building.PredicateLike],
-    converter: Converter | Extension | str | None,
+    converter: Converter | Extension | Mapping[str, Any] | str | None,
     options: EngineOptions,
 ) -> Stages:
     """Return the stages: the transformations of the options, then those given in Python.
@@ -48,9 +51,11 @@ def stages_of(
     )
 
 
-def _converter(given: Converter | Extension | str | None) -> Converter | None:
+def _converter(given: Converter | Extension | Mapping[str, Any] | str | None) -> Converter | None:
     if isinstance(given, str):
         given = Extension(type=given)
+    if isinstance(given, Mapping):
+        given = _section(given)
     if isinstance(given, Extension):
         given = _made(given)
     if given is not None and not isinstance(given, Converter):
@@ -76,3 +81,15 @@ def _made(wanted: Extension) -> Converter:
             f"create the engine: making the converter {wanted.type!r} failed with {named(error)}",
             "check its options; the cause of this error has its words",
         ) from error
+
+
+def _section(given: Mapping[str, Any]) -> Extension:
+    try:
+        return Extension.model_validate(dict(given))
+    except ValidationError as error:
+        lines = "".join(f"\n  {problem}" for problem in from_pydantic(error, Extension, ()))
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"create the engine: converter:{lines}",
+            "a converter's section has its type and its options",
+        ) from None

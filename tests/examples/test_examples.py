@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +52,23 @@ def test_a_spark_job_that_is_not_ours_reads_the_log(pg: Database, tmp_path: Path
             counted[cells[0]] = int(cells[1])
     assert set(counted) == {"r", "c"}
     assert sum(counted.values()) == markers
+
+
+@pytest.mark.timeout(120)
+def test_an_engine_of_twenty_lines_prints_what_is_committed_and_goes_on_where_it_was(
+    pg: Database, tmp_path: Path
+) -> None:
+    pg.execute("create table orders(id int primary key, what text)")
+    pg.execute("insert into orders values (1, 'before')")
+    seen = []
+    for number in (2, 3):
+        command = [sys.executable, str(EXAMPLES / "embedded_engine.py"), pg.dsn, str(tmp_path / "log")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+            assert engine.stdout is not None
+            pg.execute("insert into orders values (%s, 'after')", [number])
+            while not seen or seen[-1]["after"]["id"] != number:
+                seen.append(json.loads(engine.stdout.readline()))
+            engine.send_signal(signal.SIGINT)
+            assert engine.wait(30) == 0
+    assert [value["after"]["id"] for value in seen] == [1, 2, 3]
+    assert (seen[0]["op"], seen[-1]["op"]) == ("r", "c")

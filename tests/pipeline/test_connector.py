@@ -6,16 +6,23 @@ import json
 
 import pytest
 
+from fix_orders_log import LogOfOrders
 from fix_wait import wait_until
 from pipeline.staged import FakeCapture, FakeSink
 from tailrace import Engine, TailraceError
 from tailrace.changelog.readers import Readers
 from tailrace.config import EngineConfig
+from tailrace.engine.clock import SystemClock
+from tailrace.engine.contracts import ConnectorContext
+from tailrace.engine.offset_stores import MemoryOffsetStore
 from tailrace.errors import Kind
 from tailrace.pipeline import lane as lane_module
+from tailrace.pipeline import reading as reading_module
 from tailrace.pipeline.postgres_connector import PostgresConnector
 from tailrace.pipeline.reading import reader_name
 from tailrace.pipeline.status import FILE_NAME, document
+from tailrace.ranges import changes as changes_module
+from tailrace.testing import conformance
 
 QUICK = {"offset_commit": {"policy": "always"}, "errors_retry_delay_initial_ms": 1}
 
@@ -241,3 +248,20 @@ def test_a_sink_that_fails_leaves_the_handler_at_work_and_is_told_in_the_end(sta
     assert seen == [1, 2]
     assert raised.value.kind is Kind.TASK_FAILED
     assert raised.value.context["sinks"] == "one"
+
+
+def test_connector_and_task_keep_to_the_contracts(stage, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading_module, "ROWS_MAX", 3)
+    monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)
+    log = LogOfOrders(tmp_path / "log")
+    log.insert(1, 2, 3, 4, 5)
+    log.insert(6)
+    log.insert(7, 8)
+    log.close()
+    conformance.check_connector(PostgresConnector, stage.settings)
+    connector = PostgresConnector()
+    nobody = ConnectorContext("conformance", stage.settings, MemoryOffsetStore(), SystemClock(), print)
+    connector.start(nobody)
+    (own,) = connector.task_settings(1)
+    conformance.check_task(connector.create_task, own, records=8)
+    connector.stop()

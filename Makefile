@@ -10,13 +10,13 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(shell grep -rl njit src --include='*.py')
-BENCHMARKS := capture watches snapshot decode convert replay e2e stages latency
+BENCHMARKS := capture watches snapshot decode convert replay e2e stages engine latency
 CYCLES := 100
 
-.PHONY: help demo test matrix check bench torture setup brokers lock clean java
+.PHONY: help demo test matrix check bench torture setup brokers bench-peers lock clean java
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: setup ## A small shop, its pipeline killed in the middle, and the proof that nothing got lost.
 	$(BIN)/tailrace demo --dir .demo
@@ -44,6 +44,8 @@ setup: $(STAMPS)/jars $(STAMPS)/kernels ## Make .venv, fetch Delta's jars, compi
 
 brokers: $(STAMPS)/kafka ## Fetch Kafka, which the tests and benchmarks of the Kafka sink start.
 
+bench-peers: $(STAMPS)/debezium ## Fetch Debezium, the peer of `tailrace bench engine`.
+
 clean: ## Remove all that was made.
 	rm -rf $(VENV) .cache .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf build dist spark-warehouse
@@ -53,7 +55,7 @@ lock: setup ## Choose the versions of all dependencies anew and write them down 
 	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --universal --python-version 3.11 \
 	    --extra demo --group dev --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
-	$(BIN)/python scripts/fetch_jars.py --lock delta kafka
+	$(BIN)/python scripts/fetch_jars.py --lock delta kafka debezium
 
 # Java comes first: a machine without it is told so before anything is downloaded.
 java:
@@ -72,6 +74,10 @@ $(STAMPS)/jars: jars.lock scripts/ivy.xml $(STAMPS)/venv
 
 $(STAMPS)/kafka: jars-kafka.lock scripts/ivy-kafka.xml $(STAMPS)/venv
 	$(BIN)/python scripts/fetch_jars.py kafka
+	@touch $@
+
+$(STAMPS)/debezium: jars-debezium.lock scripts/ivy-debezium.xml $(STAMPS)/venv
+	$(BIN)/python scripts/fetch_jars.py debezium
 	@touch $@
 
 $(STAMPS)/kernels: $(KERNELS) src/tailrace/warm.py $(STAMPS)/venv

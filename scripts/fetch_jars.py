@@ -1,6 +1,6 @@
 """Fetch sets of jars into .cache and check them against their lock files.
 
-    python scripts/fetch_jars.py delta kafka [--lock]
+    python scripts/fetch_jars.py delta kafka debezium [--lock]
 
 Ivy ships inside PySpark, so that Java is all it takes. Runs again at no cost: jars that match
 the lock are kept. `--lock` writes the lock from what was fetched; review that change.
@@ -42,6 +42,7 @@ class Jars:
 SETS = {
     "delta": Jars(ROOT / "scripts" / "ivy.xml", ROOT / "jars.lock", "jars"),
     "kafka": Jars(ROOT / "scripts" / "ivy-kafka.xml", ROOT / "jars-kafka.lock", "kafka"),
+    "debezium": Jars(ROOT / "scripts" / "ivy-debezium.xml", ROOT / "jars-debezium.lock", "debezium"),
 }
 
 

@@ -26,6 +26,7 @@ NAMES: dict[str, str] = {
     "replay": "change log through Spark to nothing, in typed columns",
     "e2e": "a backlog to Parquet and to Delta, exactly once, against pg_recvlogical",
     "stages": "the engine alone on a prepared source: hand-over, processing, commits",
+    "engine": "a backlog through the embedded engine to a handler, as JSON and as it is, against Debezium",
     "latency": "commit to visible row in a Parquet sink, at a given rate",
 }
 

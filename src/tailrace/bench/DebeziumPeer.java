@@ -1,0 +1,121 @@
+// Debezium's asynchronous engine over a backlog, as `tailrace bench engine` measures it.
+//
+//     java -cp <jars> DebeziumPeer.java FORMAT ROWS FILE     FORMAT: json or connect; FILE: properties
+//
+// The handler does what a handler must: it looks at each record, marks it, and finishes the batch.
+// Prints one JSON object: seconds from the start of the engine and from its first record to the last.
+
+import io.debezium.embedded.Connect;
+import io.debezium.engine.ChangeEvent;
+import io.debezium.engine.DebeziumEngine;
+import io.debezium.engine.format.Json;
+import java.io.Reader;
+import java.lang.management.ManagementFactory;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Locale;
+import java.util.Properties;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.TimeUnit;
+import org.apache.kafka.connect.source.SourceRecord;
+
+public class DebeziumPeer {
+    private static final long RECORDS_PER_S_MIN = 2_000;
+
+    private static long wanted;
+    private static long records;
+    private static long characters;
+    private static volatile long first;
+    private static volatile long last;
+    private static volatile Throwable failure;
+    private static final CountDownLatch done = new CountDownLatch(1);
+
+    public static void main(String[] arguments) throws Exception {
+        wanted = Long.parseLong(arguments[1]);
+        Properties properties = new Properties();
+        try (Reader reader = Files.newBufferedReader(Path.of(arguments[2]))) {
+            properties.load(reader);
+        }
+        long started = System.nanoTime();
+        DebeziumEngine<?> engine = arguments[0].equals("json") ? json(properties) : connect(properties);
+        ExecutorService executor = Executors.newSingleThreadExecutor();
+        executor.execute(engine);
+        boolean ended = done.await(120 + wanted / RECORDS_PER_S_MIN, TimeUnit.SECONDS);
+        long cpu = ((com.sun.management.OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean())
+            .getProcessCpuTime();
+        if (!ended || failure != null) {
+            System.err.println("received " + records + " of " + wanted + " records");
+            if (failure != null) {
+                failure.printStackTrace();
+            }
+            Runtime.getRuntime().halt(1);
+        }
+        System.out.println(String.format(
+            Locale.ROOT,
+            "{\"rows\": %d, \"seconds\": %.6f, \"seconds_from_first\": %.6f, \"cpu_seconds\": %.3f, "
+                + "\"characters\": %d}",
+            records, (last - started) / 1e9, (last - first) / 1e9, cpu / 1e9, characters));
+        System.out.flush();
+        // What was measured is over: the slot is dropped by whoever made it.
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static DebeziumEngine<?> json(Properties properties) throws Exception {
+        return DebeziumEngine.create(Json.class)
+            .using(properties)
+            .using(DebeziumPeer::completed)
+            .notifying((batch, committer) -> {
+                begin();
+                for (ChangeEvent<String, String> event : batch) {
+                    if (event.value() != null) {
+                        characters += event.value().length();
+                        records++;
+                    }
+                    committer.markProcessed(event);
+                }
+                committer.markBatchFinished();
+                end();
+            })
+            .build();
+    }
+
+    private static DebeziumEngine<?> connect(Properties properties) throws Exception {
+        return DebeziumEngine.create(Connect.class)
+            .using(properties)
+            .using(DebeziumPeer::completed)
+            .notifying((batch, committer) -> {
+                begin();
+                for (ChangeEvent<SourceRecord, SourceRecord> event : batch) {
+                    if (event.value().value() != null) {
+                        records++;
+                    }
+                    committer.markProcessed(event);
+                }
+                committer.markBatchFinished();
+                end();
+            })
+            .build();
+    }
+
+    private static void begin() {
+        if (first == 0) {
+            first = System.nanoTime();
+        }
+    }
+
+    private static void end() {
+        if (records >= wanted) {
+            last = System.nanoTime();
+            done.countDown();
+        }
+    }
+
+    private static void completed(boolean success, String message, Throwable error) {
+        if (records < wanted) {
+            failure = error != null ? error : new IllegalStateException(message);
+            done.countDown();
+        }
+    }
+}

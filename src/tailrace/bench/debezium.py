@@ -1,0 +1,100 @@
+"""Debezium's asynchronous engine, the peer of `bench engine`: fetched by `make bench-peers`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Literal
+
+from tailrace.bench import table
+from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.errors import Kind, TailraceError
+
+VERSION = "3.6.1.Final"
+JARS = Path(sys.prefix) / "share" / "tailrace" / "debezium"
+DEADLINE_S = 1000.0
+
+#: Larger than the defaults (2 048 and 8 192), with which it was slower.
+BATCH_ROWS, QUEUE_ROWS = 16_384, 65_536
+HEAP = "2g"
+
+Format = Literal["json", "connect"]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRun:
+    """One timed pass: from the start of the engine, and from its first record, to the last record.
+
+    Neither has the start of the Java machine in it; the second also leaves out the connector's own.
+    """
+
+    rows: int
+    seconds: float
+    seconds_from_first: float
+    cpu_seconds: float
+    characters: int
+
+
+def is_here() -> bool:
+    """Tell whether the peer was fetched."""
+    return any(JARS.glob("debezium-embedded-*.jar"))
+
+
+def receive(
+    postgres: EmbeddedPostgres, slot: str, rows: int, form: Format, threads: int, directory: Path
+) -> PeerRun:
+    """Have Debezium's engine hand `rows` records of `slot` to a handler of batches.
+
+    :param form: `json` without schemas, or `connect`: Kafka Connect's records as they are.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
+    """
+    file = directory / f"peer-{form}.properties"
+    settings = _settings(postgres, slot, threads)
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
+    with as_file(files("tailrace.bench") / "DebeziumPeer.java") as source:
+        command = [java, f"-Xmx{HEAP}", "-cp", f"{JARS}/*", str(source), form, str(rows), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    if done.returncode != 0:
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT,
+            f"run Debezium {VERSION}: it ended with status {done.returncode}\n{done.stderr[-2000:]}",
+            "it needs Java 17 or later; `make bench-peers` fetches it anew",
+        )
+    return PeerRun(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _settings(postgres: EmbeddedPostgres, slot: str, threads: int) -> dict[str, str]:
+    return {
+        "name": "peer",
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "topic.prefix": "peer",
+        "database.hostname": "127.0.0.1",
+        "database.port": str(postgres.port),
+        "database.user": "postgres",
+        "database.password": "unused",
+        "database.dbname": "postgres",
+        "plugin.name": "pgoutput",
+        "slot.name": slot,
+        "publication.name": table.PUBLICATION,
+        "publication.autocreate.mode": "disabled",
+        "table.include.list": "public.orders",
+        # No snapshot, not even of the schema: that would set the position past the backlog.
+        "snapshot.mode": "configuration_based",
+        "snapshot.mode.configuration.based.snapshot.data": "false",
+        "snapshot.mode.configuration.based.snapshot.schema": "false",
+        "snapshot.mode.configuration.based.start.stream": "true",
+        "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
+        "offset.flush.interval.ms": "60000",
+        "record.processing.threads": str(threads),
+        "max.batch.size": str(BATCH_ROWS),
+        "max.queue.size": str(QUEUE_ROWS),
+        "key.converter.schemas.enable": "false",
+        "value.converter.schemas.enable": "false",
+        "converter.schemas.enable": "false",
+    }

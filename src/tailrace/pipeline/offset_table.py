@@ -128,8 +128,12 @@ class PostgresOffsetStore:
     def _create(self, connection: psycopg.Connection[Any]) -> None:
         try:
             connection.execute(_CREATE.format(self._table))
-        except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
-            # Another engine made it at the same moment.
+        except (
+            psycopg.errors.UniqueViolation,
+            psycopg.errors.DuplicateTable,
+            psycopg.errors.DuplicateObject,
+        ):
+            # Another engine made it, or the type of its rows, at the same moment.
             return
 
     def _disconnect(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from capture.captured import Running, capturing, make_task, read_log
 from capture.folded import fold
 from fix_postgres import Database, require_since
 from fix_wait import wait_until
+from tailrace.capture import schema_watch
 from tailrace.capture.alignment import CatalogColumn, aligned
 from tailrace.capture.table_facts import CatalogTable
 from tailrace.capture.unsent import unsent
@@ -332,3 +334,44 @@ def test_a_column_added_while_the_slot_is_made_is_never_missing_unseen(
     assert running.error.kind is Kind.COLUMN_NOT_SENT
     assert "without 'n'" in running.error.message
     assert [row["n"] for row in found.rows.values()] == ["5"], "nothing that lacks it is in the log"
+
+
+def test_a_transaction_counts_as_seen_when_it_is_neither_running_nor_to_come() -> None:
+    table = CatalogTable(1, "public", "items", 90, 5, (), (1,), 90, next_xid=400, running=frozenset({395}))
+    assert [table.sees(xid) for xid in (394, 395, 399, 400, 401)] == [True, False, True, False, False]
+    wrapped = CatalogTable(1, "public", "items", 90, 5, (), (1,), 90, next_xid=5)
+    assert wrapped.sees(4_294_967_290)
+
+
+def test_a_rename_is_followed_though_the_stream_has_it_before_other_sessions_see_it(
+    own_pg: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that waits for a synchronous standby is streamed, and not yet visible to anyone."""
+    monkeypatch.setattr(schema_watch, "_VISIBLE_DEADLINE_S", 60.0)
+    own_pg.execute("create table items(id int primary key, a int)")
+    with capturing(own_pg.dsn(), tmp_path / "log") as running:
+        running.wait_for("streaming")
+        own_pg.execute("insert into items values (1, 1)")
+        running.catch_up(own_pg.query)
+        _wait_for_standby(own_pg, "nobody")
+        changing = threading.Thread(
+            target=own_pg.execute,
+            args=("begin; alter table items rename a to aa; insert into items values (2, 2); commit",),
+        )
+        changing.start()
+        wait_until(lambda: _commits_waiting(own_pg) == 1, 30, "the commit to wait for a standby")
+        _wait_for_standby(own_pg, "")
+        changing.join(30)
+        running.catch_up(own_pg.query)
+    _, after = versions(LogDirectory.open(tmp_path / "log"), "0")
+    assert after.changes == ("column a renamed to aa",)
+
+
+def _wait_for_standby(pg: EmbeddedPostgres, name: str) -> None:
+    pg.execute(f"alter system set synchronous_standby_names = '{name}'")
+    pg.execute("select pg_reload_conf()")
+
+
+def _commits_waiting(pg: EmbeddedPostgres) -> int:
+    ((count,),) = pg.query("select count(*) from pg_stat_activity where wait_event = 'SyncRep'")
+    return int(count)

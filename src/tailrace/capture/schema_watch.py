@@ -9,7 +9,8 @@ message is not looked at.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +29,10 @@ from tailrace.protocol.frames import Bytes
 from tailrace.protocol.pgoutput import parse_relation
 
 log = structlog.get_logger(__name__)
+
+#: How long the stream may wait for a transaction that it has sent to become visible.
+_VISIBLE_DEADLINE_S = 1.0
+_LOOK_AGAIN_S = 0.002
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ class SchemaWatch:
             for message in messages
             if f"R{message.relation.oid}" in in_force
         }
-        tables = self._look_up(sorted({message.relation.oid for message in messages}))
+        tables = self._look_up_after(messages)
         parts: list[Bytes] = []
         done = 0
         for message in messages:
@@ -128,7 +133,8 @@ class SchemaWatch:
         self, message: _Message, facts: Facts, table: CatalogTable | None, before: Facts | None
     ) -> None:
         missing = unsent(message.relation.columns, facts, table, before, xid=message.xid)
-        if before is None or table is None or not missing:
+        # A catalogue that does not know yet what the transaction did says nothing of it.
+        if before is None or table is None or not missing or not table.sees(message.xid):
             return
         assert self._session is not None  # it has just looked the table up
         left_out = _left_out(before, self._source)
@@ -141,6 +147,22 @@ class SchemaWatch:
             xid=message.xid,
             position=message.commit_lsn,
         )
+
+    def _look_up_after(self, messages: Sequence[_Message]) -> dict[int, CatalogTable]:
+        """Look the messages' tables up, once the transactions that sent them are visible.
+
+        The wait has a limit: a commit that waits for a synchronous standby may be waiting for us.
+        """
+        oids = sorted({message.relation.oid for message in messages})
+        deadline = time.monotonic() + _VISIBLE_DEADLINE_S
+        while True:
+            tables = self._look_up(oids)
+            found = ((tables.get(message.relation.oid), message.xid) for message in messages)
+            if all(table is None or table.sees(xid) for table, xid in found):
+                return tables
+            if time.monotonic() > deadline:
+                return tables
+            time.sleep(_LOOK_AGAIN_S)
 
     def _look_up(self, oids: list[int]) -> dict[int, CatalogTable]:
         kept = self._session is not None

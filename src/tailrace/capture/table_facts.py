@@ -38,7 +38,7 @@ SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table,
             'missing', {missing}) ORDER BY a.attnum)
           FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid
          WHERE a.attrelid = c.oid AND a.attnum > 0) AS columns,
-       (txid_snapshot_xmax(txid_current_snapshot()) % 4294967296) AS next_xid
+       txid_current_snapshot()::text AS snapshot
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = ANY ('{{{oids}}}'::oid[])
 """
@@ -94,6 +94,17 @@ class CatalogTable:
     key_numbers: tuple[int, ...]
     key_xid: int
     next_xid: int
+    running: frozenset[int] = frozenset()
+
+    def sees(self, xid: int) -> bool:
+        """Tell whether the catalogue was read after transaction `xid` had ended for all to see.
+
+        A commit is streamed as soon as it is on disk, and visible to others only a moment later
+        (`RecordTransactionCommit`, then `ProcArrayEndTransaction`); where commits wait for a
+        synchronous standby, much later.
+        """
+        begun = 0 < (self.next_xid - xid) % (1 << 32) < 1 << 31
+        return begun and xid not in self.running
 
     def later(self, xid: int, than: int | None) -> bool:
         """Tell whether transaction `xid` began at or after `than`; xids wrap around."""
@@ -112,6 +123,7 @@ def catalog_tables(session: Session, oids: Sequence[int]) -> dict[int, CatalogTa
     found = {}
     for row in rows:
         key = json.loads(row["key"] or "null") or {"xid": 0, "numbers": []}
+        _, ceiling, running = (row["snapshot"] or "").split(":")
         found[int(row["oid"] or 0)] = CatalogTable(
             oid=int(row["oid"] or 0),
             schema=row["schema"] or "",
@@ -121,7 +133,8 @@ def catalog_tables(session: Session, oids: Sequence[int]) -> dict[int, CatalogTa
             columns=tuple(json.loads(row["columns"] or "[]")),
             key_numbers=tuple(key["numbers"]),
             key_xid=int(key["xid"]),
-            next_xid=int(row["next_xid"] or 0),
+            next_xid=int(ceiling) % (1 << 32),
+            running=frozenset(int(xid) % (1 << 32) for xid in running.split(",") if xid),
         )
     return found
 

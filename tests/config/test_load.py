@@ -143,6 +143,20 @@ name: again
             "sinks[1].name",
             "too",
         ),
+        (
+            edited(
+                "    mode: append", "".join(f"  - {{type: kafka, bootstrap_servers: {h}}}\n" for h in "ab")
+            ),
+            "sinks[2].group",
+            "fence each other",
+        ),
+        (
+            edited(
+                "    mode: append", "  - {type: kafka, bootstrap_servers: a, options: {transactional.id: x}}"
+            ),
+            "sinks[1].options",
+            "transactional.id can't be set",
+        ),
         (GOOD + "spark: {conf: {a: [1]}}\n", "spark.conf.a", "one value"),
         (GOOD + "sparc: {}\n", "sparc", "did you mean 'spark'"),
         (

@@ -19,7 +19,7 @@ def collisions(content: Any, base: Path) -> list[Problem]:
     """Return the problems; `base` is what paths are relative to."""
     if not isinstance(content, dict):
         return []
-    return [*_sources(content), *_sinks(content, base), *_predicates(content)]
+    return [*_sources(content), *_sinks(content, base), *_groups(content), *_predicates(content)]
 
 
 def _sources(content: dict[str, Any]) -> Iterator[Problem]:
@@ -127,6 +127,20 @@ def _predicates(content: dict[str, Any]) -> Iterator[Problem]:
                 ("engine", "transformations", index, "predicate"),
                 f"is no name in engine.predicates: {there}{nearest(name, names)}",
             )
+
+
+def _groups(content: dict[str, Any]) -> Iterator[Problem]:
+    # Two sinks of one transactional id would fence each other, and share an offset.
+    sinks = content.get("sinks")
+    taken: dict[str, int] = {}
+    for index, sink in enumerate(sinks if isinstance(sinks, list) else []):
+        if isinstance(sink, dict) and sink.get("type") == "kafka":
+            group = str(sink.get("group", "tailrace"))
+            other = taken.setdefault(group, index)
+            if other != index:
+                yield Problem(
+                    ("sinks", index, "group"), f"is that of sinks[{other}] too: they would fence each other"
+                )
 
 
 def _place(path: str, base: Path) -> Path:

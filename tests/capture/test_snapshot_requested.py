@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tailrace.capture.agenda import Agenda, Outcome, SnapshotAgenda
 from tailrace.capture.ledger import agenda_name
 from tailrace.capture.requests import ask, waiting
 from tailrace.changelog.directory import LogDirectory
+from tailrace.errors import Kind, TailraceError
 
 KEYED = ("public.items", "public.pairs", "public.parts")
 
@@ -103,6 +105,28 @@ def test_a_table_that_was_added_while_nothing_ran_comes_once_and_whole(pg: Datab
     assert set((later.reads + later.creates).values()) == {1}
     rows = pg.query("select id::text, n::text from later")
     assert later.values == sorted(tuple(row) for row in rows)
+
+
+def test_a_plan_for_which_the_disk_has_no_room_is_made_again(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    until_whole(pg, log)
+    write, refused = LogDirectory.state_write, []
+
+    def short_of_room(directory: LogDirectory, name: str, content: dict[str, Any]) -> None:
+        if "/snapshot-" in name and len(refused) < 2:
+            refused.append(name)
+            raise TailraceError(Kind.LOG_FULL, f"write {name}: No space left on device")
+        write(directory, name, content)
+
+    monkeypatch.setattr(LogDirectory, "state_write", short_of_room)
+    asked = request(log, *KEYED)
+    with capturing(pg.dsn, log, **SMALL) as running:
+        assert await_end(running, log, asked).outcome is Outcome.DONE
+    assert len(refused) == 2
+    judge(pg, log)
 
 
 def test_a_snapshot_that_is_taken_back_ends_and_the_stream_goes_on(pg: Database, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ DIES_AT = ("sink.after_write", "sink.before_commit", "sink.after_commit", "sink.
 
 @pytest.mark.any_postgres("what sinks do with the log depends on no version")
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.timeout(900)
 def test_at_each_cut_the_mirrors_are_the_source(pg: Database, tmp_path: Path, seed: int) -> None:
     with Story(seed, pg, tmp_path, LAKE_DDL, for_lakes=True) as story, Pipeline(story) as pipeline:

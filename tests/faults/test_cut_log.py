@@ -52,7 +52,8 @@ def _last_blocks(log: Path, count: int) -> tuple[Path, int, int]:
 @pytest.fixture
 def killed(pg: Database, make_round: Callable[..., Round]) -> Round:
     """A pipeline killed with a few blocks appended that were not yet made durable."""
-    round_ = make_round(pg, pause_s=0.005)
+    # Rests that make small blocks: each byte of the last three is a log of its own.
+    round_ = make_round(pg, pause_s=0.1)
     # One segment for all: a roll would wait for the fsync that hangs, and nothing be appended.
     round_.settings["log"] = {"segment_bytes": 64 << 20}
     round_.write_file()

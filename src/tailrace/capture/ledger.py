@@ -139,26 +139,29 @@ class Ledger:
                 tables=gaps,
             )
 
-    def keep_plan(self, snapshot: SnapshotAgenda, table: TableAgenda, stretches: Sequence[Stretch]) -> None:
-        """Keep where `table` is cut, durably, before anything of it is read."""
+    def keep_plan(
+        self, snapshot: SnapshotAgenda, table: TableAgenda, generation: int, stretches: Sequence[Stretch]
+    ) -> None:
+        """Keep where `table` is cut in `generation`, durably: before the agenda speaks of it.
+
+        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; the agenda must be left as it was then.
+        """
         content = {"stretches": [stretch.as_json() for stretch in stretches]}
-        self._directory.state_write(self._plan_name(snapshot, table), content)
-        with self.lock:
-            self.write()
+        self._directory.state_write(self._plan_name(snapshot, table, generation), content)
 
     def plan(self, snapshot: SnapshotAgenda, table: TableAgenda) -> tuple[Stretch, ...]:
         """Return where `table` is cut.
 
         :raises TailraceError: `LOG_CORRUPT` if that is lost.
         """
-        content = self._directory.state_read(self._plan_name(snapshot, table))
+        content = self._directory.state_read(self._plan_name(snapshot, table, table.generation))
         if content is None:
             raise TailraceError(
                 Kind.LOG_CORRUPT,
                 f"read the plan of the snapshot of {table.qualified_name}: it is not there",
                 "restore the log's folder from a backup, or begin a new log with a new snapshot: set "
                 "log.path to a new directory and drop the slot",
-                {"file": self._plan_name(snapshot, table)},
+                {"file": self._plan_name(snapshot, table, table.generation)},
             )
         return tuple(Stretch.from_json(each) for each in content["stretches"])
 
@@ -204,8 +207,8 @@ class Ledger:
             self.agenda.take_moves(moved)
         log.debug("searched the log for chunks that are done", begin=offset, end=end)
 
-    def _plan_name(self, snapshot: SnapshotAgenda, table: TableAgenda) -> str:
-        return self._name(f"snapshot-{snapshot.id}-{table.number}-{table.generation}.state")
+    def _plan_name(self, snapshot: SnapshotAgenda, table: TableAgenda, generation: int) -> str:
+        return self._name(f"snapshot-{snapshot.id}-{table.number}-{generation}.state")
 
     def _name(self, name: str) -> str:
         return str((self._directory.task_path(self._task) / name).relative_to(self._directory.path))

@@ -172,15 +172,18 @@ class InitialSnapshot:
                 self._unplanned.append(table.qualified_name)
                 continue
             whole = not table.key
-            agenda.plan(
-                plan.chunks,
-                whole=whole,
-                facts=facts_digest(table),
-                rows_estimated=plan.rows_estimated,
-                since_xid=plan.since_xid,
-            )
             if not self._in_one:
-                self._ledger.keep_plan(snapshot, agenda, plan.stretches)
+                self._ledger.keep_plan(snapshot, agenda, agenda.generation + 1, plan.stretches)
+            with self._ledger.lock:
+                agenda.plan(
+                    plan.chunks,
+                    whole=whole,
+                    facts=facts_digest(table),
+                    rows_estimated=plan.rows_estimated,
+                    since_xid=plan.since_xid,
+                )
+                if not self._in_one:
+                    self._ledger.write()
             progress = self._progress[table.qualified_name]
             progress.plan(plan.chunks, plan.rows_estimated)
             unit = self._ledger.unit(snapshot, agenda, None, plan.chunks) if whole else None

@@ -331,7 +331,7 @@ class Snapshots:
             return
         added = [each for each in plan_table(session, table, self._source).stretches if each.oid not in known]
         stretches = (*planned, *added)
-        self._ledger.keep_plan(snapshot, agenda, stretches)
+        self._ledger.keep_plan(snapshot, agenda, agenda.generation, stretches)
         with self._ledger.lock:
             agenda.chunks = sum(stretch.chunks for stretch in stretches)
             gone = {chunk.number for chunk in chunks_of(stretches) if chunk.stretch.oid not in now}
@@ -347,6 +347,7 @@ class Snapshots:
                 table=agenda.qualified_name,
             )
         plan = plan_table(planner, table, self._source)
+        self._ledger.keep_plan(snapshot, agenda, agenda.generation + 1, plan.stretches)
         with self._ledger.lock:
             # What is in the log stays there, so its changes are not left out again.
             agenda.fresh = agenda.fresh and not agenda.done
@@ -358,7 +359,7 @@ class Snapshots:
                 rows_estimated=plan.rows_estimated,
                 since_xid=plan.since_xid,
             )
-        self._ledger.keep_plan(snapshot, agenda, plan.stretches)
+            self._ledger.write()
         self._progress.setdefault(agenda.qualified_name, TableProgress(0, 0, done=False)).plan(
             plan.chunks, plan.rows_estimated
         )

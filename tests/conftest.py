@@ -21,6 +21,9 @@ settings.load_profile("default")
 def pytest_configure() -> None:
     """End on SIGTERM as on Ctrl-C, so that a run that is cut short still stops its servers."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A shell starts what it sends to the background with SIGINT ignored, and children inherit that:
+    # they would not hear of the Ctrl-C that tests send them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -134,7 +135,7 @@ def history(kind: str, folder: Path) -> list[dict[str, Any]]:
     if kind == "append":
         delta = DeltaTable(str(folder))
         for uri in delta.file_uris():  # delta-rs reads past a column that stands there twice
-            names = pq.read_schema(uri.removeprefix("file://")).names
+            names = pq.read_schema(unquote(uri.removeprefix("file://"))).names
             assert len(set(names)) == len(names)
         tables = [delta.to_pyarrow_table()]
     else:

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -127,6 +129,16 @@ def test_without_transactions_records_come_before_their_offset(kafka: EmbeddedKa
     assert again.open() == {"number": 100}
     again.close()
     _require_each_once(_read(kafka, topic, "read_uncommitted"), 100)
+
+
+def test_records_with_headers_are_written_in_order_too(kafka: EmbeddedKafka, topic: str) -> None:
+    headers = pa.array([{"of": str(number)} if number % 2 else {"of": None} for number in range(100)])
+    out = writer(kafka.bootstrap, topic)
+    out.open()
+    out.send(topic, replace(numbers(1, 100), headers=headers))
+    out.commit({"number": 100})
+    out.close()
+    _require_each_once(_read(kafka, topic), 100)
 
 
 def test_an_offsets_topic_that_is_not_compacted_is_refused(kafka: EmbeddedKafka, topic: str) -> None:

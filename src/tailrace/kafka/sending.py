@@ -35,6 +35,7 @@ class Sender:
         self._timeout_s = timeout_s
         self._sent = 0
         self._under_way: deque[tuple[int, int]] = deque()  # messages sent until then, bytes of the chunk
+        self._under_way_bytes = 0
         self._error: KafkaError | None = None
 
     @property
@@ -63,8 +64,7 @@ class Sender:
         size = sum(len(value or b"") for value in values)
         self._wait_for_room(size)
         taken = self._producer.produce_batch(topic, chunk, on_delivery=self._delivered)
-        self._sent += taken
-        self._under_way.append((self._sent, size))
+        self._note(taken, size)
         if taken != len(chunk):
             self._refuse(topic, chunk, at)
 
@@ -80,8 +80,12 @@ class Sender:
             self._wait_for_room(len(value or b""))
             wire = [(name, held) for name, held in (named or {}).items() if held is not None]
             self._producer.produce(topic, value, key, headers=wire, on_delivery=self._delivered)
-            self._sent += 1
-            self._under_way.append((self._sent, len(value or b"")))
+            self._note(1, len(value or b""))
+
+    def _note(self, messages: int, size: int) -> None:
+        self._sent += messages
+        self._under_way.append((self._sent, size))
+        self._under_way_bytes += size
 
     def flush(self) -> None:
         """Wait until everything is delivered.
@@ -121,9 +125,9 @@ class Sender:
     def _has_room(self, size: int) -> bool:
         left = len(self._producer)
         while self._under_way and self._under_way[0][0] <= self._sent - left:
-            self._under_way.popleft()
-        held = sum(size for _, size in self._under_way)
-        return not self._under_way or (left < MESSAGES_MAX and held + size <= BYTES_MAX)
+            self._under_way_bytes -= self._under_way.popleft()[1]
+        fits = self._under_way_bytes + size <= BYTES_MAX
+        return not self._under_way or (left < MESSAGES_MAX and fits)
 
 
 def _no_room(attempted: str, timeout_s: float) -> TailraceError:

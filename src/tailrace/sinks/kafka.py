@@ -11,26 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-
 from tailrace import failpoints
-from tailrace.config.patterns import matches_any
 from tailrace.converters.contract import Converter
-from tailrace.decode.changes import TableChanges
 from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka import client
-from tailrace.kafka.offsets import OffsetsTopic, key_of
-from tailrace.kafka.topics import Making, Topics
-from tailrace.kafka.writer import AtomicWriter, PlainWriter, Task, Writer
+from tailrace.kafka.account import Account
+from tailrace.kafka.writer import Writer
 from tailrace.model import LogRange, ValueModes
-from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import Piece
-from tailrace.records.events import Converted
-from tailrace.records.group import Group
 from tailrace.sinks.contract import SinkCommit, first_missing
+from tailrace.sinks.kafka_records import Records, topics_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,10 +52,9 @@ class KafkaSink:
         self._modes = modes
         self._version = version
         self._writer: Writer | None = None
-        self._topics: Topics | None = None
+        self._records: Records | None = None
         self._position: int | None = None
         self._log_id = ""
-        self._origin: SourceFacts | None = None
 
     @property
     def name(self) -> str:
@@ -84,16 +74,16 @@ class KafkaSink:
         """
         self.close()
         config = self._config
-        timeout_s = config.offset_flush_timeout_ms / 1000
-        common = client.client(config.bootstrap_servers, config.client_settings())
-        admin = client.admin(common)
-        offsets = _offsets_topic(config, common, timeout_s)
+        account = _account(config, pipeline)
+        offsets = account.offsets()
         offsets.require(create=config.create_topics)
         prefix = config.topic_prefix or pipeline
-        self._topics = Topics(admin, prefix, self._making, create=config.create_topics, timeout_s=timeout_s)
-        self._origin = SourceFacts(prefix, log.source.database, self._version)
+        topics = topics_of(config, account.admin(), prefix, account.timeout_s)
+        origin = SourceFacts(prefix, log.source.database, self._version)
+        disclosed = Disclosed.of(self._rules)
+        self._records = Records(config, self._converter, topics, origin, disclosed, self._modes)
         self._log_id = log.log_id
-        self._writer = self._new_writer(common, offsets, pipeline, timeout_s)
+        self._writer = account.writer(offsets)
         try:
             self._position = _position_in(self._writer.open(), config, pipeline, log)
         except BaseException:
@@ -115,16 +105,10 @@ class KafkaSink:
         have = first_missing(self.name, span, self._position)
         if have >= span.end:
             return SinkCommit(span)
-        writer = self._opened()
+        writer, records = self._opened()
         started = time.perf_counter()
-        rows, size = 0, 0
-        disclosed = Disclosed.of(self._rules)
         failpoints.hit("sink.before_write")
-        for piece in pieces:
-            for stretch in changes_of(log, piece, None, self._modes, disclosed):
-                for changes in stretch:
-                    sent, bytes_sent = self._send(writer, changes.slice(have, span.end))
-                    rows, size = rows + sent, size + bytes_sent
+        rows, size = records.send(writer, log, pieces, have, span.end)
         failpoints.hit("sink.after_write")
         written = time.perf_counter()
         failpoints.hit("sink.before_commit")
@@ -140,47 +124,10 @@ class KafkaSink:
         if writer is not None:
             writer.close()
 
-    def _send(self, writer: Writer, changes: TableChanges) -> tuple[int, int]:
-        relation = changes.relation
-        if not changes.count or (relation and not self._config.wants(relation.schema, relation.table)):
-            return 0, 0
-        assert self._topics is not None
-        topic = (
-            self._topics.of_table(relation.schema, relation.table) if relation else self._topics.of_messages()
-        )
-        group = Group.of_changes(topic, np.arange(changes.count, dtype=np.int64), changes, self._origin)
-        converted = self._converter.convert(group)
-        try:
-            writer.send(topic, converted)
-        except TailraceError as error:
-            raise _placed(error, changes, converted) from error
-        return changes.count, converted.values.nbytes if isinstance(converted.values, pa.Array) else 0
-
-    def _new_writer(
-        self, common: dict[str, Any], offsets: OffsetsTopic, pipeline: str, timeout_s: float
-    ) -> Writer:
-        config = self._config
-        atomic = config.atomic_source_offset_commit
-        transactional_id = f"{config.group}-{pipeline}-{_TASK}" if atomic else None
-        task = Task(
-            client.producer(common, config.offset_flush_timeout_ms, transactional_id),
-            offsets,
-            key_of(config.group, pipeline, _TASK),
-            config.consumer_isolation_level,
-            timeout_s,
-        )
-        return AtomicWriter(task) if atomic else PlainWriter(task)
-
-    def _making(self, schema: str, table: str) -> Making:
-        for rule in self._config.topics:
-            if matches_any(rule.tables, schema, table):
-                return Making(rule.partitions, rule.replication_factor, rule.settings)
-        return Making()
-
-    def _opened(self) -> Writer:
-        if self._writer is None:
+    def _opened(self) -> tuple[Writer, Records]:
+        if self._writer is None or self._records is None:
             raise TailraceError(Kind.INTERNAL, "write to a sink that is not open", "", {"sink": self.name})
-        return self._writer
+        return self._writer, self._records
 
 
 def recorded_kafka_position(config: KafkaConfig, pipeline: str, log: LogIdentity) -> int | None:
@@ -188,18 +135,25 @@ def recorded_kafka_position(config: KafkaConfig, pipeline: str, log: LogIdentity
 
     :raises TailraceError: `SINK_FOREIGN`, `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
     """
-    timeout_s = min(config.offset_flush_timeout_ms / 1000, ASK_TIMEOUT_S)
-    common = client.client(config.bootstrap_servers, config.client_settings())
-    offsets = _offsets_topic(config, common, timeout_s)
+    account = _account(config, pipeline)
+    offsets = account.offsets(min(account.timeout_s, ASK_TIMEOUT_S))
     if not offsets.exists():
         return None
-    key = key_of(config.group, pipeline, _TASK)
-    return _position_in(offsets.read(key, config.consumer_isolation_level), config, pipeline, log)
+    return _position_in(offsets.read(account.key, account.isolation), config, pipeline, log)
 
 
-def _offsets_topic(config: KafkaConfig, common: Mapping[str, Any], timeout_s: float) -> OffsetsTopic:
-    consumer = client.consumer(common, config.consumer_isolation_level)
-    return OffsetsTopic(config.offsets_topic, client.admin(common), consumer, timeout_s)
+def _account(config: KafkaConfig, pipeline: str) -> Account:
+    return Account(
+        config.bootstrap_servers,
+        config.client_settings(),
+        config.offsets_topic,
+        config.group,
+        pipeline,
+        _TASK,
+        config.atomic_source_offset_commit,
+        config.consumer_isolation_level,
+        config.offset_flush_timeout_ms,
+    )
 
 
 def _position_in(
@@ -217,14 +171,3 @@ def _position_in(
             {"sink": config.name, "pipeline": pipeline, "log_id": str(found)},
         )
     return reached
-
-
-def _placed(error: TailraceError, changes: TableChanges, converted: Converted) -> TailraceError:
-    """Return the error with the table and, where the record is known, its place in the log."""
-    context = error.context
-    row = context.pop("row", None)
-    table = changes.relation.qualified_name if changes.relation else ""
-    if isinstance(row, int):
-        source = row if converted.rows is None else int(converted.rows[row])
-        context["log_offset"] = int(changes.log_offset[source])
-    return TailraceError(error.kind, error.message, error.hint, {**context, "table": table})

@@ -1,0 +1,69 @@
+"""Whose offsets are kept in a cluster, and the producers that write under that name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailrace.kafka import client
+from tailrace.kafka.offsets import OffsetsTopic, key_of
+from tailrace.kafka.writer import AtomicWriter, PlainWriter, Task, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A task's account in a cluster: its transactional ids and the keys of its offsets.
+
+    May be pickled: executors get it inside of their tasks. It holds resolved secrets, and shows none.
+
+    :param options: of librdkafka, resolved.
+    :param atomic: whether records and offsets are written in transactions.
+    :param isolation: how offsets are read.
+    """
+
+    bootstrap: str
+    options: Mapping[str, str] = field(repr=False)
+    offsets_topic: str
+    group: str
+    pipeline: str
+    task: str
+    atomic: bool
+    isolation: str
+    timeout_ms: int
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest that a question, or a commit, may take."""
+        return self.timeout_ms / 1000
+
+    @property
+    def key(self) -> bytes:
+        """The key of the task's own offset."""
+        return key_of(self.group, self.pipeline, self.task)
+
+    def admin(self) -> dict[str, Any]:
+        """Return the settings of an admin client."""
+        return client.admin(self._common())
+
+    def offsets(self, timeout_s: float | None = None) -> OffsetsTopic:
+        """Return the topic of the offsets, not yet looked for.
+
+        :param timeout_s: longest that a question may take, if not as long as a commit.
+        """
+        common = self._common()
+        consumer = client.consumer(common, self.isolation)
+        return OffsetsTopic(self.offsets_topic, client.admin(common), consumer, timeout_s or self.timeout_s)
+
+    def writer(self, offsets: OffsetsTopic) -> Writer:
+        """Return a new life of the task's own producer, not yet opened."""
+        return self._writer(offsets, self.key, f"{self.group}-{self.pipeline}-{self.task}")
+
+    def _writer(self, offsets: OffsetsTopic, key: bytes, transactional_id: str) -> Writer:
+        wanted = transactional_id if self.atomic else None
+        settings = client.producer(self._common(), self.timeout_ms, wanted)
+        task = Task(settings, offsets, key, self.isolation, self.timeout_s)
+        return AtomicWriter(task) if self.atomic else PlainWriter(task)
+
+    def _common(self) -> dict[str, Any]:
+        return client.client(self.bootstrap, self.options)

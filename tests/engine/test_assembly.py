@@ -119,18 +119,26 @@ def test_what_python_says_comes_before_the_file(found, tmp_path):
     assert engine.view().name == "other"
 
 
-def test_a_file_with_sinks_needs_no_handler_and_its_tasks_know_it(found, tmp_path):
+@pytest.mark.parametrize("sinks", ["", "sinks:\n  - {type: jsonl, path: ./lake}\n"])
+def test_a_file_needs_no_handler_and_its_tasks_know_it(found, tmp_path, sinks):
     file = tmp_path / "shop.yaml"
-    file.write_text(FILE)
-    with pytest.raises(TailraceError, match="one of on_batch"):
-        Engine(file)
-    file.write_text(FILE + "sinks:\n  - {type: jsonl, path: ./lake}\n")
+    file.write_text(FILE + sinks)
     store = Store()
     Engine(file, offsets=store).run()
     assert not Spy.made[-1].wanted
     assert store.line() == 5
     Engine(file, on_record=print, offsets=Store()).run()
     assert Spy.made[-1].wanted
+
+
+def test_without_a_handler_a_task_that_fails_leaves_the_others_unless_told_otherwise(found, tmp_path):
+    file = tmp_path / "shop.yaml"
+    file.write_text(FILE)
+    assert Engine(file)._parts.options.on_task_failure == "isolate"
+    assert Engine(file)._parts.options.errors_retries_max == 0
+    chosen = Engine(file, options={"on_task_failure": "stop", "errors_retries_max": 3})._parts.options
+    assert (chosen.on_task_failure, chosen.errors_retries_max) == ("stop", 3)
+    assert Engine(file, on_record=print)._parts.options.on_task_failure == "stop"
 
 
 def test_offsets_lie_with_a_connector_that_keeps_them():

@@ -11,11 +11,11 @@ from fix_wait import wait_until
 from pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline import engine as engine_module
 from tailrace.pipeline import lane as lane_module
-from tailrace.pipeline.engine import Engine
+from tailrace.pipeline import postgres_connector as connector_module
 from tailrace.pipeline.lifecycle import State
 from tailrace.pipeline.progress import Pace, Sample, duration, line, size
+from tailrace.pipeline.run import Run
 from tailrace.pipeline.status import FILE_NAME, document
 from tailrace.pipeline.views import SinkState
 
@@ -44,12 +44,12 @@ def stage(tmp_path, monkeypatch):
             self.config = config
             self.capture = FakeCapture(config.log.path)
             monkeypatch.setattr(lane_module, "CaptureTask", lambda *_, **__: self.capture)
-            return Engine(config, **options)
+            return Run(config, **options)
 
     staged = Stage()
     staged.sinks = {"one": [], "two": []}
     staged.failures = {}
-    monkeypatch.setattr(engine_module, "SparkHost", FakeSpark)
+    monkeypatch.setattr(connector_module, "SparkHost", FakeSpark)
     monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
     monkeypatch.setattr(
         lane_module,
@@ -67,7 +67,7 @@ def test_a_stop_ends_everything_without_an_error(stage):
     run = running(engine)
     stage.capture.phase = "streaming"
     wait_until(lambda: stage.sinks == {"one": [end], "two": [end]}, 10, "both sinks")
-    assert engine.view().state is State.STREAMING
+    wait_until(lambda: engine.view().state is State.STREAMING, 10, "streaming")
     engine.stop()
     assert run.join(10)
     assert run.error is None
@@ -226,10 +226,14 @@ def test_no_end_is_foretold_where_nothing_is_gained():
 
 
 def test_a_line_names_what_a_person_wants_to_know(stage):
-    engine = stage.engine()
+    views = []
+    engine = stage.engine(observe=views.append)
     stage.capture.log.insert(1)
-    view = engine.view()
+    run = running(engine)
+    view = wait_until(lambda: next((view for view in views if view.sources), None), 10, "a view")
+    engine.stop()
+    assert run.join(10)
     shown = line(view.state, view.sources[0], Pace())
-    for word in ("starting", "rows/s", "behind source", "one starting", "behind log"):
+    for word in ("starting", "rows/s", "behind source", "one ", "behind log"):
         assert word in shown
     assert (size(1536), size(10), duration(59), duration(3700)) == ("1.5 KiB", "10 B", "59 s", "1:01:40")

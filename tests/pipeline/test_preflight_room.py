@@ -12,10 +12,10 @@ from fix_wait import wait_until
 from tailrace.config import load_engine
 from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind
-from tailrace.pipeline.engine import Engine
 from tailrace.pipeline.findings import Finding, Severity
 from tailrace.pipeline.preflight import preflight
 from tailrace.pipeline.preflight_room import Room, room_findings
+from tailrace.pipeline.run import Run
 
 
 def room(source, server="a", *, slot=True, sender=True, slots=8, senders=8, windows=0, windows_open=0):
@@ -104,7 +104,7 @@ def test_three_databases_need_three_of_the_two_slots_of_their_server(
     beside = preflight(written("eu", "us"))
     assert [WINDOW in finding.message for finding in beside] == [True, True]
     # A database that is captured has its slot already; two that are not need one each.
-    Engine(load_engine(written("eu")), until_caught_up=True).run()
+    Run(load_engine(written("eu")), until_caught_up=True).run()
     assert errors(written("eu", "us")) == []
     found = errors(written("eu", "us", "asia"))
     assert {(each.kind, each.severity) for each in found} == {(Kind.SOURCE_MISCONFIGURED, Severity.ERROR)}

@@ -13,12 +13,12 @@ from pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
 from tailrace.changelog.durable import make_directory
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline import engine as engine_module
 from tailrace.pipeline import lane as lane_module
-from tailrace.pipeline.engine import Engine
+from tailrace.pipeline import postgres_connector as connector_module
 from tailrace.pipeline.lifecycle import State
 from tailrace.pipeline.log_root import check_roots, take_root
 from tailrace.pipeline.progress import Pace, Progress, line
+from tailrace.pipeline.run import Run
 from tailrace.pipeline.status import document
 from tailrace.pipeline.views import SinkState
 
@@ -60,14 +60,13 @@ class Stage:
 
     def __init__(self, root):
         self.config = pipeline(root)
-        self.captures = {}
+        self.captures = {name: FakeCapture(self.config.log.path / name) for name in NAMES}
         self.got = {}
         self.failures = {}
         self.held = {}
         self.order = []  # of the batches of sinks that are held
 
-    def capture(self, source, path, *_, **__):
-        self.captures[source.name] = FakeCapture(path)
+    def capture(self, source, *_, **__):
         return self.captures[source.name]
 
     def sink(self, config, *_):
@@ -96,13 +95,13 @@ def stage(tmp_path, monkeypatch):
     monkeypatch.setattr(lane_module, "CaptureTask", staged.capture)
     monkeypatch.setattr(lane_module, "build", staged.sink)
     monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
-    monkeypatch.setattr(engine_module, "SparkHost", FakeSpark)
+    monkeypatch.setattr(connector_module, "SparkHost", FakeSpark)
     yield staged
     staged.close_logs()
 
 
 def test_all_run_side_by_side_and_stop_together(stage):
-    engine = Engine(stage.config)
+    engine = Run(stage.config)
     ends = {}
     for number, (name, capture) in enumerate(stage.captures.items(), 1):
         ends[name] = capture.log.insert(*range(number))
@@ -129,7 +128,7 @@ def test_all_run_side_by_side_and_stop_together(stage):
 
 
 def test_a_source_that_fails_for_good_leaves_the_others_and_is_named(stage):
-    engine = Engine(stage.config)
+    engine = Run(stage.config)
     end = stage.captures["b"].log.insert(1)
     run = running(engine)
     stage.all_stream()
@@ -159,7 +158,7 @@ def test_a_source_that_fails_for_good_leaves_the_others_and_is_named(stage):
 
 
 def test_a_run_whose_sources_have_all_failed_is_over(stage):
-    engine = Engine(stage.config)
+    engine = Run(stage.config)
     run = running(engine)
     stage.all_stream()
     for name, capture in stage.captures.items():
@@ -171,7 +170,7 @@ def test_a_run_whose_sources_have_all_failed_is_over(stage):
 
 def test_until_caught_up_ends_with_the_error_of_the_one_that_failed(stage, monkeypatch):
     monkeypatch.setattr(lane_module, "wal_end", lambda source, _: 10**9 if source.name == "b" else 1000)
-    engine = Engine(stage.config, until_caught_up=True)
+    engine = Run(stage.config, until_caught_up=True)
     ends = {name: capture.log.insert(1) for name, capture in stage.captures.items()}
     stage.captures["b"].failure = TailraceError(Kind.SOURCE_CHANGED, "another server")
     run = running(engine)
@@ -181,10 +180,10 @@ def test_until_caught_up_ends_with_the_error_of_the_one_that_failed(stage, monke
 
 
 def test_sinks_that_hang_for_every_source_are_given_up_together(stage, monkeypatch):
-    monkeypatch.setattr(engine_module, "DRAIN_DEADLINE_S", 0.2)
-    monkeypatch.setattr(engine_module, "GIVE_UP_DEADLINE_S", 0.2)
+    monkeypatch.setattr(connector_module, "DRAIN_DEADLINE_S", 0.2)
+    monkeypatch.setattr(connector_module, "GIVE_UP_DEADLINE_S", 0.2)
     held = [stage.hold(sink, name) for sink in ("one", "two") for name in ("a", "b")]
-    engine = Engine(stage.config)
+    engine = Run(stage.config)
     run = running(engine)
     stage.all_stream()
     for name in NAMES:
@@ -201,7 +200,7 @@ def test_sinks_that_hang_for_every_source_are_given_up_together(stage, monkeypat
 
 def test_until_caught_up_waits_for_the_last_source(stage, monkeypatch):
     monkeypatch.setattr(lane_module, "wal_end", lambda source, _: 1000 if source.name != "c" else 2000)
-    engine = Engine(stage.config, until_caught_up=True)
+    engine = Run(stage.config, until_caught_up=True)
     for capture in stage.captures.values():
         capture.log.insert(1)
     run = running(engine)
@@ -215,7 +214,7 @@ def test_until_caught_up_waits_for_the_last_source(stage, monkeypatch):
 
 def test_a_sink_that_failed_for_one_source_goes_on_for_the_others(stage):
     stage.failures["one", "a"] = TailraceError(Kind.SINK_FOREIGN, "not ours")
-    engine = Engine(stage.config)
+    engine = Run(stage.config)
     run = running(engine)
     stage.all_stream()
     ends = {name: capture.log.insert(1) for name, capture in stage.captures.items()}
@@ -230,7 +229,7 @@ def test_a_sink_that_failed_for_one_source_goes_on_for_the_others(stage):
 
 def test_a_source_that_hangs_in_a_sink_does_not_keep_the_others_from_it(stage):
     hanging = stage.hold("one", "a")
-    engine = Engine(stage.config)
+    engine = Run(stage.config)
     run = running(engine)
     stage.all_stream()
     stage.captures["a"].log.insert(1)
@@ -245,7 +244,7 @@ def test_a_source_that_hangs_in_a_sink_does_not_keep_the_others_from_it(stage):
 def test_a_busy_source_lets_a_quiet_one_have_its_turn(stage):
     held = {name: stage.hold("one", name) for name in NAMES}
     held["c"].may.set()
-    engine = Engine(stage.config)
+    engine = Run(stage.config)
     run = running(engine)
     stage.all_stream()
     for name in ("a", "b"):
@@ -256,7 +255,7 @@ def test_a_busy_source_lets_a_quiet_one_have_its_turn(stage):
     for name in ("a", "b"):
         stage.captures[name].log.insert(2)
     end = stage.captures["c"].log.insert(1)
-    queue = engine._lanes[0]._feeds[0]._turns._waiting
+    queue = engine._connector._writing[0]._waiting
     wait_until(lambda: len(queue) == 1, 10, "the quiet one to wait")
     held["a"].may.set()
     wait_until(lambda: stage.got["one", "a"][1:], 10, "the busy one's second batch")
@@ -268,12 +267,13 @@ def test_a_busy_source_lets_a_quiet_one_have_its_turn(stage):
 
 
 def test_one_engine_at_a_time_holds_the_logs(stage):
-    engine = Engine(stage.config)
+    engine = Run(stage.config)
     lock = take_root(stage.config)
     with pytest.raises(TailraceError) as caught:
         engine.run()
     assert caught.value.kind is Kind.LOG_LOCKED
     os.close(lock)
+    engine = Run(stage.config)
     run = running(engine)
     engine.stop()
     assert run.join(10)
@@ -281,9 +281,13 @@ def test_one_engine_at_a_time_holds_the_logs(stage):
 
 
 def test_each_source_has_a_line_of_its_own_and_only_if_it_moved(stage, capsys):
-    engine = Engine(stage.config)
+    views = []
+    engine = Run(stage.config, observe=views.append)
     stage.captures["a"].log.insert(1)
-    view = engine.view()
+    run = running(engine)
+    view = wait_until(lambda: next((view for view in views if len(view.sources) == 3), None), 10, "a view")
+    engine.stop()
+    assert run.join(10)
     assert "  a:  connecting  " in line(view.state, view.sources[0], Pace())
     with Progress() as progress:
         progress.turn(view)

@@ -10,10 +10,10 @@ from types import FrameType
 
 from tailrace import config
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.engine import Engine
 from tailrace.pipeline.points import parse_point
 from tailrace.pipeline.progress import Progress
 from tailrace.pipeline.replay import Replay, choose_sink
+from tailrace.pipeline.run import Run
 
 
 def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
@@ -23,9 +23,9 @@ def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
     """
     pipeline = config.load_engine(file)
     with Progress() as progress:
-        engine = Engine(pipeline, until_caught_up=until_caught_up, observe=progress.turn)
-        _stop_on_signals(engine.stop)
-        engine.run()
+        run = Run(pipeline, until_caught_up=until_caught_up, observe=progress.turn)
+        _stop_on_signals(run.stop)
+        run.run()
 
 
 def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, into: Path | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -89,6 +89,11 @@ class EngineConfig(Section):
                 ),
             )
         return tuple(self._part(source) for source in self.sources)
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return what the file says, as settings of its connector; references to secrets stay such."""
+        found: dict[str, Any] = self.model_dump(mode="json", exclude_unset=True, exclude={"engine"})
+        return found
 
     def pipeline(self, source: str | None = None) -> PipelineConfig:
         """Return the pipeline of one source; None: of the only one.

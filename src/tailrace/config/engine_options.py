@@ -97,7 +97,8 @@ class EngineOptions(Section):
     errors_retries_max: Annotated[int, Field(ge=-1)] = Field(
         default=-1,
         description="Times in a row that what failed with an error that may pass is tried again; -1: for "
-        "ever. Counted anew after each success.",
+        "ever. Counted anew after each success. Without a handler the default is 0: capture and sinks try "
+        "again by themselves.",
     )
     errors_retry_delay_initial_ms: Annotated[int, Field(ge=1, le=3_600_000)] = Field(
         default=300, description="Wait before the first retry; doubled for each one in a row."
@@ -109,7 +110,7 @@ class EngineOptions(Section):
         default="stop",
         description="When a task fails for good: `stop` stops all others in good order, and the engine fails "
         "with its error; `restart` starts that task again, alone; `isolate` lets the others go on, and the "
-        "engine fails with its error at its end.",
+        "engine fails with its error at its end. Without a handler the default is `isolate`.",
     )
     task_restarts_max: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=10,

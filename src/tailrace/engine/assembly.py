@@ -112,10 +112,11 @@ def assemble(
         )
     own_clock = clock or SystemClock()
     found = connector_of(connector if connector is not None else _type_of(file))
-    all_settings = {**({} if file is None or connector is not None else _settings(file)), **(settings or {})}
+    own_settings = {} if file is None or connector is not None else file.as_settings()
+    all_settings = {**own_settings, **(settings or {})}
     wanted = any(one is not None for one in (on_batch, on_record, processor))
-    if not wanted and file is not None and file.sinks:
-        processor = Unheard
+    if not wanted and file is not None:
+        processor, chosen = Unheard, _unheard(chosen)
     called = name or (file.name if file else "engine")
     return Parts(
         name=called,
@@ -155,10 +156,15 @@ def _type_of(file: EngineConfig | None) -> str:
     return file.source.type if file.source is not None else file.sources[0].type
 
 
-def _settings(file: EngineConfig) -> dict[str, Any]:
-    # What the file says; references to secrets stay references.
-    found: dict[str, Any] = file.model_dump(mode="json", exclude_unset=True, exclude={"engine"})
-    return found
+def _unheard(options: EngineOptions) -> EngineOptions:
+    """Return the options where nobody gets the records; what was chosen stays.
+
+    Sinks then have their own positions, and a source that fails holds nobody up; and capture has tried
+    again by itself, up to its own bound, before it fails.
+    """
+    usual = {"on_task_failure": "isolate", "errors_retries_max": 0}
+    left = {name: value for name, value in usual.items() if name not in options.model_fields_set}
+    return options.model_copy(update=left)
 
 
 def _store(

@@ -65,7 +65,7 @@ class Engine:
         each task. When it returns, the batch counts as processed.
     :param on_record: gets single records or events, by `record_processing.order`.
     :param processor: makes a `RecordProcessor` for each life of a task, in place of a handler. One of
-        the three must be given, or none, if the configuration has sinks: they are fed from the log.
+        the three must be given, or none with a configuration: its sinks are fed from the log.
     :param converter: a `Converter`, or its name or section in the file.
     :param transformations: after those of the options: each a `Transformation`, a `RecordTransformation`
         or a mapping as in the file, which may name one of `predicates`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -31,7 +31,7 @@ from tailrace.pipeline.planning import spread
 from tailrace.pipeline.reading import LogReading, partition_of
 from tailrace.pipeline.showing import Showing
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.pipeline.views import SourceView
+from tailrace.pipeline.views import EngineView, SourceView
 from tailrace.records.batch import Batch, Offset, Partition
 
 log = structlog.get_logger(__name__)
@@ -58,14 +58,19 @@ class PostgresConnector:
 
     With `until_caught_up: true` beside them each task finishes when everything that its sources had
     committed at its start was polled, and is in the sinks.
+
+    :param observe: as `Showing` has it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observe: Callable[[EngineView], None] = lambda _: None) -> None:
+        self._observe = observe
         self._settings: Settings = {}
         self._config: EngineConfig | None = None
         self._spark: SparkHost | None = None
         self._showing: Showing | None = None
         self._root_lock: int | None = None
+        # One queue a sink: a sink that hangs keeps the sources waiting for itself, not the other sinks.
+        self._writing: Sequence[Turns] = ()
 
     def offset_store(self, name: str, settings: Settings) -> OffsetStore:
         """Return the store that keeps offsets with the logs.
@@ -86,10 +91,11 @@ class PostgresConnector:
             from tailrace.spark.java import require_java
 
             require_java()
+        self._writing = [Turns(BATCHES_AT_ONCE) for _ in config.sinks]
         self._spark = SparkHost(config)
         if config.has_several:
             self._root_lock = take_root(config)
-        self._showing = Showing(config)
+        self._showing = Showing(config, self._observe)
         self._showing.start()
 
     def task_settings(self, tasks_max: int) -> Sequence[Settings]:
@@ -103,14 +109,23 @@ class PostgresConnector:
     def create_task(self) -> PostgresTask:
         assert self._spark is not None
         assert self._showing is not None
-        return PostgresTask(self._spark, self._showing)
+        return PostgresTask(self._spark, self._showing, self._writing)
+
+    def view(self) -> EngineView | None:
+        """Return the pipeline as it is now; None before the start. Any thread."""
+        return None if self._showing is None else self._showing.view()
+
+    @property
+    def failure(self) -> TailraceError | None:
+        """Why sources, or their tasks, can't go on; None if they can."""
+        return None if self._showing is None else self._showing.failure
 
     def stop(self) -> None:
         """Stop Spark, where it ran, and let go of the logs' directory."""
-        if self._showing is not None:
-            self._showing.stop()
         if self._spark is not None:
             self._spark.stop()
+        if self._showing is not None:
+            self._showing.stop()
         if self._root_lock is not None:
             os.close(self._root_lock)
             self._root_lock = None
@@ -128,11 +143,13 @@ class PostgresTask:
 
     :param spark: for the sinks.
     :param showing: shows how it is.
+    :param writing: for each sink, the turns of all sources to write a batch.
     """
 
-    def __init__(self, spark: SparkHost, showing: Showing) -> None:
+    def __init__(self, spark: SparkHost, showing: Showing, writing: Sequence[Turns]) -> None:
         self._spark = spark
         self._showing = showing
+        self._writing = writing
         self._until_caught_up = False
         self._context: TaskContext | None = None
         self._sources: tuple[_Source, ...] = ()
@@ -145,7 +162,6 @@ class PostgresTask:
         self._stop_wanted = threading.Event()
         self._looking_after = Background("look-after", self._look_after)
         self._beginning = Turns(1)
-        self._writing: Sequence[Turns] = ()
         self._keep_s = 0.0
 
     def start(self, context: TaskContext) -> None:
@@ -157,18 +173,17 @@ class PostgresTask:
         self._context = context
         config = config_of(context.name, context.settings)
         self._until_caught_up = bool(context.settings.get(UNTIL_CAUGHT_UP, False))
-        # One queue a sink: a sink that hangs keeps the sources waiting for itself, not the other sinks.
-        self._writing = [Turns(BATCHES_AT_ONCE) for _ in config.sinks]
         offsets = context.offsets.read([partition_of(pipeline) for pipeline in config.pipelines])
         self._sources = tuple(
             self._source(pipeline, offsets.get(number)) for number, pipeline in enumerate(config.pipelines)
         )
         for source in self._sources:
             source.lane.refuse_if_written()
+            source.lane.require_salts()
             if source.reading is not None:
                 source.reading.open()
         self._running = True
-        self._showing.show(context.number, self._views)
+        self._showing.show(context.number, self._views, context.stopping)
         if any(sink.on_spark for sink in config.sinks):
             self._spark.start()
         for source in self._sources:
@@ -249,7 +264,7 @@ class PostgresTask:
             writing=self._writing,
             until_caught_up=self._until_caught_up,
             reading=reading,
-            on_durable=self._news.set,
+            on_durable=self._news.set if wanted else None,
         )
         return _Source(lane, reading)
 
@@ -269,6 +284,7 @@ class PostgresTask:
         """Raise why the task can't go on, if it can't; `over`: nothing is left to do for any source."""
         failure = self._looking_after.error or self._dropped
         if failure is not None:
+            self._showing.fail(failure)
             raise failure
         if over:
             for source in self._sources:

@@ -1,13 +1,15 @@
-"""What an engine with this connector shows of itself: the document that `tailrace status` reads.
+"""What an engine with this connector shows of itself: on a terminal, and to `tailrace status`.
 
-Written every second from the lanes of all tasks, on a thread of its own; nothing waits for it, and
-nothing is decided by it.
+The document is written every second from the lanes of all tasks, on a thread of its own; nothing
+waits for it, and nothing is decided by it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+
+import structlog
 
 from tailrace.config import EngineConfig
 from tailrace.errors import NEEDS_SNAPSHOT, TailraceError
@@ -16,25 +18,54 @@ from tailrace.pipeline.lifecycle import Event, Lifecycle, toward
 from tailrace.pipeline.status import StatusFile
 from tailrace.pipeline.views import EngineView, SourceView
 
+log = structlog.get_logger(__name__)
+
 #: How often states are looked at: one that lasts less may not be seen.
 _LOOK_S = 0.1
 _STOP_DEADLINE_S = 5.0
 
 
 class Showing:
-    """Writes the status file from `start` to `stop`. `show` from any thread."""
+    """Shows the engine from `start` to `stop`. Other methods may be called from any thread.
 
-    def __init__(self, config: EngineConfig) -> None:
+    :param observe: called with each view, about every 0.1 s, and with the last one.
+    """
+
+    def __init__(self, config: EngineConfig, observe: Callable[[EngineView], None]) -> None:
         self._config = config
+        self._observe = observe
         self._file = StatusFile(config.log.path)
         self._views: dict[int, Callable[[], Sequence[SourceView]]] = {}
+        self._ending: threading.Event | None = None
         self._life = Lifecycle()
+        self._broken: TailraceError | None = None  # what failed and belongs to no source
+        self._failed: dict[str, TailraceError] = {}  # by source, in the order in which they failed
         self._stop = threading.Event()
         self._thread = Background("status", self._run)
 
-    def show(self, task: int, views: Callable[[], Sequence[SourceView]]) -> None:
-        """Show the sources of a task, in place of those that it had in an earlier life."""
+    def show(self, task: int, views: Callable[[], Sequence[SourceView]], ending: threading.Event) -> None:
+        """Show the sources of a task, in place of those that it had in an earlier life.
+
+        :param ending: set when the engine ends.
+        """
         self._views = {**self._views, task: views}
+        self._ending = ending
+
+    def fail(self, error: TailraceError) -> None:
+        """Show a failure that is none of a source."""
+        self._broken = error
+
+    @property
+    def failure(self) -> TailraceError | None:
+        """Why the engine fails, or will in the end: the first failure, naming the others."""
+        if self._broken is not None or not self._failed:
+            return self._broken
+        first, *others = self._failed
+        error = self._failed[first]
+        if not others:
+            return error
+        context = {**error.context, "failed_too": ", ".join(others)}
+        return TailraceError(error.kind, error.message, error.hint, context)
 
     def start(self) -> None:
         """Begin to write."""
@@ -45,25 +76,45 @@ class Showing:
         self._stop.set()
         self._thread.join(_STOP_DEADLINE_S)
         self._step(Event.STOP_CALLED)
-        view = self.view()
-        for source in view.sources:
-            if (error := source.task.error) is not None and source.task.state in _FAILED:
+        self._look_for_failures()
+        for error in (self._broken, *self._failed.values()):
+            if error is not None:
                 self._step(Event.CHANGES_LOST if error.kind in NEEDS_SNAPSHOT else Event.FAILURE)
         self._step(Event.EVERYTHING_STOPPED)
-        self._write(self.view(), last=True)
+        self._show(last=True)
 
     def view(self) -> EngineView:
         """Return the engine as it is now."""
-        sources = tuple(source for views in self._views.values() for source in views())
-        return EngineView(self._config.name, self._life.state, sources, _first_error(sources))
+        return EngineView(self._config.name, self._life.state, self._sources(), self.failure)
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_S):
-            view = self.view()
-            event = toward(self._life.state, (source.task.state for source in view.sources))
-            if event is not None:
+            self._look_for_failures()
+            if self._ending is not None and self._ending.is_set():
+                self._step(Event.STOP_CALLED)
+            elif event := toward(self._life.state, (source.task.state for source in self._sources())):
                 self._step(event)
-            self._write(view, last=False)
+            self._show(last=False)
+
+    def _sources(self) -> tuple[SourceView, ...]:
+        found = [source for views in self._views.values() for source in views()]
+        # As in the file, whichever task has them.
+        places = {pipeline.source_name: place for place, pipeline in enumerate(self._config.pipelines)}
+        return tuple(sorted(found, key=lambda source: places[source.name]))
+
+    def _look_for_failures(self) -> None:
+        now = {source.name: source.task for source in self._sources()}
+        failed = {name: task.error for name, task in now.items() if task.state in _FAILED and task.error}
+        # A source that is captured again has failed no more.
+        self._failed = {
+            **{name: failed[name] for name in self._failed if name in failed},
+            **{name: error for name, error in failed.items() if name not in self._failed},
+        }
+
+    def _show(self, *, last: bool) -> None:
+        view = self.view()
+        self._write(view, last=last)
+        self._observe(view)
 
     def _write(self, view: EngineView, *, last: bool) -> None:
         # What lies at the log's place may be another engine's; the place of several logs is held.
@@ -71,11 +122,10 @@ class Showing:
             (self._file.last if last else self._file.turn)(view)
 
     def _step(self, event: Event) -> None:
+        before = self._life.state
         self._life = self._life.step(event)
+        if self._life.state is not before:
+            log.info("pipeline", state=str(self._life.state), because=str(event))
 
 
 _FAILED = frozenset({"failed", "needs_snapshot"})
-
-
-def _first_error(sources: Sequence[SourceView]) -> TailraceError | None:
-    return next((source.task.error for source in sources if source.task.state in _FAILED), None)

@@ -19,6 +19,7 @@ from tailrace.cli.conversation import (
     note_root_options,
 )
 from tailrace.cli.log_commands import log_app
+from tailrace.cli.offset_commands import offsets_app
 
 app = typer.Typer(
     name="tailrace",
@@ -29,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(log_app, name="log")
+app.add_typer(offsets_app, name="offsets")
 
 ConfigFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)

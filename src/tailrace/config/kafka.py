@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from tailrace.config.engine_options import Milliseconds
-from tailrace.config.fields import Extension, Name, Section, Setting
+from tailrace.config.fields import Extension, Name, Section
+from tailrace.config.kafka_clients import ClientOptions, client_settings
 from tailrace.config.patterns import Patterns
 from tailrace.config.sinks import SinkConfig
-from tailrace.secrets import resolved
-
-#: Options of librdkafka that a file may give, by name or by beginning. Others are either the sink's own
-#: affair (what its guarantees rest on) or make no sense here.
-ALLOWED_OPTIONS = re.compile(
-    r"security\.protocol|sasl\..*|ssl\..*|enable\.ssl\..*|client\.(id|rack|dns\.lookup)|"
-    r"compression\.(type|codec|level)|linger\.ms|batch\.(size|num\.messages)|message\.max\.bytes|"
-    r"message\.timeout\.ms|transaction\.timeout\.ms|request\.timeout\.ms|"
-    r"socket\..*|reconnect\..*|retry\.backoff\..*|connections\.max\.idle\.ms|"
-    r"broker\.address\..*|metadata\.max\.age\.ms|topic\.metadata\.refresh\.interval\.ms|partitioner"
-)
-
-
-def _options(options: dict[str, Any]) -> dict[str, Any]:
-    for name in options:
-        if not ALLOWED_OPTIONS.fullmatch(name):
-            raise ValueError(
-                f"{name} can't be set: possible are options of librdkafka for connections, "
-                "security, compression and batching; what exactly-once rests on is the sink's own"
-            )
-    return options
 
 
 class TopicRule(Section):
@@ -89,10 +68,10 @@ class KafkaSink(SinkConfig):
     converter: Extension = Field(
         default=Extension.model_validate({"type": "json"}), description="Form of keys and values."
     )
-    options: Annotated[dict[str, Setting], AfterValidator(_options)] = Field(
+    options: ClientOptions = Field(
         default={},
         description="Options of librdkafka under their own names: security, compression, batching. Values "
-        "may be references.",
+        "may be references; passwords and keys must be.",
     )
 
     @property
@@ -104,4 +83,4 @@ class KafkaSink(SinkConfig):
 
         :raises TailraceError: `SECRET_MISSING`.
         """
-        return {name: resolved(value) for name, value in self.options.items()}
+        return client_settings(self.options)

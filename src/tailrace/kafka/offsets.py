@@ -9,17 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -30,16 +23,32 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.failures import error_of, failure_of, persist
+from tailrace.kafka.newest import Newest, newest_of
 
 #: A topic that is made here; one that exists may have more or fewer partitions.
 PARTITIONS = 25
-
-_POLL_S = 0.5
 
 
 def key_of(group: str, pipeline: str, task: str) -> bytes:
     """Return the key of a task's offset."""
     return json.dumps([f"{group}-{pipeline}", {"task": task}], separators=(",", ":")).encode()
+
+
+def task_in(key: bytes, group: str, pipeline: str) -> str | None:
+    """Return the task whose offset is kept under `key`; None: it is not one of this pipeline's."""
+    try:
+        found = json.loads(key)
+    except ValueError:
+        return None
+    match found:
+        case [owner, {"task": str(task)}] if owner == f"{group}-{pipeline}":
+            return str(task)
+    return None
+
+
+def value_of(offset: Mapping[str, Any] | None) -> bytes | None:
+    """Return what is written for an offset; None, which takes it back, for none."""
+    return None if offset is None else json.dumps(dict(offset), separators=(",", ":")).encode()
 
 
 def partition_of(key: bytes, partitions: int) -> int:
@@ -101,54 +110,39 @@ class OffsetsTopic:
         that a reader of committed ones can see now.
         :raises TailraceError: `OFFSETS_UNREADABLE` if the end was not reached in time, or a value is none.
         """
-        partition = self.partition(key)
-        end = self._end(partition)
-        if end <= 0:
-            return None
-        consumer = Consumer({**self._consumer_settings, "isolation.level": isolation})
+        found = self._newest([self.partition(key)], key.__eq__, isolation).get(key)
+        return None if found is None else parsed(found.value, self.name)
+
+    def newest(
+        self, wanted: Callable[[bytes], bool], isolation: str = "read_committed"
+    ) -> dict[bytes, Newest]:
+        """Return the newest record of each wanted key, whatever partition it is in; as `read`.
+
+        :raises TailraceError: `OFFSETS_UNREADABLE`.
+        """
+        return self._newest(range(self._partitions), wanted, isolation)
+
+    def _newest(
+        self, partitions: Sequence[int], wanted: Callable[[bytes], bool], isolation: str
+    ) -> dict[bytes, Newest]:
+        settings = {**self._consumer_settings, "isolation.level": isolation}
         try:
-            consumer.assign([TopicPartition(self.name, partition, OFFSET_BEGINNING)])
-            return self._last(consumer, partition, key, end)
+            return newest_of(settings, self.name, self._ends(partitions), wanted, self._timeout_s)
         except KafkaException as error:
             raise failure_of(error_of(error), "read offsets", topic=self.name) from error
-        finally:
-            consumer.close()
 
-    def _last(self, consumer: Consumer, partition: int, key: bytes, end: int) -> dict[str, Any] | None:
-        deadline = time.monotonic() + self._timeout_s
-        found: bytes | None = None
-        while time.monotonic() < deadline:
-            message = consumer.poll(_POLL_S)
-            if message is not None and (error := message.error()) is not None:
-                if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
-                    raise KafkaException(error)
-            elif message is not None and message.key() == key:
-                found = message.value()
-            (place,) = consumer.position([TopicPartition(self.name, partition)])
-            if place.offset >= end:
-                return _parsed(found, self.name)
-        raise TailraceError(
-            Kind.OFFSETS_UNREADABLE,
-            f"read offsets: the end of partition {partition}, {end}, was not reached within "
-            f"{self._timeout_s:.0f} s",
-            "a transaction that was begun there has not ended: it does within its transaction.timeout.ms; "
-            "then start again",
-            {"topic": self.name},
-        )
-
-    def _end(self, partition: int) -> int:
+    def _ends(self, partitions: Sequence[int]) -> dict[int, int]:
         admin = AdminClient(self._admin_settings)
-        where = TopicPartition(self.name, partition)
+        where = {TopicPartition(self.name, number): OffsetSpec.latest() for number in partitions}  # type: ignore[no-untyped-call]
 
-        def ask(timeout_s: float) -> Any:
+        def ask(timeout_s: float) -> dict[int, int]:
             every = admin.list_offsets(
-                {where: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=timeout_s,
+                where, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s
             )
-            return every[where].result(timeout_s)
+            return {place.partition: int(end.result(timeout_s).offset) for place, end in every.items()}
 
-        return int(_asked(ask, self._timeout_s, "ask for the end of offsets", self.name).offset)
+        found: dict[int, int] = _asked(ask, self._timeout_s, "ask for the end of offsets", self.name)
+        return found
 
     def _count(self, admin: AdminClient) -> int:
         def ask(timeout: float) -> Any:
@@ -199,7 +193,11 @@ def _asked(ask: Callable[[float], Any], timeout_s: float, attempted: str, topic:
         raise failure_of(error_of(error), attempted, topic=topic) from error
 
 
-def _parsed(value: bytes | None, topic: str) -> dict[str, Any] | None:
+def parsed(value: bytes | None, topic: str) -> dict[str, Any] | None:
+    """Return the offset that a value says; None for one that was taken back.
+
+    :raises TailraceError: `OFFSETS_UNREADABLE` if it is no JSON object.
+    """
     if value is None:
         return None
     try:

@@ -6,7 +6,6 @@ writes the offset when the records are acknowledged: at least once. One object i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from confluent_kafka import KafkaException, Producer
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.failures import error_of, event_of, failure_of, persist
-from tailrace.kafka.offsets import OffsetsTopic
+from tailrace.kafka.offsets import OffsetsTopic, value_of
 from tailrace.kafka.sending import Sender
 from tailrace.kafka.transaction import Command, Event, State, Transaction
 from tailrace.records.events import Converted
@@ -37,8 +36,8 @@ class Writer(Protocol):
     def send(self, topic: str, events: Converted) -> None:
         """Send records of the batch, in order."""
 
-    def commit(self, offset: Offset) -> None:
-        """End the batch: what was sent and `offset` are durable when it returns."""
+    def commit(self, offset: Offset | None) -> None:
+        """End the batch: what was sent and `offset` are durable when it returns. None: there is none now."""
 
     def close(self) -> None:
         """Give up what was sent and not committed, and let go of the producer."""
@@ -102,7 +101,7 @@ class AtomicWriter:
             self._fail(Event.FENCED if error.kind is Kind.SINK_PREEMPTED else Event.REFUSED)
             raise
 
-    def commit(self, offset: Offset) -> None:
+    def commit(self, offset: Offset | None) -> None:
         """As `Writer.commit`, atomically.
 
         :raises TailraceError: `SINK_PREEMPTED`; `SINK_WRITE_FAILED`, when nothing of the batch was
@@ -137,9 +136,9 @@ class AtomicWriter:
     def _initialise(self) -> None:
         persist(self._task.timeout_s, self._producer.init_transactions)
 
-    def _send_offset(self, offset: Offset) -> None:
+    def _send_offset(self, offset: Offset | None) -> None:
         topic = self._task.offsets
-        value = json.dumps(dict(offset), separators=(",", ":")).encode()
+        value = value_of(offset)
         self._producer.produce(topic.name, value, self._task.key, topic.partition(self._task.key))
 
     def _commit(self) -> None:
@@ -202,7 +201,7 @@ class PlainWriter:
         """
         self._sender.send(topic, events)
 
-    def commit(self, offset: Offset) -> None:
+    def commit(self, offset: Offset | None) -> None:
         """As `Writer.commit`: every record is acknowledged before the offset is sent.
 
         :raises TailraceError: `SINK_WRITE_FAILED`, `SINK_REFUSED`, `SINK_RECORD_TOO_LARGE`.
@@ -210,7 +209,7 @@ class PlainWriter:
         self._sender.flush()
         failpoints.hit("kafka.before_offset")
         topic = self._task.offsets
-        value = json.dumps(dict(offset), separators=(",", ":")).encode()
+        value = value_of(offset)
         try:
             self._producer.produce(topic.name, value, self._task.key, topic.partition(self._task.key))
         except KafkaException as error:

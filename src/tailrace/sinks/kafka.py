@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tailrace.config.kafka import KafkaSink as KafkaConfig
 
 #: The one task of a log that a sink is fed from.
-_TASK = "0"
+TASK = "0"
 
 #: Longest that a look at a cluster may take, for those who only want to know.
 ASK_TIMEOUT_S = 10.0
@@ -74,7 +74,7 @@ class KafkaSink:
         """
         self.close()
         config = self._config
-        account = _account(config, pipeline)
+        account = account_of(config, pipeline)
         offsets = account.offsets()
         offsets.require(create=config.create_topics)
         prefix = config.topic_prefix or pipeline
@@ -112,7 +112,7 @@ class KafkaSink:
         failpoints.hit("sink.after_write")
         written = time.perf_counter()
         failpoints.hit("sink.before_commit")
-        writer.commit({"log_id": self._log_id, "log_offset": span.end})
+        writer.commit(offset_at(self._log_id, span.end))
         failpoints.hit("sink.after_commit")
         self._position = span.end
         done = time.perf_counter()
@@ -135,21 +135,30 @@ def recorded_kafka_position(config: KafkaConfig, pipeline: str, log: LogIdentity
 
     :raises TailraceError: `SINK_FOREIGN`, `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
     """
-    account = _account(config, pipeline)
+    account = account_of(config, pipeline)
     offsets = account.offsets(min(account.timeout_s, ASK_TIMEOUT_S))
     if not offsets.exists():
         return None
     return _position_in(offsets.read(account.key, account.isolation), config, pipeline, log)
 
 
-def _account(config: KafkaConfig, pipeline: str) -> Account:
+def offset_at(log_id: str, log_offset: int) -> dict[str, Any]:
+    """Return the offset that says: everything before `log_offset` of that log is in the topics."""
+    return {"log_id": log_id, "log_offset": log_offset}
+
+
+def account_of(config: KafkaConfig, pipeline: str) -> Account:
+    """Return the account of a sink's only task.
+
+    :raises TailraceError: `SECRET_MISSING`.
+    """
     return Account(
         config.bootstrap_servers,
         config.client_settings(),
         config.offsets_topic,
         config.group,
         pipeline,
-        _TASK,
+        TASK,
         config.atomic_source_offset_commit,
         config.consumer_isolation_level,
         config.offset_flush_timeout_ms,
@@ -166,8 +175,9 @@ def _position_in(
         raise TailraceError(
             Kind.SINK_FOREIGN,
             f"go on after the offset in {config.offsets_topic!r}: it is that of another log",
-            "give the pipeline another name, or the sink another `group`, if the topics are to get the "
-            "changes of this log from its start",
+            "`tailrace offsets reset FILE` has the topics get the changes of this log from its start, "
+            "`tailrace offsets set FILE --to …` from a later place; or give the pipeline another name, or "
+            "the sink another `group`",
             {"sink": config.name, "pipeline": pipeline, "log_id": str(found)},
         )
     return reached

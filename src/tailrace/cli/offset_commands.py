@@ -1,0 +1,107 @@
+"""`tailrace offsets`: what is committed, and what a person changes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tailrace.cli.conversation import AsJson, Debug, Verbose, conversation
+
+offsets_app = typer.Typer(
+    help="Show and change the offsets that sinks of Kafka have committed.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)
+]
+SourceName = Annotated[
+    str | None, typer.Option("--source", metavar="NAME", help="The source, where the file has several.")
+]
+SinkName = Annotated[
+    str | None,
+    typer.Option(
+        "--sink", metavar="NAME", help="The sink, by name or number. Default: the only one of Kafka."
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+@offsets_app.command("show")
+def show(
+    file: ConfigFile,
+    *,
+    sink: Annotated[
+        str | None, typer.Option("--sink", metavar="NAME", help="Only this sink, by name or number.")
+    ] = None,
+    source: SourceName = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Show what each sink of Kafka has committed, and what the engine has for its handler.
+
+    Read as it is now, whether or not the pipeline runs; nobody is disturbed.
+    """
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.offsets import show_offsets
+
+        show_offsets(file, sink, source, as_json=as_json)
+
+
+@offsets_app.command("set")
+def set_(
+    file: ConfigFile,
+    *,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="POSITION|TIME", help="Where the sink is to go on: log offset, LSN or time."
+        ),
+    ],
+    sink: SinkName = None,
+    source: SourceName = None,
+    skip_changes: Annotated[
+        bool,
+        typer.Option("--skip-changes", help="Agree that changes in between are never written by this sink."),
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Have a sink of Kafka go on from another place of the log, where no transaction is open.
+
+    An earlier place: changes since then come again. A later one: those in between never come, which
+    --skip-changes must agree to. Refused while the pipeline runs on this log. With transactions, a
+    process elsewhere that still writes is fenced: it can commit nothing more.
+    """
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.offsets import set_offset
+
+        set_offset(file, sink, source, to, skip_changes=skip_changes, yes=yes, as_json=as_json)
+
+
+@offsets_app.command("reset")
+def reset(
+    file: ConfigFile,
+    *,
+    sink: SinkName = None,
+    source: SourceName = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Take the offset of a sink of Kafka back: all changes in the log come again.
+
+    Refused while the pipeline runs on this log; fences as `set` does. What is in the topics stays.
+    """
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.cli.offsets import reset_offset
+
+        reset_offset(file, sink, source, yes=yes, as_json=as_json)

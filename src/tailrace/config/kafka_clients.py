@@ -1,0 +1,51 @@
+"""Options of librdkafka that a file may give, wherever it names a cluster."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from tailrace.config.fields import Setting
+from tailrace.secrets import REFUSAL, Secret, remember, resolved
+
+#: By name or by beginning. Others are either our own affair (what guarantees rest on) or make no sense here.
+ALLOWED_OPTIONS = re.compile(
+    r"security\.protocol|sasl\..*|ssl\..*|enable\.ssl\..*|client\.(id|rack|dns\.lookup)|"
+    r"compression\.(type|codec|level)|linger\.ms|batch\.(size|num\.messages)|message\.max\.bytes|"
+    r"message\.timeout\.ms|transaction\.timeout\.ms|request\.timeout\.ms|"
+    r"socket\..*|reconnect\..*|retry\.backoff\..*|connections\.max\.idle\.ms|"
+    r"broker\.address\..*|metadata\.max\.age\.ms|topic\.metadata\.refresh\.interval\.ms|partitioner"
+)
+
+#: Options that are secrets themselves, not names of files that hold them.
+_SECRET_OPTIONS = re.compile(r".*(password|secret|passphrase|key\.pem)")
+
+
+def _allowed(options: dict[str, Any]) -> dict[str, Any]:
+    for name, value in options.items():
+        if not ALLOWED_OPTIONS.fullmatch(name):
+            raise ValueError(
+                f"{name} can't be set: possible are options of librdkafka for connections, "
+                "security, compression and batching; what exactly-once rests on is the sink's own"
+            )
+        if _SECRET_OPTIONS.fullmatch(name) and not isinstance(value, Secret):
+            raise ValueError(f"{name} {REFUSAL}")
+    return options
+
+
+#: Options by their own names; secrets among them only as references.
+ClientOptions = Annotated[dict[str, Setting], AfterValidator(_allowed)]
+
+
+def client_settings(options: dict[str, str | Secret]) -> dict[str, str]:
+    """Return `options` as librdkafka takes them, references resolved now.
+
+    What is secret is cut out of everything that is shown from then on.
+    :raises TailraceError: `SECRET_MISSING`.
+    """
+    found = {name: resolved(value) for name, value in options.items()}
+    for name in filter(_SECRET_OPTIONS.fullmatch, found):
+        remember(found[name])
+    return found

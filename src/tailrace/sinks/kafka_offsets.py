@@ -1,0 +1,88 @@
+"""What a Kafka sink has committed, looked at and changed from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tailrace.kafka.offsets import parsed, task_in
+from tailrace.sinks.kafka import ASK_TIMEOUT_S, account_of
+
+if TYPE_CHECKING:
+    from tailrace.config.kafka import KafkaSink as KafkaConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a task has committed last.
+
+    :param log_id: of the log that `log_offset` is one of; empty where the record says none.
+    :param partition: of the offsets topic, and `offset` the record's in it.
+    :param time_us: of the commit, since 1970.
+    """
+
+    task: str
+    log_id: str
+    log_offset: int
+    partition: int
+    offset: int
+    time_us: int | None
+
+
+def committed(config: KafkaConfig, pipeline: str) -> list[Committed]:
+    """Return what each task of a pipeline has committed, by task; nobody is fenced.
+
+    :raises TailraceError: `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+    """
+    account = account_of(config, pipeline)
+    offsets = account.offsets(min(account.timeout_s, ASK_TIMEOUT_S))
+    if not offsets.exists():
+        return []
+
+    def is_ours(key: bytes) -> bool:
+        return task_in(key, config.group, pipeline) is not None
+
+    found = []
+    for key, newest in offsets.newest(is_ours, account.isolation).items():
+        task = task_in(key, config.group, pipeline)
+        value = parsed(newest.value, config.offsets_topic)
+        if task is None or value is None:
+            continue
+        reached = value.get("log_offset")
+        found.append(
+            Committed(
+                task,
+                str(value.get("log_id", "")),
+                reached if isinstance(reached, int) else -1,
+                newest.partition,
+                newest.offset,
+                newest.time_us,
+            )
+        )
+    return sorted(found, key=lambda each: (len(each.task), each.task))
+
+
+def commit_from_outside(
+    config: KafkaConfig, pipeline: str, tasks: Sequence[str], offset: Mapping[str, Any] | None
+) -> None:
+    """Commit `offset` for some tasks in the place of whoever did so far; None takes theirs back.
+
+    With transactions each task's transactional id is taken first: a process that still had it can
+    commit nothing more, and stops.
+    :raises TailraceError: `SINK_PREEMPTED`, `SINK_REFUSED`, `SINK_MISCONFIGURED`, `OFFSETS_UNREADABLE`,
+        `SINK_WRITE_FAILED`.
+    """
+    account = account_of(config, pipeline)
+    offsets = account.offsets()
+    offsets.require(create=config.create_topics)
+    writers = [replace(account, task=task).writer(offsets) for task in tasks]
+    try:
+        # All are taken before anything is written: nobody goes on from one of two.
+        for writer in writers:
+            writer.open()
+        for writer in writers:
+            writer.commit(offset)
+    finally:
+        for writer in writers:
+            writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from tailrace.config.engine_options import Milliseconds
 from tailrace.config.fields import Extension, Name, Section
 from tailrace.config.kafka_clients import ClientOptions, client_settings
 from tailrace.config.patterns import Patterns
-from tailrace.config.sinks import SinkConfig
+from tailrace.config.sinks import Pacing, SinkConfig
 
 
 class TopicRule(Section):
@@ -52,6 +53,22 @@ class KafkaSink(SinkConfig):
         min_length=1,
         description="Compacted topic of the offsets; made if missing. Pipelines may share it.",
     )
+    transaction_boundary: Literal["poll", "interval", "records", "transaction"] = Field(
+        default="poll",
+        description="What becomes one transaction of Kafka (or, without, is followed by an offset): `poll`, "
+        "what is there at a look at the log, within `batch_rows_max` and `batch_bytes_max`; `interval`, "
+        "what comes, or can be written, in `offset_flush_interval_ms`; `records`, `transaction_records` "
+        "changes; `transaction`, each transaction of the source by itself. Whatever is chosen, none of the "
+        "source's transactions is split.",
+    )
+    offset_flush_interval_ms: Milliseconds = Field(
+        default=1000, description="Milliseconds from commit to commit, under `interval`."
+    )
+    transaction_records: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
+        default=10_000,
+        description="Changes in a transaction of Kafka, under `records`; fewer if no more come within "
+        "`interval_ms`, more only if a single transaction of the source has more.",
+    )
     offset_flush_timeout_ms: Milliseconds = Field(
         default=60_000,
         description="Longest that a commit may take, the sending of the batch's records included.",
@@ -77,6 +94,18 @@ class KafkaSink(SinkConfig):
     @property
     def target(self) -> str:
         return self.topic_prefix or "topics"
+
+    @property
+    def pacing(self) -> Pacing:
+        usual = super().pacing
+        if self.transaction_boundary == "interval":
+            interval_s = self.offset_flush_interval_ms / 1000
+            return replace(usual, interval_s=interval_s, within_s=interval_s)
+        if self.transaction_boundary == "records":
+            return replace(usual, rows_max=self.transaction_records)
+        if self.transaction_boundary == "transaction":
+            return replace(usual, rows_max=1)
+        return usual
 
     def client_settings(self) -> dict[str, str]:
         """Return `options` as librdkafka takes them, references resolved now.

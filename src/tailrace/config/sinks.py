@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from pydantic import Field
 
 from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section
 from tailrace.config.patterns import Patterns, matches_any
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """How much a batch holds, and how often there is one.
+
+    :param rows_max: rows at most; a single transaction of the source may have more.
+    :param bytes_max: bytes of the log at most, likewise.
+    :param interval_s: least seconds from batch to batch while less than a batch waits.
+    :param within_s: with a backlog, a batch is what can be written in about so many seconds; None: as
+        much as the limits allow.
+    """
+
+    rows_max: int
+    bytes_max: int
+    interval_s: float
+    within_s: float | None = None
 
 
 class SinkConfig(Section):
@@ -51,6 +69,11 @@ class SinkConfig(Section):
     def target(self) -> str:
         """A word for where it goes, for its default name; empty where nothing tells."""
         return ""
+
+    @property
+    def pacing(self) -> Pacing:
+        """How its batches are cut and paced."""
+        return Pacing(self.batch_rows_max, self.batch_bytes_max, self.interval_ms / 1000)
 
     def of_source(self, name: str) -> Self:
         """Return what this sink is for one of several sources."""

@@ -30,6 +30,7 @@ from tailrace.engine.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange
 from tailrace.pipeline.background import as_failure
+from tailrace.pipeline.batch_goal import BatchGoal
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.views import SinkState, SinkView
 from tailrace.ranges import plan
@@ -84,15 +85,18 @@ class Feed:
         self._turns = turns or Turns(1)
         self._source = source
         self._stop = threading.Event()
+        self._hurry = threading.Event()  # set with `_stop` and `_finish_at`: nothing more is waited for
         self._finish_at: int | None = None
         self._registered = threading.Event()
         # Up to here the log holds no rows beyond the sink's position.
         self._quiet_until = -1
         self._recorded_s = time.monotonic()
+        self._goal = BatchGoal.first(config.pacing)
 
     def stop(self) -> None:
         """Ask for the end after the batch that is being written. Any thread."""
         self._stop.set()
+        self._hurry.set()
 
     def finish_at(self, offset: int) -> None:
         """Ask for the end when everything before `offset` is in the sink; the first call counts.
@@ -101,6 +105,7 @@ class Feed:
         """
         if self._finish_at is None:
             self._finish_at = offset
+            self._hurry.set()
 
     @property
     def is_registered(self) -> bool:
@@ -198,6 +203,7 @@ class Feed:
             log.debug(
                 "batch written", sink=self.view.name, rows=commit.rows, end=start, seconds=commit.seconds
             )
+            self._goal = self._goal.after(sum(block.header.rows for block in blocks), took_s)
             self._pace(reader, start, took_s)
 
     def _next(self, reader: LogReader, start: int) -> tuple[LogRange | None, Sequence[BlockRef]]:
@@ -217,15 +223,18 @@ class Feed:
                 return None, ()
         elif fresh:
             self._show(position=seen, pending_since_us=fresh[0].header.position_time_us or None)
-        upto = reader.boundary_within(start, self._config.batch_rows_max, self._config.batch_bytes_max, end)
+        upto = reader.boundary_within(start, self._goal.rows, self._goal.pacing.bytes_max, end)
         return LogRange(TASK, start, upto), reader.blocks(start, upto)
 
     def _pace(self, reader: LogReader, start: int, took_s: float) -> None:
         # With a backlog the next batch begins at once; without one, small batches are not
         # worth their fixed costs more often than the interval says.
-        backlog = reader.end().offset - start
-        if backlog < self._config.batch_bytes_max // 8 and self._finish_at is None:
-            self._stop.wait(max(0.0, self._config.interval_ms / 1000 - took_s))
+        left_s = self._goal.pacing.interval_s - took_s
+        end = reader.end().offset
+        if left_s <= 0 or self._finish_at is not None or end - start >= self._goal.pacing.bytes_max // 8:
+            return
+        if sum(block.header.rows for block in reader.blocks(start, end)) < self._goal.rows:
+            self._hurry.wait(left_s)
 
     def _first_offset(self, reader: LogReader, position: int | None) -> int:
         if position is None and self._begin_at is not None:

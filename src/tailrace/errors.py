@@ -94,6 +94,7 @@ class Kind(enum.StrEnum):
     OFFSETS_UNREADABLE = "offsets_unreadable"
     OFFSETS_UNWRITABLE = "offsets_unwritable"
     OFFSETS_LOCKED = "offsets_locked"  # another process uses the store
+    OFFSETS_PREEMPTED = "offsets_preempted"  # another engine of the same name has begun
     OFFSETS_FOREIGN = "offsets_foreign"  # of another log, or beyond this one's end
 
     # anything else, always a bug of ours

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from tailrace.config.engine_options import EngineOptions
 from tailrace.config.fields import Name, Section
+from tailrace.config.kafka import KafkaSink
 from tailrace.config.postgres import SLOT_BYTES_MAX, NamedSource, PostgresSource, slot_named_after
 from tailrace.config.sections import (
     LogConfig,
@@ -66,13 +67,28 @@ class EngineConfig(Section):
         slots = {slot_named_after(f"{self.name}_{source.name}") for source in self.sources}
         if len(slots) < len(self.sources) or any(len(slot) > SLOT_BYTES_MAX for slot in slots):
             raise ValueError("needs a name for each source that makes it a slot's name of its own")
-        object.__setattr__(self, "sinks", named_sinks(self.sinks))
+        object.__setattr__(self, "sinks", named_sinks(tuple(map(self._decided, self.sinks))))
         return self
+
+    def _decided(self, sink: Sink) -> Sink:
+        if not isinstance(sink, KafkaSink) or sink.atomic_source_offset_commit is not None:
+            return sink
+        wanted = self.engine.atomic_source_offset_commit
+        return sink.model_copy(update={"atomic_source_offset_commit": wanted})
 
     @property
     def has_several(self) -> bool:
         """Whether it was written with `sources`, which may be one: what is kept lies in folders."""
         return self.source is None
+
+    @property
+    def is_atomic_for_nothing(self) -> bool:
+        """Whether `engine.atomic_source_offset_commit` is set, and no offsets are kept in Kafka."""
+        storage = self.engine.offset_storage
+        has_any = any(isinstance(sink, KafkaSink) for sink in self.sinks) or (
+            storage is not None and storage.type == "kafka"
+        )
+        return self.engine.atomic_source_offset_commit and not has_any
 
     @property
     def folders(self) -> Iterator[FolderSink]:

@@ -10,7 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrace.config.fields import MIB, ByteCount, Extension, LocalPath, Section, Text
+from tailrace.config.fields import MIB, ByteCount, Extension, LocalPath, Name, Section, Text
+from tailrace.config.kafka_clients import ClientOptions
 from tailrace.config.predicates import AnyPredicate
 from tailrace.config.transformations import AnyTransformation
 
@@ -72,14 +73,32 @@ class OffsetCommit(Section):
 class OffsetStorage(Section):
     """Where offsets are kept."""
 
-    type: Literal["log", "file", "memory", "postgresql"] = Field(
-        description="`log`: beside the change log; `file`: at `path`; `postgresql`: in a table; `memory`: "
-        "nowhere, each life begins anew."
+    type: Literal["log", "file", "memory", "postgresql", "kafka"] = Field(
+        description="`log`: beside the change log; `file`: at `path`; `postgresql`: in a table; `kafka`: in "
+        "a compacted topic; `memory`: nowhere, each life begins anew."
     )
     path: LocalPath | None = Field(default=None, description="The file, for `file`.")
     dsn: Text | None = Field(default=None, description="Connection string, for `postgresql`.")
     table: str = Field(
         default="tailrace_offsets", min_length=1, description="Table, for `postgresql`; made if missing."
+    )
+    bootstrap_servers: str | None = Field(
+        default=None, min_length=1, description="`host:port`, several with commas between, for `kafka`."
+    )
+    topic: str = Field(
+        default="tailrace-offsets",
+        min_length=1,
+        description="Compacted topic, for `kafka`. Engines and sinks may share it.",
+    )
+    create_topic: bool = Field(default=True, description="Whether it is made if it is missing.")
+    group: Name = Field(
+        default="tailrace", description="With the engine's name the owner of its offsets, for `kafka`."
+    )
+    consumer_isolation_level: Literal["read_committed", "read_uncommitted"] = Field(
+        default="read_committed", description="How offsets are read from `kafka`."
+    )
+    options: ClientOptions = Field(
+        default={}, description="Options of librdkafka, for `kafka`: as those of the sink."
     )
 
     @model_validator(mode="after")
@@ -88,6 +107,8 @@ class OffsetStorage(Section):
             raise ValueError("file needs a path")
         if self.type == "postgresql" and self.dsn is None:
             raise ValueError("postgresql needs a dsn")
+        if self.type == "kafka" and self.bootstrap_servers is None:
+            raise ValueError("kafka needs bootstrap_servers")
         return self
 
 
@@ -129,6 +150,13 @@ class EngineOptions(Section):
         default=RecordProcessing(), description="How records are transformed, converted and handed over."
     )
     offset_commit: OffsetCommit = Field(default=OffsetCommit(), description="When offsets are committed.")
+    atomic_source_offset_commit: bool = Field(
+        default=False,
+        description="For sinks of Kafka that do not say it themselves: whether records and their offset are "
+        "one transaction. For `offset_storage` in Kafka: whether the offsets of a commit are, so that an "
+        "older engine of the same name can write no more. Ignored, with a warning, where no offsets are kept "
+        "in Kafka.",
+    )
     offset_storage: OffsetStorage | None = Field(
         default=None,
         description="Where offsets are kept. Default: with the connector's log; in memory where it has none.",

@@ -43,10 +43,11 @@ class KafkaSink(SinkConfig):
         description="Begins the transactional id, `<group>-<pipeline>-<task>`: who shares it on one cluster "
         "fences each other.",
     )
-    atomic_source_offset_commit: bool = Field(
-        default=False,
+    atomic_source_offset_commit: bool | None = Field(
+        default=None,
         description="`true`: exactly once: the records of a batch and the offset that they lead to are one "
-        "transaction. `false`: at least once, the offset is written when the records are acknowledged.",
+        "transaction. `false`: at least once, the offset is written when the records are acknowledged. "
+        "Default: `engine.atomic_source_offset_commit`.",
     )
     offsets_topic: str = Field(
         default="tailrace-offsets",

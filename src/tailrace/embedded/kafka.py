@@ -66,12 +66,17 @@ def find_jars() -> Path:
     return jars
 
 
+#: Of the doors that ask who one is: SCRAM over plain connections, and over TLS.
+SASL, SASL_TLS = "SASL", "SASLTLS"
+
+
 @dataclass(slots=True)
 class _Node:
     number: int
     directory: Path
     port: int
     controller_port: int
+    guarded: Mapping[str, int]  # ports by the door's name
     process: list[subprocess.Popen[bytes]] = field(default_factory=list)  # empty, or the one that runs
 
 
@@ -82,6 +87,9 @@ class EmbeddedKafka:
     :param nodes: how many brokers; topics of the broker's own are kept on all of them.
     :param directory: where data and logs live; it is kept. None: a temporary one, removed by `close`.
     :param settings: of each broker, over `DEFAULT_SETTINGS`.
+    :param keystore: a PEM file with key and certificate for 127.0.0.1. With it each node has two more
+        doors, `SASL` and `SASL_TLS`, that ask for SCRAM credentials, and an authorizer: whoever comes
+        through them may do what ACLs allow; whoever comes by `bootstrap`, everything.
 
     Not thread-safe, but `kill` may be called from any thread.
     """
@@ -93,14 +101,23 @@ class EmbeddedKafka:
         nodes: int = 1,
         directory: Path | None = None,
         settings: Mapping[str, str] | None = None,
+        keystore: Path | None = None,
     ) -> None:
         self._jars = jars
         self._temporary = directory is None
         self.directory = Path(tempfile.mkdtemp(prefix="tailrace-kafka-")) if directory is None else directory
-        self._settings = {**DEFAULT_SETTINGS, **(settings or {})}
+        guard = {} if keystore is None else _guard_settings(keystore)
+        self._settings = {**DEFAULT_SETTINGS, **guard, **(settings or {})}
+        doors = () if keystore is None else (SASL, SASL_TLS)
         self._cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self._nodes = [
-            _Node(number, self.directory / f"node-{number}", free_port(), free_port())
+            _Node(
+                number,
+                self.directory / f"node-{number}",
+                free_port(),
+                free_port(),
+                {door: free_port() for door in doors},
+            )
             for number in range(1, nodes + 1)
         ]
         self._at_exit = weakref.finalize(self, _end_if_ours, os.getpid(), [n.process for n in self._nodes])
@@ -109,6 +126,10 @@ class EmbeddedKafka:
     def bootstrap(self) -> str:
         """`bootstrap.servers` of a client."""
         return ",".join(f"127.0.0.1:{node.port}" for node in self._nodes)
+
+    def bootstrap_at(self, door: str) -> str:
+        """Return `bootstrap.servers` of a client that comes in by `SASL` or `SASL_TLS`."""
+        return ",".join(f"127.0.0.1:{node.guarded[door]}" for node in self._nodes)
 
     def log_path(self, node: int = 1) -> Path:
         """Return where a node writes its log."""
@@ -212,15 +233,17 @@ class EmbeddedKafka:
     def _properties(self, node: _Node) -> dict[str, str]:
         voters = ",".join(f"{n.number}@127.0.0.1:{n.controller_port}" for n in self._nodes)
         copies = str(len(self._nodes))
+        doors = {"PLAINTEXT": node.port, **node.guarded}
+        protocols = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT", **_GUARDED_PROTOCOLS}
         return {
             "process.roles": "broker,controller",
             "node.id": str(node.number),
             "controller.quorum.voters": voters,
-            "listeners": f"PLAINTEXT://127.0.0.1:{node.port},CONTROLLER://127.0.0.1:{node.controller_port}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{node.port}",
+            "listeners": _addresses({**doors, "CONTROLLER": node.controller_port}),
+            "advertised.listeners": _addresses(doors),
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "listener.security.protocol.map": ",".join(f"{name}:{how}" for name, how in protocols.items()),
             "log.dirs": str(node.directory / "data"),
             "offsets.topic.replication.factor": copies,
             "transaction.state.log.replication.factor": copies,
@@ -248,6 +271,33 @@ class EmbeddedKafka:
             f"start Kafka: node {node.number} did not come up: {words}",
             "see what it says",
         )
+
+
+_GUARDED_PROTOCOLS = {SASL: "SASL_PLAINTEXT", SASL_TLS: "SASL_SSL"}
+_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
+def _guard_settings(keystore: Path) -> dict[str, str]:
+    logins = {
+        f"listener.name.{door.lower()}.{mechanism.lower()}.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        )
+        for door in _GUARDED_PROTOCOLS
+        for mechanism in _MECHANISMS
+    }
+    return {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        # Whoever comes by the door without a guard, the nodes themselves among them.
+        "super.users": "User:ANONYMOUS",
+        "sasl.enabled.mechanisms": ",".join(_MECHANISMS),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(keystore),
+        **logins,
+    }
+
+
+def _addresses(ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
 
 
 def _kill(processes: list[subprocess.Popen[bytes]]) -> None:

@@ -118,6 +118,7 @@ def assemble(
     if not wanted and file is not None:
         processor, chosen = Unheard, _unheard(chosen)
     called = name or (file.name if file else "engine")
+    _warn_of_ignored(chosen, wanted=wanted, is_for_nothing=file is None or file.is_atomic_for_nothing)
     return Parts(
         name=called,
         connector=found,
@@ -178,7 +179,7 @@ def _store(
     if offsets is not None:
         return lambda: offsets
     if storage is not None and storage.type != "log":
-        return lambda: offset_stores.store_for(storage, name)
+        return lambda: offset_stores.store_for(storage, name, atomic=options.atomic_source_offset_commit)
     if isinstance(connector, KeepsOffsets):
         return lambda: connector.offset_store(name, settings)
     if storage is not None:
@@ -236,6 +237,16 @@ def _processor(
         backoff=backoff,
         name=name,
     )
+
+
+def _warn_of_ignored(options: EngineOptions, *, wanted: bool, is_for_nothing: bool) -> None:
+    storage = options.offset_storage
+    in_kafka = storage is not None and storage.type == "kafka"
+    if options.atomic_source_offset_commit and not in_kafka and (wanted or is_for_nothing):
+        log.warning(
+            "atomic_source_offset_commit is ignored: the engine's offsets are not kept in Kafka",
+            offset_storage="the connector's" if storage is None else storage.type,
+        )
 
 
 def _invalid(found: str, hint: str) -> TailraceError:

@@ -79,6 +79,7 @@ class OffsetCommitter:
         self._writes: queue.SimpleQueue[_Write | None] | None = None
         self._thread: threading.Thread | None = None
         self._failures = 0
+        self._preempted: TailraceError | None = None
         self._closed = False
 
     @property
@@ -101,8 +102,10 @@ class OffsetCommitter:
     def take(self, batch: Batch) -> None:
         """Take note of a batch as it was polled, in the order of its partition, before it is processed.
 
-        :raises TailraceError: `ENGINE_MISUSED` if far too many batches were not marked.
+        :raises TailraceError: `ENGINE_MISUSED` if far too many batches were not marked;
+            `OFFSETS_PREEMPTED`, as `tick`.
         """
+        self._raise_if_preempted()
         key = tuple(sorted(batch.partition.items()))
         with self._lock:
             kept = self._kept.get(key)
@@ -138,10 +141,21 @@ class OffsetCommitter:
 
     def mark_batch_finished(self, batch: Batch) -> None:
         """Say that no more will be marked in `batch` by who calls: commits if the policy wants it."""
-        self.tick()
+        self._commit_if_due()
 
     def tick(self) -> None:
-        """Commit if the policy wants it: after a batch, and while nothing comes."""
+        """Commit if the policy wants it: after a batch, and while nothing comes.
+
+        :raises TailraceError: `OFFSETS_PREEMPTED` if the store has said so: another engine has taken over.
+        """
+        self._raise_if_preempted()
+        self._commit_if_due()
+
+    def _raise_if_preempted(self) -> None:
+        if self._preempted is not None:
+            raise self._preempted
+
+    def _commit_if_due(self) -> None:
         with self._lock:
             write = None if self._closed else self._due()
             self._begin_write(write)
@@ -244,6 +258,8 @@ class OffsetCommitter:
         with self._lock:
             self._failures += 1
             self._write = None
+            if isinstance(error, TailraceError) and error.kind is Kind.OFFSETS_PREEMPTED:
+                self._preempted = error
         message = error.message if isinstance(error, TailraceError) else type(error).__name__
         log.warning(
             "offsets were not stored: tried again at a later batch",

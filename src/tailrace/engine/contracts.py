@@ -79,6 +79,7 @@ class OffsetStore(OffsetReader, Protocol):
         """Keep these offsets, all or none of them; durable when it returns. Any thread.
 
         :raises TailraceError: `OFFSETS_UNWRITABLE`; the engine goes on, warns and tries again later.
+            `OFFSETS_PREEMPTED`, if another engine has taken over; the task fails with it.
         """
         ...
 

@@ -1,7 +1,8 @@
 """Where offsets are kept: in a file, or in memory alone.
 
-With the change log they are kept by its connector, in a table of PostgreSQL by what the entry point
-`postgresql` of `tailrace.offset_stores` names; others bring an object (`contracts.OffsetStore`).
+With the change log they are kept by its connector, in a topic by `kafka.offset_store`, in a table of
+PostgreSQL by what the entry point `postgresql` of `tailrace.offset_stores` names; others bring an
+object (`contracts.OffsetStore`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _FORM = 1
 Key = tuple[tuple[str, str], ...]
 
 
-def store_for(storage: OffsetStorage, name: str) -> OffsetStore:
+def store_for(storage: OffsetStorage, name: str, *, atomic: bool = False) -> OffsetStore:
     """Return the store that the configuration names, for the engine `name`; `log` is the connector's.
 
+    :param atomic: `EngineOptions.atomic_source_offset_commit`.
     :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT` if it can't be loaded.
     """
     if storage.type == "memory":
@@ -38,6 +40,11 @@ def store_for(storage: OffsetStorage, name: str) -> OffsetStore:
     if storage.type == "file":
         assert storage.path is not None
         return FileOffsetStore(storage.path, name)
+    if storage.type == "kafka":
+        # Only now: engines without Kafka need not load its client.
+        from tailrace.kafka.offset_store import KafkaOffsetStore
+
+        return KafkaOffsetStore(storage, name, atomic=atomic)
     make = extensions.factory(extensions.OFFSET_STORES, storage.type, ("start", "read", "write", "stop"))
     found: OffsetStore = make(storage, name)
     return found

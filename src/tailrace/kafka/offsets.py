@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -31,7 +31,12 @@ PARTITIONS = 25
 
 def key_of(group: str, pipeline: str, task: str) -> bytes:
     """Return the key of a task's offset."""
-    return json.dumps([f"{group}-{pipeline}", {"task": task}], separators=(",", ":")).encode()
+    return source_key(f"{group}-{pipeline}", {"task": task})
+
+
+def source_key(owner: str, partition: Mapping[str, Any]) -> bytes:
+    """Return the key of the offset of a source's partition; the order of its members does not matter."""
+    return json.dumps([owner, dict(sorted(partition.items()))], separators=(",", ":")).encode()
 
 
 def task_in(key: bytes, group: str, pipeline: str) -> str | None:
@@ -112,6 +117,16 @@ class OffsetsTopic:
         """
         found = self._newest([self.partition(key)], key.__eq__, isolation).get(key)
         return None if found is None else parsed(found.value, self.name)
+
+    def read_each(self, keys: Collection[bytes], isolation: str) -> dict[bytes, dict[str, Any]]:
+        """Return the newest value of each key that has one; as `read`.
+
+        :raises TailraceError: `OFFSETS_UNREADABLE`.
+        """
+        partitions = sorted({self.partition(key) for key in keys})
+        newest = self._newest(partitions, frozenset(keys).__contains__, isolation)
+        values = {key: parsed(found.value, self.name) for key, found in newest.items()}
+        return {key: value for key, value in values.items() if value is not None}
 
     def newest(
         self, wanted: Callable[[bytes], bool], isolation: str = "read_committed"

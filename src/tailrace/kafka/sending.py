@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.failures import failure_of
+from tailrace.kafka.offsets import OffsetsTopic
 from tailrace.records.events import Converted
 
 #: Most messages and bytes that are under way.
@@ -59,6 +60,13 @@ class Sender:
             failpoints.hit("kafka.in_batch")
             self.raise_if_failed(topic)
 
+    def send_offset(self, topic: OffsetsTopic, key: bytes, value: bytes | None) -> None:
+        """Hand one offset over.
+
+        :raises KafkaException: if it is refused at once; what it meets later, `flush` raises.
+        """
+        self._producer.produce(topic.name, value, key, topic.partition(key), on_delivery=self._delivered)
+
     def _send_batch(self, topic: str, keys: Sequence[Any], values: Sequence[Any], at: int) -> None:
         chunk = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
         size = sum(len(value or b"") for value in values)
@@ -87,15 +95,16 @@ class Sender:
         self._under_way.append((self._sent, size))
         self._under_way_bytes += size
 
-    def flush(self) -> None:
+    def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything is delivered.
 
         :raises TailraceError: what a message met; `SINK_WRITE_FAILED` after the timeout.
         """
-        left = self._producer.flush(self._timeout_s)
+        timeout_s = timeout_s or self._timeout_s
+        left = self._producer.flush(timeout_s)
         self.raise_if_failed("")
         if left:
-            raise _no_room(f"deliver {left} messages", self._timeout_s)
+            raise _no_room(f"deliver {left} messages", timeout_s)
 
     def raise_if_failed(self, topic: str) -> None:
         """Raise what a message met.

@@ -39,6 +39,9 @@ class Writer(Protocol):
     def commit(self, offset: Offset | None) -> None:
         """End the batch: what was sent and `offset` are durable when it returns. None: there is none now."""
 
+    def commit_all(self, offsets: Mapping[bytes, Offset | None], timeout_s: float | None = None) -> None:
+        """As `commit`, with the offsets of several keys; it may take so long, or as long as any commit."""
+
     def close(self) -> None:
         """Give up what was sent and not committed, and let go of the producer."""
 
@@ -107,12 +110,19 @@ class AtomicWriter:
         :raises TailraceError: `SINK_PREEMPTED`; `SINK_WRITE_FAILED`, when nothing of the batch was
             committed or when that is not known: the next life finds out before it does anything.
         """
+        self.commit_all({self._task.key: offset})
+
+    def commit_all(self, offsets: Mapping[bytes, Offset | None], timeout_s: float | None = None) -> None:
+        """As `Writer.commit_all`, atomically.
+
+        :raises TailraceError: as `commit`.
+        """
         self._begin()  # progress without records is an offset too
         self._step(Event.DUE)
         failpoints.hit("kafka.before_offset")
-        self._attempt("write the offset", lambda: self._send_offset(offset), committing=True)
+        self._attempt("write the offset", lambda: self._send_offsets(offsets), committing=True)
         failpoints.hit("kafka.before_commit")
-        self._attempt("commit a transaction", self._commit, committing=True)
+        self._attempt("commit a transaction", lambda: self._commit(timeout_s), committing=True)
         failpoints.hit("kafka.after_commit")
         self._step(Event.COMMITTED)
 
@@ -136,13 +146,12 @@ class AtomicWriter:
     def _initialise(self) -> None:
         persist(self._task.timeout_s, self._producer.init_transactions)
 
-    def _send_offset(self, offset: Offset | None) -> None:
-        topic = self._task.offsets
-        value = value_of(offset)
-        self._producer.produce(topic.name, value, self._task.key, topic.partition(self._task.key))
+    def _send_offsets(self, offsets: Mapping[bytes, Offset | None]) -> None:
+        for key, offset in offsets.items():
+            self._sender.send_offset(self._task.offsets, key, value_of(offset))
 
-    def _commit(self) -> None:
-        persist(self._task.timeout_s, self._producer.commit_transaction)
+    def _commit(self, timeout_s: float | None) -> None:
+        persist(timeout_s or self._task.timeout_s, self._producer.commit_transaction)
 
     def _abort(self) -> None:
         try:
@@ -206,15 +215,22 @@ class PlainWriter:
 
         :raises TailraceError: `SINK_WRITE_FAILED`, `SINK_REFUSED`, `SINK_RECORD_TOO_LARGE`.
         """
-        self._sender.flush()
+        self.commit_all({self._task.key: offset})
+
+    def commit_all(self, offsets: Mapping[bytes, Offset | None], timeout_s: float | None = None) -> None:
+        """As `Writer.commit_all`: on an error some may be written, and others not.
+
+        :raises TailraceError: as `commit`.
+        """
+        self._sender.flush(timeout_s)
         failpoints.hit("kafka.before_offset")
         topic = self._task.offsets
-        value = value_of(offset)
         try:
-            self._producer.produce(topic.name, value, self._task.key, topic.partition(self._task.key))
+            for key, offset in offsets.items():
+                self._sender.send_offset(topic, key, value_of(offset))
         except KafkaException as error:
             raise failure_of(error_of(error), "write the offset", topic=topic.name) from error
-        self._sender.flush()
+        self._sender.flush(timeout_s)
         failpoints.hit("kafka.after_commit")
 
     def close(self) -> None:

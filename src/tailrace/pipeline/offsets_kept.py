@@ -164,7 +164,7 @@ def _opened(storage: OffsetStorage | None, config: EngineConfig) -> Iterator[Off
     if storage.type == "memory" or (storage.path is not None and not storage.path.exists()):
         yield None
         return
-    store = store_for(storage, config.name)
+    store = store_for(storage, config.name, atomic=config.engine.atomic_source_offset_commit)
     try:
         if storage.type == "file":
             store.start()  # the others connect when they are asked, and make nothing then

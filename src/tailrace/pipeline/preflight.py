@@ -178,7 +178,12 @@ def _java() -> Iterator[Finding]:
 
 def _settings(pipeline: EngineConfig) -> Iterator[Finding]:
     pipeline.spark.settings()
-    yield from ()
+    if pipeline.is_atomic_for_nothing:
+        yield warning(
+            Kind.CONFIG_INVALID,
+            "engine.atomic_source_offset_commit is ignored: no offsets are kept in Kafka",
+            "leave it out, or keep offsets there: a sink of the type kafka, or engine.offset_storage",
+        )
 
 
 def _open_log(pipeline: PipelineConfig, found: list[Finding]) -> LogDirectory | None:

@@ -159,7 +159,7 @@ def account_of(config: KafkaConfig, pipeline: str) -> Account:
         config.group,
         pipeline,
         TASK,
-        config.atomic_source_offset_commit,
+        bool(config.atomic_source_offset_commit),
         config.consumer_isolation_level,
         config.offset_flush_timeout_ms,
     )

@@ -70,13 +70,14 @@ def test_an_engine_that_was_taken_over_stops_and_says_so(kafka: EmbeddedKafka, t
             options=options,
         )
 
-    with engine(0) as first:
-        wait_until(lambda: sources[0].committed["0-0"][-1:] == [50], 60, "the first engine's last commit")
-        with engine(1):
-            sources[0].append(10)
-            sources[1].append(10)
-            wait_until(lambda: len(got[1]) >= 10, 60, "the records of the second")
-            with pytest.raises(TailraceError) as ended:
-                first.wait(60)
+    first = engine(0)
+    first.start()
+    wait_until(lambda: sources[0].committed["0-0"][-1:] == [50], 60, "the first engine's last commit")
+    with engine(1):
+        sources[0].append(10)
+        sources[1].append(10)
+        wait_until(lambda: len(got[1]) >= 10, 60, "the records of the second")
+        with pytest.raises(TailraceError) as ended:
+            first.wait(60)
     assert ended.value.kind is Kind.OFFSETS_PREEMPTED
     assert got[1][-10:] == list(range(51, 61))

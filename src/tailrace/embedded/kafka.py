@@ -109,7 +109,8 @@ class EmbeddedKafka:
         guard = {} if keystore is None else _guard_settings(keystore)
         self._settings = {**DEFAULT_SETTINGS, **guard, **(settings or {})}
         doors = () if keystore is None else (SASL, SASL_TLS)
-        self._cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # With a zero in front it never begins with "-", which Kafka's own tool would take for an option.
+        self._cluster = urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         self._nodes = [
             _Node(
                 number,

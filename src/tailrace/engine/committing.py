@@ -260,6 +260,10 @@ class OffsetCommitter:
             self._write = None
             if isinstance(error, TailraceError) and error.kind is Kind.OFFSETS_PREEMPTED:
                 self._preempted = error
+        if self._preempted is not None:
+            log.error("offsets are another engine's now: this one stops", task=self._name)
+            write.done.set()
+            return
         message = error.message if isinstance(error, TailraceError) else type(error).__name__
         log.warning(
             "offsets were not stored: tried again at a later batch",

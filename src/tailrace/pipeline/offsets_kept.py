@@ -123,16 +123,16 @@ def _of_sink(sink: KafkaSink, pipeline: PipelineConfig) -> Iterator[dict[str, An
     except TailraceError as error:
         yield {**entry, "task": None, **_place(pipeline, "", None), "error": error.as_json()}
         return
-    for each in found or [None]:
-        if each is None:
-            yield {**entry, "task": TASK, **_place(pipeline, "", None), "error": None}
-            continue
-        where = {"partition": each.partition, "offset": each.offset, "committed_us": each.time_us}
+    if not found:
+        yield {**entry, "task": TASK, **_place(pipeline, "", None), "error": None}
+    for each in found:
         yield {
             **entry,
             "task": each.task,
             **_place(pipeline, each.log_id, each.log_offset),
-            **where,
+            "partition": each.partition,
+            "offset": each.offset,
+            "committed_us": each.time_us,
             "error": None,
         }
 

@@ -129,6 +129,12 @@ class PythonSink(SinkConfig):
         description="Least milliseconds from batch to batch when there is no backlog.",
     )
 
+    @model_validator(mode="after")
+    def _keep_place(self) -> Self:
+        # Where the file lies is known now, and to nobody who is given these settings later.
+        self.model_fields_set.add("python_path")
+        return self
+
     @property
     def target(self) -> str:
         return self.handler.rpartition(":")[2].rpartition(".")[2]

@@ -1,0 +1,28 @@
+"""The workload itself: what it promises a test."""
+
+from __future__ import annotations
+
+import pytest
+
+from differential.kinds import KEY_PARTS
+from differential.statements import Cursor
+from differential.tables import SERIAL, Column, Table
+from differential.workload import Workload
+from fix_postgres import Database
+
+
+@pytest.mark.any_postgres("SQL of every version")
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_table_whose_keys_are_all_taken_is_touched_all_the_same(pg: Database, deferrable: bool) -> None:
+    work = Workload(pg.dsn, 7, "none")
+    try:
+        columns = (Column("uid", SERIAL, required=True), Column("k0", KEY_PARTS[0], required=True))
+        wanted = Table(0, "public", "full", columns, ("k0",), "f", deferrable)
+        table = work.create(Cursor(work._sessions[0].connection), wanted)
+        pg.execute('insert into "full" select n, n from generate_series(0, 3) n')  # every key that it makes
+        work.tables = {table.oid: table}
+        work.touch()
+        (changes,) = work.committed
+        assert changes > 1  # room was made
+    finally:
+        work.close()

@@ -15,23 +15,25 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from tailrace.records.batch import Batch, Offset, Partition
-from tailrace.records.events import Event, Events
-from tailrace.records.group import Group
-from tailrace.records.record import Record
+if TYPE_CHECKING:
+    # Records bring every kernel with them; who reads offsets or a status needs none.
+    from tailrace.records.batch import Batch, Offset, Partition
+    from tailrace.records.events import Event, Events
+    from tailrace.records.group import Group
+    from tailrace.records.record import Record
 
 #: The configuration of a connector or a task: JSON values; secrets are references, never resolved.
 Settings = Mapping[str, Any]
 
 #: Handlers of one record or event. They return nothing; what they raise stops the task, or has the
 #: record delivered again where the error is one that is retried.
-RecordHandler = Callable[[Record], None] | Callable[[Event], None]
+RecordHandler: TypeAlias = "Callable[[Record], None] | Callable[[Event], None]"
 
 #: Handlers of a batch, or of a batch that was converted. When one returns, the whole batch counts as
 #: processed; when it raises, nothing of it does.
-BatchHandler = Callable[[Batch], None] | Callable[[Events], None]
+BatchHandler: TypeAlias = "Callable[[Batch], None] | Callable[[Events], None]"
 
 
 class Clock(Protocol):

@@ -19,7 +19,7 @@ from fix_wait import wait_until
 from kafka.once import KEYS, numbers, reached, writer
 from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.offsets import partition_of
+from tailrace.kafka.partitioning import partition_of
 from tailrace.kafka.transaction import State
 
 QUIET = {"log_level": 0}

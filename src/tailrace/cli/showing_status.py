@@ -43,6 +43,8 @@ def words(found: dict[str, Any]) -> list[str]:
         behind = _lag(sink["lag_bytes"], sink["lag_s"])
         name = f"{sink['source']} → {sink['name']}" if "source" in sink else sink["name"]
         lines.append(f"  {name:<15} {sink['state']:<10} {place}, {behind} behind the log")
+        if sink.get("dead_letters"):
+            lines.append(f"    {sink['dead_letters']:,} records were too large and are dead letters")
         if sink["error"]:
             lines += _error(sink["error"], "    ")
     if found["error"]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tailrace.config.engine_options import Milliseconds
 from tailrace.config.fields import Extension, Name, Section
 from tailrace.config.kafka_clients import ClientOptions, client_settings
 from tailrace.config.patterns import Patterns
+from tailrace.config.predicates import AnyPredicate
 from tailrace.config.sinks import Pacing, SinkConfig
+from tailrace.config.transformations import AnyTransformation
+
+_TOPIC_LIMIT = "max.message.bytes"
+#: librdkafka's own `batch.size`.
+_BATCH_BYTES = 1_000_000
 
 
 class TopicRule(Section):
@@ -25,6 +32,30 @@ class TopicRule(Section):
         default=None, description="Copies of each partition. Default: the cluster's."
     )
     settings: dict[str, str] = Field(default={}, description="Settings of the topic, under Kafka's names.")
+
+
+def _placeholders(topic: str) -> str:
+    left = re.sub(r"\{(prefix|schema|table)\}", "", topic)
+    if "{" in left or "}" in left:
+        raise ValueError("has a placeholder that is none of {prefix}, {schema} and {table}")
+    return topic
+
+
+class TopicRoute(Section):
+    """Where the changes of matching tables go."""
+
+    tables: Patterns = Field(
+        description="Tables whose changes go there; the first route that matches counts."
+    )
+    topic: Annotated[str, Field(min_length=1), AfterValidator(_placeholders)] = Field(
+        description="Name of the topic, in which `{prefix}`, `{schema}` and `{table}` are replaced. Tables "
+        "may share one."
+    )
+
+    def topic_of(self, prefix: str, schema: str, table: str) -> str:
+        """Return the topic of a table that matches."""
+        found = {"{prefix}": prefix, "{schema}": schema, "{table}": table}
+        return re.sub(r"\{\w+\}", lambda name: found[name[0]], self.topic)
 
 
 class KafkaSink(SinkConfig):
@@ -83,6 +114,41 @@ class KafkaSink(SinkConfig):
     topics: tuple[TopicRule, ...] = Field(
         default=(), description="How topics are made; without a rule, with one partition."
     )
+    routes: tuple[TopicRoute, ...] = Field(
+        default=(),
+        description="Topics of tables that don't go to their own, `<topic_prefix>.<schema>.<table>`.",
+    )
+    transformations: Annotated[tuple[AnyTransformation, ...], Field(max_length=100)] = Field(
+        default=(),
+        description="What changes go through before they are converted, in this order: see "
+        "[Transformations](transformations.md). Their topic is the one they would go to; `route` changes it.",
+    )
+    predicates: dict[str, AnyPredicate] = Field(
+        default={}, description="By name, what chooses records for transformations."
+    )
+    partition_by: Literal["key", "transaction"] = Field(
+        default="key",
+        description="`key`: all changes of a key are in one partition, as Java's clients place it; "
+        "`transaction`: all of a transaction, and changes of one key are in order within each alone.",
+    )
+    too_large: Literal["fail", "dead_letter"] = Field(
+        default="fail",
+        description="A record that its topic can't hold: `fail` stops the sink with its table and place; "
+        "`dead_letter` writes what is known of it to `dead_letter_topic`, in the same transaction.",
+    )
+    dead_letter_topic: str = Field(default="", description="Default: `<topic_prefix>.dead-letter`.")
+    dead_letter_value_bytes: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="How much of the beginning of its value a dead letter keeps. 0: no value.",
+    )
+    provide_transaction_metadata: bool = Field(
+        default=False,
+        description="Whether each transaction's BEGIN and END, with its counts of events, are written to "
+        "`transaction_topic`, and records tell their transaction.",
+    )
+    transaction_topic: str = Field(default="", description="Default: `<topic_prefix>.transaction`.")
     converter: Extension = Field(
         default=Extension.model_validate({"type": "json"}), description="Form of keys and values."
     )
@@ -113,4 +179,14 @@ class KafkaSink(SinkConfig):
 
         :raises TailraceError: `SECRET_MISSING`.
         """
-        return client_settings(self.options)
+        found = client_settings(self.options)
+        limits = [int(rule.settings.get(_TOPIC_LIMIT, _BATCH_BYTES)) for rule in self.topics]
+        if (smallest := min(limits, default=_BATCH_BYTES)) < _BATCH_BYTES:
+            # What the broker compares with a topic's limit are batches, and the client splits none.
+            found.setdefault("batch.size", str(smallest))
+        return found
+
+    def converter_options(self) -> dict[str, Any]:
+        """Return the converter's options, with what follows from the sink's own."""
+        told = {"provide_transaction_metadata": True} if self.provide_transaction_metadata else {}
+        return {**told, **self.converter.options}

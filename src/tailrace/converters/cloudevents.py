@@ -31,7 +31,7 @@ from tailrace.converters.picture import (
     Picture,
     row_schema,
 )
-from tailrace.converters.plain import plain_documents
+from tailrace.converters.plain import convert_plain, plain_documents
 from tailrace.converters.planning import Planned, key_headers, plan_events
 from tailrace.converters.schemas import struct, written
 from tailrace.converters.writing import facts_of, is_filled, picture_of, with_times, write_values
@@ -74,10 +74,14 @@ class CloudEventsConverter:
     def convert(self, group: Group) -> Converted:
         """Return keys as JSON, and values as whole events or, in binary mode, as their data.
 
+        Records that tell no source at all (heartbeats, boundaries of transactions) are no events, and
+        are JSON alone.
         :raises TailraceError: `CONFIG_INVALID` if the source is not PostgreSQL.
         """
         options = self._options
         facts = facts_of(group, options.topic_prefix)
+        if not group.is_change and "source" not in group.columns.schema.names:
+            return convert_plain(group, facts.name, with_schema=options.schemas_enable)
         picture, planned = self._planned(group)
         if picture.source is not None:
             raise _no_postgres(group)
@@ -105,7 +109,7 @@ class CloudEventsConverter:
         picture, there = plain_picture_of(group)
         rows = np.arange(len(picture), dtype=np.int64)
         op = np.where(there, picture.op, 0).astype(np.uint8)
-        keys = plain_documents(group, group.column("key"), None)
+        keys = plain_documents(group, group.column("key"))
         plan = Plan(rows, op, picture.choice, picture.wanted)
         return picture, Planned(plan, None if keys.null_count == len(keys) else keys)
 

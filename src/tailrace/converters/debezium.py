@@ -30,9 +30,9 @@ from tailrace.converters.picture import (
     Picture,
     row_schema,
 )
-from tailrace.converters.plain import convert_plain
+from tailrace.converters.plain import convert_plain, plain_payloads
 from tailrace.converters.planning import key_headers, plan_events
-from tailrace.converters.schemas import Schema, written
+from tailrace.converters.schemas import EventSchemas, Schema, written
 from tailrace.converters.writing import facts_of, is_filled, picture_of, write_values
 from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.documents import Template
@@ -57,24 +57,46 @@ class JsonConverter:
 
     def convert(self, group: Group) -> Converted:
         """Return keys and values as JSON, in arrays of texts."""
-        facts = facts_of(group, self._options.topic_prefix)
+        with_schema = self._options.schemas_enable
         if not group.is_change:
-            return convert_plain(group, facts.name, with_schema=self._options.schemas_enable)
+            return convert_plain(group, self._facts(group).name, with_schema=with_schema)
         picture = picture_of(group)
-        filled = is_filled(self._options.rows_in_part, with_schema=self._options.schemas_enable)
-        value_schema, key_schema = None, None
-        if self._options.schemas_enable:
-            value_schema, key_schema = _schemas(picture, group, facts.name, filled=filled)
+        filled = is_filled(self._options.rows_in_part, with_schema=with_schema)
+        schemas = self._schemas(picture, group, filled=filled) if with_schema else None
+        return self._events(group, picture, schemas, filled=filled)
+
+    def payloads(self, group: Group) -> tuple[Converted, EventSchemas]:
+        """Return events that carry no schema, and the schemas that they have: for who keeps those elsewhere.
+
+        Each object has all members that its schema has, in the same order.
+        """
+        if not group.is_change:
+            return plain_payloads(group, self._facts(group).name)
+        picture = picture_of(group)
+        events = self._events(group, picture, None, filled=True)
+        return events, self._schemas(picture, group, filled=True)
+
+    def close(self) -> None:
+        """Let go of nothing: there is nothing held."""
+
+    def _facts(self, group: Group) -> SourceFacts:
+        return facts_of(group, self._options.topic_prefix)
+
+    def _schemas(self, picture: Picture, group: Group, *, filled: bool) -> EventSchemas:
+        return _schemas(picture, group, self._facts(group).name, filled=filled)
+
+    def _events(
+        self, group: Group, picture: Picture, schemas: EventSchemas | None, *, filled: bool
+    ) -> Converted:
+        key_schema = None if schemas is None or schemas.key is None else schemas.key_text
         planned = plan_events(picture, key_schema, tombstones=self._options.tombstones_on_delete)
         now_ns = functools.cache(self._now_ns)  # one time for all events of the group
-        template = self._template(picture, facts, value_schema, now_ns)
+        value_schema = None if schemas is None else schemas.value_text
+        template = self._template(picture, self._facts(group), value_schema, now_ns)
         values = write_values(picture, planned, template, filled=filled, now_ns=now_ns)
         rows = planned.plan.rows
         headers = key_headers(planned, group.headers, rows)
         return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
-
-    def close(self) -> None:
-        """Let go of nothing: there is nothing held."""
 
     def _template(
         self, picture: Picture, facts: SourceFacts, schema: str | None, now_ns: Callable[[], int]
@@ -139,19 +161,19 @@ def _members(values: dict[str, str]) -> str:
     return written(values)[1:-1]
 
 
-def _schemas(picture: Picture, group: Group, prefix: str, *, filled: bool) -> tuple[str, str | None]:
+def _schemas(picture: Picture, group: Group, prefix: str, *, filled: bool) -> EventSchemas:
     is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
     key = None if picture.key is None else tuple(picture.key.fields)
     name = f"{prefix}.{picture.schema}.{picture.table}" if picture.schema else f"{prefix}.{picture.table}"
     source = schemas.SOURCE if picture.source is None else picture.source[1]
     if picture.is_message:
-        return _message_schemas(picture)
+        return _message_schemas(picture.fields[1])
     return _table_schemas(name, tuple(picture.fields), key, source, filled or is_full)
 
 
-def _message_schemas(picture: Picture) -> tuple[str, str]:
-    content = picture.fields[1].how.schema
-    return written(schemas.message(content).document()), written(schemas.MESSAGE_KEY.document())
+@functools.lru_cache(maxsize=16)
+def _message_schemas(content: Field) -> EventSchemas:
+    return EventSchemas(schemas.message(content.how.schema), schemas.MESSAGE_KEY)
 
 
 @functools.lru_cache(maxsize=256)
@@ -161,10 +183,10 @@ def _table_schemas(
     key: tuple[Field, ...] | None,
     source: Schema,
     all_there: bool,
-) -> tuple[str, str | None]:
+) -> EventSchemas:
     names = frozenset(() if key is None else (field.name for field in key))
     row = row_schema(f"{name}.Value", fields, all_there=all_there, key=names)
-    value = written(schemas.envelope(name, row, source).document())
+    value = schemas.envelope(name, row, source)
     if key is None:
-        return value, None
-    return value, written(row_schema(f"{name}.Key", key, all_there=True, key=names).document())
+        return EventSchemas(value, None)
+    return EventSchemas(value, row_schema(f"{name}.Key", key, all_there=True, key=names))

@@ -25,6 +25,9 @@ from tailrace.model import ValueModes, ValueType
 _BYTEA, _BIT, _VARBIT = 17, 1560, 1562
 _BITS_MAX = 2_147_483_647
 
+#: Of a field's metadata: what its values' schema is called.
+_NAME, _VERSION = b"connect.name", b"connect.version"
+
 #: Forms that a kernel can't write as Java does: numbers that are no doubles yet.
 _ROUNDED = (forms.DOUBLE, forms.AMOUNT_DOUBLE)
 
@@ -220,6 +223,28 @@ def like(arrow: pa.DataType) -> ValueType | None:
     return None
 
 
+def named_field(name: str, arrow: pa.DataType, schema: str, version: int) -> pa.Field:
+    """Return a field without nulls whose values have a schema with a name and a version."""
+    named = {_NAME: schema.encode(), _VERSION: str(version).encode()}
+    return pa.field(name, arrow, nullable=False, metadata=named)
+
+
+def given_field(field: pa.Field, modes: ValueModes) -> Given:
+    """Return how values of a field are given, their schema under the name that the field has for it."""
+    found, told = given_arrow(field.type, modes), given_name(field)
+    if told is None:
+        return found
+    return replace(found, schema=replace(found.schema, name=told[0], version=told[1]))
+
+
+def given_name(field: pa.Field) -> tuple[str, int | None] | None:
+    """Return the name and the version that a field has for its values' schema; None if it has none."""
+    told = field.metadata or {}
+    if _NAME not in told:
+        return None
+    return told[_NAME].decode(), int(told[_VERSION]) if _VERSION in told else None
+
+
 def _modifier(arrow: pa.DataType) -> int:
     if pa.types.is_decimal(arrow):
         return int((arrow.precision << 16 | arrow.scale & 0x7FF) + 4)
@@ -237,12 +262,13 @@ def given_arrow(arrow: pa.DataType, modes: ValueModes) -> Given:
         keys = Schema("string").document()
         return Given(forms.RAW, mapping(keys, item.schema.document(optional=True)), "{}", (item,))
     if pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow):
-        item = given_arrow(arrow.value_type, modes)
-        return Given(forms.RAW, array(item.schema.document(optional=True)), "[]", (item,))
+        item = given_field(arrow.value_field, modes)
+        items = item.schema.document(optional=arrow.value_field.nullable)
+        return Given(forms.RAW, array(items), "[]", (item,))
     if pa.types.is_struct(arrow):
-        parts = tuple(given_arrow(field.type, modes) for field in arrow)
+        parts = tuple(given_field(field, modes) for field in arrow)
         fields = [
-            part.schema.document(optional=True, field=field.name)
+            part.schema.document(optional=field.nullable, field=field.name)
             for part, field in zip(parts, arrow, strict=True)
         ]
         return Given(forms.RAW, struct(fields), "{}", parts)

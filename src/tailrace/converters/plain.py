@@ -4,12 +4,14 @@ Arrow types, where they are still a table's columns as the table's are given.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.from_columns import field_of, field_texts
-from tailrace.converters.given import Given, debezium_modes, given_arrow
-from tailrace.converters.schemas import Schema, struct, written
+from tailrace.converters.given import Given, debezium_modes, given_arrow, given_name
+from tailrace.converters.schemas import STRING, EventSchemas, Schema, struct
 from tailrace.converters.specials import Specials
 from tailrace.converters.texts import json_texts, struct_texts
 from tailrace.decode import forms
@@ -17,39 +19,64 @@ from tailrace.model import OWN_FORMS
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
 
+_NOTHING = Given(forms.QUOTED, STRING, '""')
+
 
 def convert_plain(group: Group, prefix: str, *, with_schema: bool) -> Converted:
     """Return keys and values of a group of records as JSON, one event each; a null value is a tombstone.
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
-    name = f"{prefix}.{group.topic}"
-    keys = plain_documents(group, group.column("key"), f"{name}.Key" if with_schema else None)
-    values = plain_documents(group, group.column("value"), f"{name}.Value" if with_schema else None)
+    if with_schema:
+        events, schemas = plain_payloads(group, prefix)
+        keys = None if events.keys is None else _enveloped(events.keys, schemas.key_text)
+        return replace(events, keys=keys, values=_enveloped(events.values, schemas.value_text))
+    keys = plain_documents(group, group.column("key"))
+    return _events(group, keys, plain_documents(group, group.column("value")))
+
+
+def plain_payloads(group: Group, prefix: str) -> tuple[Converted, EventSchemas]:
+    """Return keys and values as `convert_plain` writes them beside their schemas, and those.
+
+    A schema's name is that of the field's metadata (`given.named_field`), or the topic's.
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+    """
+    name = group.topic if group.topic.startswith(f"{prefix}.") else f"{prefix}.{group.topic}"
+    keys, key = _payloads(group, "key", f"{name}.Key")
+    values, value = _payloads(group, "value", f"{name}.Value")
+    events = _events(group, keys, values)
+    return events, EventSchemas(value, None if events.keys is None else key)
+
+
+def plain_documents(group: Group, array: pa.Array) -> pa.Array:
+    """Return values as JSON; null stays null."""
+    return _given(group, array)[1]
+
+
+def _payloads(group: Group, column: str, schema_name: str) -> tuple[pa.Array, Schema]:
+    how, texts = _given(group, _as_text(group.column(column)))
+    schema = how.schema
+    if schema.type == "struct":
+        found = group.columns.schema.field(column) if column in group.columns.schema.names else None
+        told = None if found is None else given_name(found)
+        schema = struct(dict(schema.inside)["fields"], *(told or (schema_name, None)))
+    return texts, schema
+
+
+def _events(group: Group, keys: pa.Array, values: pa.Array) -> Converted:
     headers = group.column("headers")
     return Converted(
-        None if pa.types.is_null(keys.type) or keys.null_count == len(keys) else keys,
+        None if keys.null_count == len(keys) else keys,
         values,
         headers if pa.types.is_struct(headers.type) else None,
     )
 
 
-def plain_documents(group: Group, array: pa.Array, schema_name: str | None) -> pa.Array:
-    """Return values as JSON; null stays null.
-
-    :param schema_name: what a struct is called in the schema that each value carries; None: in none.
-    """
-    if pa.types.is_null(array.type):
-        return pa.nulls(len(array), pa.large_string())
-    how, texts = _given(group, array if schema_name is None else _as_text(array))
-    if schema_name is None:
-        return texts
-    schema = how.schema
-    if schema.type == "struct":
-        schema = struct(dict(schema.inside)["fields"], schema_name)
-    opening = pa.scalar(f'{{"schema":{_written(schema)},"payload":', pa.large_string())
+def _enveloped(texts: pa.Array, schema: str) -> pa.Array:
+    # A value that is null has no envelope either.
+    opening = pa.scalar(f'{{"schema":{schema},"payload":', pa.large_string())
     closing, nothing = (pa.scalar(text, pa.large_string()) for text in ("}", ""))
-    return pc.binary_join_element_wise(opening, texts, closing, nothing)
+    return pc.binary_join_element_wise(opening, texts.cast(pa.large_string()), closing, nothing)
 
 
 def _as_text(array: pa.Array) -> pa.Array:
@@ -59,16 +86,14 @@ def _as_text(array: pa.Array) -> pa.Array:
     if not pa.types.is_struct(array.type):
         return array
     parts = [_as_text(array.field(place)) for place in range(array.type.num_fields)]
-    names = [field.name for field in array.type]
-    return pa.StructArray.from_arrays(parts, names, mask=array.is_null()) if parts else array
-
-
-def _written(schema: Schema) -> str:
-    return written(schema.document())
+    fields = [field.with_type(part.type) for field, part in zip(array.type, parts, strict=True)]
+    return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null()) if parts else array
 
 
 def _given(group: Group, array: pa.Array) -> tuple[Given, pa.Array]:
     relation = group.relation
+    if pa.types.is_null(array.type):
+        return _NOTHING, pa.nulls(len(array), pa.large_string())
     modes = debezium_modes(relation.modes if relation else OWN_FORMS)
     if relation is None or not pa.types.is_struct(array.type):
         how = given_arrow(array.type, modes)

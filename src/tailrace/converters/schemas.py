@@ -5,6 +5,7 @@ Source: Apache Kafka, org.apache.kafka.connect.json.JsonConverter (order of memb
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +48,24 @@ class Schema:
             "field": field,
         }
         return found | {name: value for name, value in members.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class EventSchemas:
+    """What a group's values are, and its keys; None: it has none."""
+
+    value: Schema
+    key: Schema | None
+
+    @functools.cached_property
+    def value_text(self) -> str:
+        """The value's schema as JSON."""
+        return written(self.value.document())
+
+    @functools.cached_property
+    def key_text(self) -> str:
+        """The key's, likewise."""
+        return "null" if self.key is None else written(self.key.document())
 
 
 def array(items: Document) -> Schema:

@@ -81,6 +81,10 @@ class TableChanges:
         return int(sent.sum())
 
     @property
+    def lsn(self) -> Numbers:
+        return self._field(kernel.LSN)
+
+    @property
     def commit_lsn(self) -> Numbers:
         return self._field(kernel.AT_COMMIT_LSN)
 

@@ -24,6 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.failures import error_of, failure_of, persist
 from tailrace.kafka.newest import Newest, newest_of
+from tailrace.kafka.partitioning import partition_of
 
 #: A topic that is made here; one that exists may have more or fewer partitions.
 PARTITIONS = 25
@@ -54,11 +55,6 @@ def task_in(key: bytes, group: str, pipeline: str) -> str | None:
 def value_of(offset: Mapping[str, Any] | None) -> bytes | None:
     """Return what is written for an offset; None, which takes it back, for none."""
     return None if offset is None else json.dumps(dict(offset), separators=(",", ":")).encode()
-
-
-def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition where Java's clients put `key`: murmur2, without its sign."""
-    return (_murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 class OffsetsTopic:
@@ -227,18 +223,3 @@ def parsed(value: bytes | None, topic: str) -> dict[str, Any] | None:
             {"topic": topic},
         )
     return found
-
-
-def _murmur2(data: bytes) -> int:
-    # Of org.apache.kafka.common.utils.Utils: seed 0x9747b28c, 32 bits.
-    length, m = len(data), 0x5BD1E995
-    h = (0x9747B28C ^ length) & 0xFFFFFFFF
-    for at in range(0, length - 3, 4):
-        k = (int.from_bytes(data[at : at + 4], "little") * m) & 0xFFFFFFFF
-        k = ((k ^ (k >> 24)) * m) & 0xFFFFFFFF
-        h = ((h * m) & 0xFFFFFFFF) ^ k
-    rest = data[length & ~3 :]
-    if rest:
-        h = ((h ^ int.from_bytes(rest, "little")) * m) & 0xFFFFFFFF
-    h = ((h ^ (h >> 13)) * m) & 0xFFFFFFFF
-    return h ^ (h >> 15)

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import KafkaError, Message, Producer
 
@@ -14,6 +16,7 @@ from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.failures import failure_of
 from tailrace.kafka.offsets import OffsetsTopic
+from tailrace.kafka.partitioning import BY_KEY
 from tailrace.records.events import Converted
 
 #: Most messages and bytes that are under way.
@@ -23,6 +26,8 @@ BYTES_MAX = 64 << 20
 CHUNK = 10_000
 
 _POLL_S = 0.05
+
+Partitions = npt.NDArray[np.int32] | None
 
 
 class Sender:
@@ -44,19 +49,26 @@ class Sender:
         """What the first message that could not be delivered met."""
         return self._error
 
-    def send(self, topic: str, events: Converted) -> None:
+    def send(self, topic: str, events: Converted, partitions: Partitions = None) -> None:
         """Hand events over in order, waiting for room.
 
+        :param partitions: where each goes; None: by its key.
         :raises TailraceError: what the first of them met that was refused at once (its `row` in the
             context), or an earlier one later; `SINK_WRITE_FAILED` if there is no room in time.
         """
         headers = _headers(events)
         for at in range(0, len(events), CHUNK):
             keys, values = _objects(events.keys, at, len(events)), _objects(events.values, at, len(events))
-            if headers is None:
-                self._send_batch(topic, keys, values, at)
+            places = None if partitions is None else partitions[at : at + CHUNK]
+            if headers is not None:
+                self._send_each(topic, keys, values, places, headers[at : at + CHUNK].to_pylist())
+            elif places is None:
+                self._send_batch(topic, keys, values, range(at, at + len(keys)))
             else:
-                self._send_each(topic, keys, values, headers[at : at + CHUNK].to_pylist())
+                # The client takes one partition a call (it does not heed those of single messages).
+                for rows in _together(places):
+                    chosen = [keys[row] for row in rows], [values[row] for row in rows]
+                    self._send_batch(topic, *chosen, [at + row for row in rows], int(places[rows[0]]))
             failpoints.hit("kafka.in_batch")
             self.raise_if_failed(topic)
 
@@ -67,27 +79,36 @@ class Sender:
         """
         self._producer.produce(topic.name, value, key, topic.partition(key), on_delivery=self._delivered)
 
-    def _send_batch(self, topic: str, keys: Sequence[Any], values: Sequence[Any], at: int) -> None:
+    def _send_batch(
+        self,
+        topic: str,
+        keys: Sequence[Any],
+        values: Sequence[Any],
+        rows: Sequence[int],
+        partition: int = BY_KEY,
+    ) -> None:
         chunk = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
         size = sum(len(value or b"") for value in values)
         self._wait_for_room(size)
-        taken = self._producer.produce_batch(topic, chunk, on_delivery=self._delivered)
+        taken = self._producer.produce_batch(topic, chunk, partition, on_delivery=self._delivered)
         self._note(taken, size)
         if taken != len(chunk):
-            self._refuse(topic, chunk, at)
+            self._refuse(topic, chunk, rows)
 
     def _send_each(
         self,
         topic: str,
         keys: Sequence[Any],
         values: Sequence[Any],
+        places: Partitions,
         headers: Sequence[Mapping[str, Any] | None],
     ) -> None:
         # The client takes headers one message at a call only.
-        for key, value, named in zip(keys, values, headers, strict=True):
+        where = [BY_KEY] * len(keys) if places is None else places.tolist()
+        for key, value, place, named in zip(keys, values, where, headers, strict=True):
             self._wait_for_room(len(value or b""))
             wire = [(name, held) for name, held in (named or {}).items() if held is not None]
-            self._producer.produce(topic, value, key, headers=wire, on_delivery=self._delivered)
+            self._producer.produce(topic, value, key, place, headers=wire, on_delivery=self._delivered)
             self._note(1, len(value or b""))
 
     def _note(self, messages: int, size: int) -> None:
@@ -118,10 +139,10 @@ class Sender:
         if error is not None and self._error is None:
             self._error = error
 
-    def _refuse(self, topic: str, chunk: list[dict[str, Any]], at: int) -> None:
+    def _refuse(self, topic: str, chunk: list[dict[str, Any]], rows: Sequence[int]) -> None:
         place, error = next((k, message["_error"]) for k, message in enumerate(chunk) if "_error" in message)
         found = error if isinstance(error, KafkaError) else KafkaError(error.args[0].code())
-        raise failure_of(found, "send a record", topic=topic, row=at + place)
+        raise failure_of(found, "send a record", topic=topic, row=rows[place])
 
     def _wait_for_room(self, size: int) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -137,6 +158,14 @@ class Sender:
             self._under_way_bytes -= self._under_way.popleft()[1]
         fits = self._under_way_bytes + size <= BYTES_MAX
         return not self._under_way or (left < MESSAGES_MAX and fits)
+
+
+def _together(places: npt.NDArray[np.int32]) -> list[list[int]]:
+    """Return the rows that may be sent at one call, calls in an order that keeps each partition's."""
+    if (places == BY_KEY).any():
+        # Which partition these go to is not known here: nothing may overtake them.
+        return [run.tolist() for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(places)) + 1)]
+    return [np.flatnonzero(places == place).tolist() for place in np.unique(places)]
 
 
 def _no_room(attempted: str, timeout_s: float) -> TailraceError:

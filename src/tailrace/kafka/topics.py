@@ -1,20 +1,30 @@
-"""Topics of tables: their names, and that they are there."""
+"""Topics of tables: their names, that they are there, and what of them records must fit."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import error_of, failure_of
+from tailrace.kafka.failures import error_of, failure_of, persist
+
+log = structlog.get_logger(__name__)
 
 NAME_CHARACTERS_MAX = 249
 _ILLEGAL = re.compile(r"[^A-Za-z0-9._-]")
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,8 @@ class Topics:
 
     :param prefix: begins each name: `<prefix>.<schema>.<table>`.
     :param making: how the topic of a table is made.
-    :param create: whether missing ones are.
+    :param routed: the topic of a table that does not go to its own; None for all others.
+    :param create: whether missing ones are made.
     """
 
     def __init__(
@@ -40,55 +51,131 @@ class Topics:
         prefix: str,
         making: Callable[[str, str], Making],
         *,
+        routed: Callable[[str, str], str | None] = lambda _schema, _table: None,
         create: bool,
         timeout_s: float,
     ) -> None:
         self._admin_settings = dict(admin)
         self._prefix = prefix
         self._making = making
+        self._routed = routed
         self._create_missing = create
         self._timeout_s = timeout_s
         self._owners: dict[str, str] = {}
+        self._there: set[str] = set()
+        self._partitions: dict[str, int] = {}
+        self._largest: dict[str, int | None] = {}
+        self._client: AdminClient | None = None
 
     def of_table(self, schema: str, table: str) -> str:
-        """Return the topic of a table, which is there when this returns.
+        """Return the name of a table's topic, which need not be there yet.
 
-        What Kafka's names can't hold becomes `_`, as Debezium does it.
-        :raises TailraceError: `SINK_MISCONFIGURED` if two tables would share a topic, or one has a name
-            that is too long; `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+        What Kafka's names can't hold becomes `_`, as Debezium does it. Tables share a topic where a
+        route says so.
+        :raises TailraceError: `SINK_MISCONFIGURED` if two tables would share one without that, or its
+            name is too long.
         """
-        return self._topic(f"{schema}.{table}", self._making(schema, table))
-
-    def of_messages(self) -> str:
-        """Return the topic of logical messages, likewise."""
-        return self._topic("message", Making())
-
-    def _topic(self, owner: str, making: Making) -> str:
-        name = _ILLEGAL.sub("_", f"{self._prefix}.{owner}")
-        known = self._owners.get(name)
-        if known == owner:
-            return name
-        if known is not None or len(name) > NAME_CHARACTERS_MAX:
+        routed = self._routed(schema, table)
+        if routed is not None:
+            return legal(routed, f"{schema}.{table}")
+        name, owner = legal(f"{self._prefix}.{schema}.{table}", f"{schema}.{table}"), f"{schema}.{table}"
+        if self._owners.setdefault(name, owner) != owner:
             raise TailraceError(
                 Kind.SINK_MISCONFIGURED,
-                f"name a topic: {name!r} is that of {known!r} too"
-                if known
-                else f"name a topic: {name[:60]!r}… has more than {NAME_CHARACTERS_MAX} characters",
-                "leave one of the tables out, with `tables`",
+                f"name a topic: {name!r} is that of {self._owners[name]!r} too",
+                "leave one of the tables out, with `tables`, or give one a topic of its own, with `routes`",
                 {"table": owner},
             )
-        if self._create_missing:
-            self._create(name, making)
-        self._owners[name] = owner
         return name
 
+    def beside(self, ending: str) -> str:
+        """Return the name of a topic that belongs to no table: `<prefix>.<ending>`.
+
+        :raises TailraceError: `SINK_MISCONFIGURED` if it is too long.
+        """
+        return legal(f"{self._prefix}.{ending}", ending)
+
+    def require(self, name: str, schema: str = "", table: str = "") -> None:
+        """Make sure that a topic is there, if missing ones are made; made as that of this table.
+
+        :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+        """
+        if name not in self._there:
+            if self._create_missing:
+                self._create(name, self._making(schema, table) if table else Making())
+            self._there.add(name)
+
+    def partitions(self, name: str) -> int:
+        """Return how many partitions a topic has; asked once, so more of them count from the next start.
+
+        :raises TailraceError: `SINK_WRITE_FAILED` if it is not there, `SINK_REFUSED`.
+        """
+        if name not in self._partitions:
+            self._partitions[name] = self._count(name)
+        return self._partitions[name]
+
+    def largest(self, name: str) -> int | None:
+        """Return the most bytes that a batch of a topic may have; None if we may not know."""
+        if name not in self._largest:
+            self._largest[name] = self._limit(name)
+        return self._largest[name]
+
+    def _admin(self) -> AdminClient:
+        if self._client is None:
+            self._client = AdminClient(self._admin_settings)
+        return self._client
+
+    def _count(self, name: str) -> int:
+        deadline = time.monotonic() + self._timeout_s
+        admin = self._admin()
+        while True:
+            try:
+                found = persist(self._timeout_s, lambda left: admin.list_topics(name, left)).topics.get(name)
+            except KafkaException as error:
+                raise failure_of(error_of(error), "ask for a topic's partitions", topic=name) from error
+            if found is not None and found.error is None and found.partitions:
+                return len(found.partitions)
+            if time.monotonic() >= deadline or found is None or not self._create_missing:
+                unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+                raise failure_of(unknown, "ask for a topic's partitions", topic=name)
+            time.sleep(_POLL_S)  # it was made a moment ago, and is not known everywhere yet
+
+    def _limit(self, name: str) -> int | None:
+        admin, resource = self._admin(), ConfigResource(ResourceType.TOPIC, name)
+
+        def ask(left: float) -> Any:
+            return admin.describe_configs([resource], request_timeout=left)[resource].result(left)
+
+        try:
+            return int(persist(self._timeout_s, ask)["max.message.bytes"].value)
+        except KafkaException as error:
+            # It takes DESCRIBE_CONFIGS, which writing does not: the broker then says what is too large.
+            log.info("size limit of a topic not known", topic=name, why=error_of(error).name())
+            return None
+
     def _create(self, name: str, making: Making) -> None:
-        admin = AdminClient(self._admin_settings)
         topic = NewTopic(
             name, making.partitions, making.replication_factor or -1, config=dict(making.settings)
         )
         try:
-            admin.create_topics([topic])[name].result(self._timeout_s)
+            self._admin().create_topics([topic])[name].result(self._timeout_s)
         except KafkaException as error:
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise failure_of(error_of(error), "create a topic", topic=name) from error
+
+
+def legal(name: str, owner: str) -> str:
+    """Return a name as Kafka can have it: what it can't becomes `_`.
+
+    :param owner: what it is the topic of, for the error.
+    :raises TailraceError: `SINK_MISCONFIGURED` if it is too long.
+    """
+    found = _ILLEGAL.sub("_", name)
+    if len(found) > NAME_CHARACTERS_MAX:
+        raise TailraceError(
+            Kind.SINK_MISCONFIGURED,
+            f"name a topic: {found[:60]!r}… has more than {NAME_CHARACTERS_MAX} characters",
+            "leave the table out, with `tables`, or give it another topic, with `routes`",
+            {"table": owner},
+        )
+    return found

@@ -17,7 +17,7 @@ from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.failures import error_of, event_of, failure_of, persist
 from tailrace.kafka.offsets import OffsetsTopic, value_of
-from tailrace.kafka.sending import Sender
+from tailrace.kafka.sending import Partitions, Sender
 from tailrace.kafka.transaction import Command, Event, State, Transaction
 from tailrace.records.events import Converted
 
@@ -33,8 +33,8 @@ class Writer(Protocol):
     def open(self) -> Offset | None:
         """Begin, and return the offset that was committed last; None: there is none."""
 
-    def send(self, topic: str, events: Converted) -> None:
-        """Send records of the batch, in order."""
+    def send(self, topic: str, events: Converted, partitions: Partitions = None) -> None:
+        """Send records of the batch, in order, to these partitions or each by its key."""
 
     def commit(self, offset: Offset | None) -> None:
         """End the batch: what was sent and `offset` are durable when it returns. None: there is none now."""
@@ -92,14 +92,14 @@ class AtomicWriter:
         self._step(Event.OFFSETS_READ)
         return found
 
-    def send(self, topic: str, events: Converted) -> None:
+    def send(self, topic: str, events: Converted, partitions: Partitions = None) -> None:
         """As `Writer.send`.
 
         :raises TailraceError: as `Sender.send`; the transaction is then aborted, and this life over.
         """
         self._begin()
         try:
-            self._sender.send(topic, events)
+            self._sender.send(topic, events, partitions)
         except TailraceError as error:
             self._fail(Event.FENCED if error.kind is Kind.SINK_PREEMPTED else Event.REFUSED)
             raise
@@ -203,12 +203,12 @@ class PlainWriter:
         """
         return self._task.offsets.read(self._task.key, self._task.isolation)
 
-    def send(self, topic: str, events: Converted) -> None:
+    def send(self, topic: str, events: Converted, partitions: Partitions = None) -> None:
         """As `Writer.send`.
 
         :raises TailraceError: as `Sender.send`.
         """
-        self._sender.send(topic, events)
+        self._sender.send(topic, events, partitions)
 
     def commit(self, offset: Offset | None) -> None:
         """As `Writer.commit`: every record is acknowledged before the offset is sent.

@@ -196,6 +196,7 @@ class Feed:
                 error=None,
                 rows=self.view.rows + commit.rows,
                 bytes=self.view.bytes + span.size,
+                dead_letters=self.view.dead_letters + commit.dead_letters,
                 batches=self.view.batches + 1,
                 last_batch_s=took_s,
                 seconds=commit.seconds,

@@ -136,6 +136,7 @@ def of_sink(view: SinkView, log_end: int | None, now_us: int) -> dict[str, Any]:
         "lag_bytes": lag_bytes,
         "lag_s": lag_s(lag_bytes, view.pending_since_us, now_us),
         "rows": view.rows,
+        "dead_letters": view.dead_letters,
         "error": view.error.as_json() if view.error else None,
     }
 

@@ -41,6 +41,7 @@ class SinkView:
     pending_since_us: int | None = None
     rows: int = 0
     bytes: int = 0  # of the log
+    dead_letters: int = 0  # records that the target can't hold, since the start
     batches: int = 0
     last_batch_s: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)  # of the last batch, by step

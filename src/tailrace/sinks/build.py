@@ -80,9 +80,12 @@ def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task
 def _kafka(config: KafkaConfig, rules: Disclosure, modes: ValueModes) -> Sink:
     # Only now: pipelines without Kafka need not load its client.
     from tailrace.sinks.kafka import KafkaSink
+    from tailrace.transforms.building import build as build_chain
 
     make = factory(CONVERTERS, config.converter.type, ("convert", "close"))
-    return KafkaSink(config, make(**config.converter.options), rules, modes, __version__)
+    converter = make(**config.converter_options())
+    chain = build_chain(config.transformations, config.predicates)
+    return KafkaSink(config, converter, chain, rules, modes, __version__)
 
 
 def _unknown(config: SinkConfig) -> TailraceError:

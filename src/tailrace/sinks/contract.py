@@ -28,7 +28,8 @@ class SinkCommit:
     """What one `write` brought into the sink.
 
     `rows` and `bytes` count what this call wrote: a range that the sink already had gives 0.
-    `seconds` tells where the time went, by step, in the order of the steps.
+    `seconds` tells where the time went, by step, in the order of the steps. `dead_letters` are
+    records that went elsewhere, by the user's choice, because the target can't hold them.
     """
 
     range: LogRange
@@ -36,6 +37,7 @@ class SinkCommit:
     bytes: int = 0
     tables: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    dead_letters: int = 0
 
 
 class Sink(Protocol):

@@ -22,6 +22,7 @@ from tailrace.model import LogRange, ValueModes
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.kafka_records import Records, topics_of
+from tailrace.transforms.chain import Chain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,13 +42,21 @@ class KafkaSink:
     """As `contract.Sink`; its position is the offset that was committed last.
 
     :param converter: form of keys and values.
+    :param chain: what changes go through before.
     """
 
     def __init__(
-        self, config: KafkaConfig, converter: Converter, rules: Disclosure, modes: ValueModes, version: str
+        self,
+        config: KafkaConfig,
+        converter: Converter,
+        chain: Chain,
+        rules: Disclosure,
+        modes: ValueModes,
+        version: str,
     ) -> None:
         self._config = config
         self._converter = converter
+        self._chain = chain
         self._rules = rules
         self._modes = modes
         self._version = version
@@ -81,7 +90,7 @@ class KafkaSink:
         topics = topics_of(config, account.admin(), prefix, account.timeout_s)
         origin = SourceFacts(prefix, log.source.database, self._version)
         disclosed = Disclosed.of(self._rules)
-        self._records = Records(config, self._converter, topics, origin, disclosed, self._modes)
+        self._records = Records(config, self._converter, self._chain, topics, origin, disclosed, self._modes)
         self._log_id = log.log_id
         self._writer = account.writer(offsets)
         try:
@@ -108,7 +117,7 @@ class KafkaSink:
         writer, records = self._opened()
         started = time.perf_counter()
         failpoints.hit("sink.before_write")
-        rows, size = records.send(writer, log, pieces, have, span.end)
+        sent = records.send(writer, log, pieces, have, span.end)
         failpoints.hit("sink.after_write")
         written = time.perf_counter()
         failpoints.hit("sink.before_commit")
@@ -116,7 +125,8 @@ class KafkaSink:
         failpoints.hit("sink.after_commit")
         self._position = span.end
         done = time.perf_counter()
-        return SinkCommit(span, rows, size, 0, {"send": written - started, "commit": done - written})
+        seconds = {"send": written - started, "commit": done - written}
+        return SinkCommit(span, sent.rows, sent.bytes, 0, seconds, sent.dead_letters)
 
     def close(self) -> None:
         """As `contract.Sink.close`."""

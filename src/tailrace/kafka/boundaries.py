@@ -1,0 +1,107 @@
+"""Where the source's transactions begin and end, and how many events each has, by table.
+
+A range of the log holds whole transactions, but its changes come table by table and part by part.
+So events are counted as they are sent, and once the range is through the counts are put together
+transaction by transaction. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.decode.kernel import NONE
+from tailrace.protocol.frames import Numbers
+
+#: Rows of what is noted: of the part of a transaction that one table's changes are.
+_COMMIT_LSN, _XID, _TIME_US, _FIRST_LSN, _TABLE, _EVENTS = range(6)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """Transactions in the order of their commits.
+
+    :param first_lsn: of the first change that was sent.
+    :param events: sent events of each, tombstones left out.
+    :param tables: for each a list of structs `data_collection`, `event_count`.
+    """
+
+    xid: Numbers
+    commit_lsn: Numbers
+    time_us: Numbers
+    first_lsn: Numbers
+    events: Numbers
+    tables: pa.ListArray
+
+    def __len__(self) -> int:
+        return len(self.xid)
+
+
+@dataclass(slots=True)
+class Boundaries:
+    """Counts of the transactions of one range."""
+
+    _tables: dict[str, int] = field(default_factory=dict)
+    _parts: list[Numbers] = field(default_factory=list)
+
+    def note(
+        self, table: str, commit_lsn: Numbers, xid: Numbers, time_us: Numbers, lsn: Numbers, events: Numbers
+    ) -> None:
+        """Count changes of a table, in log order; `events` are those that each was sent as.
+
+        What belongs to no transaction is not counted.
+        """
+        within = xid != NONE
+        if not within.all():
+            commit_lsn, xid, time_us, lsn, events = (
+                numbers[within] for numbers in (commit_lsn, xid, time_us, lsn, events)
+            )
+        if not len(xid):
+            return
+        begins = np.flatnonzero(np.diff(commit_lsn, prepend=commit_lsn[0] - 1))
+        number = self._tables.setdefault(table, len(self._tables))
+        self._parts.append(
+            np.stack(
+                [
+                    commit_lsn[begins],
+                    xid[begins],
+                    time_us[begins],
+                    np.minimum.reduceat(lsn, begins),
+                    np.full(len(begins), number, np.int64),
+                    np.add.reduceat(events, begins),
+                ]
+            )
+        )
+
+    def ended(self) -> Ended:
+        """Return the transactions that were counted, and begin anew."""
+        names = pa.array(list(self._tables), pa.string())
+        parts = np.concatenate([np.empty((6, 0), np.int64), *self._parts], axis=1)
+        self._parts, self._tables = [], {}
+        parts = _merged(parts[:, np.lexsort((parts[_TABLE], parts[_COMMIT_LSN]))], _COMMIT_LSN, _TABLE)
+        whole = _merged(parts, _COMMIT_LSN)
+        begins = np.searchsorted(parts[_COMMIT_LSN], whole[_COMMIT_LSN])
+        counts = pa.StructArray.from_arrays(
+            [names.take(pa.array(parts[_TABLE])), pa.array(parts[_EVENTS])],
+            ["data_collection", "event_count"],
+        )
+        offsets = np.append(begins, parts.shape[1]).astype(np.int32)
+        tables = pa.ListArray.from_arrays(pa.array(offsets), counts)
+        return Ended(
+            whole[_XID], whole[_COMMIT_LSN], whole[_TIME_US], whole[_FIRST_LSN], whole[_EVENTS], tables
+        )
+
+
+def _merged(parts: Numbers, *by: int) -> Numbers:
+    # Parts that follow each other and agree in some rows as one: the smallest LSN, the sum of events.
+    if not parts.shape[1]:
+        return parts
+    differs = np.ones(parts.shape[1], np.bool_)
+    differs[1:] = (parts[list(by), 1:] != parts[list(by), :-1]).any(axis=0)
+    begins = np.flatnonzero(differs)
+    found = parts[:, begins].copy()
+    found[_FIRST_LSN] = np.minimum.reduceat(parts[_FIRST_LSN], begins)
+    found[_EVENTS] = np.add.reduceat(parts[_EVENTS], begins)
+    return found

@@ -1,0 +1,74 @@
+"""Which partition a record goes to: by its key as Java's clients do it, or by its transaction.
+
+Source: Apache Kafka, org.apache.kafka.common.utils.Utils (`murmur2`, `toPositive`), BuiltInPartitioner
+(`partitionForKey`). librdkafka's `murmur2_random` does the same for keys; here it is for what is
+placed otherwise, and for readers that look for one key.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.decode.kernel import NONE
+from tailrace.protocol.frames import FROZEN_BYTES, Numbers
+
+_FROZEN_INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
+
+#: Left to the client, which goes by the key.
+BY_KEY = -1
+
+_SEED, _M = np.uint64(0x9747B28C), np.uint64(0x5BD1E995)
+_LOW = np.uint64(0xFFFFFFFF)  # 32 bits, in numbers that don't overflow into a sign
+
+
+@nb.njit(nb.uint64(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+def _murmur2(b, first, length):  # type: ignore[no-untyped-def]
+    h = _SEED ^ np.uint64(length)
+    whole = length & ~3
+    for p in range(first, first + whole, 4):
+        k = np.uint64(0)
+        for q in range(4):
+            k |= np.uint64(b[p + q]) << np.uint64(8 * q)
+        k = (k * _M) & _LOW
+        k = ((k ^ (k >> np.uint64(24))) * _M) & _LOW
+        h = ((h * _M) & _LOW) ^ k
+    for q in range(length - whole):
+        h ^= np.uint64(b[first + whole + q]) << np.uint64(8 * q)
+    if length > whole:
+        h = (h * _M) & _LOW
+    h = ((h ^ (h >> np.uint64(13))) * _M) & _LOW
+    return h ^ (h >> np.uint64(15))
+
+
+@nb.njit(nb.void(FROZEN_BYTES, _FROZEN_INT64S, nb.int64, nb.int32[::1]), nogil=True, cache=True)
+def _place(b, offsets, partitions, out):  # type: ignore[no-untyped-def]
+    for r in range(len(out)):
+        h = _murmur2(b, offsets[r], offsets[r + 1] - offsets[r])
+        out[r] = np.int64(h & np.uint64(0x7FFFFFFF)) % partitions
+
+
+def murmur2(data: bytes) -> int:
+    """Return the hash that Java's clients place keys by, as an unsigned number."""
+    return int(_murmur2(np.frombuffer(data, np.uint8), 0, len(data)))
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition where Java's clients put `key`: its hash, without its sign."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def by_transaction(xid: Numbers, partitions: int) -> npt.NDArray[np.int32]:
+    """Return the partition of each change: that of its transaction's number, written in decimal.
+
+    What belongs to no transaction (rows of a snapshot, some messages) is left to its key: `BY_KEY`.
+    """
+    texts = pa.array(xid).cast(pa.large_string())
+    _, places, data = texts.buffers()
+    found = np.empty(len(xid), np.int32)
+    offsets = np.frombuffer(places, np.int64)[: len(xid) + 1] if len(xid) else np.zeros(1, np.int64)
+    _place(np.frombuffer(data or b"", np.uint8), offsets, partitions, found)
+    found[xid == NONE] = BY_KEY
+    return found

@@ -1,0 +1,66 @@
+"""What a reader of committed records sees in a topic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+from fix_wait import wait_until
+
+QUIET = {"log_level": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A record as it lies in its topic."""
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: dict[str, str]
+
+    @property
+    def document(self) -> Any:
+        """The value as JSON has it."""
+        return None if self.value is None else json.loads(self.value)
+
+    @property
+    def key_document(self) -> Any:
+        return None if self.key is None else json.loads(self.key)
+
+
+def read_topic(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Message]:
+    """Return every record that is there now, those of each partition in order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "read",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            **QUIET,
+        }
+    )
+    found: list[Message] = []
+    ended: set[int] = set()
+    partitions = consumer.list_topics(topic, 60).topics[topic].partitions
+
+    def all_read() -> bool:
+        message = consumer.poll(0.2)
+        if message is not None and (error := message.error()) is not None:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            ended.add(message.partition())
+        elif message is not None:
+            headers = {name: held.decode() for name, held in message.headers() or []}
+            found.append(Message(message.partition(), message.key(), message.value(), headers))
+        return len(ended) == len(partitions)
+
+    try:
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
+        wait_until(all_read, 60, f"the end of {topic}")
+    finally:
+        consumer.close()
+    return found

@@ -1,0 +1,183 @@
+"""Where records go, what they weigh, and how transactions are counted: without a broker."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converters.customers import FACTS, groups_of
+from tailrace.config.kafka import KafkaSink, TopicRoute
+from tailrace.converters.cloudevents import CloudEventsConverter
+from tailrace.converters.debezium import JsonConverter
+from tailrace.decode.kernel import NONE
+from tailrace.errors import Kind, TailraceError
+from tailrace.kafka import side_records
+from tailrace.kafka.boundaries import Boundaries
+from tailrace.kafka.dead_letters import KEY_BYTES_MAX, letters
+from tailrace.kafka.partitioning import BY_KEY, by_transaction, murmur2, partition_of
+from tailrace.kafka.sizes import OVERHEAD, largest, sizes, taken
+from tailrace.kafka.topics import Making, Topics
+from tailrace.records.events import Converted
+
+#: Of Kafka's own tests: org.apache.kafka.common.utils.UtilsTest, testMurmur2; as Java's signed numbers.
+HASHES = {
+    b"": 275646681,
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+    bytes([12, 42, 56, 24, 109, 111]): 274204207,
+}
+
+
+@pytest.mark.parametrize("key", HASHES)
+def test_keys_are_hashed_as_java_hashes_them(key: bytes) -> None:
+    assert murmur2(key) == HASHES[key] & 0xFFFFFFFF
+    assert partition_of(key, 12) == (HASHES[key] & 0x7FFFFFFF) % 12
+
+
+def test_a_transactions_records_share_a_partition_and_others_go_by_their_key() -> None:
+    found = by_transaction(np.array([7, 7, NONE, 123456, 7]), 12)
+    of_7, of_other = partition_of(b"7", 12), partition_of(b"123456", 12)
+    assert found.tolist() == [of_7, of_7, BY_KEY, of_other, of_7]
+    assert by_transaction(np.empty(0, np.int64), 3).tolist() == []
+
+
+def test_sizes_count_key_value_and_headers() -> None:
+    headers = pa.array([{"a": "xyz", "b": None}, {"a": None, "b": None}])
+    events = Converted(pa.array(["key", None]), pa.array(["värde", None]), headers)
+    assert (sizes(events) - OVERHEAD).tolist() == [3 + 6 + 1 + 3 + 10, 0]
+    assert largest(events) >= sizes(events).max()
+    few = taken(events, np.array([False, True]))
+    assert (len(few), few.rows.tolist()) == (1, [1])  # type: ignore[union-attr]
+    assert sizes(Converted([b"k"], [b"value"])).tolist() == [6 + OVERHEAD]
+
+
+def test_a_dead_letter_tells_table_place_and_size() -> None:
+    [group] = groups_of("two_in_one")
+    assert group.wire is not None
+    events = JsonConverter().convert(group)
+    rows = events.rows
+    assert rows is not None
+    found = letters(events, rows, group.wire, "topic", 100, 7)
+    first = found.headers[0].as_py()  # type: ignore[index]
+    assert first | {"tailrace.log_offset": "", "tailrace.size": ""} == {
+        "tailrace.error": "sink_record_too_large", "tailrace.topic": "topic",
+        "tailrace.table": "public.customers", "tailrace.op": "c", "tailrace.log_offset": "",
+        "tailrace.commit_lsn": "24023119", "tailrace.ordinal": "0", "tailrace.size": "",
+        "tailrace.limit": "100", "tailrace.key_size": "8",
+    }  # fmt: skip
+    assert int(first["tailrace.log_offset"]) == group.wire.log_offset[0]
+    assert int(first["tailrace.size"]) == len(events.values[0].as_py().encode()) + 8
+    assert found.keys[0].as_py() == b'{"id":1}'  # type: ignore[index]
+    assert [value and len(value) for value in found.values.to_pylist()] == [7, 7, 7, None]  # type: ignore[union-attr]
+    long = Converted(pa.array(["k" * (KEY_BYTES_MAX + 1)]), pa.array(["v"]))
+    assert letters(long, rows[:1], group.wire, "t", 9, 0).keys.to_pylist() == [None]  # type: ignore[union-attr]
+
+
+_PARTS = st.lists(
+    st.tuples(st.integers(1, 5), st.sampled_from("abc"), st.lists(st.integers(1, 3), min_size=1, max_size=4)),
+    max_size=12,
+)
+
+
+@given(_PARTS)
+def test_counts_are_put_together_by_transaction_whatever_parts_they_came_in(
+    parts: list[tuple[int, str, list[int]]],
+) -> None:
+    boundaries = Boundaries()
+    expected: dict[int, Counter[str]] = defaultdict(Counter)
+    firsts: dict[int, int] = {}
+    for number, table, counts in parts:
+        lsn = [1000 * number + 100 * k for k in range(len(counts))]
+        for at, count in zip(lsn, counts, strict=True):
+            expected[number][table] += count
+            firsts[number] = min(firsts.get(number, at), at)
+        same = np.full(len(counts), number, np.int64)
+        boundaries.note(
+            table, same * 5000, same + 700, same * 1_000_000, np.array(lsn), np.array(counts, np.int64)
+        )
+    ended = boundaries.ended()
+    assert ended.xid.tolist() == [number + 700 for number in sorted(expected)]
+    assert ended.commit_lsn.tolist() == [number * 5000 for number in sorted(expected)]
+    assert ended.first_lsn.tolist() == [firsts[number] for number in sorted(expected)]
+    assert ended.events.tolist() == [expected[number].total() for number in sorted(expected)]
+    found = [
+        {one["data_collection"]: one["event_count"] for one in tables} for tables in ended.tables.to_pylist()
+    ]
+    assert found == [dict(expected[number]) for number in sorted(expected)]
+    assert len(boundaries.ended()) == 0
+
+
+def test_what_is_in_no_transaction_is_not_counted() -> None:
+    boundaries = Boundaries()
+    numbers = np.array([5, 9])
+    boundaries.note("", numbers, np.array([NONE, 3]), numbers, numbers, numbers)
+    boundaries.note("", numbers, np.array([NONE, NONE]), numbers, numbers, numbers)
+    assert boundaries.ended().xid.tolist() == [3]
+
+
+def test_boundaries_and_heartbeats_have_debeziums_form_and_schemas() -> None:
+    boundaries = Boundaries()
+    one = np.array([24_023_119])
+    boundaries.note("public.a", one, np.array([571]), one * 1000, one - 9, np.array([2]))
+    group = side_records.transactions("p.transaction", boundaries.ended(), FACTS)
+    for converter in (JsonConverter(), CloudEventsConverter()):
+        events = converter.convert(group)
+        assert [json.loads(key) for key in events.keys.to_pylist()] == [  # type: ignore[union-attr]
+            {"id": "571:24023110"}, {"id": "571:24023119"},
+        ]  # fmt: skip
+        assert [list(json.loads(value).items()) for value in events.values.to_pylist()] == [  # type: ignore[union-attr]
+            [("status", "BEGIN"), ("id", "571:24023110"), ("event_count", None), ("data_collections", None),
+             ("ts_ms", 24023119)],
+            [("status", "END"), ("id", "571:24023119"), ("event_count", 2),
+             ("data_collections", [{"data_collection": "public.a", "event_count": 2}]), ("ts_ms", 24023119)],
+        ]  # fmt: skip
+    schema = json.loads(JsonConverter(schemas_enable=True).convert(group).values[0].as_py())["schema"]
+    assert (schema["name"], schema["version"]) == (
+        "io.debezium.connector.common.TransactionMetadataValue", 1,
+    )  # fmt: skip
+    assert [field["optional"] for field in schema["fields"]] == [False, False, True, True, False]
+    assert schema["fields"][3]["items"]["name"] == "event.collection"
+    beat = JsonConverter(schemas_enable=True).convert(side_records.heartbeat("h", 5, FACTS))
+    assert json.loads(beat.values[0].as_py())["payload"] == {"ts_ms": 5}
+    key = json.loads(beat.keys[0].as_py())  # type: ignore[index]
+    assert (key["payload"], key["schema"]["name"]) == (
+        {"serverName": "PostgreSQL_server"}, "io.debezium.connector.common.ServerNameKey",
+    )  # fmt: skip
+
+
+def test_names_of_topics_follow_tables_or_routes() -> None:
+    route = TopicRoute(tables=("sales.*",), topic="{prefix}.all.{schema}")
+    topics = Topics(
+        {}, "shop", lambda _schema, _table: Making(), create=False, timeout_s=1,
+        routed=lambda schema, table: route.topic_of("shop", schema, table) if schema == "sales" else None,
+    )  # fmt: skip
+    assert topics.of_table("public", "größe") == "shop.public.gr__e"
+    assert {topics.of_table("sales", name) for name in ("a", "b")} == {"shop.all.sales"}
+    assert topics.beside("message") == "shop.message"
+    for refused in ("grö?e", "x" * 250):
+        with pytest.raises(TailraceError) as caught:
+            topics.of_table("public", refused)
+        assert caught.value.kind is Kind.SINK_MISCONFIGURED
+    with pytest.raises(ValueError, match="placeholder"):
+        TopicRoute(tables=("a.b",), topic="{tabel}")
+
+
+def test_batches_of_the_client_fit_the_smallest_topic_that_is_made() -> None:
+    sink = {"type": "kafka", "bootstrap_servers": "b:1"}
+    rules = [{"tables": ["a.*"], "settings": {"max.message.bytes": "50000"}}, {"tables": ["b.*"]}]
+    assert KafkaSink.model_validate({**sink, "topics": rules}).client_settings() == {"batch.size": "50000"}
+    own = {**sink, "topics": rules, "options": {"batch.size": "7000"}}
+    assert KafkaSink.model_validate(own).client_settings() == {"batch.size": "7000"}
+    assert KafkaSink.model_validate(sink).client_settings() == {}
+    told = {**sink, "provide_transaction_metadata": True}
+    assert KafkaSink.model_validate(told).converter_options() == {"provide_transaction_metadata": True}

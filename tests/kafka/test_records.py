@@ -1,0 +1,170 @@
+"""What `tailrace run` writes to topics: routed, placed, counted, and too large for them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from fix_postgres import Database
+from kafka.reading import QUIET, Message, read_topic
+from tailrace.embedded.kafka import EmbeddedKafka
+from tailrace.kafka.partitioning import partition_of
+
+TIMEOUT_S = 240
+
+
+def run(file: Path, *, status: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", "run", str(file), "--until-caught-up"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def pipeline(directory: Path, pg: Database, kafka: EmbeddedKafka, **sink: Any) -> Path:
+    """Write a file with one Kafka sink, whose topics begin with the database's name."""
+    all_of_it = {
+        "type": "kafka",
+        "bootstrap_servers": kafka.bootstrap,
+        "topic_prefix": pg.name,
+        "group": pg.name,
+        "offsets_topic": f"{pg.name}-offsets",
+        "atomic_source_offset_commit": True,
+        "retry_attempts_max": 0,
+        **sink,
+    }
+    source = {"type": "postgresql", "dsn": pg.dsn, "tables": ["public.*"]}
+    file = directory / "pipeline.yaml"
+    file.write_text(
+        json.dumps({"name": pg.name, "source": source, "log": {"path": "./log"}, "sinks": [all_of_it]})
+    )
+    return file
+
+
+def sink_status(file: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", "status", str(file), "--json"],
+        capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    (sink,) = json.loads(done.stdout)["sinks"]
+    return dict(sink)
+
+
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_transactions_are_counted_and_placed_together(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    pg.execute("create table orders (id int primary key, what text)")
+    pg.execute("create table items (id int primary key, what text)")
+    pg.execute("insert into orders values (1, 'of the snapshot')")
+    file = pipeline(
+        tmp_path, pg, kafka,
+        provide_transaction_metadata=True,
+        partition_by="transaction",
+        topics=[{"tables": ["public.*"], "partitions": 5, "settings": {"retention.ms": "7200000"}}],
+        routes=[{"tables": ["public.items"], "topic": "{prefix}.things"}],
+        transformations=[{"type": "set_headers", "headers": {"origin": "'shop'"}, "predicate": "of_items"}],
+        predicates={"of_items": {"type": "table", "tables": ["public.items"]}},
+    )  # fmt: skip
+    run(file)
+    pg.execute("insert into orders select n, 'x' from generate_series(10, 400) n")
+    pg.execute(
+        "begin; insert into items select n, 'y' from generate_series(1, 30) n; update orders set what = 'z' "
+        "where id <= 12; delete from items where id = 30; update items set id = 31 where id = 1; "
+        "select pg_logical_emit_message(true, 'note', 'in it'); commit; "
+        "select pg_logical_emit_message(false, 'note', 'beside')"
+    )
+    run(file)
+    boundaries = [message.document for message in read_topic(kafka.bootstrap, f"{pg.name}.transaction")]
+    assert [one["status"] for one in boundaries] == ["BEGIN", "END"] * 2
+    events = {name: read_topic(kafka.bootstrap, f"{pg.name}.{name}") for name in ("public.orders", "things")}
+    notes = read_topic(kafka.bootstrap, f"{pg.name}.message")
+    counted: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, messages in [("public.orders", events["public.orders"]), ("public.items", events["things"]),
+                           ("", notes)]:  # fmt: skip
+        for message in messages:
+            if message.value is not None and message.document["transaction"] is not None:
+                xid = message.document["transaction"]["id"].partition(":")[0]
+                counted[xid][name] += 1
+                assert name == "" or message.partition == partition_of(xid.encode(), 5)
+    ends = boundaries[1::2]
+    for begin, end in zip(boundaries[::2], ends, strict=True):
+        assert begin["id"].partition(":")[0] == end["id"].partition(":")[0]
+        of_tables = {one["data_collection"]: one["event_count"] for one in end["data_collections"]}
+        assert of_tables == dict(counted[end["id"].partition(":")[0]])
+        assert end["event_count"] == sum(of_tables.values())
+    # Thirty inserts, a delete, and the two events of a changed key; a tombstone is none.
+    assert {one["data_collection"]: one["event_count"] for one in ends[1]["data_collections"]} == {
+        "public.orders": 4, "public.items": 33, "": 1,
+    }  # fmt: skip
+    assert [note.document["message"]["prefix"] for note in notes] == ["note", "note"]
+    assert [note.document["transaction"] is None for note in notes] == [False, True]
+    assert {message.headers["origin"] for message in events["things"]} == {"shop"}
+    assert not any("origin" in message.headers for message in events["public.orders"])
+    read = [message for message in events["public.orders"] if message.document["op"] == "r"]
+    assert [message.document["transaction"] for message in read] == [None]
+    assert _setting(kafka, f"{pg.name}.public.orders", "retention.ms") == "7200000"
+
+
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_what_is_too_large_stops_the_sink_or_becomes_a_dead_letter(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    pg.execute("create table files (id int primary key, content text)")
+    settings = [{"tables": ["public.*"], "settings": {"max.message.bytes": "100000"}}]
+    stopping = pipeline(tmp_path, pg, kafka, topics=settings)
+    run(stopping)
+    # Random text: it must not become small by compression.
+    pg.execute(
+        "insert into files select n, string_agg(md5(random()::text), '') from generate_series(1, 6) n, "
+        "lateral generate_series(1, case when n % 3 = 0 then 4000 else 10 * n end) group by n order by n"
+    )
+    said = run(stopping, status=1)
+    assert "sink_record_too_large" in said
+    assert "table=public.files" in said
+    assert "log_offset=" in said
+    assert "max.message.bytes" in said
+    assert _rows(kafka, f"{pg.name}.public.files") == []
+    letting = pipeline(
+        tmp_path, pg, kafka, topics=settings, too_large="dead_letter", dead_letter_value_bytes=20,
+        dead_letter_topic=f"{pg.name}-graves",
+    )  # fmt: skip
+    run(letting)
+    assert _rows(kafka, f"{pg.name}.public.files") == [1, 2, 4, 5]
+    graves = read_topic(kafka.bootstrap, f"{pg.name}-graves")
+    assert [grave.key_document for grave in graves] == [{"id": 3}, {"id": 6}]
+    assert [grave.headers["tailrace.table"] for grave in graves] == ["public.files"] * 2
+    assert all(int(grave.headers["tailrace.size"]) > 128_000 for grave in graves)
+    assert [grave.value for grave in graves] == [b'{"before":null,"after'[:20]] * 2
+    # Records of 90 kB each: the client's batches, too, must fit the topic.
+    pg.execute(
+        "insert into files select 10 + n, string_agg(md5(random()::text), '') from generate_series(1, 12) n, "
+        "lateral generate_series(1, 2800) group by n order by n"
+    )
+    run(letting)
+    assert len(_rows(kafka, f"{pg.name}.public.files")) == 16
+
+
+def _rows(kafka: EmbeddedKafka, topic: str) -> list[int]:
+    return [message.document["after"]["id"] for message in _present(read_topic(kafka.bootstrap, topic))]
+
+
+def _present(messages: list[Message]) -> list[Message]:
+    return [message for message in messages if message.value is not None]
+
+
+def _setting(kafka: EmbeddedKafka, topic: str, name: str) -> str:
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, **QUIET})
+    return str(admin.describe_configs([resource])[resource].result(60)[name].value)

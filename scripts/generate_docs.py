@@ -22,7 +22,7 @@ from pydantic_core import PydanticUndefined
 
 from tailrace.cli.main import app
 from tailrace.config import predicates, steps, transformations
-from tailrace.config.converters import CloudEventsOptions, JsonOptions
+from tailrace.config.converters import AvroOptions, CloudEventsOptions, JsonOptions
 from tailrace.config.disclosure import Disclosure, Mask
 from tailrace.config.engine import EngineConfig
 from tailrace.config.engine_options import (
@@ -32,7 +32,7 @@ from tailrace.config.engine_options import (
     RecordProcessing,
 )
 from tailrace.config.fields import MIB, Section
-from tailrace.config.kafka import KafkaSink, TopicRule
+from tailrace.config.kafka import KafkaSink, TopicRoute, TopicRule
 from tailrace.config.postgres import LibpqOptions, NamedSource, PostgresSource
 from tailrace.config.sections import (
     DeltaSink,
@@ -159,6 +159,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "jsonl": lambda: fields(JsonlSink, FolderSink),
     "kafka": lambda: fields(KafkaSink),
     "topic_rule": lambda: fields(TopicRule),
+    "topic_route": lambda: fields(TopicRoute),
     "python": lambda: fields(PythonSink),
     "spark": lambda: fields(SparkConfig),
     "engine": lambda: fields(EngineOptions),
@@ -167,6 +168,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "offset_storage": lambda: fields(OffsetStorage),
     "transformation": lambda: fields(steps.Step),
     "json-converter": lambda: fields(JsonOptions),
+    "avro-converter": lambda: fields(AvroOptions),
     "cloudevents-converter": lambda: fields(CloudEventsOptions),
     "commands": commands,
     "types": types_table.types,

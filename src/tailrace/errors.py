@@ -71,6 +71,12 @@ class Kind(enum.StrEnum):
     SCHEMA_CHANGED = "schema_changed"
     TABLE_UNKNOWN = "table_unknown"
 
+    # converting
+    CONVERSION_FAILED = "conversion_failed"  # a record has what its form can't hold
+    SCHEMA_REFUSED = "schema_refused"  # by a schema registry: incompatible, invalid or not registered
+    REGISTRY_UNREACHABLE = "registry_unreachable"
+    REGISTRY_REFUSED = "registry_refused"  # credentials, privileges
+
     # sinks
     SINK_LOCKED = "sink_locked"  # another engine writes to it
     SINK_FOREIGN = "sink_foreign"  # target holds another pipeline's or log's data
@@ -115,6 +121,7 @@ POLICY: dict[Kind, Policy] = {
     Kind.SLOT_CREATION_HELD_UP: Policy.RETRY,
     Kind.SNAPSHOT_DELAYED: Policy.RETRY,
     Kind.LOG_FULL: Policy.RETRY,
+    Kind.REGISTRY_UNREACHABLE: Policy.RETRY,
     Kind.SINK_WRITE_FAILED: Policy.RETRY,
     Kind.SPARK_FAILED: Policy.RETRY,
     Kind.OFFSETS_UNWRITABLE: Policy.RETRY,

@@ -30,7 +30,10 @@ KERNEL_MODULES = (
     "tailrace.decode.lettering",
     "tailrace.decode.literals",
     "tailrace.decode.masks",
+    "tailrace.converters.avro_binary",
+    "tailrace.converters.avro_parts",
     "tailrace.converters.texts",
+    "tailrace.kafka.partitioning",
     "tailrace.records.fingerprints",
     "tailrace.sql.json_members",
 )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
-from tailrace.config.fields import Section
+from tailrace.config.fields import FileName, Section, Setting
+
+
+def _url(text: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", text):
+        raise ValueError("must be of the form http://host:port or https://host:port/path, without a user")
+    return text
 
 
 class _Named(Section):
@@ -27,6 +34,9 @@ class _Named(Section):
     provide_transaction_metadata: bool = Field(
         default=False, description="Whether events tell their transaction, and their place in it."
     )
+
+
+class _InPart(_Named):
     rows_in_part: Literal["sent", "filled"] | None = Field(
         default=None,
         description="The row before a change where the server sent its key alone: `sent`, with the columns "
@@ -35,7 +45,7 @@ class _Named(Section):
     )
 
 
-class JsonOptions(_Named):
+class JsonOptions(_InPart):
     """Debezium's JSON: `type: json`."""
 
     schemas_enable: bool = Field(
@@ -43,7 +53,7 @@ class JsonOptions(_Named):
     )
 
 
-class CloudEventsOptions(_Named):
+class CloudEventsOptions(_InPart):
     """CloudEvents 1.0 in JSON: `type: cloudevents`."""
 
     mode: Literal["structured", "binary"] = Field(
@@ -57,6 +67,84 @@ class CloudEventsOptions(_Named):
     extension_attributes_enable: bool = Field(
         default=True, description="Whether the attributes `iodebezium…` are written."
     )
+
+
+_Strategy = Literal["topic", "record", "topic_record"]
+_STRATEGY = (
+    "Under which subject schemas of {} are registered: `topic`, `<topic>-{}`; `record`, the schema's name; "
+    "`topic_record`, `<topic>-<name>`."
+)
+
+
+class RegistryOptions(_Named):
+    """What converters have in common whose schemas are in a registry."""
+
+    registry_url: Annotated[str, AfterValidator(_url)] | tuple[Annotated[str, AfterValidator(_url)], ...] = (
+        Field(description="Address of the schema registry, or a list of addresses of one that has several.")
+    )
+    registry_username: Setting = Field(default="", description="User, for basic authentication.")
+    registry_password: Setting = Field(default="", description="Its password: a reference.")
+    registry_token: Setting = Field(default="", description="Bearer token instead: a reference.")
+    registry_ca_file: FileName = Field(
+        default="", validate_default=False, description="Roots that the registry's certificate is checked by."
+    )
+    registry_certificate_file: FileName = Field(
+        default="", validate_default=False, description="Certificate to be let in by."
+    )
+    registry_key_file: FileName = Field(default="", validate_default=False, description="Its key.")
+    registry_timeout_ms: int = Field(
+        default=10_000, ge=1, le=600_000, description="Longest that one request may take."
+    )
+    registry_deadline_ms: int = Field(
+        default=30_000,
+        ge=1,
+        le=600_000,
+        description="Longest that a question may take with all its attempts. Kafka's transaction stays open "
+        "meanwhile.",
+    )
+    auto_register_schemas: bool = Field(
+        default=True,
+        description="Whether schemas that are new are registered; else one that is not there stops the sink.",
+    )
+    normalize_schemas: bool = Field(
+        default=False, description="Whether the registry compares schemas in a normal form."
+    )
+    key_subject: _Strategy = Field(default="topic", description=_STRATEGY.format("keys", "key"))
+    value_subject: _Strategy = Field(default="topic", description=_STRATEGY.format("values", "value"))
+    keys: Literal["same", "json"] = Field(
+        default="same", description="Form of the keys: that of the values, or JSON without a schema."
+    )
+
+    @model_validator(mode="after")
+    def _secrets_by_reference(self) -> Self:
+        for name in ("registry_password", "registry_token"):
+            if isinstance(value := getattr(self, name), str) and value:
+                raise ValueError(f"{name} must be a reference, ${{env:NAME}} or ${{file:/path}}")
+        return self
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses, in the order to ask them in."""
+        return (self.registry_url,) if isinstance(self.registry_url, str) else self.registry_url
+
+
+class AvroOptions(RegistryOptions):
+    """Avro with a schema registry: `type: avro`."""
+
+    name_adjustment: Literal["avro", "avro_unicode", "none"] = Field(
+        default="avro",
+        description="Names that Avro can't have: `avro`, `_` for each wrong letter; `avro_unicode`, `_u` and "
+        "its code (of `_`, too), so that no two names become one; `none`, refused.",
+    )
+    logical_types: Literal["connect", "avro"] = Field(
+        default="connect",
+        description="Avro's logical types: `connect`, those that Confluent's converter writes (decimals, and "
+        "times under `time_precision_mode: connect`); `avro`, for Debezium's dates, times and UUIDs, too.",
+    )
+
+
+class JsonSchemaOptions(RegistryOptions):
+    """JSON with a schema registry: `type: json_schema`."""
 
 
 class NativeOptions(Section):

@@ -1,4 +1,4 @@
-"""Converters: records as they go out, in JSON, CloudEvents, Arrow or Python's own objects.
+"""Converters: records as they go out, in JSON, Avro, CloudEvents, Arrow or Python's own objects.
 
 The public names are imported when they are first used: who writes a contract needs no kernels.
 """
@@ -13,23 +13,28 @@ if TYPE_CHECKING:
     from tailrace.converters.contract import Converter
     from tailrace.converters.debezium import JsonConverter
     from tailrace.converters.native import ArrowConverter, PythonConverter
+    from tailrace.converters.registered import AvroConverter, JsonSchemaConverter
     from tailrace.records.events import Converted
 
 __all__ = [
     "ArrowConverter",
+    "AvroConverter",
     "CloudEventsConverter",
     "Converted",
     "Converter",
     "JsonConverter",
+    "JsonSchemaConverter",
     "PythonConverter",
 ]
 
 _PLACES = {
     "ArrowConverter": "tailrace.converters.native",
+    "AvroConverter": "tailrace.converters.registered",
     "CloudEventsConverter": "tailrace.converters.cloudevents",
     "Converted": "tailrace.records.events",
     "Converter": "tailrace.converters.contract",
     "JsonConverter": "tailrace.converters.debezium",
+    "JsonSchemaConverter": "tailrace.converters.registered",
     "PythonConverter": "tailrace.converters.native",
 }
 

@@ -1,0 +1,334 @@
+"""Avro's binary form beside fastavro's, and its schemas."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from typing import Any
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from converters.customers import CASES, as_columns, groups, groups_of, transaction
+from decode.wire import insert, relation
+from tailrace.converters import avro_binary
+from tailrace.converters.avro_binary import encoded
+from tailrace.converters.avro_program import program_of
+from tailrace.converters.avro_schema import ADJUSTMENTS, avro_schema
+from tailrace.converters.debezium import JsonConverter
+from tailrace.converters.json_schema import json_schema
+from tailrace.converters.schemas import STRING, Document, Schema, array, mapping, struct
+from tailrace.errors import Kind, TailraceError
+
+AVRO = ADJUSTMENTS["avro"]
+
+
+def as_avro(document: Document, *, logical_types: bool = False) -> Any:
+    return fastavro.parse_schema(avro_schema(document, AVRO, logical_types=logical_types))
+
+
+def decoded(value: bytes, schema: Any) -> Any:
+    return fastavro.schemaless_reader(io.BytesIO(value[avro_binary.HEADER_BYTES :]), schema)
+
+
+def as_python(value: Any, schema: Document) -> Any:
+    """Return a JSON value as Python has what it stands for."""
+    if value is None:
+        return None
+    kind = schema["type"]
+    if kind == "struct":
+        return {field["field"]: as_python(value[field["field"]], field) for field in schema["fields"]}
+    if kind == "array":
+        return [as_python(one, schema["items"]) for one in value]
+    if kind == "map":
+        return {name: as_python(one, schema["values"]) for name, one in value.items()}
+    if kind == "bytes":
+        return base64.b64decode(value)
+    return float(value) if kind in ("float", "double") else value
+
+
+# Whatever the schema: the bytes are fastavro's.
+
+_SCALARS: dict[str, st.SearchStrategy[Any]] = {
+    "boolean": st.booleans(),
+    "int16": st.integers(-(2**15), 2**15 - 1),
+    "int32": st.integers(-(2**31), 2**31 - 1),
+    "int64": st.integers(-(2**63), 2**63 - 1),
+    "double": st.floats(),
+    "float": st.floats(width=32),
+    "string": st.text(st.characters(exclude_categories=["Cs"])),
+    "bytes": st.binary().map(lambda data: base64.b64encode(data).decode()),
+}
+
+
+def _schemas(depth: int = 2) -> st.SearchStrategy[Schema]:
+    scalars = st.sampled_from(sorted(_SCALARS)).map(Schema)
+    if depth == 0:
+        return scalars
+    parts = st.tuples(_schemas(depth - 1), st.booleans())
+    return st.one_of(
+        scalars,
+        parts.map(lambda part: array(part[0].document(optional=part[1]))),
+        parts.map(lambda part: mapping(STRING.document(), part[0].document(optional=part[1]))),
+        st.lists(parts, max_size=4).map(
+            lambda fields: struct(
+                [one.document(optional=null, field=f"ö{n}") for n, (one, null) in enumerate(fields)]
+            )
+        ),
+    )
+
+
+def _values(schema: Document) -> st.SearchStrategy[Any]:
+    kind = schema["type"]
+    if kind == "struct":
+        found: st.SearchStrategy[Any] = st.fixed_dictionaries(
+            {field["field"]: _values(field) for field in schema["fields"]}
+        ).map(lambda value: {field["field"]: value[field["field"]] for field in schema["fields"]})
+    elif kind == "array":
+        found = st.lists(_values(schema["items"]), max_size=3)
+    elif kind == "map":
+        found = st.dictionaries(_SCALARS["string"], _values(schema["values"]), max_size=3)
+    else:
+        found = _SCALARS[kind]
+    return st.none() | found if schema["optional"] else found
+
+
+def _text(value: Any) -> str:
+    """Write JSON as the converter does: numbers that are none as texts, whole doubles with a point."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {name: plain(one) for name, one in part.items()}
+        if isinstance(part, list):
+            return [plain(one) for one in part]
+        if isinstance(part, float) and not math.isfinite(part):
+            return "NaN" if math.isnan(part) else "Infinity" if part > 0 else "-Infinity"
+        return part
+
+    return json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return repr(one) == repr(other)  # NaN is NaN, and 0.0 is not -0.0
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_every_value_has_the_bytes_that_fastavro_gives_it(data: st.DataObject) -> None:
+    document = data.draw(_schemas()).document()
+    values = data.draw(st.lists(st.none() | _values(document), min_size=1, max_size=4))
+    parsed = as_avro(document)
+    texts = pa.array([None if value is None else _text(value) for value in values], pa.large_string())
+    for value, found in zip(values, encoded(texts, program_of(document), 258).to_pylist(), strict=True):
+        if value is None:
+            assert found is None
+            continue
+        expected = io.BytesIO()
+        named = _named(as_python(value, document))
+        fastavro.schemaless_writer(expected, parsed, named)
+        assert found[:5] == b"\x00\x00\x00\x01\x02"
+        assert _same(decoded(found, parsed), decoded(found[:5] + expected.getvalue(), parsed))
+        assert found[5:] == expected.getvalue() or "nan" in repr(named)
+
+
+def _named(value: Any) -> Any:
+    # `ö0` can't be a name in Avro; it is no different for members of maps, whose names are free.
+    if isinstance(value, dict) and value and all(name.startswith("ö") and len(name) == 2 for name in value):
+        return {name.replace("ö", "_"): _named(one) for name, one in value.items()} | {
+            name: _named(one) for name, one in value.items()
+        }
+    if isinstance(value, dict):
+        return {name: _named(one) for name, one in value.items()}
+    return [_named(one) for one in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=300)
+@given(st.floats(allow_nan=False), st.floats(allow_nan=False, width=32))
+@example(5e-324, 1.401298464324817e-45)
+@example(1.7976931348623157e308, 16777217.0)
+@example(-0.0, -0.0)
+def test_floating_point_numbers_are_rounded_correctly(double: float, single: float) -> None:
+    fields = [Schema("double").document(field="d"), Schema("float").document(field="f")]
+    document = struct(fields, "x.Y").document()
+    short = repr(np.float32(single)).removeprefix("np.float32(").removesuffix(")")
+    shown = _text({"d": double, "f": single})
+    if math.isfinite(single):
+        shown = shown[: shown.index('"f":')] + f'"f":{short}}}'
+    [found] = encoded(pa.array([shown]), program_of(document), 1).to_pylist()
+    assert found[5:13] == np.float64(double).tobytes()
+    assert found[13:] == np.float32(single).tobytes()
+
+
+@given(st.text("0123456789.eE+-", min_size=1, max_size=40), st.binary(max_size=30))
+@example("0" * 30, b"")
+@example("1" * 400 + ".5", b"")
+def test_what_is_no_document_of_the_schema_is_refused_and_writes_nowhere_else(
+    number: str, letters: bytes
+) -> None:
+    fields = [
+        Schema("int32").document(optional=True, field="i"),
+        array(Schema("double").document()).document(field="d"),
+        mapping(STRING.document(), Schema("bytes").document(optional=True)).document(field="m"),
+    ]
+    program = program_of(struct(fields, "x.Y").document())
+    garbage = letters.decode("latin-1")
+    hostile = [
+        number,
+        garbage,
+        f'{{"i":{number},"d":[{number},{number}],"m":{{}}}}',
+        '{"i":1,"d":[' + garbage,
+        '{"i":null,"d":[],"m":{"' + garbage,
+        '{"i":1,"d":[1.5],"m":{"k":"' + garbage + '"}}',
+    ]
+    for text in hostile:
+        data = np.frombuffer(text.encode(), np.uint8)
+        room = avro_binary.GROWTH * len(data) + avro_binary.GROWTH_FIXED
+        whole = np.full(room + 128, 0xA5, np.uint8)
+        ends, result = np.empty(1, np.int64), np.zeros(5, np.int64)
+        offsets = np.array([0, len(data)], np.int64)
+        avro_binary.encode(
+            data, offsets, np.ones(1, np.bool_), 0, program.steps, program.names, 1,
+            whole[64 : 64 + room], ends, np.empty((64, 4), np.int64), result,
+        )  # fmt: skip
+        assert (whole[:64] == 0xA5).all()
+        assert (whole[64 + room :] == 0xA5).all()
+        assert result[3] in (0, 1, 2)
+
+
+def test_documents_of_any_size_follow_each_other() -> None:
+    document = array(Schema("double").document()).document()
+    values = [[0.1] * 5000, [], [float(f"{k}.{k}e-200") for k in range(9000)], [1.0], [2.5] * 3]
+    texts = pa.array([_text(value) for value in values])
+    found = encoded(texts, program_of(document), 1).to_pylist()
+    assert [decoded(one, as_avro(document)) for one in found] == values
+
+
+# Events.
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_events_say_in_avro_what_they_say_in_json(case: str) -> None:
+    converter = JsonConverter(provide_transaction_metadata=True, now_ns=lambda: 5)
+    for group in groups_of(case):
+        for same in (group, as_columns(group)):
+            events, schemas = converter.payloads(same)
+            for texts, schema in ((events.values, schemas.value), (events.keys, schemas.key)):
+                if texts is None or schema is None:
+                    continue
+                document = schema.document()
+                written = encoded(texts, program_of(document), 3).to_pylist()
+                for text, found in zip(texts.to_pylist(), written, strict=True):
+                    assert (text is None) == (found is None)
+                    if text is not None:
+                        expected = as_python(json.loads(text), document)
+                        assert decoded(found, as_avro(document)) == expected
+                        require_valid(json_schema(document), json.loads(text))
+
+
+COLUMNS = [
+    ("id", 23, -1), ("price", 1700, (10 << 16 | 2) + 4), ("free", 1700, -1), ("on", 1082, -1),
+    ("at", 1114, -1), ("at_ms", 1114, 3), ("since", 1184, -1), ("of day", 1083, -1), ("uid", 2950, -1),
+    ("data", 17, -1), ("tags", 1009, -1), ("bits", 1560, 3), ("r", 700, -1), ("f", 701, -1), ("1st", 21, -1),
+]  # fmt: skip
+ROW = (
+    "7", "-12.34", "0.001", "2024-02-29", "2024-02-29 12:00:00.123456", "2024-02-29 12:00:00.5",
+    "2024-02-29 12:00:00+02", "23:59:59.999999", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "\\x00ff",
+    '{a,"b ö",NULL}', "101", "0.1", "1e300", "3",
+)  # fmt: skip
+
+
+def test_types_have_their_schemas_and_values() -> None:
+    [group] = groups(transaction(insert(*ROW)), [relation(16385, "customers", COLUMNS, ("id",))])
+    events, schemas = JsonConverter().payloads(group)
+    document = schemas.value.document()
+    found = encoded(events.values, program_of(document), 3).to_pylist()
+    after = decoded(found[0], as_avro(document))["after"]
+    assert str(after["price"]) == "-12.34"
+    assert after["free"] == {"scale": 3, "value": b"\x01"}
+    assert (after["on"], after["at"], after["at_ms"]) == (19782, 1709208000123456, 1709208000500)
+    assert (after["of_day"], after["_1st"], after["data"], after["tags"]) == (
+        86399999999, 3, b"\x00\xff", ["a", "b ö", None],
+    )  # fmt: skip
+    assert (after["r"], after["f"]) == (pytest.approx(0.1), 1e300)
+    row = next(field for field in avro_schema(document, AVRO, logical_types=False)["fields"])["type"][1]
+    kinds = {field["name"]: field["type"][1] for field in row["fields"] if isinstance(field["type"], list)}
+    assert kinds["price"] == {
+        "type": "bytes", "scale": 2, "precision": 10, "logicalType": "decimal", "connect.version": 1,
+        "connect.parameters": {"scale": "2", "connect.decimal.precision": "10"},
+        "connect.name": "org.apache.kafka.connect.data.Decimal",
+    }  # fmt: skip
+    assert kinds["on"] == {"type": "int", "connect.version": 1, "connect.name": "io.debezium.time.Date"}
+    assert kinds["_1st"] == {"type": "int", "connect.type": "int16"}
+    assert row["connect.name"] == "PostgreSQL_server.public.customers.Value"
+    told = decoded(found[0], as_avro(document, logical_types=True))["after"]
+    assert (str(told["on"]), str(told["at"]), str(told["of_day"])) == (
+        "2024-02-29", "2024-02-29 12:00:00.123456", "23:59:59.999999",
+    )  # fmt: skip
+    assert str(told["uid"]) == ROW[8]
+    require_valid(json_schema(document), json.loads(events.values[0].as_py()))
+
+
+def test_a_value_that_the_schema_can_not_hold_is_named() -> None:
+    for place, odd in ((1, "NaN"), (2, "Infinity"), (3, "infinity")):
+        row = [*ROW[:place], odd, *ROW[place + 1 :]]
+        shape = [relation(16385, "customers", COLUMNS, ("id",))]
+        [group] = groups(transaction(insert(*ROW), insert(*row)), shape)
+        events, schemas = JsonConverter().payloads(group)
+        with pytest.raises(TailraceError, match=f"after.{COLUMNS[place][0]}") as caught:
+            encoded(events.values, program_of(schemas.value.document()), 3)
+        assert caught.value.kind is Kind.CONVERSION_FAILED
+        assert caught.value.context["row"] == 1
+        assert odd not in caught.value.message
+
+
+def test_names_that_avro_can_not_have_are_adjusted_as_debezium_does_it() -> None:
+    names = ["1st", "of day", "über", "ok_1", "a.b"]
+    assert [AVRO(name) for name in names] == ["_1st", "of_day", "_ber", "ok_1", "a_b"]
+    assert [ADJUSTMENTS["avro_unicode"](name) for name in names] == [
+        "_u0031st", "of_u0020day", "_u00fcber", "ok_u005f1", "a_u002eb",
+    ]  # fmt: skip
+    with pytest.raises(TailraceError, match="1st"):
+        ADJUSTMENTS["none"]("1st")
+    columns = [("a b", 23, -1), ("a_b", 23, -1)]
+    [group] = groups(transaction(insert("1", "2")), [relation(16385, "customers", columns, ())])
+    document = JsonConverter().payloads(group)[1].value.document()
+    with pytest.raises(TailraceError, match="two columns would be the field 'a_b'"):
+        avro_schema(document, AVRO, logical_types=False)
+    unicode = avro_schema(document, ADJUSTMENTS["avro_unicode"], logical_types=False)
+    fields = [field["name"] for field in unicode["fields"]]
+    assert fields == ["before", "after", "source", "transaction", "op", "ts_ms", "ts_us", "ts_ns"]
+    assert [field["name"] for field in unicode["fields"][0]["type"][1]["fields"]] == [
+        "a_u0020b", "a_u005fb",
+    ]  # fmt: skip
+
+
+_JSON_KINDS: dict[str, tuple[type, ...]] = {
+    "integer": (int,), "number": (int, float), "string": (str,), "boolean": (bool,), "object": (dict,),
+    "array": (list,), "null": (type(None),),
+}  # fmt: skip
+
+
+def require_valid(schema: Any, value: Any) -> None:
+    """Check a value against a schema, as far as ours go."""
+    if "oneOf" in schema:
+        return require_valid(schema["oneOf"][0 if value is None else 1], value)
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    assert any(type(value) in _JSON_KINDS[kind] for kind in kinds), (schema, value)
+    if isinstance(value, dict) and "properties" in schema:
+        assert set(schema.get("required", ())) <= set(value) <= set(schema["properties"])
+        for name, member in value.items():
+            require_valid(schema["properties"][name], member)
+        assert [one["connect.index"] for one in schema["properties"].values()] == list(range(len(value)))
+    elif isinstance(value, dict):
+        for member in value.values():
+            require_valid(schema["additionalProperties"], member)
+    elif isinstance(value, list):
+        for item in value:
+            require_valid(schema["items"], item)
+    return None

@@ -1,0 +1,217 @@
+"""Converters and a schema registry, over real HTTP: ids, subjects, and what is said when it refuses."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from converters.customers import FACTS, groups, groups_of, transaction
+from converters.registry import FakeRegistry, Fault
+from converters.test_avro import decoded
+from decode.wire import insert, relation
+from tailrace.converters.contract import Converter
+from tailrace.converters.differences import differences
+from tailrace.converters.registered import AvroConverter, JsonSchemaConverter
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.records.group import Group
+
+BASE = [("id", 23, -1), ("name", 25, -1)]
+
+
+def of_columns(columns: list[tuple[str, int, int]], *values: str) -> Group:
+    [group] = groups(transaction(insert(*values)), [relation(16385, "customers", columns, ("id",))])
+    return group.with_topic("shop.public.customers")
+
+
+def ids(values: pa.Array) -> set[int]:
+    return {int.from_bytes(value[1:5], "big") for value in values.to_pylist() if value is not None}
+
+
+def refused(converter: Converter, group: Group) -> TailraceError:
+    with pytest.raises(TailraceError) as caught:
+        converter.convert(group)
+    return caught.value
+
+
+def test_schemas_are_registered_once_under_the_topics_subjects() -> None:
+    with FakeRegistry() as registry:
+        converter = AvroConverter(registry_url=registry.url)
+        for case in ("create", "delete", "key_change"):
+            [group] = groups_of(case)
+            events = converter.convert(group.with_topic("shop.public.customers"))
+            assert ids(events.values) == {1}
+            assert events.keys is not None
+            assert ids(events.keys) == {2}
+        assert registry.subjects == {"shop.public.customers-value": [1], "shop.public.customers-key": [2]}
+        assert registry.requests == {"POST /subjects": 2}
+        tombstones = [value for value in events.values.to_pylist() if value is None]
+        assert len(tombstones) == 1
+        value = decoded(events.values[0].as_py(), registry.schema(1))
+        assert (value["op"], value["before"]["id"]) == ("d", 1)
+        assert decoded(events.keys[2].as_py(), registry.schema(2)) == {"id": 2}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "subjects"),
+    [
+        ("topic", {"t-key", "t-value"}),
+        ("record", {"PostgreSQL_server.public.customers.Key", "PostgreSQL_server.public.customers.Envelope"}),
+        ("topic_record", {"t-PostgreSQL_server.public.customers.Key",
+                          "t-PostgreSQL_server.public.customers.Envelope"}),
+    ],
+)  # fmt: skip
+def test_subjects_are_named_by_topic_or_record(strategy: str, subjects: set[str]) -> None:
+    [group] = groups_of("create")
+    for make in (AvroConverter, JsonSchemaConverter):
+        with FakeRegistry() as registry:
+            make(registry_url=registry.url, key_subject=strategy, value_subject=strategy).convert(
+                group.with_topic("t")
+            )
+            assert set(registry.subjects) == subjects
+
+
+def test_json_schema_is_json_behind_an_id() -> None:
+    with FakeRegistry() as registry:
+        [group] = groups_of("create")
+        events = JsonSchemaConverter(registry_url=registry.url, keys="json").convert(group)
+        assert events.keys is not None
+        assert events.keys.to_pylist() == ['{"id":1}']
+        [value] = events.values.to_pylist()
+        assert value[:5] == b"\x00\x00\x00\x00\x01"
+        assert json.loads(value[5:])["after"]["first_name"] == "Anne"
+        assert registry.schemas[0][0] == "JSON"
+        assert registry.schema(1)["properties"]["op"] == {"type": "string", "connect.index": 4}
+
+
+def test_a_schema_that_is_not_compatible_is_explained() -> None:
+    for make in (AvroConverter, JsonSchemaConverter):
+        with FakeRegistry() as registry:
+            make(registry_url=registry.url).convert(of_columns(BASE, "1", "a"))
+            error = refused(
+                make(registry_url=registry.url), of_columns([("id", 23, -1), ("name", 20, -1)], "1", "2")
+            )
+            assert error.kind is Kind.SCHEMA_REFUSED
+            assert "'shop.public.customers-value'" in error.message
+            assert "(BACKWARD) with version 1" in error.message
+            assert "name was string or null, is " in error.message
+            assert "PUT /config/shop.public.customers-value" in error.hint
+            assert error.context["subject"] == "shop.public.customers-value"
+            registry.level = "NONE"
+            assert ids(make(registry_url=registry.url).convert(
+                of_columns([("id", 23, -1), ("name", 20, -1)], "1", "2")).values) == {3}  # fmt: skip
+
+
+def test_a_new_column_is_compatible_where_it_may_be_null() -> None:
+    with FakeRegistry() as registry:
+        converter = AvroConverter(registry_url=registry.url)
+        converter.convert(of_columns(BASE, "1", "a"))
+        wider = converter.convert(of_columns([*BASE, ("more", 20, -1)], "1", "a", "5"))
+        assert ids(wider.values) == {3}
+        assert registry.subjects["shop.public.customers-value"] == [1, 3]
+
+
+def test_schemas_that_are_not_registered_stop_where_they_are_not_to_be() -> None:
+    with FakeRegistry() as registry:
+        strict = AvroConverter(registry_url=registry.url, auto_register_schemas=False)
+        error = refused(strict, of_columns(BASE, "1", "a"))
+        assert error.kind is Kind.SCHEMA_REFUSED
+        assert "the subject does not exist" in error.message
+        AvroConverter(registry_url=registry.url).convert(of_columns(BASE, "1", "a"))
+        assert ids(strict.convert(of_columns(BASE, "1", "a")).values) == {1}
+        error = refused(strict, of_columns([*BASE, ("more", 20, -1)], "1", "a", "5"))
+        assert "this schema is none of its" in error.message
+        assert "auto_register_schemas" in error.hint
+
+
+def test_credentials_are_references_and_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGISTRY_PASSWORD", "s3cr3t-canary")
+    with FakeRegistry(username="cdc", password="s3cr3t-canary") as registry:
+        given = {"registry_url": registry.url, "registry_username": "cdc"}
+        right = AvroConverter(**given, registry_password="${env:REGISTRY_PASSWORD}")
+        assert ids(right.convert(of_columns(BASE, "1", "a")).values) == {1}
+        copy = pickle.loads(pickle.dumps(right))  # noqa: S301 - its own
+        assert b"s3cr3t-canary" not in pickle.dumps(right)
+        assert ids(copy.convert(of_columns(BASE, "1", "a")).values) == {1}
+        error = refused(AvroConverter(**given), of_columns(BASE, "1", "a"))
+        assert (error.kind, error.policy) == (Kind.REGISTRY_REFUSED, Policy.STOP)
+        assert "401" in error.message
+    for wrong in ({"registry_password": "in-clear"}, {"registry_url": "http://user:pass@r:1"}, {"url": "x"}):
+        with pytest.raises(TailraceError) as caught:
+            AvroConverter(**{"registry_url": "http://r:1", **wrong})
+        assert caught.value.kind is Kind.CONFIG_INVALID
+        assert "in-clear" not in str(caught.value)
+        assert "user:pass" not in str(caught.value)
+
+
+def test_what_passes_is_waited_for_and_what_does_not_is_told() -> None:
+    with FakeRegistry(faults=[Fault(503, times=2), Fault(429)]) as registry:
+        converter = AvroConverter(registry_url=registry.url, keys="json")
+        assert ids(converter.convert(of_columns(BASE, "1", "a")).values) == {1}
+        assert registry.requests["POST /subjects"] == 4
+        registry.faults = [Fault(500, times=1000)]
+        short = AvroConverter(registry_url=registry.url, registry_deadline_ms=300)
+        error = refused(short, of_columns(BASE, "1", "a"))
+        assert (error.kind, error.policy) == (Kind.REGISTRY_UNREACHABLE, Policy.RETRY)
+        assert "status 500 on demand" in error.message
+        registry.faults = [Fault(silent_s=1.0, times=1)]
+        slow = AvroConverter(registry_url=registry.url, registry_timeout_ms=200, registry_deadline_ms=1)
+        assert refused(slow, of_columns(BASE, "1", "a")).kind is Kind.REGISTRY_UNREACHABLE
+        registry.faults = [Fault(422)]
+        error = refused(AvroConverter(registry_url=registry.url), of_columns(BASE, "1", "a"))
+        assert error.kind is Kind.SCHEMA_REFUSED
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        with FakeRegistry() as registry:
+            either = AvroConverter(registry_url=[gone, registry.url])
+            assert ids(either.convert(of_columns(BASE, "1", "a")).values) == {1}
+
+
+def test_a_value_that_does_not_fit_is_told_with_its_record() -> None:
+    shape = [relation(16385, "customers", [("id", 23, -1), ("on", 1082, -1)], ("id",))]
+    [group] = groups(transaction(insert("1", "2024-01-01"), insert("2", "infinity")), shape)
+    with FakeRegistry() as registry:
+        error = refused(AvroConverter(registry_url=registry.url), group)
+        assert (error.kind, error.context["row"], error.context["member"]) == (
+            Kind.CONVERSION_FAILED, 1, "after.on",
+        )  # fmt: skip
+
+
+def test_records_that_are_no_changes_have_schemas_too() -> None:
+    value = pa.array([{"id": 1, "tags": ["a", None], "part": {"x": 1.5}}, None])
+    columns = pa.record_batch({"key": pa.array(["k", None]), "value": value})
+    group = Group.of_columns("orders.events", np.arange(2), columns, origin=FACTS)
+    with FakeRegistry() as registry:
+        events = AvroConverter(registry_url=registry.url).convert(group)
+        first, nothing = events.values.to_pylist()
+        assert nothing is None
+        assert decoded(first, registry.schema(1)) == {"id": 1, "tags": ["a", None], "part": {"x": 1.5}}
+        assert events.keys is not None
+        assert events.keys.to_pylist() == [b"\x00\x00\x00\x00\x02\x02k", None]
+        error = refused(AvroConverter(registry_url=registry.url, key_subject="record"), group)
+        assert error.kind is Kind.CONVERSION_FAILED
+
+
+def test_differences_name_fields() -> None:
+    def avro(*fields: Any) -> str:
+        return json.dumps({"type": "record", "name": "Value", "namespace": "a.b", "fields": list(fields)})
+
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+    old = avro(
+        {"name": "a", "type": "int"}, {"name": "b", "type": ["null", price]}, {"name": "c", "type": "int"}
+    )
+    new = avro({"name": "a", "type": "long"}, {"name": "b", "type": ["null", {**price, "scale": 3}]},
+               {"name": "d", "type": "string"})  # fmt: skip
+    assert differences(old, new, "AVRO") == [
+        "Value.a was int, is long",
+        "Value.b was bytes decimal(10,2) or null, is bytes decimal(10,3) or null",
+        "Value.d is new, without a default (string)",
+        "Value.c is gone (int)",
+    ]
+    assert differences("no JSON", new, "AVRO") == []

@@ -22,9 +22,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from fix_postgres import SETTINGS, Database
 from fix_proxy import Proxy
@@ -44,7 +45,11 @@ from torture.harness import (
 )
 
 CYCLES_A_ROUND = 10
-RETENTION = {"retention": {"size_bytes": 1 << 20, "on_slow_reader": "hold"}}
+#: Small chunks: what a killed snapshot has left is read in windows beside the stream.
+SETTINGS_OF_ROUNDS: dict[str, dict[str, Any]] = {
+    "source": {"snapshot_chunk_rows": 30},
+    "log": {"retention": {"size_bytes": 1 << 20, "on_slow_reader": "hold"}},
+}
 
 
 class Torture:
@@ -74,7 +79,7 @@ class Torture:
             database = Database(self._server, name)
             round_ = Round(
                 root, database, [kind], self._random.randrange(1 << 32),
-                settings={"log": RETENTION}, proxy=proxy, disk=small,
+                settings=SETTINGS_OF_ROUNDS, proxy=proxy, disk=small,
             )  # fmt: skip
             stack.callback(round_.close)
             self._run(round_, cycles)
@@ -107,19 +112,26 @@ class Torture:
         others = [kill_at_random(20), kill_at_random(20), kill_source(15), cut_connection(15)]
         others += [fill_disk(15)] if round_.disk else []
         # Snapshot's points come first, for they are passed once in a log's life.
-        yield kill_at(self._random.choice([name for name in sorted(POINTS) if name.startswith("snapshot.")]))
+        first = self._least_tried(lambda point: point.startswith("snapshot."))
+        if "window" in first:
+            yield kill_at("snapshot.after_chunk")
+        yield kill_at(first)
         while True:
             yield self._random.choice(others) if self._random.random() < 0.5 else self._at_a_failpoint()
 
     def _at_a_failpoint(self) -> Fault:
-        """Return a kill at one of the points that were tried least."""
-        points = [name for name in sorted(POINTS) if not name.startswith("snapshot.")]
-        fewest = min(self._tried[point] for point in points)
-        point = self._random.choice([point for point in points if self._tried[point] == fewest])
-        self._tried[point] += 1
+        point = self._least_tried(lambda point: not point.startswith("snapshot."))
         if "retention" in point:
             return kill_at(point, until_caught_up=False)
         return kill_at(point, self._random.choice((1, 1, 2, 3, 5)))
+
+    def _least_tried(self, wanted: Callable[[str], bool]) -> str:
+        """Return one of the wanted points that were tried least, and count it."""
+        points = [point for point in sorted(POINTS) if wanted(point)]
+        fewest = min(self._tried[point] for point in points)
+        point = self._random.choice([point for point in points if self._tried[point] == fewest])
+        self._tried[point] += 1
+        return point
 
 
 def main() -> int:

@@ -74,9 +74,9 @@ def make_task(dsn: str, path: Path, **options: Any) -> CaptureTask:
         **options,
     }
     log = {name: given.pop(name) for name in ("segment_bytes", "compression") if name in given}
-    turns = given.pop("turns", None)
+    turns, delegate = given.pop("turns", None), given.pop("delegate", None)
     source, kept = PostgresSource(dsn=dsn, **given), LogConfig(path=path, **log)
-    return CaptureTask(source, path, kept, name=NAME, turns=turns)
+    return CaptureTask(source, path, kept, name=NAME, turns=turns, delegate=delegate)
 
 
 @contextmanager

@@ -14,11 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from capture.captured import NAME, SLOT, capturing, run_to_end
+from capture.delegating import Elsewhere
 from capture.folded import Folded, fold, units
 from fix_postgres import Database
 from fix_proxy import Proxy
@@ -37,6 +39,8 @@ SMALL = {"snapshot_chunk_rows": 500, "snapshot_connections": 3}
 RUN = """
 import sys, threading, time
 from pathlib import Path
+sys.path.append(sys.argv[4])
+from capture.delegating import Elsewhere
 from tailrace.capture.task import CaptureTask
 from tailrace.config.postgres import PostgresSource
 from tailrace.config.sections import LogConfig
@@ -45,7 +49,8 @@ source = PostgresSource(
     dsn=sys.argv[1], snapshot_chunk_rows=500, snapshot_connections=3, status_interval_s=1.0,
     reconnect_delay_s=0.05)
 config = LogConfig(path=path, segment_bytes=65536, compression="none")
-task = CaptureTask(source, path, config, name=sys.argv[3])
+delegate = Elsewhere() if sys.argv[5] == "elsewhere" else None
+task = CaptureTask(source, path, config, name=sys.argv[3], delegate=delegate)
 def look():
     while not task.caught_up(1):
         time.sleep(0.05)
@@ -125,11 +130,12 @@ def armed(failpoint: str) -> dict[str, str]:
     return {"TAILRACE_FAILPOINTS": failpoint, "PATH": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
-def life(pg: Database, log: Path, failpoint: str) -> int:
+def life(pg: Database, log: Path, failpoint: str, *, script: str = RUN, elsewhere: bool = False) -> int:
     """Run capture in a process of its own until the failpoint kills it, or nothing is missing any
     more; return how it ended."""
+    tests = str(Path(__file__).parent.parent)
     done = subprocess.run(
-        [sys.executable, "-c", RUN, pg.dsn, str(log), NAME],
+        [sys.executable, "-c", script, pg.dsn, str(log), NAME, tests, "elsewhere" if elsewhere else ""],
         env=armed(failpoint),
         timeout=120,
         check=False,
@@ -174,6 +180,9 @@ LIVES = [
     ("snapshot.before_finish", "snapshot.before_finish"),
     ("snapshot.before_handover", "capture.before_append@3"),
     ("snapshot.after_handover", "capture.after_append@2"),
+    # Here others read the chunks.
+    ("staging.in_copy@5", "staging.before_take@2", "staging.taken@2", "snapshot.before_chunk_end@2"),
+    ("staging.taken@4", "staging.in_copy@2", "snapshot.in_window@2", "staging.before_take@1"),
 ]
 
 
@@ -181,16 +190,21 @@ LIVES = [
 def test_kills_in_a_snapshot_among_writers_lose_and_double_nothing(
     pg: Database, tmp_path: Path, points: tuple[str, ...]
 ) -> None:
+    elsewhere = points[0].startswith("staging")
     create_tables(pg)
     with writers_at_work(pg, len(points)):
         for turn, point in enumerate(points):
             name, _, count = point.partition("@")
             # What is left to do when a later life begins is up to the threads of the one before.
             ends = {-9} if turn == 0 else {-9, 0}
-            assert life(pg, tmp_path / "log", f"{name}=kill@{count or 1}") in ends, point
-        with capturing(pg.dsn, tmp_path / "log", **SMALL) as running:
+            fault = f"{name}=kill@{count or 1}"
+            assert life(pg, tmp_path / "log", fault, elsewhere=elsewhere) in ends, point
+        with capturing(
+            pg.dsn, tmp_path / "log", delegate=Elsewhere() if elsewhere else None, **SMALL
+        ) as running:
             running.catch_up(pg.query, 120)
     until_whole(pg, tmp_path / "log")
+    assert not list((tmp_path / "log").rglob("*.rows"))
     judge(pg, tmp_path / "log")
 
 
@@ -222,14 +236,15 @@ def test_a_table_of_one_window_is_handed_over_exactly(pg: Database, tmp_path: Pa
     assert set(came.values()) == {1}
 
 
+@pytest.mark.parametrize("delegate", [None, Elsewhere()], ids=["here", "elsewhere"])
 def test_connections_cut_in_copy_are_gone_on_from(
-    pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy]
+    pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy], delegate: Elsewhere | None
 ) -> None:
     create_tables(pg)
     between = proxy(pg.port)
     dsn = pg.dsn.replace(f":{pg.port}/", f":{between.port}/")
     choose = random.Random(7)
-    between_us = {**SMALL, "receive_timeout_s": 5.0}
+    between_us = {**SMALL, "receive_timeout_s": 5.0, "delegate": delegate}
     with writers_at_work(pg, 9), capturing(dsn, tmp_path / "log", **between_us) as running:
         for cut in range(12):
             between.cut_after(choose.randrange(200, 600_000))
@@ -286,9 +301,11 @@ BETWEEN = [
 
 
 @pytest.mark.parametrize("point", ["snapshot.after_slot", "snapshot.after_plan"])
-@pytest.mark.parametrize("size", [SMALL, {}], ids=["in chunks", "in one"])
+@pytest.mark.parametrize(
+    "size", [SMALL, {}, {**SMALL, "delegate": Elsewhere()}], ids=["in chunks", "in one", "elsewhere"]
+)
 def test_a_table_rewritten_between_the_snapshot_and_its_copy_is_not_read_as_empty(
-    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: dict[str, int], point: str
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: dict[str, Any], point: str
 ) -> None:
     create_tables(pg)
     for name in ("renamed_later", "kept", "gone"):
@@ -381,13 +398,7 @@ def test_only_is_all_or_nothing(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     script = RUN.replace("status_interval_s", "snapshot='only', status_interval_s")
-    killed = subprocess.run(
-        [sys.executable, "-c", script, pg.dsn, str(log), NAME],
-        env=armed("snapshot.in_copy=kill@4"),
-        timeout=60,
-        check=False,
-    )
-    assert killed.returncode == -9
+    assert life(pg, log, "snapshot.in_copy=kill@4", script=script) == -9
     assert run_to_end(pg.dsn, log, snapshot="only", **SMALL) is None
     found = judge_counts(pg, log)
     assert len(units(log)) == 1

@@ -2,7 +2,7 @@
 
 A chunk counts when the command has completed and the server's own count of rows is the number
 that came. Until then its rows are held in memory, or, when they are more than may be held,
-stand in a unit of the log that is not closed yet.
+stand in a unit of the log that is not closed yet, or in a file that another process stages.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tailrace.capture.catalog import PublishedTable
-from tailrace.capture.chunks import Chunk
+from tailrace.capture.chunks import Chunk, Stretch
 from tailrace.capture.failures import connection_lost
 from tailrace.capture.session import Session, Stopped
 from tailrace.capture.transport import Transport
-from tailrace.capture.units import Unit, UnitWriter
+from tailrace.capture.units import Head, RowFrame, Unit
 from tailrace.capture.wire import lines
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US
@@ -82,6 +82,21 @@ class TableProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """The COPY of one chunk, as whoever runs it must know it. A plain value, may be pickled.
+
+    `relation` and `table` are the oid and the name under which the rows stand in the log; `stretch`
+    is what is locked, and must still be what it was when it was planned.
+    """
+
+    relation: int
+    table: str
+    number: int  # of the chunk
+    stretch: Stretch
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkJob:
     """A chunk to be read, and the unit that it becomes a part of."""
 
@@ -92,33 +107,54 @@ class ChunkJob:
     progress: TableProgress
     shared: bool  # other chunks become parts of the same unit
 
+    @property
+    def order(self) -> CopyOrder:
+        """What is to be asked of the server."""
+        filters = [text for text in (self.table.row_filter, self.where) if text]
+        command = self.chunk.copy_command([column.name for column in self.table.columns], filters)
+        name = self.table.qualified_name
+        return CopyOrder(self.table.oid, name, self.chunk.number, self.chunk.stretch, command)
+
+    def head(self, lsn: int) -> Head:
+        """Return what makes the table's schema frames as of `lsn`."""
+
+        def frames_of(now_us: int, in_force: Mapping[str, bytes]) -> bytes:
+            table = self.table
+            # Facts first: whoever reads the schema frames one by one then finds one version, not two.
+            return table.facts_frame(lsn, in_force) + table.schema_frames(lsn, now_us - POSTGRES_EPOCH_US)
+
+        return frames_of
+
 
 class ChunkCopy:
     """Reads one chunk over a session that is in the window's snapshot.
 
-    :param held_bytes: what of a chunk is held in memory before its unit is opened.
+    :param write: called with the frames of rows in order, each with its number of rows; whole lines
+        in COPY's form, their ordinal still 0. The last ones only when the server's count is right.
+    :param came: called with a number of rows as soon as they came.
+    :param held_bytes: what of a chunk is held in memory before it is first written.
     """
 
     def __init__(
         self,
         session: Session,
-        job: ChunkJob,
-        units: UnitWriter,
+        order: CopyOrder,
+        write: Callable[[Sequence[RowFrame]], None],
         stopping: threading.Event,
         *,
-        lsn: int,
         row_bytes_max: int,
         held_bytes: int,
+        came: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._session = session
-        self._job = job
-        self._units = units
+        self._order = order
+        self._write_frames = write
         self._stopping = stopping
-        self._lsn = lsn
         self._row_bytes_max = row_bytes_max
-        self._held_bytes = min(held_bytes, SHARED_HELD_BYTES) if job.shared else held_bytes
+        self._held_bytes = held_bytes
+        self._came = came
         self._frame = _new_frame()
-        self._held: list[tuple[bytearray, int]] = []
+        self._held: list[RowFrame] = []
         self._size = 0
         self._rows = 0
 
@@ -127,22 +163,17 @@ class ChunkCopy:
 
         :raises TailraceError: `SNAPSHOT_FAILED` if the count is wrong; what the server refused
             with; `SOURCE_UNREACHABLE`.
-        :raises Postponed: if the unit was given up.
-        :raises Stopped: if stopping was asked for, or another chunk failed.
+        :raises Stopped: if stopping was asked for. What `write` raises.
         """
-        job = self._job
-        filters = [text for text in (job.table.row_filter, job.where) if text]
-        transport = self._session.copying(self._row_bytes_max, f"copy {job.table.qualified_name}")
-        columns = [column.name for column in job.table.columns]
+        transport = self._session.copying(self._row_bytes_max, f"copy {self._order.table}")
         try:
-            transport.start(job.chunk.copy_command(columns, filters), SILENCE_S_MAX)
+            transport.start(self._order.command, SILENCE_S_MAX)
             said = self._receive(transport)
         finally:
             transport.release()
         if said != self._rows:
             raise self._failure(f"the server counts {said} rows, {self._rows} came")
         self._write()
-        self._units.part_done(job.unit, self._rows)
 
     def _receive(self, transport: Transport) -> int:
         """Take the rows that come; return how many the server says it sent."""
@@ -155,7 +186,7 @@ class ChunkCopy:
             if received.nothing:
                 if time.monotonic() - heard_at > SILENCE_S_MAX:
                     raise connection_lost(
-                        f"copy {self._job.table.qualified_name}", f"nothing came for {SILENCE_S_MAX:g} s"
+                        f"copy {self._order.table}", f"nothing came for {SILENCE_S_MAX:g} s"
                     )
                 continue
             if len(received.data):
@@ -183,31 +214,26 @@ class ChunkCopy:
         if len(frame) - end > self._row_bytes_max:
             raise TailraceError(
                 Kind.FRAME_TOO_LARGE,
-                f"copy {self._job.table.qualified_name}: a row is larger than {self._row_bytes_max} bytes",
+                f"copy {self._order.table}: a row is larger than {self._row_bytes_max} bytes",
                 "raise source.frame_bytes_max, if there is memory for such a row",
-                {"table": self._job.table.qualified_name},
+                {"table": self._order.table},
             )
         if not rows:
             return
         self._frame = _new_frame()
         self._frame += memoryview(frame)[end:]
         del frame[end:]
-        struct.pack_into("!cicIQI", frame, 0, b"d", end - 1, b"s", self._job.table.oid, 0, rows)
+        struct.pack_into("!cicIQI", frame, 0, b"d", end - 1, b"s", self._order.relation, 0, rows)
         self._held.append((frame, rows))
         self._size += len(frame)
         self._rows += rows
-        self._job.progress.add(rows)
+        self._came(rows)
         if self._size > self._held_bytes:
             self._write()
 
     def _write(self) -> None:
         held, self._held, self._size = self._held, [], 0
-        self._units.write(self._job.unit, self._job.table.oid, self._head, held)
-
-    def _head(self, now_us: int, in_force: Mapping[str, bytes]) -> bytes:
-        table, lsn = self._job.table, self._lsn
-        # Facts first: whoever reads the schema frames one by one then finds one version, not two.
-        return table.facts_frame(lsn, in_force) + table.schema_frames(lsn, now_us - POSTGRES_EPOCH_US)
+        self._write_frames(held)
 
     @property
     def rows(self) -> int:
@@ -217,9 +243,9 @@ class ChunkCopy:
     def _failure(self, found: str) -> TailraceError:
         return TailraceError(
             Kind.SNAPSHOT_FAILED,
-            f"copy {self._job.table.qualified_name}: {found}",
+            f"copy {self._order.table}: {found}",
             "nothing of this chunk is kept; it is read again at the next start",
-            {"table": self._job.table.qualified_name, "chunk": self._job.chunk.number},
+            {"table": self._order.table, "chunk": self._order.number},
         )
 
 

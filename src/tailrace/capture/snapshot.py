@@ -33,6 +33,7 @@ from tailrace.capture.chunks import chunks_of
 from tailrace.capture.copying import ChunkJob, TableProgress
 from tailrace.capture.ledger import Ledger
 from tailrace.capture.planning import TablePlan, facts_digest, plan_table
+from tailrace.capture.readers import OpenReader, OwnConnection, Readers
 from tailrace.capture.server import CreatedSlot
 from tailrace.capture.session import Session
 from tailrace.capture.units import Unit, UnitWriter
@@ -40,7 +41,6 @@ from tailrace.capture.window import (
     UNDEFINED_TABLE,
     Exported,
     Observer,
-    Readers,
     enter,
     leave,
     observing,
@@ -59,6 +59,7 @@ class InitialSnapshot:
 
     :param ledger: keeps what is to be read and what is done.
     :param progress: filled as it goes, by qualified name.
+    :param open_reader: opens those who read chunks.
     :param may_begin_again: after DDL in the middle of it; if not, tables that DDL changed are read
         beside the stream.
     """
@@ -73,8 +74,10 @@ class InitialSnapshot:
         progress: dict[str, TableProgress],
         *,
         may_begin_again: bool,
+        open_reader: OpenReader = OwnConnection,
     ) -> None:
         self._source = source
+        self._open_reader = open_reader
         self._may_begin_again = may_begin_again
         self._appender = appender
         self._ledger = ledger
@@ -108,7 +111,9 @@ class InitialSnapshot:
                 admitted=lambda: None,
                 closed=self._ledger.unit_closed,
             )
-            readers = Readers(self._source, self._exported, units, observer, self._stopping)
+            readers = Readers(
+                self._source, self._exported, units, observer, self._stopping, self._open_reader
+            )
             try:
                 readers.read(self._jobs(planner, snapshot, tables))
             finally:

@@ -23,14 +23,16 @@ from tailrace.capture.appender import Appender
 from tailrace.capture.catalog import PublishedTable, published_table
 from tailrace.capture.chunks import chunks_of, whole_of, written_since
 from tailrace.capture.copying import ChunkJob, TableProgress
+from tailrace.capture.delegated import Delegation
 from tailrace.capture.exporting import SlotCreation, temporary_name
 from tailrace.capture.ledger import Ledger
 from tailrace.capture.meeting import Meeting, StreamEnded
 from tailrace.capture.planning import facts_digest, leaves, plan_table
+from tailrace.capture.readers import OwnConnection, Readers
 from tailrace.capture.requests import Requests
 from tailrace.capture.session import Session, Stopped
 from tailrace.capture.units import UnitWriter
-from tailrace.capture.window import Exported, Observer, Readers, enter, leave
+from tailrace.capture.window import Exported, Observer, enter, leave
 from tailrace.config.postgres import PostgresSource
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.model import format_lsn
@@ -55,6 +57,7 @@ class Snapshots:
 
     :param ask: has the server tell how far it is.
     :param requests: takes what is asked for into the agenda.
+    :param delegation: how others read chunks; None: this process does.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Snapshots:
         *,
         ask: Callable[[], None],
         requests: Requests,
+        delegation: Delegation | None = None,
     ) -> None:
         self._source = source
         self._appender = appender
@@ -75,6 +79,7 @@ class Snapshots:
         self._progress = progress
         self._ask = ask
         self._requests = requests
+        self._delegation = delegation
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tailrace-snapshots", daemon=True)
         self._failures = 0
@@ -193,6 +198,8 @@ class Snapshots:
         self._plan_ahead(snapshot, side)
         if snapshot.all_read:
             return
+        if self._delegation is not None:
+            self._delegation.prepare(self._ending)
         failpoints.hit("snapshot.before_window")
         with ExitStack() as stack:
             stack.callback(self._meeting.release)
@@ -222,7 +229,8 @@ class Snapshots:
             admitted=self._await_stream,
             closed=self._ledger.unit_closed,
         )
-        readers = Readers(self._source, exported, units, observer, self._ending)
+        open_reader = OwnConnection if self._delegation is None else self._delegation.open_reader
+        readers = Readers(self._source, exported, units, observer, self._ending, open_reader)
         try:
             enter(planner, exported)
             readers.read(self._jobs(snapshot, planner))

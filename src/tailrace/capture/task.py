@@ -19,9 +19,10 @@ from typing import Literal
 import structlog
 
 from tailrace import failpoints
-from tailrace.capture import server
+from tailrace.capture import server, staged
 from tailrace.capture.appender import Appender
 from tailrace.capture.copying import TableProgress
+from tailrace.capture.delegated import Delegate, Delegation
 from tailrace.capture.exporting import SlotCreation
 from tailrace.capture.ledger import Ledger
 from tailrace.capture.meeting import Meeting
@@ -33,6 +34,7 @@ from tailrace.capture.publication import (
     require_publication,
     warn_of_new_tables,
 )
+from tailrace.capture.readers import OwnConnection
 from tailrace.capture.reconcile import Action, CaptureState, LogFacts, Phase, SourceFacts, Start, decide
 from tailrace.capture.requests import Requests
 from tailrace.capture.schema_watch import SchemaWatch
@@ -96,6 +98,7 @@ class CaptureTask:
     :param directory: the log, or where it is or is to be.
     :param name: of the pipeline, for messages.
     :param turns: to begin (slot, snapshot), where others begin, too.
+    :param delegate: has the chunks of snapshots read by other processes; None: this one does.
     :param on_durable: called when transactions have become durable in the log, on the thread that
         made them so; returns at once. Not for each chunk of a snapshot.
     """
@@ -108,6 +111,7 @@ class CaptureTask:
         *,
         name: str,
         turns: Turns | None = None,
+        delegate: Delegate | None = None,
         on_durable: Callable[[], None] | None = None,
     ) -> None:
         self._source = source.for_pipeline(name)
@@ -119,6 +123,8 @@ class CaptureTask:
         )
         self._name = name
         self._turns = turns or Turns(1)
+        self._delegate = delegate
+        self._delegation: Delegation | None = None
         self._on_durable = on_durable
         self._stopping = threading.Event()
         self._appender: Appender | None = None
@@ -274,6 +280,10 @@ class CaptureTask:
         self._appender.start()
         self._ledger = Ledger(self._log, TASK, self._appender)
         self._ledger.open()
+        staging = self._log.task_path(TASK) / staged.FOLDER
+        staged.remove(staging)  # rests of a life before, also of one that read otherwise
+        if self._delegate is not None:
+            self._delegation = Delegation(self._delegate, staging)
         return self._appender
 
     def _open_directory(self, session: Session, path: Path) -> LogDirectory:
@@ -310,6 +320,9 @@ class CaptureTask:
 
     def _begin_in_turn(self, session: Session, facts: SourceFacts, *, drop_slot: bool) -> None:
         # Nothing is made at the source before: a slot that waits would hold back WAL.
+        if self._delegation is not None and self._source.snapshot != "never":
+            self._phase = "snapshot"
+            self._delegation.prepare(self._stopping)
         self._phase = "queued" if self._turns.must_wait else "snapshot"
         with self._turns.turn(self._stopping) as given:
             if not given:
@@ -352,6 +365,7 @@ class CaptureTask:
             slot,
             self._snapshot,
             may_begin_again=self._beginnings < BEGINNINGS_MAX,
+            open_reader=OwnConnection if self._delegation is None else self._delegation.open_reader,
         )
         # The session that created the slot holds the exported snapshot: it stays idle meanwhile.
         with closing(Session.connect(source, self._stopping)) as reading:
@@ -484,6 +498,7 @@ class CaptureTask:
             self._snapshot,
             ask=status.ask,
             requests=self._requests(),
+            delegation=self._delegation,
         )
 
     def _requests(self) -> Requests:

@@ -27,6 +27,9 @@ _ORDINAL_AT = 10  # in a frame of rows: 'd' length 's' relation
 LOOK_S = 0.1
 
 
+#: A frame of rows, and how many they are.
+RowFrame = tuple[bytearray, int]
+
 #: Makes schema frames as of a time (µs since 1970), given those that are in force.
 Head = Callable[[int, Mapping[str, bytes]], bytes]
 
@@ -81,7 +84,7 @@ class UnitWriter:
         self._ordinal_closed = 0  # after the last unit that was closed
         self._failed = False
 
-    def write(self, unit: Unit, oid: int, head: Head, rows: Sequence[tuple[bytearray, int]]) -> None:
+    def write(self, unit: Unit, oid: int, head: Head, rows: Sequence[RowFrame]) -> None:
         """Write frames of rows, each with its number of rows, into `unit`, which opens if need be.
 
         :param head: makes the schema frames of the table `oid`.

@@ -7,6 +7,7 @@ is under a checksum, and what the headers say of the frames is compared with the
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def verify(path: Path | str) -> VerifyReport:
         report.problems.append(Problem("identity.json", 0, error.message))
         report.notes.append("nothing else can be checked without the identity")
         return report
-    for file in sorted(path.rglob("*")):
+    # A running pipeline removes folders meanwhile, which this walk bears.
+    for file in sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names):
         inside = file.relative_to(path)
         if inside.parts[0] == READERS or file.name.endswith(_STATE_SUFFIXES):
             _check_state(report, file, str(inside))
@@ -78,7 +80,7 @@ def verify(path: Path | str) -> VerifyReport:
 
 
 def _check_state(report: VerifyReport, file: Path, inside: str) -> None:
-    if file.is_dir() or file.name.startswith("."):
+    if file.name.startswith("."):
         return
     with contextlib.suppress(FileNotFoundError):  # a new generation came meanwhile
         if durable.decode_state(file.read_bytes()) is None:

@@ -95,6 +95,12 @@ class EngineConfig(Section):
         """The sinks whose target is a directory."""
         return (sink for sink in self.sinks if isinstance(sink, FolderSink))
 
+    @property
+    def needs_spark(self) -> bool:
+        """Whether anything of it runs on Spark: a sink, or the reading of a snapshot."""
+        read_on = {source.snapshot_read_on for source in self.sources or (self.source,) if source is not None}
+        return "spark" in read_on or any(sink.on_spark for sink in self.sinks)
+
     @functools.cached_property
     def pipelines(self) -> tuple[PipelineConfig, ...]:
         """One for each source, in the order of the file, with its own log and its own targets."""

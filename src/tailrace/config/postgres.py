@@ -257,6 +257,11 @@ class PostgresSource(ValueHandling, LibpqOptions, Disclosure):
         le=256 * MIB,
         description="Size on the server's disk that a chunk of a snapshot is planned to have at most.",
     )
+    snapshot_read_on: Literal["process", "spark"] = Field(
+        default="process",
+        description="Who reads the chunks of a snapshot: this process, over `snapshot_connections` "
+        "connections; or Spark's executors, as many chunks at a time.",
+    )
     status_interval_s: float = Field(
         default=10.0, gt=0, le=60, description="Seconds between status messages to the server."
     )

@@ -34,6 +34,7 @@ from tailrace.pipeline.lock_probe import refuse_if_written
 from tailrace.pipeline.reading import LogReading
 from tailrace.pipeline.retaining import Retaining
 from tailrace.pipeline.source import wal_end
+from tailrace.pipeline.spark_delegate import SparkDelegate
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.views import SinkState, SinkView, SourceView, TableView, TaskView
 from tailrace.pipeline.way_out import with_way_out
@@ -52,6 +53,7 @@ class Lane:
     """Brings the changes of one source into its log and from there into its sinks.
 
     :param engine_task: the number of the capture task that works on it.
+    :param spark: for the sinks, and for the snapshots that executors read.
     :param beginning: turns of that task's sources to begin.
     :param writing: for each sink, the turns of all sources to write a batch.
     :param until_caught_up: end when everything that the source had committed at the start is in
@@ -84,6 +86,7 @@ class Lane:
             pipeline.log,
             name=pipeline.name,
             turns=beginning,
+            delegate=SparkDelegate(spark) if pipeline.source.snapshot_read_on == "spark" else None,
             on_durable=on_durable,
         )
         self._capture = self._background("capture", self._capture_task.run)

@@ -83,11 +83,11 @@ class PostgresConnector:
         """Check the settings, and take hold of the directory that several logs lie in.
 
         :raises TailraceError: `CONFIG_INVALID`, `LOG_LOCKED`, `LOG_FOREIGN`, `SINK_FOREIGN`;
-            `ENVIRONMENT_UNFIT` if there are sinks and no Java.
+            `ENVIRONMENT_UNFIT` if something is to run on Spark and there is no Java.
         """
         config = config_of(context.name, context.settings)
         self._settings, self._config = {"name": context.name, **context.settings}, config
-        if any(sink.on_spark for sink in config.sinks):
+        if config.needs_spark:
             from tailrace.spark.java import require_java
 
             require_java()

@@ -47,7 +47,7 @@ def preflight(file: Path) -> list[Finding]:
     ]
     if pipeline is None:
         return [*found, *_guarded(_java)]
-    if any(sink.on_spark for sink in pipeline.sinks):
+    if pipeline.needs_spark:
         found += _guarded(_java)
     found += _guarded(lambda: _settings(pipeline))
     found += _guarded(lambda: _rooms(pipeline))

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from fix_postgres import Database
 from fix_proxy import Proxy
 from fix_wait import wait_until
 from tailrace import failpoints
+from tailrace.capture.session import Session
+from tailrace.config.postgres import PostgresSource
 from tailrace.embedded.install import find_install, has_install
 from tailrace.embedded.postgres import EmbeddedPostgres
-from tailrace.errors import Kind
+from tailrace.errors import Kind, TailraceError
 from tailrace.model import parse_lsn
 
 INSERT = "insert into items select n, 'note ' || n from generate_series(%s::bigint, %s::bigint) n"
@@ -352,6 +355,22 @@ def test_a_slot_lost_to_the_wal_limit_stops_with_a_name(own_pg: EmbeddedPostgres
 
     wait_until(lost, 60, "the slot to be lost")
     assert kind_of(run_to_end(own_pg.dsn(), tmp_path / "log")) is Kind.SLOT_INVALIDATED
+
+
+def test_a_session_that_was_cut_says_so_whatever_it_is_used_for(pg: Database) -> None:
+    source = PostgresSource(dsn=pg.dsn)
+    with closing(Session.connect(source, threading.Event())) as session:
+        pg.execute("select pg_terminate_backend(%s)", [session.backend_pid])
+        # libpq closes its socket when it notices; from then on it has none to wait for.
+        for use in (
+            lambda: session.run("select 1", "ask"),
+            lambda: session.run("select 1", "ask"),
+            lambda: session.copying(1000).start("copy (select 1) to stdout", 10),
+            lambda: session.streaming(1000),
+        ):
+            with pytest.raises(TailraceError) as raised:
+                use()
+            assert raised.value.kind in {Kind.SOURCE_UNREACHABLE, Kind.SOURCE_SHUTTING_DOWN}
 
 
 def test_another_database_is_not_taken_for_the_logs(each_pg: Database, tmp_path: Path) -> None:

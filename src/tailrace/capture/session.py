@@ -10,6 +10,8 @@ from __future__ import annotations
 import select
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import psycopg
@@ -144,8 +146,8 @@ class Session:
     def _result(self, command: str, attempted: str, deadline_s: float) -> pq.abc.PGresult:
         until = time.monotonic() + deadline_s
         readable = select.poll()
-        readable.register(self._pgconn.socket, select.POLLIN)
-        try:
+        with _in_words(attempted):
+            readable.register(self._pgconn.socket, select.POLLIN)
             self._pgconn.send_query(command.encode())
             last: pq.abc.PGresult | None = None
             failure: TailraceError | None = None
@@ -165,8 +167,6 @@ class Session:
                 if result.status == pq.ExecStatus.FATAL_ERROR:
                     # What follows is read, too: the session may be used again.
                     failure = failure or result_failure(result, attempted)
-        except psycopg.Error as error:
-            raise connection_lost(attempted, f"the connection broke: {_short(error)}") from None
         if failure is not None:
             raise failure
         if last is None or last.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
@@ -175,15 +175,17 @@ class Session:
 
     def streaming(self, frame_bytes_max: int) -> Transport:
         """Return the transport for START_REPLICATION; the session itself is not used again."""
-        if self.encrypted:
-            return LibpqTransport(self._pgconn, frame_bytes_max)
-        return SocketTransport(self._pgconn, split_wire, frame_bytes_max)
+        with _in_words("start replication"):
+            if self.encrypted:
+                return LibpqTransport(self._pgconn, frame_bytes_max)
+            return SocketTransport(self._pgconn, split_wire, frame_bytes_max)
 
     def copying(self, row_bytes_max: int, attempted: str = "copy a table") -> Transport:
         """Return the transport for one COPY … TO STDOUT; `release` it before the next command."""
-        if self.encrypted:
-            return LibpqTransport(self._pgconn, row_bytes_max, unwrap=True, attempted=attempted)
-        return SocketTransport(self._pgconn, unwrap_copy, row_bytes_max, attempted=attempted)
+        with _in_words(attempted):
+            if self.encrypted:
+                return LibpqTransport(self._pgconn, row_bytes_max, unwrap=True, attempted=attempted)
+            return SocketTransport(self._pgconn, unwrap_copy, row_bytes_max, attempted=attempted)
 
     @property
     def backend_pid(self) -> int:
@@ -209,6 +211,15 @@ class Session:
     def close(self) -> None:
         """Close the connection; what runs on it ends."""
         self._connection.close()
+
+
+@contextmanager
+def _in_words(attempted: str) -> Iterator[None]:
+    """Have what libpq raises of a connection that broke be `SOURCE_UNREACHABLE`."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise connection_lost(attempted, f"the connection broke: {_short(error)}") from None
 
 
 def _short(error: Exception) -> str:

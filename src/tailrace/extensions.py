@@ -23,6 +23,7 @@ PREDICATES = "tailrace.predicates"
 CONVERTERS = "tailrace.converters"
 SINKS = "tailrace.sinks"
 OFFSET_STORES = "tailrace.offset_stores"
+RUNNERS = "tailrace.runners"
 
 #: What one of a group is called.
 _WORDS = {
@@ -32,6 +33,7 @@ _WORDS = {
     CONVERTERS: "converter",
     SINKS: "sink",
     OFFSET_STORES: "offset store",
+    RUNNERS: "runner",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -69,10 +70,10 @@ class Run:
             self.committer.take(batch)
             self.processor.process(batch)
 
-    def work_off(self, batches: Iterable[Batch]) -> None:
+    def work_off(self, batches: Iterable[Batch], timeout_s: float = SOON_S) -> None:
         """Put batches in and wait until all of them are done."""
         self.put(batches)
-        assert self.processor.drain(SOON_S)
+        assert self.processor.drain(timeout_s)
 
 
 @contextmanager
@@ -87,6 +88,7 @@ def running(
     retries: int = -1,
     batches_max: int = 4,
     bytes_max: int = 1 << 30,
+    new_processor: Callable[..., RecordProcessor] = processor_for,
 ) -> Iterator[Run]:
     """Yield a run; in the end everything under way is given up."""
     clock, stopping, store = SystemClock(), threading.Event(), store or Remembering()
@@ -99,7 +101,7 @@ def running(
         timeout_s=5,
         name="test",
     )
-    processor = processor_for(
+    processor = new_processor(
         handler,
         clock=clock,
         stopping=stopping,
@@ -167,6 +169,26 @@ def _batch(chance: random.Random, at: int, size: int, keys: int) -> Batch:
 def numbers(batches: Iterable[Batch]) -> list[int]:
     """Return the numbers of the changes in batches, in order."""
     return [record.source["n"] for batch in batches for record in batch]
+
+
+def assert_in_order_for_each_key(got: list[int], seed: int) -> None:
+    """Of each key what happened to it in its order; nothing on the wrong side of a truncate."""
+    lanes: dict[Any, list[int]] = defaultdict(list)
+    records = {r.source["n"]: r for batch in stream(seed) for r in batch}
+    walls = [n for n, r in records.items() if r.op == "t"]
+    at = {n: k for k, n in enumerate(got)}
+    for n in got:
+        found = records[n]
+        keys = [found.key and found.key["id"]]
+        if found.before is not None and found.key is not None:
+            keys.append(found.before["id"])
+        for key in set(keys):
+            lanes[key if key is not None else found.topic].append(n)
+    for lane in lanes.values():
+        assert lane == sorted(lane), seed
+    for wall in set(walls) & set(got):
+        for n in got:
+            assert (n < wall) == (at[n] < at[wall]) or n == wall, (seed, wall, n)
 
 
 def drop_thirds(group: Group) -> list[Group]:

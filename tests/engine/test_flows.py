@@ -18,7 +18,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.flowing import PARTITION, SOON_S, Remembering, drop_thirds, numbers, running, stream, to_text
+from engine.flowing import (
+    PARTITION,
+    SOON_S,
+    Remembering,
+    assert_in_order_for_each_key,
+    drop_thirds,
+    numbers,
+    running,
+    stream,
+    to_text,
+)
 from fix_wait import wait_until
 from tailrace.engine.commit_policies import Periodic
 from tailrace.engine.contracts import Committer, RetriableError, StopEngine
@@ -87,26 +97,6 @@ def test_every_flow_gives_what_a_serial_loop_gives(
     assert got == wanted, seed
     assert run.store.last == len(numbers(stream(seed))), seed
     assert [dict(offset) for offset in run.told] == [dict(w[0][1]) for w in run.store.writes]
-
-
-def assert_in_order_for_each_key(got: list[int], seed: int) -> None:
-    """Of each key what happened to it in its order; nothing on the wrong side of a truncate."""
-    lanes: dict[Any, list[int]] = defaultdict(list)
-    records = {r.source["n"]: r for batch in stream(seed) for r in batch}
-    walls = [n for n, r in records.items() if r.op == "t"]
-    at = {n: k for k, n in enumerate(got)}
-    for n in got:
-        found = records[n]
-        keys = [found.key and found.key["id"]]
-        if found.before is not None and found.key is not None:
-            keys.append(found.before["id"])
-        for key in set(keys):
-            lanes[key if key is not None else found.topic].append(n)
-    for lane in lanes.values():
-        assert lane == sorted(lane), seed
-    for wall in set(walls) & set(got):
-        for n in got:
-            assert (n < wall) == (at[n] < at[wall]) or n == wall, (seed, wall, n)
 
 
 @pytest.mark.parametrize("order", ["unordered", "key"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fix_postgres import Database
+from fix_wait import wait_until
 from tailrace import config
 from torture.harness import Round
 
@@ -72,3 +73,34 @@ def test_an_engine_of_twenty_lines_prints_what_is_committed_and_goes_on_where_it
             assert engine.wait(30) == 0
     assert [value["after"]["id"] for value in seen] == [1, 2, 3]
     assert (seen[0]["op"], seen[-1]["op"]) == ("r", "c")
+
+
+@pytest.mark.timeout(700)
+def test_an_engine_whose_handler_runs_on_executors_tells_the_story_of_each_row(
+    pg: Database, tmp_path: Path
+) -> None:
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    pg.execute("create table orders(id int primary key, what text)")
+    pg.execute("insert into orders values (1, 'before'), (2, 'before')")
+    command = [
+        sys.executable,
+        str(EXAMPLES / "engine_on_spark.py"),
+        pg.dsn,
+        str(tmp_path / "log"),
+        str(folder),
+    ]
+    told = folder / "public.orders.1"
+    with subprocess.Popen(command) as engine:
+        wait_until(told.exists, 400, "the snapshot")
+        pg.execute("update orders set what = 'first'")
+        pg.execute("update orders set what = 'second'")
+        pg.execute("delete from orders where id = 1")
+        wait_until(lambda: told.read_text().count("\n") >= 4, 60, "the changes")
+        engine.send_signal(signal.SIGINT)
+        assert engine.wait(60) == 0
+    for number, ops in ((1, "ruud"), (2, "ruu")):
+        lines = (folder / f"public.orders.{number}").read_text().splitlines()
+        assert "".join(line[0] for line in lines) == ops
+        assert "first" in lines[1]
+        assert "second" in lines[2]

@@ -249,3 +249,20 @@ def test_equal_values_have_equal_fingerprints_wherever_they_stand() -> None:
     pairs = pa.array([{"a": "x", "b": ""}, {"a": "", "b": "x"}])
     assert len(set(fingerprints(pairs).tolist())) == 2
     assert fingerprints(pa.nulls(0)).tolist() == []
+
+
+def test_a_group_goes_to_another_process_with_no_more_than_its_own_bytes() -> None:
+    [many] = decode(transaction(relation(), *(insert(str(n), "x" * 1000, "1.00") for n in range(100))))
+    whole = Group.of_changes("public.orders", np.arange(100), many)
+    columns = Group.of_columns("public.orders", np.arange(100), whole.columns)
+    headers = columns.with_headers(pa.array([{"n": n} for n in range(100)]))
+    rows = np.array([3, 40, 41, 99])
+    for group in (*decoded().groups, whole.slice(20, 24), whole.take(rows), columns.slice(7, 9), headers):
+        there = pickle.loads(pickle.dumps(group))  # noqa: S301 - made here
+        assert (there.wire is None) == (group.wire is None)
+        assert there.columns == group.columns
+        assert (there.topic, there.relation, there.index.tolist()) == (
+            group.topic, group.relation, group.index.tolist(),
+        )  # fmt: skip
+    for part in (whole.take(rows), whole.slice(20, 24), columns.slice(20, 24)):
+        assert len(pickle.dumps(part)) < 12_000

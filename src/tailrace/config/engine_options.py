@@ -24,8 +24,16 @@ Milliseconds = Annotated[int, Field(ge=0, le=86_400_000)]
 class RecordProcessing(Section):
     """How records are transformed, converted and handed over."""
 
+    runs_on: Literal["threads", "spark"] = Field(
+        default="threads",
+        description="Where records are transformed and converted: on `threads` of this process, or on the "
+        "executors of `spark`, where handlers of single records are called as well unless `order` is "
+        "`ordered`.",
+    )
     threads: Annotated[int, Field(ge=1, le=THREADS_MAX)] | None = Field(
-        default=None, description="Threads that transform and convert, for all tasks. Default: the cores."
+        default=None,
+        description="Threads that transform and convert, for all tasks; on Spark, those that wait for its "
+        "jobs. Default: the cores.",
     )
     order: Literal["ordered", "unordered", "key"] = Field(
         default="ordered",

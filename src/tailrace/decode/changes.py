@@ -62,6 +62,13 @@ class TableChanges:
         name = self._relation.qualified_name if self._relation else "messages"
         return f"<TableChanges of {name}: {self.count}>"
 
+    def __reduce__(self) -> tuple[type[TableChanges], tuple[object, ...]]:
+        # Of the block it takes what these changes are made of.
+        raw, at, end = _packed(self._raw, self._fields[kernel.AT], self._fields[kernel.END])
+        fields = self._fields.copy()
+        fields[kernel.AT], fields[kernel.END] = at, end
+        return TableChanges, (self._held, raw, self._block_offset, fields, self._views)
+
     @property
     def relation(self) -> Relation | None:
         return self._relation
@@ -322,6 +329,18 @@ def _by_group(changes: Numbers, count: int, group_of: Numbers, parts: int) -> li
     ordered = np.empty((kernel.CHANGE_FIELDS, count), np.int64)
     kernel.sort_by_group(changes, count, group_of, ends - sizes, ordered)
     return [ordered[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _packed(raw: Bytes, at: Numbers, end: Numbers) -> tuple[Bytes, Numbers, Numbers]:
+    # The bytes between places, laid end to end unless most of those around them are wanted as well.
+    if not len(at):
+        return raw[:0], at, end
+    first, last, length = int(at.min()), int(end.max()), end - at
+    total = int(length.sum())
+    if last - first <= 2 * total:
+        return raw[first:last], at - first, end - first
+    starts = np.cumsum(length) - length
+    return raw[np.repeat(at - starts, length) + np.arange(total)], starts, starts + length
 
 
 def _frame(raw: Bytes, at: int) -> bytes:

@@ -37,7 +37,8 @@ from tailrace.engine.contracts import (
     SourceConnector,
     TaskCommits,
 )
-from tailrace.engine.processing import Handler, on_batch, on_record, processor_for
+from tailrace.engine.processing import Handler, on_batch, on_record
+from tailrace.engine.processing.runners import Runner, runner_of
 from tailrace.engine.processing.unheard import Unheard
 from tailrace.engine.stages import Stages, stages_of
 from tailrace.errors import Kind, TailraceError
@@ -65,6 +66,7 @@ class Parts:
     new_policy: Callable[[], CommitPolicy]
     new_processor: Callable[[threading.Event, str], RecordProcessor]
     wanted: bool
+    runner: Runner
 
     def new_commits(
         self, store: OffsetStore, committed: Callable[[Partition, Offset], None], name: str
@@ -119,6 +121,8 @@ def assemble(
         processor, chosen = Unheard, _unheard(chosen)
     called = name or (file.name if file else "engine")
     _warn_of_ignored(chosen, wanted=wanted, is_for_nothing=file is None or file.is_atomic_for_nothing)
+    stages = stages_of(transformations, predicates, converter, chosen)
+    runner = runner_of(chosen.record_processing.runs_on, called, file.spark if file else None)
     return Parts(
         name=called,
         connector=found,
@@ -126,11 +130,12 @@ def assemble(
         tasks_max=tasks_max or (file.tasks_max if file else 1),
         options=chosen,
         clock=own_clock,
-        stages=stages_of(transformations, predicates, converter, chosen),
+        stages=stages,
         new_store=_store(offsets, found, called, all_settings, chosen),
         new_policy=commit_policy or _policy(chosen),
-        new_processor=_processor(on_batch, on_record, processor, chosen, own_clock),
+        new_processor=_processor(on_batch, on_record, processor, chosen, own_clock, runner, stages),
         wanted=wanted,
+        runner=runner,
     )
 
 
@@ -205,6 +210,8 @@ def _processor(
     processor: Callable[[], RecordProcessor] | None,
     options: EngineOptions,
     clock: Clock,
+    runner: Runner,
+    stages: Stages,
 ) -> Callable[[threading.Event, str], RecordProcessor]:
     given = [one for one in (batch, record, processor) if one is not None]
     if len(given) != 1:
@@ -217,16 +224,22 @@ def _processor(
             f"on_batch, on_record and processor are called: {type(given[0]).__name__} can't be",
             "processor is a class or a function that makes one, as each life of a task has its own",
         )
+    processing = options.record_processing
     if processor is not None:
+        if processor is not Unheard and processing.runs_on != "threads":
+            raise _invalid(
+                f"runs_on: {processing.runs_on} is for the engine's own processors, and there is another",
+                "leave runs_on out, or give on_batch or on_record",
+            )
         return lambda _stopping, _name: processor()
     handler: Handler = on_batch(batch) if batch is not None else on_record(record)  # type: ignore[arg-type]
-    processing = options.record_processing
+    runner.check(handler, processing.order, stages.transform, stages.convert)
     backoff = Backoff(
         options.errors_retries_max,
         options.errors_retry_delay_initial_ms / 1000,
         options.errors_retry_delay_max_ms / 1000,
     )
-    return lambda stopping, name: processor_for(
+    return lambda stopping, name: runner.processor_for(
         handler,
         clock=clock,
         stopping=stopping,

@@ -367,7 +367,7 @@ class Engine:
 
     def _end(self) -> None:
         """Tell everybody that it is over."""
-        for close in self._parts.stages.closers:
+        for close in (*self._parts.stages.closers, self._parts.runner.close):
             try:
                 close()
             except BaseException as failure:  # noqa: BLE001 - the end goes on

@@ -8,8 +8,15 @@ import traceback
 from tailrace.errors import Kind, TailraceError
 
 
+def raised_elsewhere(error: BaseException, place: str) -> None:
+    """Have `named` say `place` of an error that comes from another process, where its trace stayed."""
+    error.__dict__["raised_at"] = place
+
+
 def named(error: BaseException) -> str:
     """Return what kind of error it is and where it was raised: its own words may quote a row."""
+    if isinstance(elsewhere := getattr(error, "raised_at", None), str):
+        return elsewhere
     frames = traceback.extract_tb(error.__traceback__)
     name = type(error).__name__
     return f"{name} in {os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}" if frames else name

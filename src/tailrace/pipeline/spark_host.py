@@ -80,14 +80,13 @@ class SparkHost:
 
     def _revive(self) -> None:
         # A JVM that died fails every job after it; the sinks' next attempts need a new one.
-        from tailrace.spark.session import session
+        from tailrace.spark.session import is_alive, restarted
 
         with self._lock:
-            if self._session is None or _is_alive(self._session):
+            if self._session is None or is_alive(self._session):
                 return
             log.warning("Spark's JVM is gone; starting it again")
-            self._forget()
-            self._session = session(self._config.spark, f"tailrace {self._config.name}")
+            self._session = restarted(self._config.spark, f"tailrace {self._config.name}")
 
     def _begin(self) -> None:
         from tailrace.spark.session import session, warm
@@ -95,23 +94,3 @@ class SparkHost:
         found = session(self._config.spark, f"tailrace {self._config.name}")
         warm(found)
         self._session = found
-
-    @staticmethod
-    def _forget() -> None:
-        # PySpark keeps the dead gateway in class attributes and has no public way to drop it.
-        from pyspark import SparkContext
-        from pyspark.sql import SparkSession
-
-        SparkContext._active_spark_context = None  # noqa: SLF001
-        SparkContext._gateway = None  # noqa: SLF001
-        SparkContext._jvm = None  # noqa: SLF001
-        SparkSession._instantiatedSession = None  # noqa: SLF001
-
-
-def _is_alive(session: SparkSession) -> bool:
-    from py4j.protocol import Py4JError
-
-    try:
-        return not session.sparkContext._jsc.sc().isStopped()  # noqa: SLF001 - no public question
-    except (Py4JError, OSError, AttributeError):
-        return False

@@ -38,6 +38,26 @@ class Converted:
     def __len__(self) -> int:
         return len(self.values)
 
+    def of_rows(self, rows: Places) -> Converted:
+        """Return the events of the group's records at `rows` (rising), for the group of those alone."""
+        if self.rows is None:
+            entries, of = rows, None
+        else:
+            at = np.searchsorted(rows, self.rows)
+            entries = np.flatnonzero(np.append(rows, -1)[at] == self.rows)
+            of = at[entries]
+        chosen = pa.array(entries)
+
+        def taken(found: pa.Array | Sequence[Any]) -> pa.Array | Sequence[Any]:
+            return found.take(chosen) if isinstance(found, pa.Array) else [found[k] for k in entries.tolist()]
+
+        return Converted(
+            None if self.keys is None else taken(self.keys),
+            taken(self.values),
+            None if self.headers is None else self.headers.take(chosen),
+            of,
+        )
+
 
 class Event(NamedTuple):
     """A record as it goes out, and the record that it was: a commit decodes nothing.

@@ -7,6 +7,7 @@ the wire's bytes (`Group.wire`) writes its output straight from them.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,6 +85,19 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def __reduce__(self) -> tuple[Callable[..., Group], tuple[object, ...]]:
+        # What is decoded already is decoded again over there: the wire's bytes are fewer.
+        beside = pa.RecordBatch.from_pydict(self._beside) if self._beside else None
+        return _restored, (
+            self.topic,
+            self.index,
+            self.relation,
+            self._changes,
+            _sent(self._columns),
+            _sent(beside),
+            self.origin,
+        )
 
     @property
     def wire(self) -> TableChanges | None:
@@ -212,3 +226,32 @@ class Group:
     def size_bytes(self) -> int:
         """About how much memory the records take."""
         return self.columns.nbytes if self._changes is None else self._changes.size_bytes
+
+
+def _sent(columns: pa.RecordBatch | None) -> bytes | None:
+    # As a stream of Arrow's: pickled, a slice would carry along what it is a slice of.
+    if columns is None:
+        return None
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, columns.schema) as stream:
+        stream.write_batch(columns)
+    found: bytes = out.getvalue().to_pybytes()
+    return found
+
+
+def _received(sent: bytes | None) -> pa.RecordBatch | None:
+    return None if sent is None else pa.ipc.open_stream(sent).read_next_batch()
+
+
+def _restored(
+    topic: str,
+    index: Places,
+    relation: Relation | None,
+    changes: TableChanges | None,
+    columns: bytes | None,
+    beside: bytes | None,
+    origin: SourceFacts | None,
+) -> Group:
+    found = _received(beside)
+    headers = {} if found is None else dict(zip(found.schema.names, found.columns, strict=True))
+    return Group(topic, index, relation, changes, _received(columns), headers, origin=origin)

@@ -30,6 +30,9 @@ JARS_BELOW_PREFIX = Path("share", "tailrace", "jars")
 #: Tasks that warm workers start together on a machine that is not overloaded.
 _WARM_TASK_S = 0.3
 
+#: One thread at a time starts Spark.
+_starting = threading.Lock()
+
 _DEFAULTS: dict[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -59,6 +62,51 @@ def session(config: SparkConfig | None = None, app_name: str = "tailrace") -> Sp
 
     A session that runs already is returned as it is: two can't live in one process.
     """
+    return session_or_new(config, app_name)[0]
+
+
+def session_or_new(config: SparkConfig | None, app_name: str) -> tuple[SparkSession, bool]:
+    """Return what `session` does, and whether it was started for this. Any thread.
+
+    :raises TailraceError: as `session`.
+    """
+    from pyspark import SparkContext
+
+    with _starting:
+        is_new = SparkContext._active_spark_context is None  # noqa: SLF001 — PySpark has no public way to ask
+        return _session(config, app_name), is_new
+
+
+def is_alive(session: SparkSession) -> bool:
+    """Tell whether a session can still run jobs."""
+    from py4j.protocol import Py4JError
+
+    try:
+        return not session.sparkContext._jsc.sc().isStopped()  # noqa: SLF001 - no public question
+    except (Py4JError, OSError, AttributeError):
+        return False
+
+
+def restarted(config: SparkConfig | None, app_name: str) -> SparkSession:
+    """Start a session in the place of one that is not alive, unless somebody has.
+
+    :raises TailraceError: as `session`.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    with _starting:
+        known = SparkSession._instantiatedSession  # noqa: SLF001
+        if known is None or not is_alive(known):
+            # PySpark keeps the dead gateway in class attributes and has no public way to drop it.
+            SparkContext._active_spark_context = None  # noqa: SLF001
+            SparkContext._gateway = None  # noqa: SLF001
+            SparkContext._jvm = None  # noqa: SLF001
+            SparkSession._instantiatedSession = None  # noqa: SLF001
+        return _session(config, app_name)
+
+
+def _session(config: SparkConfig | None, app_name: str) -> SparkSession:
     require_java()
     # Workers are started by name; without these they would be whatever `python3` is on PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -15,16 +15,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import structlog
 
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.contracts import Clock, Committer, StopEngine
 from tailrace.engine.processing.handlers import Handler, where
+from tailrace.engine.processing.lanes import KeyTypes, in_order
 from tailrace.engine.processing.room import Room
-from tailrace.engine.processing.stage import Ready, Staging
+from tailrace.engine.processing.stage import Ready, Stager, Staging
 from tailrace.engine.retrying import GivenUpError, Retrying
+from tailrace.records.batch import Batch
 
 log = structlog.get_logger(__name__)
 
@@ -137,8 +137,10 @@ class Crew:
         *,
         executor: Executor,
         threads: int,
+        stager: Stager | None,
         keeps_lanes: bool,
     ) -> None:
+        self._stager = stager
         self._call = handler.call
         self._room = room
         self._committer = committer
@@ -152,7 +154,7 @@ class Crew:
         self._waiting: deque[Staging] = deque()
         self._wake = threading.Event()
         self._ended = False
-        self._key_types: dict[str, pa.DataType] = {}
+        self._key_types = KeyTypes()
         # What follows is under the lock.
         self._lock = threading.Lock()
         self._lines = Lines()
@@ -162,8 +164,9 @@ class Crew:
         self._workers = 0
         self._taken_in = 0
 
-    def put(self, staging: Staging) -> None:
-        """Have a batch delivered."""
+    def put(self, batch: Batch) -> None:
+        """Have a batch staged, and delivered."""
+        staging = Staging(batch, self._stager)
         staging.when_done(self._wake.set)
         self._waiting.append(staging)
         self._wake.set()
@@ -223,15 +226,8 @@ class Crew:
     def _standing(self, ready: Ready) -> Iterator[tuple[int, int, bool]]:
         # Where the records of a batch stand, in its order.
         for group, lanes in zip(ready.batch.groups, ready.lanes, strict=True):
-            if self._key_types.setdefault(group.topic, lanes.key_type) != lanes.key_type:
-                self._key_types[group.topic] = lanes.key_type
-                lanes.in_all[0] = True
-        rows = ready.batch.rows
-        own, other, in_all = (
-            np.concatenate(parts)[rows].tolist()
-            for parts in zip(*((lanes.own, lanes.other, lanes.in_all) for lanes in ready.lanes), strict=True)
-        )
-        return zip(own, other, in_all, strict=True)
+            self._key_types.hear(group.topic, lanes)
+        return in_order(ready.lanes, ready.batch.rows)
 
     def _stand(self, item: _Item, own: int, other: int, in_all: bool) -> _Item:
         if in_all:

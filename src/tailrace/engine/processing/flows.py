@@ -8,10 +8,11 @@ order for each key, threads of the pool.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.contracts import Clock, Committer, RecordProcessor
@@ -19,7 +20,7 @@ from tailrace.engine.processing.crew import Crew
 from tailrace.engine.processing.handlers import Handler, Takes
 from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.serial import Serial
-from tailrace.engine.processing.stage import Stage, Staging
+from tailrace.engine.processing.stage import Convert, PoolStager, Stage, Transform
 from tailrace.engine.threads import belonging
 from tailrace.records.batch import Batch
 from tailrace.records.group import Group
@@ -51,35 +52,67 @@ def processor_for(
     :param name: of the task, for threads and logs.
     """
     return Flow(
-        handler,
-        order if handler.takes is Takes.RECORD else "ordered",
+        functools.partial(
+            _on_threads,
+            handler,
+            order if handler.takes is Takes.RECORD else "ordered",
+            backoff or Backoff(-1),
+            clock,
+            threads,
+            name,
+        ),
         Room(queue_batches_max, queue_bytes_max, stopping),
-        backoff or Backoff(-1),
-        clock,
-        threads,
         name,
     )
 
 
-class Flow:
-    """Stages batches on the pool while others are delivered (`contracts.RecordProcessor`)."""
+class Delivery(Protocol):
+    """What has batches staged and delivered. `run` has a thread of its own."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        order: Order,
-        room: Room,
-        backoff: Backoff,
-        clock: Clock,
-        threads: int,
-        name: str,
-    ) -> None:
-        self._handler = handler
-        self._order = order
+    def put(self, batch: Batch) -> None:
+        """Take a batch; on the task's thread. Returns at once."""
+        ...
+
+    def run(self) -> None:
+        """Work until `wake`."""
+        ...
+
+    def wake(self) -> None:
+        """Have `run` return: nothing more may be delivered. Any thread; returns soon."""
+        ...
+
+
+#: Makes a delivery of what `RecordProcessor.initialize` is given, and the room.
+NewDelivery = Callable[[Executor, Transform | None, Convert | None, Committer, Room], Delivery]
+
+
+def _on_threads(
+    handler: Handler,
+    order: Order,
+    backoff: Backoff,
+    clock: Clock,
+    threads: int,
+    name: str,
+    executor: Executor,
+    transform: Transform | None,
+    convert: Convert | None,
+    committer: Committer,
+    room: Room,
+) -> Delivery:
+    stage = Stage(transform, convert, order == "key")
+    stager = None if stage.is_empty else PoolStager(stage, executor, threads)
+    common = (handler, room, committer, backoff, clock, name)
+    if order == "ordered":
+        return Serial(*common, stager=stager)
+    return Crew(*common, executor=executor, threads=threads, stager=stager, keeps_lanes=order == "key")
+
+
+class Flow:
+    """Stages batches while others are delivered (`contracts.RecordProcessor`)."""
+
+    def __init__(self, new_delivery: NewDelivery, room: Room, name: str) -> None:
+        self._new_delivery = new_delivery
         self._room = room
-        self._backoff = backoff
-        self._clock = clock
-        self._threads = threads
         self._name = name
         self._thread: threading.Thread | None = None
 
@@ -96,14 +129,7 @@ class Flow:
         committer: Committer,
     ) -> None:
         """Take what is needed; see `contracts.RecordProcessor`."""
-        self._executor = executor
-        self._stage = Stage(transform, convert, self._order == "key")
-        common = (self._handler, self._room, committer, self._backoff, self._clock, self._name)
-        self._delivery: Serial | Crew = (
-            Serial(*common)
-            if self._order == "ordered"
-            else Crew(*common, executor=executor, threads=self._threads, keeps_lanes=self._order == "key")
-        )
+        self._delivery = self._new_delivery(executor, transform, convert, committer, self._room)
 
     def process(self, batch: Batch) -> None:
         """Put a batch under way; waits while there is no room. After `close` nothing is taken."""
@@ -117,7 +143,7 @@ class Flow:
         self._room.raise_failure()
         if self._room.shut.is_set():
             return
-        self._delivery.put(Staging(batch, self._stage, self._executor, self._threads))
+        self._delivery.put(batch)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything is delivered and marked; see `contracts.RecordProcessor`."""

@@ -8,6 +8,7 @@ first record of a table whose key has another type than before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,36 @@ class Lanes:
     other: Fingerprints
     in_all: npt.NDArray[np.bool_]
     key_type: pa.DataType
+
+    def take(self, rows: Places) -> Lanes:
+        """Return where the records at `rows` stand."""
+        return Lanes(self.own[rows], self.other[rows], self.in_all[rows], self.key_type)
+
+
+def in_order(lanes: Sequence[Lanes], rows: Places) -> Iterator[tuple[int, int, bool]]:
+    """Return `own`, `other` and `in_all` of the records of a batch.
+
+    :param lanes: of its groups.
+    :param rows: the order of its records (`Batch.rows`).
+    """
+    own, other, in_all = (
+        np.concatenate(parts)[rows].tolist()
+        for parts in zip(*((found.own, found.other, found.in_all) for found in lanes), strict=True)
+    )
+    return zip(own, other, in_all, strict=True)
+
+
+class KeyTypes:
+    """Of which type the keys of each topic are, as batches come."""
+
+    def __init__(self) -> None:
+        self._types: dict[str, pa.DataType] = {}
+
+    def hear(self, topic: str, lanes: Lanes) -> None:
+        """Have the first record stand in all lanes if its key is of another type than that before."""
+        if self._types.setdefault(topic, lanes.key_type) != lanes.key_type:
+            self._types[topic] = lanes.key_type
+            lanes.in_all[0] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Any
 
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.contracts import Clock, Committer, StopEngine
 from tailrace.engine.processing.handlers import Handler, Takes, where
 from tailrace.engine.processing.room import Room
-from tailrace.engine.processing.stage import Ready, Staging
+from tailrace.engine.processing.stage import Ready, Stager, Staging
 from tailrace.engine.retrying import GivenUpError, Retrying
 from tailrace.records.batch import Batch, Offset
 
@@ -19,8 +20,17 @@ class Serial:
     """Delivers one thing after another, in the order in which batches were put in."""
 
     def __init__(
-        self, handler: Handler, room: Room, committer: Committer, backoff: Backoff, clock: Clock, name: str
+        self,
+        handler: Handler,
+        room: Room,
+        committer: Committer,
+        backoff: Backoff,
+        clock: Clock,
+        name: str,
+        *,
+        stager: Stager | None,
     ) -> None:
+        self._stager = stager
         self._handler = handler
         self._room = room
         self._committer = committer
@@ -29,9 +39,9 @@ class Serial:
         self._retrying = Retrying(f"{name}: handler", backoff, clock, room.shut)
         self._waiting: queue.SimpleQueue[Staging | None] = queue.SimpleQueue()
 
-    def put(self, staging: Staging) -> None:
-        """Have a batch delivered after those before it."""
-        self._waiting.put(staging)
+    def put(self, batch: Batch) -> None:
+        """Have a batch staged, and delivered after those before it."""
+        self._waiting.put(Staging(batch, self._stager))
 
     def wake(self) -> None:
         """Have `run` return once it has heard that nothing more is delivered."""
@@ -45,7 +55,7 @@ class Serial:
                 continue
             try:
                 self._deliver(self._staging.call(staging.result))
-            except GivenUpError:
+            except (GivenUpError, CancelledError):
                 continue
             except BaseException as error:  # noqa: BLE001 - the task's thread raises it
                 self._room.fail(error)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import Protocol
 
 from tailrace.engine.processing.lanes import Lanes, lanes_of, moved_of
 from tailrace.records.batch import Batch
 from tailrace.records.events import Converted, Event, Events
-from tailrace.records.group import Group
+from tailrace.records.group import Group, Places
 from tailrace.records.record import Record
 
 #: Fewer records than this are not worth a thread of their own.
@@ -32,6 +33,16 @@ class Staged:
     converted: Converted | None
     lanes: Lanes | None
 
+    def take(self, rows: Places) -> Staged:
+        """Return the records at `rows` (counted within the group, rising)."""
+        if len(rows) == len(self.group):
+            return self
+        return Staged(
+            self.group.take(rows),
+            None if self.converted is None else self.converted.of_rows(rows),
+            None if self.lanes is None else self.lanes.take(rows),
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ready:
@@ -44,6 +55,15 @@ class Ready:
     batch: Batch
     given: Batch | Events
     lanes: Sequence[Lanes]
+
+    @classmethod
+    def of(cls, batch: Batch, staged: Sequence[Staged]) -> Ready:
+        """Return `batch` with what its records have become."""
+        batch = batch.with_groups([one.group for one in staged])
+        lanes = [one.lanes for one in staged if one.lanes is not None]
+        converted = tuple(one.converted for one in staged if one.converted is not None)
+        # A batch of which nothing is left is given to nobody.
+        return Ready(batch, Events(batch, converted) if converted else batch, lanes)
 
     def by_record(self) -> Iterator[tuple[int, tuple[Record | Event, ...]]]:
         """Yield each record's place, and what of it a handler gets: itself, or its events, if any."""
@@ -86,20 +106,45 @@ class Stage:
         return self.transform is None and self.convert is None and not self.finds_lanes
 
 
-class Staging:
-    """A batch on its way through the stage."""
+class Stager(Protocol):
+    """Where parts are staged."""
 
-    def __init__(self, batch: Batch, stage: Stage, executor: Executor, threads: int) -> None:
+    @property
+    def width(self) -> int:
+        """Into how many parts a batch is cut, about."""
+        ...
+
+    def stage(self, part: list[Group]) -> Future[list[Staged]]:
+        """Have a part staged. Any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStager:
+    """Parts are staged on a pool of threads."""
+
+    work: Stage
+    executor: Executor
+    width: int
+
+    def stage(self, part: list[Group]) -> Future[list[Staged]]:
+        """Have a part staged on one of the threads."""
+        return self.executor.submit(self.work, part)
+
+
+class Staging:
+    """A batch on its way through the stage.
+
+    :param stager: where; None: there is nothing to do.
+    """
+
+    def __init__(self, batch: Batch, stager: Stager | None) -> None:
         self.batch = batch
         self.size_bytes = batch.size_bytes
-        self._stage = stage
-        self._executor = executor
-        self._parts: list[list[Group]] = []
-        self._outcomes: list[Future[list[Staged]]] = []
+        self._stager = stager
         self._failed: list[int] = []
-        if not stage.is_empty:
-            self._parts = parts_of(batch.groups, threads)
-            self._outcomes = [executor.submit(stage, part) for part in self._parts]
+        self._parts = [] if stager is None else parts_of(batch.groups, stager.width)
+        self._outcomes = [] if stager is None else [stager.stage(part) for part in self._parts]
 
     @property
     def is_done(self) -> bool:
@@ -117,11 +162,19 @@ class Staging:
         :raises BaseException: what a transformation or the converter raised; called again, the parts
             that failed are tried again.
         """
-        if self._stage.is_empty:
+        if self._stager is None:
             return Ready(self.batch, self.batch, ())
+        return Ready.of(self.batch, self.staged())
+
+    def staged(self) -> list[Staged]:
+        """Wait for the parts, and return what has become of them, in their order.
+
+        :raises BaseException: as `result`.
+        """
         while self._failed:
             part = self._failed.pop()
-            self._outcomes[part] = self._executor.submit(self._stage, self._parts[part])
+            assert self._stager is not None
+            self._outcomes[part] = self._stager.stage(self._parts[part])
         staged: list[Staged] = []
         for part, outcome in enumerate(self._outcomes):
             try:
@@ -129,20 +182,12 @@ class Staging:
             except BaseException:
                 self._failed.append(part)
                 raise
-        return self._together(staged)
+        return staged
 
     def cancel(self) -> None:
         """Give up what has not begun."""
         for outcome in self._outcomes:
             outcome.cancel()
-
-    def _together(self, staged: Sequence[Staged]) -> Ready:
-        batch = self.batch.with_groups([one.group for one in staged])
-        lanes = [one.lanes for one in staged if one.lanes is not None]
-        if self._stage.convert is None:
-            return Ready(batch, batch, lanes)
-        converted = tuple(one.converted for one in staged if one.converted is not None)
-        return Ready(batch, Events(batch, converted), lanes)
 
 
 def parts_of(groups: Sequence[Group], threads: int) -> list[list[Group]]:

@@ -1,0 +1,211 @@
+"""Delivery on executors in order for each key: staged there, dealt out here, handed over there.
+
+Batches are staged as they come. Whatever is staged when a round ends is handed over in the next: each
+task gets all records of its lanes, in order. So a key's records are never in two tasks at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from tailrace.engine.backoff import Backoff
+from tailrace.engine.contracts import Clock, Committer
+from tailrace.engine.processing.lanes import KeyTypes
+from tailrace.engine.processing.room import Room
+from tailrace.engine.processing.stage import Staged, Stager, Staging
+from tailrace.engine.retrying import GivenUpError, Retrying
+from tailrace.records.batch import Batch
+from tailrace.spark.processing.handing import Outcome, Portion
+from tailrace.spark.processing.jobs import Jobs
+from tailrace.spark.processing.settling import Settling
+from tailrace.spark.processing.spreading import Share, spread
+from tailrace.spark.processing.trying import Trying
+
+log = structlog.get_logger(__name__)
+
+#: The delivering thread looks up at least so often.
+_IDLE_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    # What a task is given of one batch; `number` is within the batch.
+    of: Settling
+    number: int
+    portion: Portion
+    trying: Trying
+
+
+class ByKey:
+    """Hands over in rounds.
+
+    :param width: tasks of a round, at most.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs[Sequence[Portion], Sequence[Outcome]],
+        stager: Stager,
+        width: int,
+        room: Room,
+        committer: Committer,
+        backoff: Backoff,
+        clock: Clock,
+        name: str,
+    ) -> None:
+        self._jobs = jobs
+        self._stager = stager
+        self._width = width
+        self._room = room
+        self._committer = committer
+        self._backoff = backoff
+        self._clock = clock
+        self._name = name
+        self._staging = Retrying(f"{name}: transformation and conversion", backoff, clock, room.shut)
+        self._key_types = KeyTypes()
+        self._waiting: deque[Staging] = deque()
+        self._wake = threading.Event()
+        self._ended = False
+
+    def put(self, batch: Batch) -> None:
+        """Have a batch staged, and handed over."""
+        staging = Staging(batch, self._stager)
+        staging.when_done(self._wake.set)
+        self._waiting.append(staging)
+        self._wake.set()
+
+    def run(self) -> None:
+        """Hand over round by round, until `wake`."""
+        while not self._ended:
+            self._wake.clear()
+            try:
+                if self._round():
+                    continue
+            except (GivenUpError, CancelledError):
+                pass
+            except BaseException as error:  # noqa: BLE001 - the task's thread raises it
+                self._room.fail(error)
+            if self._room.shut.is_set():
+                while self._waiting:
+                    self._waiting.popleft().cancel()
+            if not self._ended:
+                self._clock.wait(self._wake, _IDLE_S)
+
+    def wake(self) -> None:
+        """Have `run` return, once the round at hand has ended."""
+        self._ended = True
+        self._wake.set()
+
+    def _round(self) -> bool:
+        # Hands over all batches that are staged; tells whether there were any.
+        batches: list[tuple[Settling, list[Staged]]] = []
+        while self._waiting and self._waiting[0].is_done and not self._room.shut.is_set():
+            staging = self._waiting.popleft()
+            staged = self._staging.call(staging.staged)
+            for one in staged:
+                assert one.lanes is not None
+                self._key_types.hear(one.group.topic, one.lanes)
+            of = Settling(staging.batch, staging.size_bytes, self._room, self._committer)
+            batches.append((of, staged))
+        if not batches:
+            return False
+        steps = spread([staged for _, staged in batches], self._width)
+        numbers = itertools.count()
+        loads = [[self._load(batches, load, numbers) for load in step] for step in steps]
+        for of, _ in batches:
+            # What transformations dropped, or all.
+            self._room.mark(of.mark, -1, ())
+            of.finish()
+        for step in loads:
+            left = step
+            while left:
+                left = self._hand_over(left)
+        return True
+
+    def _load(
+        self,
+        batches: Sequence[tuple[Settling, list[Staged]]],
+        shares: Sequence[Share],
+        numbers: Iterator[int],
+    ) -> list[_Part]:
+        load = []
+        for share in shares:
+            of, number = batches[share.batch][0], next(numbers)
+            of.owe(number, [one.group for one in share.staged])
+            portion = Portion(of.batch.partition, share.staged, {})
+            load.append(_Part(of, number, portion, Trying(self._backoff)))
+        return load
+
+    def _hand_over(self, loads: Sequence[list[_Part]]) -> list[list[_Part]]:
+        """Hand over once, and wait until what is left may be handed over again; return that.
+
+        :raises GivenUpError: nothing more is handed over.
+        """
+        if not self._room.enter():
+            raise GivenUpError
+        try:
+            futures = [self._jobs.submit([part.portion for part in load]) for load in loads]
+            wait(futures)
+        finally:
+            self._room.leave()
+        waits_s = [0.0]
+        left = [
+            rest
+            for load, future in zip(loads, futures, strict=True)
+            if (rest := self._rest_of(load, future, waits_s))
+        ]
+        if self._room.shut.is_set():
+            raise GivenUpError
+        if left:
+            what = f"{self._name}: handing over on executors"
+            log.warning("failed, tried again", what=what, wait_s=max(waits_s))
+            if self._clock.wait(self._room.shut, max(waits_s)):
+                raise GivenUpError
+        return left
+
+    def _rest_of(
+        self, load: list[_Part], future: Future[Sequence[Outcome]], waits_s: list[float]
+    ) -> list[_Part]:
+        # What is left of a load, after all that was done of it is marked.
+        if future.cancelled():
+            return []
+        if (error := future.exception()) is not None:
+            for part in load:
+                try:
+                    part.trying, wait_s = part.trying.after(error)
+                    waits_s.append(wait_s)
+                except BaseException as final:  # noqa: BLE001 - the task's thread raises it
+                    self._room.fail(final)
+            return load
+        rest: list[_Part] = []
+        for part, outcome in zip(load, future.result(), strict=True):
+            self._room.mark(part.of.mark, part.number, outcome.left)
+            try:
+                part.trying, wait_s = part.trying.after_outcome(outcome, part.of.batch)
+                waits_s.append(wait_s)
+            except BaseException as final:  # noqa: BLE001 - the task's thread raises it
+                self._room.fail(final)
+            if outcome.left:
+                part.portion = _left_of(part.portion, outcome)
+                rest.append(part)
+            else:
+                part.of.finish()
+        return rest
+
+
+def _left_of(portion: Portion, outcome: Outcome) -> Portion:
+    wanted = np.fromiter(outcome.left, np.int64)
+    staged = [
+        one.take(np.flatnonzero(np.isin(one.group.index, wanted)))
+        for one in portion.groups
+        if isinstance(one, Staged)
+    ]
+    return Portion(portion.partition, [one for one in staged if len(one.group)], outcome.left)

@@ -1,0 +1,166 @@
+"""Spark jobs of one life of a task: what is asked for while jobs run goes together into the next.
+
+A job costs some 20 ms whatever it does, so many small batches share one, and a large one is many
+tasks of one. Jobs run from threads of the engine's pool, several at once; Spark's own order (first
+come, first served) has earlier batches done first.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import structlog
+
+from tailrace.engine.retrying import GivenUpError
+from tailrace.errors import Kind, TailraceError
+from tailrace.spark.failures import translated
+from tailrace.spark.processing.carrying import Errand, wire
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = structlog.get_logger(__name__)
+
+Load = TypeVar("Load")
+Done = TypeVar("Done")
+
+#: Bytes that a job carries at most, unless it has one load alone; each is copied through the JVM.
+JOB_BYTES_MAX = 64 << 20
+
+
+class Jobs(Generic[Load, Done]):
+    """Has a function called on executors. Any thread.
+
+    :param session: returns the session; called for each job, as Spark may have been started again.
+    :param executor: whose threads wait for jobs.
+    :param at_once: jobs at a time, at most.
+    :param shut: once it is set, what has not begun is cancelled.
+    :param what: for Spark's user interface: `shop, task 0: handler`.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[], SparkSession],
+        function: bytes,
+        executor: Executor,
+        at_once: int,
+        shut: threading.Event,
+        what: str,
+    ) -> None:
+        self._session = session
+        self._executor = executor
+        self._at_once = at_once
+        self._shut = shut
+        self._what = what
+        self._group = f"tailrace-{uuid.uuid4()}"
+        self._errand = Errand(self._group, function)
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[bytes, Future[Done]]] = deque()
+        self._running = 0
+        self._cancelled = False
+
+    def submit(self, load: Load) -> Future[Done]:
+        """Have the function called with `load`.
+
+        The future's exception is what the function raised, or `SPARK_FAILED`; `GivenUpError` if the end
+        came meanwhile. It is cancelled if the call had not begun then.
+        """
+        future: Future[Done] = Future()
+        carried = wire.dumps(load)
+        with self._lock:
+            self._waiting.append((carried, future))
+            if self._running >= self._at_once:
+                return future
+            self._running += 1
+        self._executor.submit(self._work)
+        return future
+
+    def cancel(self) -> None:
+        """Have jobs that run given up, and no other begun. What their tasks did is not heard of."""
+        with self._lock:
+            if self._cancelled:
+                return
+            self._cancelled = True
+            waiting, running = list(self._waiting), self._running
+            self._waiting.clear()
+        for _, future in waiting:
+            future.cancel()
+        if not running:
+            return
+        try:
+            context = self._session().sparkContext
+            # A job that is about to begin must not slip through, so the plain call won't do.
+            context._jsc.sc().cancelJobGroupAndFutureJobs(self._group)  # noqa: SLF001
+        except Exception as error:  # noqa: BLE001 - a Spark that is gone runs no jobs
+            log.warning("Spark's jobs could not be cancelled", what=self._what, error=type(error).__name__)
+
+    def _work(self) -> None:
+        # On the pool: one job, then others have the thread.
+        taken = self._take()
+        if taken:
+            self._run(taken)
+        with self._lock:
+            if not self._waiting:
+                self._running -= 1
+                return
+        self._executor.submit(self._work)
+
+    def _take(self) -> list[tuple[bytes, Future[Done]]]:
+        taken: list[tuple[bytes, Future[Done]]] = []
+        size = 0
+        with self._lock:
+            while self._waiting and (not taken or size + len(self._waiting[0][0]) <= JOB_BYTES_MAX):
+                load, future = self._waiting.popleft()
+                if self._shut.is_set() or self._cancelled:
+                    future.cancel()
+                elif future.set_running_or_notify_cancel():
+                    taken.append((load, future))
+                    size += len(load)
+        return taken
+
+    def _run(self, taken: Sequence[tuple[bytes, Future[Done]]]) -> None:
+        try:
+            outcomes = self._job([load for load, _ in taken])
+        except BaseException as error:  # noqa: BLE001 - whoever asked hears of it
+            failure = GivenUpError() if self._cancelled else translated(error)
+            for _, future in taken:
+                future.set_exception(failure)
+            return
+        for (_, future), outcome in zip(taken, outcomes, strict=True):
+            is_done, found = wire.loads(outcome)
+            if is_done:
+                future.set_result(found)
+            else:
+                future.set_exception(found)
+
+    def _job(self, loads: Sequence[bytes]) -> list[bytes]:
+        context = self._session().sparkContext
+        context.setJobGroup(self._group, self._what, interruptOnCancel=True)
+        tasks = min(len(loads), 2 * context.defaultParallelism)
+        found: list[bytes] = context.parallelize(loads, tasks).mapPartitions(self._errand).collect()
+        return found
+
+
+def pickled(function: Callable[[Any], Any], what: str) -> bytes:
+    """Return a function as executors get it, what it refers to included.
+
+    :param what: for the message: `the handler`.
+    :raises TailraceError: `CONFIG_INVALID` if that can't be.
+    """
+    from pyspark import cloudpickle
+
+    try:
+        found: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"create the engine: {what} can't be carried to executors, {type(error).__name__} was raised",
+            "what it refers to must pickle, so no locks, connections or sessions: let it make them "
+            "when it is first called; the cause of this error names the object",
+        ) from error
+    return found

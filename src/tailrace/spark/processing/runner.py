@@ -1,0 +1,161 @@
+"""The runner on Spark: makes record processors whose stages, and handlers without order, run on executors."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tailrace.config import SparkConfig
+from tailrace.engine.backoff import Backoff
+from tailrace.engine.contracts import Clock, Committer, RecordProcessor
+from tailrace.engine.processing.flows import Delivery, Flow, Order
+from tailrace.engine.processing.handlers import Handler, Takes
+from tailrace.engine.processing.room import Room
+from tailrace.engine.processing.serial import Serial
+from tailrace.engine.processing.stage import Convert, Stage, Transform
+from tailrace.records.batch import Batch
+from tailrace.spark.processing.by_key import ByKey
+from tailrace.spark.processing.handing import Handing
+from tailrace.spark.processing.jobs import Jobs, pickled
+from tailrace.spark.processing.staging import Preparing, SparkStager
+from tailrace.spark.processing.unordered import Unordered
+from tailrace.spark.session import is_alive, restarted, session_or_new
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkRunner:
+    """Runs record processing on Spark (`engine.processing.runners.Runner`). Any thread.
+
+    A session that runs already is used and left running; one that the runner started is its to stop.
+
+    :param name: of the engine.
+    :param spark: what a session is started with.
+    """
+
+    def __init__(self, name: str, spark: SparkConfig | None) -> None:
+        self._name = name
+        self._config = spark
+        self._lock = threading.Lock()
+        self._session: SparkSession | None = None
+        self._is_own = False
+
+    def check(
+        self, handler: Handler, order: Order, transform: Transform | None, convert: Convert | None
+    ) -> None:
+        """Check that what runs on executors can go there; Spark is not started.
+
+        :raises TailraceError: `CONFIG_INVALID`.
+        """
+        pickled(Stage(transform, convert, finds_lanes=False), "a transformation or the converter")
+        if _is_handed_over_there(handler, order):
+            pickled(handler.call, "the handler")
+
+    def processor_for(
+        self,
+        handler: Handler,
+        *,
+        clock: Clock,
+        stopping: threading.Event,
+        order: Order,
+        threads: int,
+        queue_batches_max: int,
+        queue_bytes_max: int,
+        backoff: Backoff,
+        name: str,
+    ) -> RecordProcessor:
+        """Return the processor of one life of a task; parameters as `engine.processing.processor_for`.
+
+        :param threads: of the pool; each waits for a Spark job.
+        """
+        make = functools.partial(self._delivery, handler, order, backoff, clock, threads, name)
+        return Flow(make, Room(queue_batches_max, queue_bytes_max, stopping), name)
+
+    def session(self) -> SparkSession:
+        """Return the session; started if there is none, and again if its JVM has died.
+
+        :raises TailraceError: `ENVIRONMENT_UNFIT`, `SPARK_FAILED`.
+        """
+        with self._lock:
+            if self._session is None:
+                self._session, self._is_own = session_or_new(self._config, f"tailrace {self._name}")
+            elif not is_alive(self._session):
+                self._session = restarted(self._config, f"tailrace {self._name}")
+                self._is_own = True
+            return self._session
+
+    def close(self) -> None:
+        """Stop the session if it is the runner's own."""
+        with self._lock:
+            if self._session is not None and self._is_own and is_alive(self._session):
+                self._session.stop()
+            self._session = None
+
+    def _delivery(
+        self,
+        handler: Handler,
+        order: Order,
+        backoff: Backoff,
+        clock: Clock,
+        threads: int,
+        name: str,
+        executor: Executor,
+        transform: Transform | None,
+        convert: Convert | None,
+        committer: Committer,
+        room: Room,
+    ) -> Delivery:
+        width = self.session().sparkContext.defaultParallelism
+        all_jobs: list[Jobs[Any, Any]] = []
+
+        def jobs(function: Callable[[Any], Any], what: str) -> Jobs[Any, Any]:
+            called = f"{self._name}, {name}: {what}"
+            made: Jobs[Any, Any] = Jobs(
+                self.session, pickled(function, what), executor, threads, room.shut, called
+            )
+            all_jobs.append(made)
+            return made
+
+        def stager(stage: Stage) -> SparkStager:
+            return SparkStager(jobs(Preparing(stage), "transformation and conversion"), width)
+
+        common = (room, committer, backoff, clock, name)
+        stage = Stage(
+            transform, convert, finds_lanes=_is_handed_over_there(handler, order) and order == "key"
+        )
+        delivery: Delivery
+        if not _is_handed_over_there(handler, order):
+            delivery = Serial(handler, *common, stager=None if stage.is_empty else stager(stage))
+        elif order == "unordered":
+            delivery = Unordered(jobs(Handing(stage, handler.call), "handler"), width, *common)
+        else:
+            handing = jobs(Handing(None, handler.call), "handler")
+            delivery = ByKey(handing, stager(stage), width, *common)
+        return _WithJobs(delivery, tuple(all_jobs))
+
+
+@dataclass(frozen=True, slots=True)
+class _WithJobs:
+    # A delivery whose jobs end with it.
+    delivery: Delivery
+    jobs: tuple[Jobs[Any, Any], ...]
+
+    def put(self, batch: Batch) -> None:
+        self.delivery.put(batch)
+
+    def run(self) -> None:
+        self.delivery.run()
+
+    def wake(self) -> None:
+        self.delivery.wake()
+        for jobs in self.jobs:
+            jobs.cancel()
+
+
+def _is_handed_over_there(handler: Handler, order: Order) -> bool:
+    return handler.takes is Takes.RECORD and order != "ordered"

@@ -1,0 +1,143 @@
+"""Delivery on executors without any order: each part of a batch is staged and handed over by one task."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import structlog
+
+from tailrace.engine.backoff import Backoff
+from tailrace.engine.contracts import Clock, Committer
+from tailrace.engine.processing.room import Room
+from tailrace.engine.processing.stage import parts_of
+from tailrace.records.batch import Batch
+from tailrace.records.group import Group
+from tailrace.spark.processing.handing import Outcome, Portion
+from tailrace.spark.processing.jobs import Jobs
+from tailrace.spark.processing.settling import Settling
+from tailrace.spark.processing.trying import Trying
+
+log = structlog.get_logger(__name__)
+
+#: The delivering thread looks up at least so often.
+_IDLE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    # What one Spark task is given; `number` is within the batch.
+    of: Settling
+    number: int
+    groups: Sequence[Group]
+    trying: Trying
+    begun: Mapping[int, int]
+
+
+class Unordered:
+    """Hands over what is polled at once; what fails and may pass, again after a while.
+
+    :param width: into how many parts a batch is cut, about.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs[Sequence[Portion], Sequence[Outcome]],
+        width: int,
+        room: Room,
+        committer: Committer,
+        backoff: Backoff,
+        clock: Clock,
+        name: str,
+    ) -> None:
+        self._jobs = jobs
+        self._width = width
+        self._room = room
+        self._committer = committer
+        self._backoff = backoff
+        self._clock = clock
+        self._name = name
+        self._wake = threading.Event()
+        self._ended = False
+        self._lock = threading.Lock()
+        self._later: list[tuple[float, int, _Part]] = []  # by the time to try again
+        self._numbers = itertools.count()
+
+    def put(self, batch: Batch) -> None:
+        """Have a batch handed over."""
+        of = Settling(batch, batch.size_bytes, self._room, self._committer)
+        trying = Trying(self._backoff)
+        parts = [
+            _Part(of, number, groups, trying, {})
+            for number, groups in enumerate(parts_of(batch.groups, self._width))
+        ]
+        for part in parts:
+            of.owe(part.number, part.groups)
+        if not parts:
+            self._room.mark(self._committer.mark_processed, batch)
+            of.finish()
+        for part in parts:
+            self._begin(part)
+
+    def run(self) -> None:
+        """Have those handed over again whose time has come, until `wake`."""
+        while True:
+            self._wake.clear()
+            if self._ended:
+                return
+            now_s = self._clock.monotonic()
+            with self._lock:
+                due = []
+                while self._later and self._later[0][0] <= now_s:
+                    due.append(heapq.heappop(self._later)[2])
+                wait_s = self._later[0][0] - now_s if self._later else _IDLE_S
+            for part in due:
+                self._begin(part)
+            self._clock.wait(self._wake, wait_s)
+
+    def wake(self) -> None:
+        """Have `run` return."""
+        self._ended = True
+        self._wake.set()
+
+    def _begin(self, part: _Part) -> None:
+        if not self._room.enter():
+            return
+        future = self._jobs.submit([Portion(part.of.batch.partition, part.groups, part.begun)])
+        future.add_done_callback(functools.partial(self._ended_with, part))
+
+    def _ended_with(self, part: _Part, future: Future[Sequence[Outcome]]) -> None:
+        # On the pool, or where it was cancelled.
+        try:
+            if future.cancelled():
+                self._room.leave()
+            elif (error := future.exception()) is not None:
+                self._room.leave()
+                self._again(part, *part.trying.after(error))
+            else:
+                [outcome] = future.result()
+                self._take(part, outcome)
+        except BaseException as error:  # noqa: BLE001 - the task's thread raises it
+            self._room.fail(error)
+            self._wake.set()
+
+    def _take(self, part: _Part, outcome: Outcome) -> None:
+        self._room.leave(part.of.mark, part.number, outcome.left)
+        trying, wait_s = part.trying.after_outcome(outcome, part.of.batch)
+        if not outcome.left:
+            part.of.finish()
+            return
+        groups = part.of.left_of(part.number)
+        self._again(replace(part, groups=groups, begun=outcome.left), trying, wait_s)
+
+    def _again(self, part: _Part, trying: Trying, wait_s: float) -> None:
+        log.warning("failed, tried again", what=f"{self._name}: handing over on executors", wait_s=wait_s)
+        with self._lock:
+            entry = (self._clock.monotonic() + wait_s, next(self._numbers), replace(part, trying=trying))
+            heapq.heappush(self._later, entry)
+        self._wake.set()

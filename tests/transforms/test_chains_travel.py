@@ -1,0 +1,91 @@
+"""Chains and converters go to other processes, as groups do: what is done there is what is done here."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import yaml
+
+from tailrace.config.predicates import PREDICATES
+from tailrace.config.transformations import TRANSFORMATIONS
+from tailrace.converters import (
+    ArrowConverter,
+    CloudEventsConverter,
+    Converter,
+    JsonConverter,
+    PythonConverter,
+)
+from tailrace.errors import TailraceError
+from tailrace.records.group import Group
+from tailrace.transforms.building import build
+from transforms.groups import orders, rows
+from transforms.test_transformations_page import EXAMPLES
+
+#: Kinds that no example on the page shows with settings of its own.
+OTHERS: list[dict[str, Any]] = [
+    {"type": "rename", "fields": {"note": "remark"}},
+    {"type": "drop_fields", "fields": ["note"]},
+    {"type": "mask", "fields": ["note"], "method": "hash", "salt": "${env:TAILRACE_TEST_SALT}"},
+    {"type": "cast", "fields": {"id": "string"}},
+    {"type": "timestamps", "fields": ["id"], "to": "timestamp", "predicate": "topic"},
+    {"type": "set_headers", "headers": {"of": "source.table"}, "predicate": "expression"},
+    {"type": "drop_headers", "headers": ["of"], "predicate": "has_header"},
+    {"type": "fields_from_headers", "fields": {"whose": "of"}, "predicate": "has_header"},
+    {"type": "value_to_key", "fields": ["id", "note"]},
+    {"type": "extract_field", "field": "id", "predicate": "tombstone", "negate": True},
+    {"type": "hoist_field", "field": "order"},
+]
+CHOICES: dict[str, dict[str, Any]] = {
+    "topic": {"type": "topic", "pattern": "public\\..*"},
+    "expression": {"type": "expression", "where": "after.id > 1"},
+    "has_header": {"type": "has_header", "name": "of"},
+    "tombstone": {"type": "tombstone"},
+}
+SECTIONS = [yaml.safe_load(text) for text in EXAMPLES]
+SHOWN = [one["engine"] if isinstance(one, dict) else {"transformations": one} for one in SECTIONS]
+ENGINES = [*SHOWN, *({"transformations": [one], "predicates": CHOICES} for one in OTHERS)]
+
+
+def outcome(chain: Any, group: Group) -> Any:
+    try:
+        return [(made.topic, rows([made])) for made in chain.apply(group)]
+    except TailraceError as error:
+        return error.kind, error.message, error.context
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_chain_does_the_same_in_another_process(
+    engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAILRACE_TEST_SALT", "salt")
+    chain = build(engine["transformations"], engine.get("predicates"))
+    there, group = pickle.loads(pickle.dumps((chain, orders())))  # noqa: S301 - made here
+    assert outcome(there, group) == outcome(chain, orders())
+
+
+def test_there_is_one_of_every_kind() -> None:
+    steps = [step for engine in ENGINES for step in engine["transformations"]]
+    assert {step["type"] for step in steps} == set(TRANSFORMATIONS)
+    chosen = [one for engine in ENGINES for one in engine.get("predicates", {}).values()]
+    assert {one["type"] for one in chosen} == set(PREDICATES)
+
+
+@pytest.mark.parametrize(
+    "converter",
+    [
+        JsonConverter(),
+        JsonConverter(schemas_enable=True),
+        CloudEventsConverter(),
+        ArrowConverter(),
+        PythonConverter(),
+    ],
+)
+def test_a_converter_does_the_same_in_another_process(converter: Converter) -> None:
+    there, group = pickle.loads(pickle.dumps((converter, orders())))  # noqa: S301 - made here
+    here, found = converter.convert(orders()), there.convert(group)
+    assert list(found.values) == list(here.values)
+    assert list(found.keys) == list(here.keys)
+    again = pickle.loads(pickle.dumps(found))  # noqa: S301 - made here
+    assert list(again.values) == list(here.values)

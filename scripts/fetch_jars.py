@@ -13,6 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,12 @@ CACHE = ROOT / ".cache"
 #: Where tailrace looks for jars that belong to this environment.
 SHARE = Path(sys.prefix) / "share" / "tailrace"
 TIMEOUT_S = 600
+#: Java itself waits for ever for a server that falls silent; Ivy then goes on with the next repository,
+#: and what it has is kept for the next attempt.
+CONNECT_TIMEOUT_MS, READ_TIMEOUT_MS = 15_000, 60_000
+ATTEMPTS = 3
+#: Seconds from one word of how far it is to the next.
+TELL_S = 10
 
 
 @dataclass(frozen=True)
@@ -66,18 +74,43 @@ def fetch(jars: Jars) -> dict[str, Path]:
     command = [
         java,
         f"-Divy.default.ivy.user.dir={CACHE / 'ivy'}",  # nothing into the home directory
+        f"-Dsun.net.client.defaultConnectTimeout={CONNECT_TIMEOUT_MS}",
+        f"-Dsun.net.client.defaultReadTimeout={READ_TIMEOUT_MS}",
         *("-jar", ivy, "-warn"),
         *("-ivy", jars.ivy),
         *("-cache", CACHE / "ivy" / "cache"),
         *("-confs", "default", "-types", "jar", "bundle"),
         *("-retrieve", f"{fetched}/[artifact]-[revision].[ext]"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
-    if done.returncode != 0:
-        sys.exit(
-            f"fetch jars: Ivy ended with status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        )
-    return {path.name: path for path in fetched.glob("*.jar")}
+    for attempt in range(1, ATTEMPTS + 1):
+        status, said = _run(command, jars.folder)
+        if status == 0:
+            return {path.name: path for path in fetched.glob("*.jar")}
+        print(f"fetch {jars.folder}: attempt {attempt} of {ATTEMPTS} ended with status {status}", flush=True)
+    sys.exit(f"fetch jars: Ivy ended with status {status}; is Maven Central in reach?\n{said}")
+
+
+def _run(command: list[str | Path], folder: str) -> tuple[int, str]:
+    """Run Ivy to its end or the deadline, telling now and then how far it is; return status and words."""
+    deadline = time.monotonic() + TIMEOUT_S
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            while True:
+                try:
+                    status = process.wait(TELL_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > deadline:
+                        status = -1
+                        break
+                here = sum(1 for path in (CACHE / "ivy" / "cache").rglob("*") if path.is_file())
+                print(f"fetching {folder}: {here} files have come so far", flush=True)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        return status, output.read()[-3000:]
 
 
 def install(jars: Jars, fetched: dict[str, Path], wanted: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["fix_kafka", "fix_postgres", "fix_proxy", "fix_spark"]
+pytest_plugins = ["fix_kafka", "fix_kafka_proxy", "fix_postgres", "fix_proxy", "fix_spark"]
 
 # Every failure prints what reproduces it. No deadline: the first call of a kernel may load it
 # from its cache, and two cores are shared.

@@ -15,7 +15,7 @@ _names = itertools.count(1)
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[EmbeddedKafka]:
     """One broker that tests share; it is not to be killed."""
-    with EmbeddedKafka(find_jars()) as cluster:
+    with EmbeddedKafka(find_jars(), proxied=True) as cluster:
         yield cluster
 
 

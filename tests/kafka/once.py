@@ -6,6 +6,7 @@ python -m kafka.once BOOTSTRAP TOPIC ATOMIC BATCHES BATCH
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -18,11 +19,24 @@ from tailrace.records.events import Converted
 KEYS = 7
 
 
-def writer(bootstrap: str, name: str, *, atomic: bool = True, timeout_s: float = 60.0) -> Writer:
-    """Return a writer of the pipeline `name`, not yet opened; its offsets are in `<name>-offsets`."""
-    common = client.client(bootstrap, {})
+def writer(
+    bootstrap: str,
+    name: str,
+    *,
+    atomic: bool = True,
+    timeout_s: float = 60.0,
+    offsets_topic: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Writer:
+    """Return a writer of the pipeline `name`, not yet opened; its offsets are in `<name>-offsets`, or a
+    topic that pipelines share.
+    """
+    common = client.client(bootstrap, options or {})
     offsets = OffsetsTopic(
-        f"{name}-offsets", client.admin(common), client.consumer(common, "read_committed"), timeout_s
+        offsets_topic or f"{name}-offsets",
+        client.admin(common),
+        client.consumer(common, "read_committed"),
+        timeout_s,
     )
     offsets.require(create=True)
     settings = client.producer(common, int(timeout_s * 1000), f"test-{name}-0" if atomic else None)

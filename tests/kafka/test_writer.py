@@ -6,20 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from fix_wait import wait_until
-from kafka.once import KEYS, numbers, reached, writer
+from kafka.counting import read_numbers, require_each_once
+from kafka.once import numbers, reached, writer
 from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.partitioning import partition_of
 from tailrace.kafka.transaction import State
 
 QUIET = {"log_level": 0}
@@ -39,50 +36,6 @@ def topic(kafka: EmbeddedKafka, topic_name: str) -> str:
     return topic_name
 
 
-def _read(kafka: EmbeddedKafka, topic: str, isolation: str = "read_committed") -> list[tuple[int, str, int]]:
-    """Return (partition, key, value) of every record that is there now, in the order of partitions."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap,
-            "group.id": "read",
-            "isolation.level": isolation,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            **QUIET,
-        }
-    )
-    found: list[tuple[int, str, int]] = []
-    ended: set[int] = set()
-
-    def all_read() -> bool:
-        message = consumer.poll(0.2)
-        if message is not None and (error := message.error()) is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            ended.add(message.partition())
-        elif message is not None:
-            found.append((message.partition(), message.key().decode(), int(message.value())))
-        return len(ended) == 3
-
-    try:
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(3)])
-        wait_until(all_read, 60, f"the end of {topic}")
-    finally:
-        consumer.close()
-    return found
-
-
-def _require_each_once(records: list[tuple[int, str, int]], last: int) -> None:
-    by_key: dict[str, list[int]] = defaultdict(list)
-    places: dict[str, set[int]] = defaultdict(set)
-    for partition, key, value in records:
-        by_key[key].append(value)
-        places[key].add(partition)
-    for key in range(KEYS):
-        expected = [value for value in range(1, last + 1) if value % KEYS == key]
-        assert by_key[str(key)] == expected, f"key {key}"
-        assert places[str(key)] == {partition_of(str(key).encode(), 3)}, "placed as Java's clients do"
-
-
 def test_a_batch_and_its_offset_are_seen_together(kafka: EmbeddedKafka, topic: str) -> None:
     first = writer(kafka.bootstrap, topic)
     assert first.open() is None
@@ -94,7 +47,7 @@ def test_a_batch_and_its_offset_are_seen_together(kafka: EmbeddedKafka, topic: s
     assert second.open() == {"number": 100}
     second.commit({"number": 100, "later": True})  # progress without records
     second.close()
-    _require_each_once(_read(kafka, topic), 100)
+    require_each_once(read_numbers(kafka, topic), 100)
     third = writer(kafka.bootstrap, topic)
     assert third.open() == {"number": 100, "later": True}
     third.close()
@@ -116,7 +69,7 @@ def test_one_that_was_taken_over_commits_nothing_more_and_says_so(kafka: Embedde
     new.send(topic, numbers(21, 5))
     new.commit({"number": 25})
     new.close()
-    _require_each_once(_read(kafka, topic), 25)
+    require_each_once(read_numbers(kafka, topic), 25)
 
 
 def test_without_transactions_records_come_before_their_offset(kafka: EmbeddedKafka, topic: str) -> None:
@@ -128,7 +81,7 @@ def test_without_transactions_records_come_before_their_offset(kafka: EmbeddedKa
     again = writer(kafka.bootstrap, topic, atomic=False)
     assert again.open() == {"number": 100}
     again.close()
-    _require_each_once(_read(kafka, topic, "read_uncommitted"), 100)
+    require_each_once(read_numbers(kafka, topic, "read_uncommitted"), 100)
 
 
 def test_records_with_headers_are_written_in_order_too(kafka: EmbeddedKafka, topic: str) -> None:
@@ -138,7 +91,7 @@ def test_records_with_headers_are_written_in_order_too(kafka: EmbeddedKafka, top
     out.send(topic, replace(numbers(1, 100), headers=headers))
     out.commit({"number": 100})
     out.close()
-    _require_each_once(_read(kafka, topic), 100)
+    require_each_once(read_numbers(kafka, topic), 100)
 
 
 def test_an_offsets_topic_that_is_not_compacted_is_refused(kafka: EmbeddedKafka, topic: str) -> None:
@@ -159,7 +112,7 @@ def test_killed_anywhere_it_writes_each_record_once(kafka: EmbeddedKafka, topic:
     offset = reached(last.open())
     last.close()
     assert offset >= 3 * 40
-    _require_each_once(_read(kafka, topic), offset)
+    require_each_once(read_numbers(kafka, topic), offset)
 
 
 def _life(kafka: EmbeddedKafka, topic: str, environment: dict[str, str]) -> int:

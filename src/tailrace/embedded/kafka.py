@@ -70,6 +70,14 @@ def find_jars() -> Path:
 SASL, SASL_TLS = "SASL", "SASLTLS"
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A second way into a node, for a proxy: clients are sent to `outside`, the node listens at `inside`."""
+
+    outside: int
+    inside: int
+
+
 @dataclass(slots=True)
 class _Node:
     number: int
@@ -77,6 +85,7 @@ class _Node:
     port: int
     controller_port: int
     guarded: Mapping[str, int]  # ports by the door's name
+    door: Door | None
     process: list[subprocess.Popen[bytes]] = field(default_factory=list)  # empty, or the one that runs
 
 
@@ -90,6 +99,8 @@ class EmbeddedKafka:
     :param keystore: a PEM file with key and certificate for 127.0.0.1. With it each node has two more
         doors, `SASL` and `SASL_TLS`, that ask for SCRAM credentials, and an authorizer: whoever comes
         through them may do what ACLs allow; whoever comes by `bootstrap`, everything.
+    :param proxied: whether each node has a door, so that whoever comes in through it is sent through
+        doors only. Nothing listens at its outside until a proxy does.
 
     Not thread-safe, but `kill` may be called from any thread.
     """
@@ -102,6 +113,7 @@ class EmbeddedKafka:
         directory: Path | None = None,
         settings: Mapping[str, str] | None = None,
         keystore: Path | None = None,
+        proxied: bool = False,
     ) -> None:
         self._jars = jars
         self._temporary = directory is None
@@ -118,6 +130,7 @@ class EmbeddedKafka:
                 free_port(),
                 free_port(),
                 {door: free_port() for door in doors},
+                Door(free_port(), free_port()) if proxied else None,
             )
             for number in range(1, nodes + 1)
         ]
@@ -131,6 +144,11 @@ class EmbeddedKafka:
     def bootstrap_at(self, door: str) -> str:
         """Return `bootstrap.servers` of a client that comes in by `SASL` or `SASL_TLS`."""
         return ",".join(f"127.0.0.1:{node.guarded[door]}" for node in self._nodes)
+
+    @property
+    def doors(self) -> list[Door]:
+        """The doors of the nodes, in their order; none unless `proxied`."""
+        return [node.door for node in self._nodes if node.door is not None]
 
     def log_path(self, node: int = 1) -> Path:
         """Return where a node writes its log."""
@@ -235,13 +253,16 @@ class EmbeddedKafka:
         voters = ",".join(f"{n.number}@127.0.0.1:{n.controller_port}" for n in self._nodes)
         copies = str(len(self._nodes))
         doors = {"PLAINTEXT": node.port, **node.guarded}
-        protocols = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT", **_GUARDED_PROTOCOLS}
+        outside, inside = dict(doors), dict(doors)
+        if node.door is not None:
+            outside["PROXIED"], inside["PROXIED"] = node.door.outside, node.door.inside
+        protocols = {**dict.fromkeys(("CONTROLLER", *inside), "PLAINTEXT"), **_GUARDED_PROTOCOLS}
         return {
             "process.roles": "broker,controller",
             "node.id": str(node.number),
             "controller.quorum.voters": voters,
-            "listeners": _addresses({**doors, "CONTROLLER": node.controller_port}),
-            "advertised.listeners": _addresses(doors),
+            "listeners": _addresses({**inside, "CONTROLLER": node.controller_port}),
+            "advertised.listeners": _addresses(outside),
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "listener.security.protocol.map": ",".join(f"{name}:{how}" for name, how in protocols.items()),

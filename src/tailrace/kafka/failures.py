@@ -68,17 +68,19 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
     code = error.code()
     found = f"{attempted}: {error.name()}: {error.str()}"
     if code in _FENCED:
-        return TailraceError(
-            Kind.SINK_PREEMPTED,
-            f"{attempted}: another producer with this transactional id has begun; this one stops",
-            "the same pipeline runs somewhere else: stop one of them, or give it another name or `group`",
-            context,
-        )
+        return preempted(attempted, **context)
     if code in _DENIED:
         return TailraceError(Kind.SINK_REFUSED, found, _DENIED[code], context)
     if code in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED):  # noqa: SLF001
         return TailraceError(
             Kind.SINK_REFUSED, found, "check security.protocol and sasl.* in `options`", context
+        )
+    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return TailraceError(
+            Kind.SINK_MISCONFIGURED,
+            found,
+            "lower transaction.timeout.ms in `options`, or raise transaction.max.timeout.ms of the brokers",
+            context,
         )
     if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE):
         return TailraceError(
@@ -92,6 +94,17 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
             Kind.SINK_WRITE_FAILED, found, "create the topic, or set create_topics: true", context
         )
     return TailraceError(Kind.SINK_WRITE_FAILED, found, "see whether the cluster can be reached", context)
+
+
+def preempted(attempted: str, **context: object) -> TailraceError:
+    """Return the error of one whose transactional id somebody else has."""
+    return TailraceError(
+        Kind.SINK_PREEMPTED,
+        f"{attempted}: another producer with this transactional id has begun; this one stops",
+        "the same pipeline runs somewhere else: stop one of them, or give it another name or `group`. If "
+        "there is none, this process stood still for longer than transaction.timeout.ms: start it again",
+        context,
+    )
 
 
 def persist(timeout_s: float, act: Callable[[float], _Found]) -> _Found:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import failure_of
+from tailrace.kafka.failures import error_of, failure_of
 from tailrace.kafka.offsets import OffsetsTopic
 from tailrace.kafka.partitioning import BY_KEY
 from tailrace.records.events import Converted
@@ -122,7 +122,11 @@ class Sender:
         :raises TailraceError: what a message met; `SINK_WRITE_FAILED` after the timeout.
         """
         timeout_s = timeout_s or self._timeout_s
-        left = self._producer.flush(timeout_s)
+        try:
+            left = self._producer.flush(timeout_s)
+        except KafkaException as error:  # a fatal one, met by the producer and not by a message
+            self.raise_if_failed("")
+            raise failure_of(error_of(error), "deliver records") from error
         self.raise_if_failed("")
         if left:
             raise _no_room(f"deliver {left} messages", timeout_s)

@@ -6,6 +6,7 @@ writes the offset when the records are acknowledged: at least once. One object i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from confluent_kafka import KafkaException, Producer
 
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import error_of, event_of, failure_of, persist
+from tailrace.kafka.failures import error_of, event_of, failure_of, persist, preempted
 from tailrace.kafka.offsets import OffsetsTopic, value_of
 from tailrace.kafka.sending import Partitions, Sender
 from tailrace.kafka.transaction import Command, Event, State, Transaction
@@ -102,6 +103,7 @@ class AtomicWriter:
             self._sender.send(topic, events, partitions)
         except TailraceError as error:
             self._fail(Event.FENCED if error.kind is Kind.SINK_PREEMPTED else Event.REFUSED)
+            self._raise_if_preempted(error)
             raise
 
     def commit(self, offset: Offset | None) -> None:
@@ -133,8 +135,7 @@ class AtomicWriter:
         elif self._life.state is State.OPEN:
             self._step(Event.STOP)
             self._abort()
-        self._producer.purge()
-        self._producer.flush(0)
+        _let_go(self._producer)
 
     def _begin(self) -> None:
         _, commands = self._life.step(Event.RECORDS)
@@ -170,7 +171,14 @@ class AtomicWriter:
         except KafkaException as error:
             found = error_of(error)
             self._fail(event_of(found, committing=committing))
-            raise failure_of(found, attempted, **self._whose()) from error
+            failure = failure_of(found, attempted, **self._whose())
+            self._raise_if_preempted(failure)
+            raise failure from error
+
+    def _raise_if_preempted(self, error: TailraceError) -> None:
+        # What is learnt on aborting decides: who was pre-empted must not begin anew, and pre-empt in turn.
+        if self._life.state is State.PREEMPTED and error.kind is not Kind.SINK_PREEMPTED:
+            raise preempted(f"abort after {error.kind}", **self._whose()) from error
 
     def _fail(self, event: Event) -> None:
         if event is Event.REFUSED and self._life.state in (State.FENCING, State.READY):
@@ -235,5 +243,11 @@ class PlainWriter:
 
     def close(self) -> None:
         """As `Writer.close`."""
-        self._producer.purge()
-        self._producer.flush(0)
+        _let_go(self._producer)
+
+
+def _let_go(producer: Producer) -> None:
+    producer.purge()
+    # One that has met a fatal error raises it here once more; whoever ended this life knows it.
+    with contextlib.suppress(KafkaException):
+        producer.flush(0)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converters.customers import FACTS, groups_of
+from converters.customers import FACTS, as_columns, groups_of
 from tailrace.config.kafka import KafkaSink, TopicRoute
+from tailrace.converters.avro_binary import encoded
+from tailrace.converters.avro_program import program_of
+from tailrace.converters.avro_schema import ADJUSTMENTS, avro_schema
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.debezium import JsonConverter
 from tailrace.decode.kernel import NONE
@@ -20,7 +26,9 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.kafka import side_records
 from tailrace.kafka.boundaries import Boundaries
 from tailrace.kafka.dead_letters import KEY_BYTES_MAX, letters
+from tailrace.kafka.heartbeats import Heartbeats
 from tailrace.kafka.partitioning import BY_KEY, by_transaction, murmur2, partition_of
+from tailrace.kafka.shapes import ShapeChange
 from tailrace.kafka.sizes import OVERHEAD, largest, sizes, taken
 from tailrace.kafka.topics import Making, Topics
 from tailrace.records.events import Converted
@@ -155,6 +163,33 @@ def test_boundaries_and_heartbeats_have_debeziums_form_and_schemas() -> None:
     )  # fmt: skip
 
 
+def test_heartbeats_are_due_so_long_after_the_last_one() -> None:
+    now = [100.0]
+    beats = Heartbeats(5.0, lambda: now[0])
+    assert not beats.is_due
+    now[0] += 5
+    assert beats.is_due
+    beats.sent()
+    assert not beats.is_due
+    now[0] += 1000
+    assert not Heartbeats(0, lambda: now[0]).is_due
+
+
+def test_a_transaction_that_comes_in_parts_is_counted_on() -> None:
+    [group] = groups_of("two_in_one")
+    converter = JsonConverter(provide_transaction_metadata=True, tombstones_on_delete=False)
+    whole = converter.convert(group).values.to_pylist()  # type: ignore[union-attr]
+    for same in (group, as_columns(group)):
+        parts = [replace(same.slice(at, at + 1), earlier=at) for at in range(3)]
+        orders = [
+            json.loads(value)["transaction"]["data_collection_order"]
+            for part in parts
+            for value in converter.convert(part).values.to_pylist()  # type: ignore[union-attr]
+        ]
+        assert orders == [1, 2, 3]
+    assert [json.loads(value)["transaction"]["data_collection_order"] for value in whole] == [1, 2, 3]
+
+
 def test_names_of_topics_follow_tables_or_routes() -> None:
     route = TopicRoute(tables=("sales.*",), topic="{prefix}.all.{schema}")
     topics = Topics(
@@ -181,3 +216,25 @@ def test_batches_of_the_client_fit_the_smallest_topic_that_is_made() -> None:
     assert KafkaSink.model_validate(sink).client_settings() == {}
     told = {**sink, "provide_transaction_metadata": True}
     assert KafkaSink.model_validate(told).converter_options() == {"provide_transaction_metadata": True}
+
+
+def test_a_shape_tells_columns_and_key_in_every_form() -> None:
+    [group] = groups_of("create")
+    assert group.relation is not None
+    made = side_records.shape("shop", ShapeChange("ALTER", group.relation, 24), FACTS)
+    for converter in (JsonConverter(), CloudEventsConverter()):
+        events = converter.convert(made)
+        value = json.loads(events.values[0].as_py())
+        assert {name: value[name] for name in ("type", "lsn", "tableName", "replicaIdentity")} == {
+            "type": "ALTER", "lsn": 24, "tableName": "customers", "replicaIdentity": "default",
+        }  # fmt: skip
+        assert value["columns"][0] == {
+            "name": "id", "position": 1, "typeOid": 23, "typeModifier": -1, "typeName": "int4",
+            "optional": False, "identity": True,
+        }  # fmt: skip
+    events, schemas = JsonConverter().payloads(made)
+    document = schemas.value.document()
+    [found] = encoded(events.values, program_of(document), 1).to_pylist()
+    parsed = fastavro.parse_schema(avro_schema(document, ADJUSTMENTS["avro"], logical_types=False))
+    assert fastavro.schemaless_reader(io.BytesIO(found[5:]), parsed) == json.loads(events.values[0].as_py())
+    assert document["name"] == "tailrace.SchemaChange"

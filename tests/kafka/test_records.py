@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
+from converters.registry import FakeRegistry
+from converters.test_avro import decoded
 from fix_postgres import Database
 from kafka.reading import QUIET, Message, read_topic
 from tailrace.embedded.kafka import EmbeddedKafka
@@ -72,6 +74,8 @@ def test_transactions_are_counted_and_placed_together(
         tmp_path, pg, kafka,
         provide_transaction_metadata=True,
         partition_by="transaction",
+        schema_changes=True,
+        heartbeat_interval_ms=1,
         topics=[{"tables": ["public.*"], "partitions": 5, "settings": {"retention.ms": "7200000"}}],
         routes=[{"tables": ["public.items"], "topic": "{prefix}.things"}],
         transformations=[{"type": "set_headers", "headers": {"origin": "'shop'"}, "predicate": "of_items"}],
@@ -86,8 +90,27 @@ def test_transactions_are_counted_and_placed_together(
         "select pg_logical_emit_message(false, 'note', 'beside')"
     )
     run(file)
+    pg.execute("alter table orders add column more int")
+    pg.execute("insert into items values (500, 'after')")
+    run(file)
+    pg.execute("insert into orders values (500, 'x', 7)")
+    run(file)
+    shapes = read_topic(kafka.bootstrap, pg.name)
+    assert Counter((one.document["type"], one.document["tableName"]) for one in shapes) == {
+        ("CREATE", "orders"): 1, ("CREATE", "items"): 1, ("ALTER", "orders"): 1,
+    }  # fmt: skip
+    altered = shapes[-1]
+    assert altered.key_document == {"databaseName": pg.name, "schemaName": "public", "tableName": "orders"}
+    assert altered.document["keyColumnNames"] == ["id"]
+    assert [(one["name"], one["typeName"], one["optional"]) for one in altered.document["columns"]] == [
+        ("id", "int4", False), ("what", "text", True), ("more", "int4", True),
+    ]  # fmt: skip
+    beats = read_topic(kafka.bootstrap, f"__debezium-heartbeat.{pg.name}")
+    assert {one.key_document["serverName"] for one in beats} == {pg.name}
+    assert [one.document["ts_ms"] for one in beats] == sorted(one.document["ts_ms"] for one in beats)
+    assert len(beats) >= 4
     boundaries = [message.document for message in read_topic(kafka.bootstrap, f"{pg.name}.transaction")]
-    assert [one["status"] for one in boundaries] == ["BEGIN", "END"] * 2
+    assert [one["status"] for one in boundaries] == ["BEGIN", "END"] * 4
     events = {name: read_topic(kafka.bootstrap, f"{pg.name}.{name}") for name in ("public.orders", "things")}
     notes = read_topic(kafka.bootstrap, f"{pg.name}.message")
     counted: dict[str, Counter[str]] = defaultdict(Counter)
@@ -168,3 +191,42 @@ def _setting(kafka: EmbeddedKafka, topic: str, name: str) -> str:
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, **QUIET})
     return str(admin.describe_configs([resource])[resource].result(60)[name].value)
+
+
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_avro_goes_out_under_the_topics_subjects_and_a_refused_change_stops_it(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    pg.execute("create table prices (id int primary key, price numeric(10,2))")
+    pg.execute("insert into prices values (1, 12.5), (2, null)")
+    with FakeRegistry() as registry:
+        converter = {"type": "avro", "registry_url": registry.url}
+        file = pipeline(tmp_path, pg, kafka, converter=converter, provide_transaction_metadata=True)
+        run(file)
+        pg.execute("delete from prices where id = 2")
+        run(file)
+        topic = f"{pg.name}.public.prices"
+        found = [
+            (_decoded(one.key, registry), _decoded(one.value, registry))
+            for one in read_topic(kafka.bootstrap, topic)
+        ]
+        assert [key for key, _ in found] == [{"id": 1}, {"id": 2}, {"id": 2}, {"id": 2}]
+        assert [value and value["op"] for _, value in found] == ["r", "r", "d", None]
+        assert str(found[0][1]["after"]["price"]) == "12.50"
+        ends = [
+            _decoded(one.value, registry) for one in read_topic(kafka.bootstrap, f"{pg.name}.transaction")
+        ]
+        assert [(one["status"], one["event_count"]) for one in ends] == [("BEGIN", None), ("END", 1)]
+        assert {f"{topic}-key", f"{topic}-value", f"{pg.name}.transaction-value"} <= set(registry.subjects)
+        pg.execute("alter table prices alter column price type text")
+        pg.execute("insert into prices values (3, 'much')")
+        said = run(file, status=1)
+        assert "schema_refused" in said
+        assert "price was bytes decimal(10,2) or null, is string or null" in said
+        registry.level = "NONE"
+        run(file)
+        assert _decoded(read_topic(kafka.bootstrap, topic)[-1].value, registry)["after"]["price"] == "much"
+
+
+def _decoded(value: bytes | None, registry: FakeRegistry) -> Any:
+    return None if value is None else decoded(value, registry.schema(int.from_bytes(value[1:5], "big")))

@@ -15,6 +15,8 @@ from tailrace import __version__
 from tailrace.bench.decode import captured
 from tailrace.bench.report import Result, machine, median
 from tailrace.changelog.reader import LogReader
+from tailrace.converters.avro_binary import encoded
+from tailrace.converters.avro_program import program_of
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.contract import Converter
 from tailrace.converters.debezium import JsonConverter
@@ -47,6 +49,7 @@ def measure(rows: int | None = None) -> Result:
             "json_schemas": blocks.converted_by(JsonConverter(schemas_enable=True)),
             "json_from_columns": blocks.converted_by(JsonConverter(), as_columns=True),
             "cloudevents": blocks.converted_by(CloudEventsConverter()),
+            "avro": blocks.encoded,
         }
         seconds = {name: [_timed(way, rows) for _ in range(TURNS + 1)][1:] for name, way in ways.items()}
     middle = {name: median(times) for name, times in seconds.items()}
@@ -102,6 +105,18 @@ class _Blocks:
             return found
 
         return convert
+
+    def encoded(self) -> int:
+        """Write keys and values of all rows in Avro, without the registry; returns how many."""
+        found = 0
+        converter = JsonConverter()
+        for changes in self._changes():
+            group = Group.of_changes("bench", np.arange(changes.count), changes, _FACTS)
+            events, schemas = converter.payloads(group)
+            found += len(encoded(events.values, program_of(schemas.value.document()), 1))
+            if events.keys is not None and schemas.key is not None:
+                encoded(events.keys, program_of(schemas.key.document()), 2)
+        return found
 
 
 def _timed(work: Callable[[], int], rows: int) -> float:

@@ -149,6 +149,21 @@ class KafkaSink(SinkConfig):
         "`transaction_topic`, and records tell their transaction.",
     )
     transaction_topic: str = Field(default="", description="Default: `<topic_prefix>.transaction`.")
+    heartbeat_interval_ms: Milliseconds = Field(
+        default=0, description="Milliseconds from heartbeat to heartbeat. 0: there are none."
+    )
+    heartbeat_topic_prefix: str = Field(
+        default="__debezium-heartbeat",
+        min_length=1,
+        description="Begins the name of their topic: `<heartbeat_topic_prefix>.<topic_prefix>`.",
+    )
+    heartbeat_topic: str = Field(default="", description="Its whole name, instead.")
+    schema_changes: bool = Field(
+        default=False,
+        description="Whether the shape of a table is written to `schema_changes_topic` when the first of its "
+        "changes comes, and whenever it has become another.",
+    )
+    schema_changes_topic: str = Field(default="", description="Default: `<topic_prefix>`.")
     converter: Extension = Field(
         default=Extension.model_validate({"type": "json"}), description="Form of keys and values."
     )

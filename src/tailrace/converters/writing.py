@@ -10,7 +10,7 @@ import pyarrow as pa
 from tailrace import __version__
 from tailrace.converters.from_columns import of_columns
 from tailrace.converters.from_wire import of_wire
-from tailrace.converters.picture import MS, NS, US, Field, Picture, columns_of
+from tailrace.converters.picture import COMMIT_LSN, MS, NS, TABLE_ORDER, US, Field, Picture, columns_of
 from tailrace.converters.planning import Planned
 from tailrace.decode import kernel
 from tailrace.decode.debezium import SourceFacts
@@ -27,7 +27,12 @@ def picture_of(group: Group) -> Picture:
 
     :raises TailraceError: `DECODE_FAILED`.
     """
-    return of_columns(group) if group.wire is None else of_wire(group.wire.tuples())
+    found = of_columns(group) if group.wire is None else of_wire(group.wire.tuples())
+    if group.earlier and len(found):
+        # The transaction that the group goes on with is counted on.
+        of_commit = found.numbers[COMMIT_LSN]
+        found.numbers[TABLE_ORDER, of_commit == of_commit[0]] += group.earlier
+    return found
 
 
 def facts_of(group: Group, topic_prefix: str) -> SourceFacts:

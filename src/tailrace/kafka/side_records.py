@@ -1,7 +1,8 @@
-"""Records that are no changes of rows, in Debezium's form: boundaries of transactions, heartbeats.
+"""Records that are no changes of rows: boundaries of transactions, heartbeats, shapes of tables.
 
 They are groups like others, so that whatever converter the sink has writes them; the names of their
-schemas stand in the fields' metadata (`converters.given`).
+schemas stand in the fields' metadata (`converters.given`). Debezium has no records of shapes for
+PostgreSQL, whose stream has no DDL: that form is our own, with its words where it has some.
 
 Source: Debezium 3.6, TransactionStructMaker, SchemaFactory (`transactionKeySchema`, `transactionValueSchema`,
 `heartbeatKeySchema`, `heartbeatValueSchema`).
@@ -14,7 +15,10 @@ import pyarrow as pa
 
 from tailrace.converters.given import named_field
 from tailrace.decode.debezium import SourceFacts
+from tailrace.decode.postgres_types import OIDS
 from tailrace.kafka.boundaries import Ended
+from tailrace.kafka.shapes import ShapeChange
+from tailrace.model import Column
 from tailrace.protocol.frames import Numbers
 from tailrace.records.group import Group
 
@@ -53,6 +57,54 @@ _HEARTBEAT_VALUE = named_field(
 )
 
 
+_NOT_NULL_TEXT, _NOT_NULL_INT = (
+    {"type": pa.string(), "nullable": False},
+    {"type": pa.int32(), "nullable": False},
+)
+_TYPE_NAMES = {oid: name for name, oid in OIDS.items()}
+
+_SHAPE_KEY = named_field(
+    "key",
+    pa.struct([pa.field(name, **_NOT_NULL_TEXT) for name in ("databaseName", "schemaName", "tableName")]),
+    "tailrace.SchemaChangeKey",
+    1,
+)
+_COLUMN = pa.struct(
+    [
+        pa.field("name", **_NOT_NULL_TEXT),
+        pa.field("position", **_NOT_NULL_INT),
+        pa.field("typeOid", pa.int64(), nullable=False),
+        pa.field("typeModifier", **_NOT_NULL_INT),
+        pa.field("typeName", pa.string()),
+        pa.field("optional", pa.bool_(), nullable=False),
+        pa.field("identity", pa.bool_(), nullable=False),
+    ]
+)
+_SHAPE_VALUE = named_field(
+    "value",
+    pa.struct(
+        [
+            pa.field("type", **_NOT_NULL_TEXT),
+            pa.field("lsn", pa.int64()),
+            pa.field("databaseName", **_NOT_NULL_TEXT),
+            pa.field("schemaName", **_NOT_NULL_TEXT),
+            pa.field("tableName", **_NOT_NULL_TEXT),
+            pa.field("relationOid", pa.int64(), nullable=False),
+            pa.field("version", **_NOT_NULL_INT),
+            pa.field("replicaIdentity", **_NOT_NULL_TEXT),
+            pa.field("keyColumnNames", pa.list_(pa.field("item", **_NOT_NULL_TEXT)), nullable=False),
+            pa.field(
+                "columns",
+                pa.list_(named_field("item", _COLUMN, "tailrace.SchemaChangeColumn", 1)),
+                nullable=False,
+            ),
+        ]
+    ),
+    "tailrace.SchemaChange",
+    1,
+)
+
+
 def transactions(topic: str, ended: Ended, origin: SourceFacts) -> Group:
     """Return two records for each transaction, BEGIN and END, in the order of commits.
 
@@ -85,6 +137,40 @@ def heartbeat(topic: str, ms: int, origin: SourceFacts) -> Group:
         [pa.array([ms], pa.int64())],
         origin,
     )
+
+
+def shape(topic: str, change: ShapeChange, origin: SourceFacts) -> Group:
+    """Return the record of a table's new shape."""
+    relation = change.relation
+    place = {"databaseName": origin.database, "schemaName": relation.schema, "tableName": relation.table}
+    value = {
+        "type": change.what,
+        "lsn": change.lsn or None,
+        **place,
+        "relationOid": relation.oid,
+        "version": relation.version,
+        "replicaIdentity": relation.identity.name.lower(),
+        "keyColumnNames": list(relation.key),
+        "columns": [_column(column, number) for number, column in enumerate(relation.columns, 1)],
+    }
+    columns = pa.RecordBatch.from_arrays(
+        [pa.array([place], _SHAPE_KEY.type), pa.array([value], _SHAPE_VALUE.type)],
+        schema=pa.schema([_SHAPE_KEY, _SHAPE_VALUE]),
+    )
+    return Group.of_columns(topic, np.zeros(1, np.int64), columns, origin=origin)
+
+
+def _column(column: Column, number: int) -> dict[str, object]:
+    own = column.value_type.name if column.value_type else ""
+    return {
+        "name": column.name,
+        "position": number,
+        "typeOid": column.type_oid,
+        "typeModifier": column.type_modifier,
+        "typeName": own or _TYPE_NAMES.get(column.type_oid),
+        "optional": not column.not_null,
+        "identity": column.in_identity,
+    }
 
 
 def _group(

@@ -34,7 +34,7 @@ from tailrace.pipeline.batch_goal import BatchGoal
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.views import SinkState, SinkView
 from tailrace.ranges import plan
-from tailrace.sinks.contract import Sink, require_within_log
+from tailrace.sinks.contract import Beats, Sink, require_within_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -173,6 +173,8 @@ class Feed:
                 return
             span, blocks = self._next(reader, start)
             if span is None:
+                if isinstance(sink, Beats):
+                    sink.beat()
                 self._stop.wait(POLL_S)
                 continue
             if self._config.on_spark:

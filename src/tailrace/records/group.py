@@ -49,6 +49,7 @@ class Group:
         that what was dropped can be counted as done.
     :param relation: the table, as it is let out; None for what belongs to none.
     :param origin: what the source is called, as far as it is known; converters write it.
+    :param earlier: how many records of the first one's transaction and table came before the group.
     """
 
     topic: str
@@ -61,6 +62,7 @@ class Group:
     # By column and run, values as Python's; None: a single one was asked for so far.
     _values: dict[tuple[str, int], list[Any] | None] = field(default_factory=dict, init=False, repr=False)
     origin: SourceFacts | None = None
+    earlier: int = 0
 
     @classmethod
     def of_changes(

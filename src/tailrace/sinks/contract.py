@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange
@@ -96,6 +96,18 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Let the target go. Nothing is lost by not calling it."""
+
+
+@runtime_checkable
+class Beats(Protocol):
+    """A sink whose target hears from it also while there is nothing to write."""
+
+    def beat(self) -> None:
+        """Tell the target that the pipeline lives, if that is due.
+
+        Called by the thread that calls `write`, about every 50 ms while there is nothing to write.
+        :raises TailraceError: as `Sink.write`.
+        """
 
 
 def require_within_log(sink: Sink, task: str, log_end: int) -> None:

@@ -128,6 +128,14 @@ class KafkaSink:
         seconds = {"send": written - started, "commit": done - written}
         return SinkCommit(span, sent.rows, sent.bytes, 0, seconds, sent.dead_letters)
 
+    def beat(self) -> None:
+        """As `contract.Beats.beat`: a heartbeat with the offset that there is, in one transaction."""
+        if self._position is None or self._records is None or not self._records.is_beat_due:
+            return
+        writer, records = self._opened()
+        records.beat(writer)
+        writer.commit(offset_at(self._log_id, self._position))
+
     def close(self) -> None:
         """As `contract.Sink.close`."""
         writer, self._writer, self._position = self._writer, None, None

@@ -4,13 +4,15 @@
                                                            │
                                                      dead letters
 
-Beside them go the records of the range as a whole: where its transactions began and ended.
+Beside them go records that are no changes of rows: shapes of tables that are new, where the range's
+transactions began and ended, and now and then a heartbeat.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +29,12 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.kafka import side_records
 from tailrace.kafka.boundaries import Boundaries
 from tailrace.kafka.dead_letters import letters
+from tailrace.kafka.heartbeats import Heartbeats
 from tailrace.kafka.partitioning import by_transaction
 from tailrace.kafka.sending import Partitions
+from tailrace.kafka.shapes import ShapeChange, shape_changes
 from tailrace.kafka.sizes import OVERHEAD, largest, sizes, taken
-from tailrace.kafka.topics import Making, Topics
+from tailrace.kafka.topics import Making, Topics, legal
 from tailrace.kafka.writer import Writer
 from tailrace.model import Op, ValueModes, format_lsn
 from tailrace.protocol.frames import Numbers
@@ -62,6 +66,8 @@ class Sent:
     bytes: int = 0
     dead_letters: int = 0
     boundaries: Boundaries = field(default_factory=Boundaries)
+    #: By table: the transaction of its last change, and how many of its changes were sent so far.
+    under_way: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class Records:
@@ -89,6 +95,7 @@ class Records:
         self._origin = origin
         self._disclosed = disclosed
         self._modes = modes
+        self._heartbeats = Heartbeats(config.heartbeat_interval_ms / 1000)
         self._message_max = int(config.client_settings().get("message.max.bytes", MESSAGE_BYTES_MAX))
 
     def send(self, writer: Writer, log: Path, pieces: Sequence[Piece], start: int, end: int) -> Sent:
@@ -99,13 +106,35 @@ class Records:
             log of the record that was refused.
         """
         sent = Sent()
+        if self._config.schema_changes:
+            for change in shape_changes(log, pieces, start, end, self._modes, self._disclosed):
+                self._send_shape(writer, change)
         for piece in pieces:
             for stretch in changes_of(log, piece, None, self._modes, self._disclosed):
                 for changes in stretch:
                     self._send(writer, changes.slice(start, end), sent)
         if self._config.provide_transaction_metadata:
             self._send_boundaries(writer, sent.boundaries)
+        self.beat(writer)
         return sent
+
+    @property
+    def is_beat_due(self) -> bool:
+        """Whether a heartbeat is to be sent now."""
+        return self._heartbeats.is_due
+
+    def beat(self, writer: Writer) -> None:
+        """Send a heartbeat, if it is due.
+
+        :raises TailraceError: as `send_beside`.
+        """
+        if self.is_beat_due:
+            config = self._config
+            topic = config.heartbeat_topic or f"{config.heartbeat_topic_prefix}.{self._origin.name}"
+            self.send_beside(
+                writer, side_records.heartbeat(legal(topic, ""), time.time_ns() // 1_000_000, self._origin)
+            )
+            self._heartbeats.sent()
 
     def send_beside(self, writer: Writer, group: Group) -> None:
         """Send records that are no changes to their topic.
@@ -120,6 +149,11 @@ class Records:
         if len(ended):
             topic = self._config.transaction_topic or self._topics.beside("transaction")
             self.send_beside(writer, side_records.transactions(topic, ended, self._origin))
+
+    def _send_shape(self, writer: Writer, change: ShapeChange) -> None:
+        if self._config.wants(change.relation.schema, change.relation.table):
+            topic = legal(self._config.schema_changes_topic or self._origin.name, "")
+            self.send_beside(writer, side_records.shape(topic, change, self._origin))
 
     def _send(self, writer: Writer, changes: TableChanges, sent: Sent) -> None:
         relation = changes.relation
@@ -136,6 +170,8 @@ class Records:
         relation = changes.relation
         table = ("", "") if relation is None else (relation.schema, relation.table)
         self._topics.require(group.topic, *table)
+        if self._config.provide_transaction_metadata:
+            group = _counted(group, changes, sent)
         try:
             events = self._converter.convert(group)
         except TailraceError as error:
@@ -229,6 +265,18 @@ def _place(changes: TableChanges, row: int) -> dict[str, object]:
     table = changes.relation.qualified_name if changes.relation else ""
     offset, lsn = int(changes.log_offset[row]), int(changes.commit_lsn[row])
     return {"table": table, "log_offset": offset, "commit_lsn": format_lsn(lsn)}
+
+
+def _counted(group: Group, changes: TableChanges, sent: Sent) -> Group:
+    """Return the group with what it goes on from: a transaction may come in several parts."""
+    table = changes.relation.qualified_name if changes.relation else ""
+    of_commit = changes.commit_lsn[group.index]
+    transaction, count = sent.under_way.get(table, (-1, 0))
+    earlier = count if transaction == of_commit[0] else 0
+    last = int(of_commit[-1])
+    here = int(np.count_nonzero(of_commit == last))
+    sent.under_way[table] = last, here + (earlier if last == of_commit[0] else 0)
+    return replace(group, earlier=earlier)
 
 
 def _note(changes: TableChanges, events: Converted, rows: Numbers, boundaries: Boundaries) -> None:

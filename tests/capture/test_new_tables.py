@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 import structlog
 
-from capture.captured import SLOT, capturing
+from capture.captured import NAME, SLOT, capturing
 from capture.folded import Folded, fold
 from capture.test_snapshot_requested import await_end, request
+from capture.test_snapshot_resumed import life
 from fix_postgres import Database, require_since
 from fix_wait import wait_until
+from tailrace import failpoints
 from tailrace.capture import slot_watch
 from tailrace.capture.agenda import Outcome
+from tailrace.errors import Kind
+from tailrace.pipeline.preflight import preflight
 
 ROWS = "insert into later select n, 0 from generate_series({}, {}) n"
 #: Publications that have tables from their creation on, whoever creates them.
@@ -73,6 +77,43 @@ def test_a_table_that_is_published_before_its_first_row_comes_once(
     later = fold(tmp_path / "log")["later"]
     assert later.ops == {"c": 300}
     assert later.values == of_source(pg)
+
+
+@pytest.mark.parametrize("by", ["kill", "DDL"])
+def test_a_table_that_came_between_a_first_start_and_its_repetition_is_taken_in(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    pg.execute("create table items(id int primary key)")
+    pg.execute("insert into items select generate_series(1, 100)")
+
+    def create() -> None:
+        pg.execute("create table later(id int primary key, n int)")
+        pg.execute(ROWS.format(1, 50))
+
+    if by == "kill":
+        assert life(pg, tmp_path / "log", "snapshot.after_slot=kill@1") == -9
+        create()
+        file = tmp_path / "pipeline.yaml"
+        file.write_text(f"name: {NAME}\nsource: {{dsn: '{pg.dsn}'}}\nlog: {{path: ./log}}\n")
+        assert Kind.PUBLICATION_MISMATCH not in {finding.kind for finding in preflight(file)}
+    else:
+        reached: list[str] = []
+
+        def hit(name: str) -> None:
+            if name == "snapshot.after_slot" and not reached:
+                reached.append(name)
+                create()
+                pg.execute("vacuum full items")
+
+        monkeypatch.setattr(failpoints, "hit", hit)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.catch_up(pg.query)
+        pg.execute(ROWS.format(51, 60))
+        running.catch_up(pg.query)
+    found = fold(tmp_path / "log")
+    assert found["items"].ops == {"r": 100}
+    assert found["later"].ops == {"r": 50, "c": 10}
+    assert found["later"].values == of_source(pg)
 
 
 @pytest.mark.parametrize("whose", ["ours", "theirs"])

@@ -1,7 +1,8 @@
 """The publication: which tables it should have, and which it has.
 
 The publication is created before the slot, because the server looks for it as of each change.
-One that exists is never altered: what is missing in it is said, with the SQL.
+One that exists is never altered: what is missing in it is said, with the SQL. Only to one that an
+interrupted beginning made, and nothing was read by, tables are added that came since.
 
 With `publish_via_partition_root` a partitioned table is published as itself, under its root's
 name and columns; without it each partition is a table of its own, also those that come later.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -282,6 +283,37 @@ def create_publication(session: Session, source: PostgresSource) -> None:
     """
     tables = matching_tables(session, source)
     require_matches(session, source, tables)
+    _publish(session, source, tables, create_command, "create the publication")
+    log.info("created the publication", publication=source.publication, tables=len(tables))
+
+
+def complete_publication(session: Session, source: PostgresSource) -> None:
+    """Add to the publication the tables that `source` means and that are not in it: it is what an
+    interrupted beginning made, and they came since. Before the slot is created.
+
+    :raises TailraceError: as `create_publication`.
+    """
+    meant = matching_tables(session, source)
+    require_matches(session, source, meant)
+    published = published_names(session, source.publication)
+    tables = [table for table in meant if not table.is_among(published)]
+    if not tables:
+        return
+    _publish(session, source, tables, add_command, "add tables to the publication")
+    log.info(
+        "added tables that came since the interrupted start to its publication",
+        publication=source.publication,
+        tables=[table.qualified_name for table in tables],
+    )
+
+
+def _publish(
+    session: Session,
+    source: PostgresSource,
+    tables: list[Table],
+    command_for: Callable[[Session, PostgresSource, list[Table]], str],
+    attempted: str,
+) -> None:
     for table in tables:
         if table.keyless:
             log.warning(
@@ -291,9 +323,9 @@ def create_publication(session: Session, source: PostgresSource) -> None:
             )
     if not source.discloses_all:
         require_disclosable(source, table_columns(session, tables).values())
-    command = create_command(session, source, tables)
+    command = command_for(session, source, tables)
     try:
-        session.run(command, "create the publication")
+        session.run(command, attempted)
     except TailraceError as error:
         if error.context.get("sqlstate") == READ_ONLY:
             raise made_elsewhere(source, command) from None
@@ -302,7 +334,6 @@ def create_publication(session: Session, source: PostgresSource) -> None:
         raise TailraceError(
             error.kind, error.message, f"let somebody who may run: {command}", error.context
         ) from None
-    log.info("created the publication", publication=source.publication, tables=len(tables))
 
 
 def made_elsewhere(source: PostgresSource, command: str) -> TailraceError:

@@ -31,13 +31,18 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CaptureState:
-    """What a task keeps beside its log. Written durably before what it announces."""
+    """What a task keeps beside its log. Written durably before what it announces.
+
+    `own_publication`: when the beginning was announced there was no publication, so one that is found
+    when it begins again is what that beginning made.
+    """
 
     phase: Phase
     system_identifier: str
     timeline: int
     announced_lsn: int  # the server's WAL end before the slot was created
     consistent_point: int  # of the slot; 0: not known
+    own_publication: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -50,6 +55,7 @@ class CaptureState:
             int(content["timeline"]),
             int(content["announced_lsn"]),
             int(content["consistent_point"]),
+            bool(content.get("own_publication", False)),
         )
 
 

@@ -29,6 +29,7 @@ from tailrace.capture.meeting import Meeting
 from tailrace.capture.publication import (
     check_disclosure,
     check_publication,
+    complete_publication,
     create_publication,
     publication_exists,
     require_publication,
@@ -255,7 +256,7 @@ class CaptureTask:
             facts = server.facts(session, self._source.slot, state.timeline if state else None)
             start = self._decide(facts, appender.tail.position, state)
             if start.action in {Action.FRESH, Action.RESTART}:
-                self._begin_in_turn(session, facts, drop_slot=start.action is Action.RESTART)
+                self._begin_in_turn(session, facts, state, drop_slot=start.action is Action.RESTART)
                 if self._source.snapshot == "only":
                     return
             elif start.action is Action.FINISHED:
@@ -318,7 +319,9 @@ class CaptureTask:
 
     # Beginning
 
-    def _begin_in_turn(self, session: Session, facts: SourceFacts, *, drop_slot: bool) -> None:
+    def _begin_in_turn(
+        self, session: Session, facts: SourceFacts, before: CaptureState | None, *, drop_slot: bool
+    ) -> None:
         # Nothing is made at the source before: a slot that waits would hold back WAL.
         if self._delegation is not None and self._source.snapshot != "never":
             self._phase = "snapshot"
@@ -327,10 +330,15 @@ class CaptureTask:
         with self._turns.turn(self._stopping) as given:
             if not given:
                 raise Stopped
-            self._begin(session, facts, drop_slot=drop_slot)
+            self._begin(session, facts, before, drop_slot=drop_slot)
 
-    def _begin(self, session: Session, facts: SourceFacts, *, drop_slot: bool) -> None:
-        """Create publication and slot, and take the snapshot; the intent is on disk before."""
+    def _begin(
+        self, session: Session, facts: SourceFacts, before: CaptureState | None, *, drop_slot: bool
+    ) -> None:
+        """Create publication and slot, and take the snapshot; the intent is on disk before.
+
+        :param before: of an interrupted beginning, of which nothing is in the log.
+        """
         assert self._appender is not None
         self._phase = "snapshot"
         self._snapshot.clear()
@@ -342,14 +350,17 @@ class CaptureTask:
             timeline=facts.timeline,
             announced_lsn=facts.flush_lsn,
             consistent_point=0,
+            own_publication=not exists or (before is not None and before.own_publication),
         )
         if drop_slot:
             server.drop_slot(session, source.slot)
         self._keep(state)
-        if exists:
-            check_publication(session, source)
-        else:
+        if not exists:
             create_publication(session, source)
+        elif state.own_publication:
+            complete_publication(session, source)
+        else:
+            check_publication(session, source)
         check_disclosure(session, source)
         slot = self._create_slot(session)
         failpoints.hit("snapshot.after_slot")

@@ -18,8 +18,11 @@ from tailrace.capture.publication import (
     unmatched,
     why_missing,
 )
+from tailrace.capture.reconcile import CaptureState, Phase
 from tailrace.capture.session import Row, Session, quote_identifier, quote_literal
+from tailrace.capture.task import STATE_NAME
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
 from tailrace.errors import Kind
 from tailrace.pipeline.feed import TASK
@@ -127,8 +130,9 @@ def _publication_findings(
             f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate');",
         )
     published = published_names(session, name)
+    adds = log is not None and _begins_again(log)
     for table in tables:
-        if not table.is_among(published):
+        if not table.is_among(published) and not adds:
             add = f"{add_command(session, pipeline.source, [table])};"
             again = f" -- then, for its rows: {snapshot_command(table.schema, table.name)}"
             # A first start is refused. Later the others go on without it.
@@ -158,6 +162,20 @@ def _publication_findings(
             f"(publish_via_partition_root = {wanted}); later: set source.publish_via_partition_root to what "
             "the publication has",
         )
+
+
+def _begins_again(log: LogDirectory) -> bool:
+    """Tell whether the next start is a first one again, and adds to the publication what it lacks."""
+    content = log.state_read(STATE_NAME)
+    if content is None:
+        return False
+    state = CaptureState.from_json(content)
+    if state.phase is not Phase.BEGINNING or not state.own_publication:
+        return False
+    if TASK not in log.tasks() or not log.segments(TASK):
+        return True
+    with LogReader.open(log, TASK) as reader:
+        return reader.end().position == 0
 
 
 def _may_publish(

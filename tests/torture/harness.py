@@ -29,6 +29,7 @@ from fix_proxy import Proxy
 from tailrace.failpoints import NAMES
 from torture import disk, ledger, power, validator
 from torture.sinks import parse_json
+from torture.topics import SETTLE_S, Topics, identity
 
 SINKS: dict[str, dict[str, Any]] = {
     "parquet": {"type": "parquet"},
@@ -87,6 +88,14 @@ class Life:
         self._process.kill()
         self._process.wait()
 
+    def pause(self) -> None:
+        """SIGSTOP: it stands still, with its files, locks and connections."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
     def end(self) -> int:
         """SIGTERM; return the exit status."""
         self._process.terminate()
@@ -110,6 +119,7 @@ class Round:
     :param settings: sections of the pipeline file over the usual ones.
     :param proxy: stands between the pipeline and the source, to be cut.
     :param disk: a small disk for the log, to be filled.
+    :param topics: where a sink `kafka` goes.
     :param pause_s: how long each writer rests between two transactions.
     """
 
@@ -121,6 +131,7 @@ class Round:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     proxy: Proxy | None = None
     disk: Path | None = None
+    topics: Topics | None = None
     pause_s: float = 0.03
 
     def __post_init__(self) -> None:
@@ -138,6 +149,11 @@ class Round:
         return self.root / "pipeline.yaml"
 
     @property
+    def pipeline(self) -> str:
+        """The pipeline's name."""
+        return self.database.name.replace("_", "-")
+
+    @property
     def log(self) -> Path:
         return (self.disk or self.root) / "log"
 
@@ -149,7 +165,7 @@ class Round:
         """
         wanted = self.sinks if sinks is None else sinks
         sections: dict[str, Any] = {
-            "name": self.database.name.replace("_", "-"),
+            "name": self.pipeline,
             "source": {
                 "type": "postgresql", "host": "127.0.0.1", "user": "postgres",
                 "port": self.proxy.port if self.proxy else self.database.port,
@@ -158,10 +174,7 @@ class Round:
             },
             "log": {"path": str(self.log), "segment_bytes": 64 * 1024},
             "sinks": [
-                {
-                    **SINKS[kind], "name": kind, "path": str(self.root / kind),
-                    "batch_rows_max": 20_000, "retry_attempts_max": 2,
-                }
+                self._section(kind) | {"name": kind}
                 for kind in wanted
             ],
             "spark": {"master": "local[2]", "conf": {"spark.ui.enabled": "false"}},
@@ -170,8 +183,25 @@ class Round:
             sections[section] |= values
         self.file.write_text(yaml.safe_dump(sections, sort_keys=False))
 
-    def live(self, failpoints: str = "", *, until_caught_up: bool = True, **environment: str) -> Life:
-        """Start one life of the pipeline, with `failpoints` armed."""
+    def _section(self, kind: str) -> dict[str, Any]:
+        if kind == "kafka":
+            assert self.topics is not None
+            return self.topics.section()
+        usual = {"path": str(self.root / kind), "batch_rows_max": 20_000, "retry_attempts_max": 2}
+        return SINKS[kind] | usual
+
+    def live(
+        self,
+        failpoints: str = "",
+        *,
+        until_caught_up: bool = True,
+        output: Path | None = None,
+        **environment: str,
+    ) -> Life:
+        """Start one life of the pipeline, with `failpoints` armed.
+
+        :param output: a file of its own for what it says; None: that of the round.
+        """
         module = "tailrace" if self.launcher is None else f"torture.planted.{self.launcher}"
         command = [sys.executable, "-m", module, "run", str(self.file)]
         command += ["--until-caught-up"] if until_caught_up else []
@@ -186,7 +216,7 @@ class Round:
                 power.VARIABLE: str(self.durable_notes),
                 **environment,
             },
-            self.output,
+            output or self.output,
         )
         self.lives.append(life)
         return life
@@ -219,11 +249,25 @@ class Round:
         status = life.wait()
         if status != 0:
             raise AssertionError(f"the undisturbed life ended with status {status}:\n{life.last_words()}")
-        return [
-            f"{kind}: {problem}"
-            for kind in self.sinks
-            for problem in validator.problems(kind, self.root / kind, self.database.dsn)
-        ]
+        return [f"{kind}: {problem}" for kind in self.sinks for problem in self._problems(kind)]
+
+    def _problems(self, kind: str) -> list[str]:
+        if kind == "kafka":
+            assert self.topics is not None
+            return self.topics.problems(self.database.dsn)
+        return validator.problems(kind, self.root / kind, self.database.dsn)
+
+    def disagreements(self, settle_s: float = SETTLE_S) -> list[str]:
+        """Return where a Kafka sink's records and its offset tell different things; nobody writes now."""
+        assert self.topics is not None
+        shown = self.command("log", "show", str(self.log), "--json")
+        if "log_missing" in shown.stderr:
+            return self.topics.disagreements({}, settle_s)
+        assert shown.returncode == 0, shown.stderr
+        changes = [parse_json(line, "log") for line in shown.stdout.split("\n")[:-1]]
+        return self.topics.disagreements(
+            {identity(change): change.log_offset for change in changes}, settle_s
+        )
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `tailrace` with `words`, to its end."""
@@ -242,6 +286,14 @@ class Round:
             found.append(f"log show: {shown.stderr}")
         changes = [parse_json(line, "log") for line in shown.stdout.split("\n")[:-1]]
         return found + validator.history_problems(changes, ledger.source_rows(self.database.dsn))
+
+    def finish(self, life: Life) -> None:
+        """End a life that has survived; by SIGTERM too: an orderly end must not lose anything either."""
+        if self.random.random() < 0.5 or not life.has_spoken:
+            life.kill()
+            return
+        status = life.end()
+        assert status == 0, f"ended with status {status} after SIGTERM:\n{life.last_words()}"
 
     def close(self) -> None:
         """End every process of this round, those of Spark too, which outlive a killed engine."""
@@ -320,7 +372,7 @@ def kill_source(latest_s: float) -> Fault:
             round_.database.server.kill()
             round_.database.server.start()
         assert not life.is_over, f"did not survive its source's restart:\n{life.last_words()}"
-        _finish(round_, life)
+        round_.finish(life)
         return True
 
     return Fault("kill -9 of the source", strike)
@@ -337,7 +389,7 @@ def cut_connection(latest_s: float) -> Fault:
             round_.proxy.cut_after(int(round_.random.expovariate(1 / 20_000)) + 1, "to_client")
             time.sleep(round_.random.uniform(0.05, 0.5))
         assert not life.is_over, f"did not survive cut connections:\n{life.last_words()}"
-        _finish(round_, life)
+        round_.finish(life)
         return True
 
     return Fault("connection cut at random bytes", strike)
@@ -355,7 +407,7 @@ def fill_disk(latest_s: float) -> Fault:
             time.sleep(round_.random.uniform(0.2, 2))
             ballast.unlink()
         assert not life.is_over, f"did not survive a full disk:\n{life.last_words()}"
-        _finish(round_, life)
+        round_.finish(life)
         return True
 
     return Fault("disk full", strike)
@@ -374,12 +426,3 @@ def lose_power(latest_s: float) -> Fault:
 
     # Work goes on until the kill, so that there is always something not yet durable.
     return Fault("power lost", strike, transactions=None)
-
-
-def _finish(round_: Round, life: Life) -> None:
-    # By SIGTERM as often as by SIGKILL: an orderly end must not lose anything either.
-    if round_.random.random() < 0.5 or not life.has_spoken:
-        life.kill()
-        return
-    status = life.end()
-    assert status == 0, f"ended with status {status} after SIGTERM:\n{life.last_words()}"

@@ -248,6 +248,8 @@ class CaptureTask:
 
     def _run_connection(self) -> None:
         if self._appender is not None:
+            # Whoever took the log over has moved the slot on, too: what is found there would mislead.
+            self._appender.check_fence()
             self._appender.discard_open_unit()
         with closing(Session.connect(self._source, self._stopping, replication=True)) as session:
             server.require_supported(self._source, session.server_version)

@@ -114,6 +114,15 @@ class OffsetsTopic:
         found = self._newest([self.partition(key)], key.__eq__, isolation).get(key)
         return None if found is None else parsed(found.value, self.name)
 
+    def settled(self, key: bytes) -> dict[str, Any] | None:
+        """Return the newest value of `key` that is committed now; nobody's transaction is waited for.
+
+        :raises TailraceError: `OFFSETS_UNREADABLE`.
+        """
+        ends = self._ends([self.partition(key)], IsolationLevel.READ_COMMITTED)
+        found = self._read(ends, key.__eq__, "read_committed").get(key)
+        return None if found is None else parsed(found.value, self.name)
+
     def read_each(self, keys: Collection[bytes], isolation: str) -> dict[bytes, dict[str, Any]]:
         """Return the newest value of each key that has one; as `read`.
 
@@ -136,20 +145,23 @@ class OffsetsTopic:
     def _newest(
         self, partitions: Sequence[int], wanted: Callable[[bytes], bool], isolation: str
     ) -> dict[bytes, Newest]:
+        return self._read(self._ends(partitions, IsolationLevel.READ_UNCOMMITTED), wanted, isolation)
+
+    def _read(
+        self, ends: Mapping[int, int], wanted: Callable[[bytes], bool], isolation: str
+    ) -> dict[bytes, Newest]:
         settings = {**self._consumer_settings, "isolation.level": isolation}
         try:
-            return newest_of(settings, self.name, self._ends(partitions), wanted, self._timeout_s)
+            return newest_of(settings, self.name, ends, wanted, self._timeout_s)
         except KafkaException as error:
             raise failure_of(error_of(error), "read offsets", topic=self.name) from error
 
-    def _ends(self, partitions: Sequence[int]) -> dict[int, int]:
+    def _ends(self, partitions: Sequence[int], isolation: IsolationLevel) -> dict[int, int]:
         admin = AdminClient(self._admin_settings)
         where = {TopicPartition(self.name, number): OffsetSpec.latest() for number in partitions}  # type: ignore[no-untyped-call]
 
         def ask(timeout_s: float) -> dict[int, int]:
-            every = admin.list_offsets(
-                where, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s
-            )
+            every = admin.list_offsets(where, isolation_level=isolation, request_timeout=timeout_s)
             return {place.partition: int(end.result(timeout_s).offset) for place, end in every.items()}
 
         found: dict[int, int] = _asked(ask, self._timeout_s, "ask for the end of offsets", self.name)

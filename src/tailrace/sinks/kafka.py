@@ -92,6 +92,9 @@ class KafkaSink:
         disclosed = Disclosed.of(self._rules)
         self._records = Records(config, self._converter, self._chain, topics, origin, disclosed, self._modes)
         self._log_id = log.log_id
+        if account.atomic:
+            # Before anybody is fenced: who has no business here must not stop the one who has.
+            _position_in(offsets.settled(account.key), config, pipeline, log)
         self._writer = account.writer(offsets)
         try:
             self._position = _position_in(self._writer.open(), config, pipeline, log)

@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(shell grep -rl njit src --include='*.py')
-BENCHMARKS := capture watches snapshot decode convert replay e2e stages engine latency
+BENCHMARKS := capture watches snapshot decode convert replay e2e stages engine latency kafka kafka_peer
 CYCLES := 100
 
 .PHONY: help demo test matrix check bench torture setup brokers bench-peers lock clean java
@@ -34,11 +34,12 @@ check: setup ## Lint, types, layers, documents.
 	$(BIN)/python scripts/check_docs.py
 	$(BIN)/python scripts/generate_docs.py --check
 
-bench: setup ## Every benchmark, each with its ratio and its limit.
+bench: setup brokers bench-peers ## Every benchmark, each with its ratio and its limit.
 	@for name in $(BENCHMARKS); do $(BIN)/tailrace bench $$name || exit 1; done
 
-torture: setup ## Kill cycles at every failpoint, for each sink (CYCLES=100).
+torture: setup brokers ## Kill cycles at every failpoint, for each sink (CYCLES=100).
 	PYTHONPATH=tests $(BIN)/python -m torture.run --cycles $(CYCLES)
+	PYTHONPATH=tests $(BIN)/python -m torture.kafka --cycles $(CYCLES)
 
 setup: $(STAMPS)/jars $(STAMPS)/kernels ## Make .venv, fetch Delta's jars, compile the kernels.
 

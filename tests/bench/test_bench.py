@@ -16,7 +16,7 @@ FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
 
 
 @pytest.mark.parametrize(
-    "name", ["capture", "watches", "snapshot", "decode", "convert", "transforms", "stages", "engine"]
+    "name", ["capture", "watches", "snapshot", "decode", "convert", "transforms", "stages", "engine", "kafka"]
 )
 def test_a_benchmark_prints_one_document(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "PAIRS_MAX", 2)

@@ -1,8 +1,9 @@
 // Debezium's asynchronous engine over a backlog, as `tailrace bench engine` measures it.
 //
-//     java -cp <jars> DebeziumPeer.java FORMAT ROWS FILE     FORMAT: json or connect; FILE: properties
+//     java -cp <jars> DebeziumPeer.java FORMAT ROWS FILE     FORMAT: json, connect or kafka; FILE: properties
 //
-// The handler does what a handler must: it looks at each record, marks it, and finishes the batch.
+// The handler does what a handler must: it looks at each record, marks it, and finishes the batch. That of
+// kafka sends the records first, with the settings that begin with peer.producer., and waits for them all.
 // Prints one JSON object: seconds from the start of the engine and from its first record to the last.
 
 import io.debezium.embedded.Connect;
@@ -15,10 +16,14 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Locale;
 import java.util.Properties;
+import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.serialization.StringSerializer;
 import org.apache.kafka.connect.source.SourceRecord;
 
 public class DebeziumPeer {
@@ -39,7 +44,11 @@ public class DebeziumPeer {
             properties.load(reader);
         }
         long started = System.nanoTime();
-        DebeziumEngine<?> engine = arguments[0].equals("json") ? json(properties) : connect(properties);
+        DebeziumEngine<?> engine = switch (arguments[0]) {
+            case "json" -> json(properties);
+            case "kafka" -> kafka(properties);
+            default -> connect(properties);
+        };
         ExecutorService executor = Executors.newSingleThreadExecutor();
         executor.execute(engine);
         boolean ended = done.await(120 + wanted / RECORDS_PER_S_MIN, TimeUnit.SECONDS);
@@ -91,6 +100,47 @@ public class DebeziumPeer {
                     if (event.value().value() != null) {
                         records++;
                     }
+                    committer.markProcessed(event);
+                }
+                committer.markBatchFinished();
+                end();
+            })
+            .build();
+    }
+
+    private static DebeziumEngine<?> kafka(Properties properties) throws Exception {
+        Properties settings = new Properties();
+        for (String name : properties.stringPropertyNames()) {
+            if (name.startsWith("peer.producer.")) {
+                settings.put(name.substring("peer.producer.".length()), properties.getProperty(name));
+            }
+        }
+        KafkaProducer<String, String> producer =
+            new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer());
+        AtomicReference<Exception> refused = new AtomicReference<>();
+        return DebeziumEngine.create(Json.class)
+            .using(properties)
+            .using(DebeziumPeer::completed)
+            .notifying((batch, committer) -> {
+                begin();
+                for (ChangeEvent<String, String> event : batch) {
+                    producer.send(
+                        new ProducerRecord<>(event.destination(), event.key(), event.value()),
+                        (metadata, error) -> {
+                            if (error != null) {
+                                refused.compareAndSet(null, error);
+                            }
+                        });
+                    if (event.value() != null) {
+                        characters += event.value().length();
+                        records++;
+                    }
+                }
+                producer.flush();
+                if (refused.get() != null) {
+                    throw new IllegalStateException(refused.get());
+                }
+                for (ChangeEvent<String, String> event : batch) {
                     committer.markProcessed(event);
                 }
                 committer.markBatchFinished();

@@ -27,6 +27,8 @@ NAMES: dict[str, str] = {
     "e2e": "a backlog to Parquet and to Delta, exactly once, against pg_recvlogical",
     "stages": "the engine alone on a prepared source: hand-over, processing, commits",
     "engine": "a backlog through the embedded engine to a handler, as JSON and as it is, against Debezium",
+    "kafka": "change log to Kafka: exactly once against at least once, and the curve of the interval",
+    "kafka_peer": "a backlog to Kafka as JSON, exactly once, against Debezium and a Kafka producer",
     "latency": "commit to visible row in a Parquet sink, at a given rate",
 }
 

@@ -1,4 +1,4 @@
-"""Debezium's asynchronous engine, the peer of `bench engine`: fetched by `make bench-peers`."""
+"""Debezium's asynchronous engine, the peer of two benchmarks: fetched by `make bench-peers`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -23,7 +24,17 @@ DEADLINE_S = 1000.0
 BATCH_ROWS, QUEUE_ROWS = 16_384, 65_536
 HEAP = "2g"
 
-Format = Literal["json", "connect"]
+#: The producer of the form `kafka`: as sure, and with messages as large, as our own.
+PRODUCER = {
+    "acks": "all",
+    "enable.idempotence": "true",
+    "compression.type": "lz4",
+    "linger.ms": "20",
+    "batch.size": str(1 << 20),
+    "buffer.memory": str(256 << 20),
+}
+
+Format = Literal["json", "connect", "kafka"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +57,24 @@ def is_here() -> bool:
 
 
 def receive(
-    postgres: EmbeddedPostgres, slot: str, rows: int, form: Format, threads: int, directory: Path
+    postgres: EmbeddedPostgres,
+    slot: str,
+    rows: int,
+    form: Format,
+    threads: int,
+    directory: Path,
+    producer: Mapping[str, str] | None = None,
 ) -> PeerRun:
     """Have Debezium's engine hand `rows` records of `slot` to a handler of batches.
 
-    :param form: `json` without schemas, or `connect`: Kafka Connect's records as they are.
+    :param form: `json` without schemas; `connect`: Kafka Connect's records as they are; or `kafka`: as
+        `json`, and the handler sends them to the topic that they name, and waits for all of a batch.
+    :param producer: for `kafka`, the settings of the producer.
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
     """
     file = directory / f"peer-{form}.properties"
     settings = _settings(postgres, slot, threads)
+    settings |= {f"peer.producer.{name}": value for name, value in (producer or {}).items()}
     file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
     with as_file(files("tailrace.bench") / "DebeziumPeer.java") as source:

@@ -214,6 +214,9 @@ def test_batches_of_the_client_fit_the_smallest_topic_that_is_made() -> None:
     own = {**sink, "topics": rules, "options": {"batch.size": "7000"}}
     assert KafkaSink.model_validate(own).client_settings() == {"batch.size": "7000"}
     assert KafkaSink.model_validate(sink).client_settings() == {}
+    for objects in ("arrow", "python"):
+        with pytest.raises(ValueError, match="not bytes"):
+            KafkaSink.model_validate({**sink, "converter": {"type": objects}})
     told = {**sink, "provide_transaction_metadata": True}
     assert KafkaSink.model_validate(told).converter_options() == {"provide_transaction_metadata": True}
 

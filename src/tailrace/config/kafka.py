@@ -34,6 +34,14 @@ class TopicRule(Section):
     settings: dict[str, str] = Field(default={}, description="Settings of the topic, under Kafka's names.")
 
 
+def _in_bytes(converter: Extension) -> Extension:
+    if converter.type in ("arrow", "python"):
+        raise ValueError(
+            f"{converter.type} gives objects, not bytes: take json, avro, json_schema or cloudevents"
+        )
+    return converter
+
+
 def _placeholders(topic: str) -> str:
     left = re.sub(r"\{(prefix|schema|table)\}", "", topic)
     if "{" in left or "}" in left:
@@ -164,7 +172,7 @@ class KafkaSink(SinkConfig):
         "changes comes, and whenever it has become another.",
     )
     schema_changes_topic: str = Field(default="", description="Default: `<topic_prefix>`.")
-    converter: Extension = Field(
+    converter: Annotated[Extension, AfterValidator(_in_bytes)] = Field(
         default=Extension.model_validate({"type": "json"}), description="Form of keys and values."
     )
     options: ClientOptions = Field(

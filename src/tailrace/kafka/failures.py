@@ -86,7 +86,8 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
         return TailraceError(
             Kind.SINK_RECORD_TOO_LARGE,
             found,
-            "raise max.message.bytes of the topic and message.max.bytes in `options`, or leave out the table",
+            "raise max.message.bytes of the topic (and message.max.bytes in `options`), or lower batch.size "
+            "in `options` to it: the broker compares whole batches; or take too_large: dead_letter",
             context,
         )
     if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):  # noqa: SLF001

@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 NAME_CHARACTERS_MAX = 249
 _ILLEGAL = re.compile(r"[^A-Za-z0-9._-]")
 _POLL_S = 0.05
+_ASK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +145,14 @@ class Topics:
         admin, resource = self._admin(), ConfigResource(ResourceType.TOPIC, name)
 
         def ask(left: float) -> Any:
-            return admin.describe_configs([resource], request_timeout=left)[resource].result(left)
+            patience = max(left, _ASK_S)
+            return admin.describe_configs([resource], request_timeout=patience)[resource].result(patience)
 
         try:
-            return int(persist(self._timeout_s, ask)["max.message.bytes"].value)
+            # One that was made a moment ago may not be known everywhere yet; others are asked for once.
+            return int(
+                persist(self._timeout_s if self._create_missing else 0, ask)["max.message.bytes"].value
+            )
         except KafkaException as error:
             # It takes DESCRIBE_CONFIGS, which writing does not: the broker then says what is too large.
             log.info("size limit of a topic not known", topic=name, why=error_of(error).name())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tailrace.converters.given import named_field
 from tailrace.decode.debezium import SourceFacts
@@ -113,12 +114,14 @@ def transactions(topic: str, ended: Ended, origin: SourceFacts) -> Group:
     count = len(ended)
     lsn = np.stack([ended.first_lsn, ended.commit_lsn], axis=1).reshape(-1)
     xid = np.repeat(ended.xid, 2)
-    ids = pa.array([f"{x}:{p}" for x, p in zip(xid.tolist(), lsn.tolist(), strict=True)], pa.string())
+    ids = pc.binary_join_element_wise(
+        pa.array(xid).cast(pa.string()), pa.array(lsn).cast(pa.string()), pa.scalar(":")
+    )
     ends = np.tile([False, True], count)
     # Rows of the lists and counts: none for BEGIN.
     of_end = pa.array(np.repeat(np.arange(count), 2), mask=~ends)
     values = [
-        pa.array(["BEGIN", "END"] * count, pa.string()),
+        pa.array(["BEGIN", "END"], pa.string()).take(pa.array(np.tile([0, 1], count))),
         ids,
         pa.array(ended.events).take(of_end),
         ended.tables.take(of_end).cast(_TRANSACTION_VALUE.type.field("data_collections").type),

@@ -97,9 +97,10 @@ class EngineConfig(Section):
 
     @property
     def needs_spark(self) -> bool:
-        """Whether anything of it runs on Spark: a sink, or the reading of a snapshot."""
+        """Whether anything of it runs on Spark: a sink, the reading of a snapshot, tasks, processing."""
         read_on = {source.snapshot_read_on for source in self.sources or (self.source,) if source is not None}
-        return "spark" in read_on or any(sink.on_spark for sink in self.sinks)
+        runs_on = {self.engine.tasks_on, self.engine.record_processing.runs_on, *read_on}
+        return "spark" in runs_on or any(sink.on_spark for sink in self.sinks)
 
     @functools.cached_property
     def pipelines(self) -> tuple[PipelineConfig, ...]:

@@ -151,8 +151,9 @@ class EngineOptions(Section):
     )
     tasks_on: Literal["threads", "spark"] = Field(
         default="threads",
-        description="Where tasks run: on `threads` of this process. `spark`, on executors, is not available "
-        "yet, and refused.",
+        description="Where the sources are captured: on `threads` of this process, or each by a long-running "
+        "task of a `spark` job on an executor, which writes the log in a directory that is shared with it: "
+        "see [Tasks on Spark](engine.md#tasks-on-spark).",
     )
     record_processing: RecordProcessing = Field(
         default=RecordProcessing(), description="How records are transformed, converted and handed over."

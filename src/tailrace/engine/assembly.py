@@ -33,6 +33,7 @@ from tailrace.engine.contracts import (
     OffsetStore,
     RecordHandler,
     RecordProcessor,
+    RunsElsewhere,
     Settings,
     SourceConnector,
     TaskCommits,
@@ -108,12 +109,14 @@ def assemble(
     if file is None and connector is None:
         raise _invalid("there is neither a configuration nor a connector", "give one of them")
     chosen = _options(options) if options is not None else file.engine if file else EngineOptions()
-    if chosen.tasks_on != "threads":
-        raise _invalid(
-            f"tasks_on: {chosen.tasks_on} is not available yet", "leave it out: tasks run on threads"
-        )
     own_clock = clock or SystemClock()
     found = connector_of(connector if connector is not None else _type_of(file))
+    places = found.places if isinstance(found, RunsElsewhere) else ()
+    if chosen.tasks_on not in ("threads", *places):
+        raise _invalid(
+            f"tasks_on: {chosen.tasks_on} is nothing that tasks of {type(found).__name__} can do",
+            f"leave it out, or choose one of threads, {', '.join(places)}" if places else "leave it out",
+        )
     own_settings = {} if file is None or connector is not None else file.as_settings()
     all_settings = {**own_settings, **(settings or {})}
     wanted = any(one is not None for one in (on_batch, on_record, processor))

@@ -12,7 +12,7 @@ docstring says so, and none is called again after `stop`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -211,13 +211,18 @@ class RecordProcessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConnectorContext:
-    """What a connector may use. `report` ends the engine with an error; any thread, at any time."""
+    """What a connector may use.
+
+    :param report: ends the engine with an error; any thread, at any time.
+    :param tasks_on: where the tasks' work is to be done: `threads`, or one of `RunsElsewhere.places`.
+    """
 
     name: str
     settings: Settings
     offsets: OffsetReader
     clock: Clock
     report: Callable[[BaseException], None]
+    tasks_on: str = "threads"
 
 
 @runtime_checkable
@@ -248,6 +253,16 @@ class SourceConnector(Protocol):
         """Let go of what is held. Called once in every life in which `start` was called, after all
         tasks were stopped.
         """
+        ...
+
+
+@runtime_checkable
+class RunsElsewhere(Protocol):
+    """A connector whose tasks can have their work done elsewhere than in the engine's process."""
+
+    @property
+    def places(self) -> Collection[str]:
+        """The values of the option `tasks_on` that it knows beside `threads`."""
         ...
 
 

@@ -263,7 +263,9 @@ class Engine:
         parts = self._parts
         self._store = parts.new_store()
         self._within_limit("start the offset store", self._store.start)
-        context = ConnectorContext(parts.name, parts.settings, self._store, parts.clock, self._report)
+        context = ConnectorContext(
+            parts.name, parts.settings, self._store, parts.clock, self._report, parts.options.tasks_on
+        )
         self._connector_called = True
         self._within_limit("start the connector", lambda: parts.connector.start(context))
         self._teller.tell("connector_started")

@@ -28,10 +28,12 @@ from tailrace.config import PipelineConfig, SinkConfig
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, TailraceError
 from tailrace.pipeline.background import Background
+from tailrace.pipeline.capturing import Capturing
 from tailrace.pipeline.feed import TASK, Feed
 from tailrace.pipeline.lifecycle import State
-from tailrace.pipeline.lock_probe import refuse_if_written
+from tailrace.pipeline.lock_probe import refuse_if_written, wait_until_unwritten
 from tailrace.pipeline.reading import LogReading
+from tailrace.pipeline.remote import RemoteCapture
 from tailrace.pipeline.retaining import Retaining
 from tailrace.pipeline.source import wal_end
 from tailrace.pipeline.spark_delegate import SparkDelegate
@@ -44,6 +46,9 @@ log = structlog.get_logger(__name__)
 
 #: Tables of a snapshot that are told of one by one.
 TABLES_SHOWN_MAX = 200
+
+#: How long a task on an executor may take to end after its driver was killed.
+ORPHAN_S = 20.0
 
 #: How long a failed connection keeps the question for the source's position waiting.
 _ASK_AGAIN_S = 1.0
@@ -59,7 +64,8 @@ class Lane:
     :param until_caught_up: end when everything that the source had committed at the start is in
         the log and in every sink.
     :param reading: reads the log for the engine's handler; None: there is none.
-    :param on_durable: as `CaptureTask` has it.
+    :param on_durable: as `CaptureTask` has it; not called where capture runs on executors.
+    :param remote_tasks: how many captures run on executors, this one among them; 0: they run here.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class Lane:
         until_caught_up: bool,
         reading: LogReading | None = None,
         on_durable: Callable[[], None] | None = None,
+        remote_tasks: int = 0,
     ) -> None:
         self.name = pipeline.source_name
         self.pipeline = pipeline
@@ -80,14 +87,19 @@ class Lane:
         self._spark = spark
         self._until_caught_up = until_caught_up
         self._reading = reading
-        self._capture_task = CaptureTask(
-            pipeline.source,
-            pipeline.log.path,
-            pipeline.log,
-            name=pipeline.name,
-            turns=beginning,
-            delegate=SparkDelegate(spark) if pipeline.source.snapshot_read_on == "spark" else None,
-            on_durable=on_durable,
+        self._is_remote = remote_tasks > 0
+        self._capture_task: Capturing = (
+            RemoteCapture(pipeline, spark, remote_tasks)
+            if remote_tasks
+            else CaptureTask(
+                pipeline.source,
+                pipeline.log.path,
+                pipeline.log,
+                name=pipeline.name,
+                turns=beginning,
+                delegate=SparkDelegate(spark) if pipeline.source.snapshot_read_on == "spark" else None,
+                on_durable=on_durable,
+            )
         )
         self._capture = self._background("capture", self._capture_task.run)
         self._feeds = [self._feed(sink, turns) for sink, turns in zip(pipeline.sinks, writing, strict=True)]
@@ -106,10 +118,13 @@ class Lane:
         return self._error
 
     def refuse_if_written(self) -> None:
-        """Fail at once where another process writes the log.
+        """Fail where another process writes the log: at once, unless it may be on its way out.
 
         :raises TailraceError: `LOG_LOCKED`.
         """
+        if self._is_remote:
+            # The driver before may have been killed: its task notices that, and ends in good order.
+            wait_until_unwritten(self.pipeline.log.path, TASK, ORPHAN_S, self._stop_wanted)
         refuse_if_written(self.pipeline.log.path, TASK)
 
     def require_salts(self) -> None:
@@ -291,7 +306,7 @@ class Lane:
         return Background(f"{work}-{self.name}", run)
 
 
-def task_view(task: CaptureTask) -> TaskView:
+def task_view(task: Capturing) -> TaskView:
     """Return what `task` shows of itself now."""
     progress = task.progress()
     tables = progress.snapshot.values()

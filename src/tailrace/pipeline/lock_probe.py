@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
+import time
 from pathlib import Path
 
 from tailrace.changelog.directory import encode_name
 from tailrace.changelog.lock import LOCK_NAME
 from tailrace.errors import Kind, TailraceError
+
+_LOOK_S = 0.2
 
 
 def is_written(log_path: Path, task: str) -> bool:
@@ -32,6 +36,13 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def wait_until_unwritten(log_path: Path, task: str, timeout_s: float, stop: threading.Event) -> None:
+    """Wait until no process writes this task of the log, at most so long, or until `stop` is set."""
+    until_s = time.monotonic() + timeout_s
+    while is_written(log_path, task) and time.monotonic() < until_s and not stop.wait(_LOOK_S):
+        pass
 
 
 def refuse_if_written(log_path: Path, task: str) -> None:

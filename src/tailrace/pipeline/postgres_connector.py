@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -71,6 +71,12 @@ class PostgresConnector:
         self._root_lock: int | None = None
         # One queue a sink: a sink that hangs keeps the sources waiting for itself, not the other sinks.
         self._writing: Sequence[Turns] = ()
+        self._remote_tasks = 0
+
+    @property
+    def places(self) -> Collection[str]:
+        """Where sources can be captured beside here (`contracts.RunsElsewhere`)."""
+        return ("spark",)
 
     def offset_store(self, name: str, settings: Settings) -> OffsetStore:
         """Return the store that keeps offsets with the logs.
@@ -87,7 +93,10 @@ class PostgresConnector:
         """
         config = config_of(context.name, context.settings)
         self._settings, self._config = {"name": context.name, **context.settings}, config
-        if config.needs_spark:
+        if context.tasks_on == "spark":
+            self._remote_tasks = len(config.pipelines)
+            _require_own_reading(config)
+        if self._remote_tasks or config.needs_spark:
             from tailrace.spark.java import require_java
 
             require_java()
@@ -109,7 +118,7 @@ class PostgresConnector:
     def create_task(self) -> PostgresTask:
         assert self._spark is not None
         assert self._showing is not None
-        return PostgresTask(self._spark, self._showing, self._writing)
+        return PostgresTask(self._spark, self._showing, self._writing, self._remote_tasks)
 
     def view(self) -> EngineView | None:
         """Return the pipeline as it is now; None before the start. Any thread."""
@@ -144,9 +153,13 @@ class PostgresTask:
     :param spark: for the sinks.
     :param showing: shows how it is.
     :param writing: for each sink, the turns of all sources to write a batch.
+    :param remote_tasks: as `Lane` has it.
     """
 
-    def __init__(self, spark: SparkHost, showing: Showing, writing: Sequence[Turns]) -> None:
+    def __init__(
+        self, spark: SparkHost, showing: Showing, writing: Sequence[Turns], remote_tasks: int = 0
+    ) -> None:
+        self._remote_tasks = remote_tasks
         self._spark = spark
         self._showing = showing
         self._writing = writing
@@ -184,7 +197,7 @@ class PostgresTask:
                 source.reading.open()
         self._running = True
         self._showing.show(context.number, self._views, context.stopping)
-        if any(sink.on_spark for sink in config.sinks):
+        if self._remote_tasks or config.needs_spark:
             self._spark.start()
         for source in self._sources:
             source.lane.start()
@@ -265,6 +278,7 @@ class PostgresTask:
             until_caught_up=self._until_caught_up,
             reading=reading,
             on_durable=self._news.set if wanted else None,
+            remote_tasks=self._remote_tasks,
         )
         return _Source(lane, reading)
 
@@ -342,6 +356,16 @@ class PostgresTask:
                     self._dropped = error
                 else:
                     log.warning("could not tell the log what it may let go of", error=str(error))
+
+
+def _require_own_reading(config: EngineConfig) -> None:
+    if any(pipeline.source.snapshot_read_on != "process" for pipeline in config.pipelines):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            "start the connector postgresql: tasks_on is spark, and so is snapshot_read_on: a task on an "
+            "executor can't have Spark read for it",
+            "choose one of the two",
+        )
 
 
 def _wait_for_sinks(lanes: Sequence[Lane], deadline_s: float) -> bool:

@@ -31,6 +31,7 @@ class SparkHost:
     def __init__(self, config: EngineConfig | PipelineConfig) -> None:
         self._config = config
         self._session: SparkSession | None = None
+        self._is_own = False
         self._lock = threading.Lock()
         self._start = Background("spark", self._begin)
         self._started = False
@@ -70,8 +71,8 @@ class SparkHost:
             self._session.sparkContext.cancelAllJobs()
 
     def stop(self) -> None:
-        """Stop Spark, within a deadline."""
-        if self._session is None:
+        """Stop Spark, within a deadline; a session that was there before is left running."""
+        if self._session is None or not self._is_own:
             return
         stopping = Background("spark-stop", self._session.stop)
         stopping.start()
@@ -87,10 +88,11 @@ class SparkHost:
                 return
             log.warning("Spark's JVM is gone; starting it again")
             self._session = restarted(self._config.spark, f"tailrace {self._config.name}")
+            self._is_own = True
 
     def _begin(self) -> None:
-        from tailrace.spark.session import session, warm
+        from tailrace.spark.session import session_or_new, warm
 
-        found = session(self._config.spark, f"tailrace {self._config.name}")
+        found, self._is_own = session_or_new(self._config.spark, f"tailrace {self._config.name}")
         warm(found)
         self._session = found

@@ -1,0 +1,171 @@
+"""The side of the executor: one attempt to capture, in a Python worker of Spark.
+
+It ends when the driver wants it to, when a later attempt has come, and when nobody is left to want
+anything: the driver's beat stands still, or the executor that started the worker is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from tailrace.capture.task import CaptureTask
+from tailrace.config import PipelineConfig
+from tailrace.engine.logs import to_logging
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.background import Background
+from tailrace.pipeline.remote.channel import Channel, Report
+
+log = structlog.get_logger(__name__)
+
+TURN_S = 0.1
+REPORT_S = 0.5
+#: The driver counts every second; after so long without it, it is gone.
+SILENCE_S = 60.0
+#: How long an attempt waits for the log's lock: the one before may be on its way out.
+LOCKED_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a task is to do: JSON of a `PipelineConfig`, references to secrets unresolved."""
+
+    pipeline: str
+    life: str
+    round: int
+
+
+def carry_out(orders: Iterable[Order]) -> Iterator[TailraceError | None]:
+    """Capture until the end is wanted; as a task of Spark, with one order.
+
+    Yields why it can't go on, if that is so. What another attempt may do better is raised, so that Spark
+    counts this one as failed.
+    """
+    from pyspark import TaskContext
+
+    to_logging()
+    context = TaskContext.get()
+    assert context is not None
+    for order in orders:
+        try:
+            capture_until_end(order, context.taskAttemptId())
+        except TailraceError as error:
+            if error.kind is Kind.SPARK_FAILED:
+                raise
+            yield error
+        else:
+            yield None
+
+
+def capture_until_end(order: Order, number: int) -> None:
+    """Capture, as Spark's attempt `number`, until the driver wants the end.
+
+    :raises TailraceError: as `CaptureTask.run`; `LOG_LOCKED` if the log stays locked; `SPARK_FAILED` if it
+        ended for another reason.
+    """
+    pipeline = PipelineConfig.model_validate(json.loads(order.pipeline))
+    attempt = Attempt(pipeline, order.life, (order.round, number))
+    until_s = time.monotonic() + LOCKED_S
+    while True:
+        try:
+            attempt.run()
+        except TailraceError as error:
+            if attempt.superseded is not None:
+                break
+            if error.kind is not Kind.LOG_LOCKED or attempt.must_end or time.monotonic() > until_s:
+                raise
+            time.sleep(REPORT_S)
+        else:
+            break
+    if attempt.superseded is not None:
+        raise TailraceError(
+            Kind.SPARK_FAILED,
+            f"capture on an executor: {attempt.superseded}",
+            "nothing is to be done: another attempt goes on from what is in the log",
+        )
+
+
+class Attempt:
+    """One attempt. For one thread.
+
+    :param number: round of the job, Spark's number of the attempt.
+    """
+
+    def __init__(self, pipeline: PipelineConfig, life: str, number: tuple[int, int]) -> None:
+        self._pipeline = pipeline
+        self._life = life
+        self._number = number
+        self._channel = Channel(pipeline.log.path)
+        self._process = f"pid {os.getpid()} on {socket.gethostname()}"
+        self._parent = os.getppid()
+        self._beat = -1
+        self._heard_s = time.monotonic()
+        self._told_s = 0.0
+        self._position = self._caught_up = 0
+        #: Nothing more is to be captured by this attempt.
+        self.must_end = False
+        #: Why, if it is not the driver that wants no more to be captured at all.
+        self.superseded: str | None = None
+        self._is_latest = True
+
+    def run(self) -> None:
+        """Capture; see `carry_out`."""
+        task = CaptureTask(
+            self._pipeline.source, self._pipeline.log.path, self._pipeline.log, name=self._pipeline.name
+        )
+        capture = Background("capture", task.run)
+        capture.start()
+        while not capture.join(TURN_S):
+            self._listen(task)
+            self._tell(task, REPORT_S)
+            if self.must_end:
+                task.stop()
+        self._tell(task, 0.0)
+        if capture.error is not None:
+            raise capture.error
+
+    def _listen(self, task: CaptureTask) -> None:
+        wanted, now_s = self._channel.wanted(), time.monotonic()
+        if wanted is not None:
+            if wanted.life != self._life or wanted.round != self._number[0]:
+                self._supersede("the driver has begun another job")
+            elif wanted.stop:
+                self.must_end = True
+            if wanted.beat != self._beat:
+                self._beat, self._heard_s = wanted.beat, now_s
+            self._position = wanted.position
+        if now_s - self._heard_s > SILENCE_S:
+            self._supersede("the driver was silent for too long")
+        if os.getppid() != self._parent:
+            self._supersede("the executor is gone")
+        if self._position > self._caught_up and task.caught_up(self._position):
+            self._caught_up = self._position
+
+    def _tell(self, task: CaptureTask, every_s: float) -> None:
+        now_s = time.monotonic()
+        if not self._is_latest or now_s - self._told_s < every_s:
+            return
+        self._told_s = now_s
+        last = self._channel.report()
+        if last is not None and last.life == self._life and last.attempt > self._number:
+            self._is_latest = False
+            self._supersede("a later attempt has come")
+            return
+        try:
+            self._channel.tell(
+                Report.of(self._life, self._number, self._process, self._caught_up, now_s, task.progress())
+            )
+        except OSError as error:
+            log.warning("a capturing task can't tell how far it is", error=error.strerror)
+
+    def _supersede(self, why: str) -> None:
+        if self.superseded is None:
+            log.warning("a capturing task ends", attempt=self._number, because=why)
+            self.superseded = why
+        self.must_end = True

@@ -1,0 +1,209 @@
+"""The side of the driver: a capture like `CaptureTask`, whose work is one long task of a Spark job."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tailrace.capture.task import CaptureProgress
+from tailrace.changelog.writer import Tail
+from tailrace.config import PipelineConfig
+from tailrace.engine.backoff import Backoff
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.pipeline.background import Background, as_failure
+from tailrace.pipeline.remote.attempt import Order, carry_out
+from tailrace.pipeline.remote.channel import Channel, Report, Wanted
+from tailrace.pipeline.spark_host import SparkHost
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = structlog.get_logger(__name__)
+
+_LOOK_S = 0.1
+_BEAT_S = 1.0
+#: How long a task may take to end when that is wanted; then its job is cancelled.
+STOP_S = 8.0
+#: A job that got so far counts as a success: waits begin anew.
+_STEADY_S = 60.0
+
+_NOTHING = CaptureProgress(
+    phase="connecting",
+    rows=0,
+    bytes=0,
+    appended=Tail(0, 0, 0),
+    durable=Tail(0, 0, 0),
+    server_end_lsn=0,
+    acknowledged_lsn=0,
+    snapshot={},
+    reconnects=0,
+    error=None,
+)
+
+
+class RemoteCapture:
+    """Captures one database into one log on an executor (`capturing.Capturing`).
+
+    A task that dies is started again, by Spark as far as `spark.task.maxFailures` has it, then by a
+    new job; each goes on from what is in the log. `run` once; the rest from any thread.
+
+    :param tasks: how many such tasks there are altogether: each takes a core of the executors.
+    """
+
+    def __init__(self, pipeline: PipelineConfig, spark: SparkHost, tasks: int) -> None:
+        self._pipeline = pipeline
+        self._spark = spark
+        self._tasks = tasks
+        self._channel = Channel(pipeline.log.path)
+        self._life = str(uuid.uuid4())
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._wanted = Wanted(life=self._life, round=0)
+        self._report: Report | None = None
+        self._read_s = 0.0
+        self._jobs_failed = 0
+        self._error: TailraceError | None = None
+        self._ended = False
+
+    def run(self) -> None:
+        """Have it captured until `stop`, or until the snapshot is done if that is all that is wanted.
+
+        :raises TailraceError: as `CaptureTask.run`; `CONFIG_INVALID` if executors have too few cores;
+            `SPARK_FAILED` if jobs fail for longer than `source.reconnect_s_max`.
+        """
+        try:
+            self._channel.prepare()
+            self._run_jobs()
+        finally:
+            self._ended = True
+
+    def stop(self) -> None:
+        """Ask the task to end: it makes durable and acknowledges what was received."""
+        self._stopping.set()
+        self._ask(stop=True)
+
+    def caught_up(self, lsn: int) -> bool:
+        """Return whether the task has told that everything committed before `lsn` is in the log."""
+        if self._wanted.position < lsn:
+            self._ask(position=lsn)
+        report = self._last_report()
+        return report is not None and report.caught_up >= lsn
+
+    def progress(self) -> CaptureProgress:
+        """Return how far the task is, as it told last."""
+        report, now_s = self._last_report(), time.monotonic()
+        found = _NOTHING if report is None else report.progress(now_s)
+        error = self._error or found.error
+        phase = "stopped" if self._ended else "connecting" if self._error is not None else found.phase
+        return replace(found, phase=phase, error=error, reconnects=found.reconnects + self._jobs_failed)
+
+    def _run_jobs(self) -> None:
+        failing_since_s: float | None = None
+        backoff = self._fresh_backoff()
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            error = self._run_job()
+            if error is None or self._stopping.is_set():
+                return
+            if error.policy is not Policy.RETRY or error.kind is not Kind.SPARK_FAILED:
+                raise error
+            now_s = time.monotonic()
+            if failing_since_s is None or now_s - began_s > _STEADY_S:
+                failing_since_s, backoff = now_s, self._fresh_backoff()
+            bound_s = self._pipeline.source.reconnect_s_max
+            if bound_s and now_s - failing_since_s > bound_s:
+                raise error
+            self._error = error
+            self._jobs_failed += 1
+            backoff, wait_s = backoff.after_failure()
+            assert wait_s is not None
+            log.warning(
+                "the task that captures has died; started again",
+                pipeline=self._pipeline.name,
+                message=error.message,
+                wait_s=wait_s,
+            )
+            self._stopping.wait(wait_s)
+
+    def _fresh_backoff(self) -> Backoff:
+        source = self._pipeline.source
+        return Backoff(-1, source.reconnect_delay_s, source.reconnect_delay_s_max)
+
+    def _run_job(self) -> TailraceError | None:
+        """Run one job to its end; return why it failed, if it did.
+
+        :raises TailraceError: what the task raised; Spark does not start.
+        """
+        session = self._spark.session(self._stopping)
+        if session is None:
+            return None
+        self._require_cores(session)
+        self._ask(round=self._wanted.round + 1)
+        order = Order(self._pipeline.model_dump_json(exclude_unset=True), self._life, self._wanted.round)
+        group = f"tailrace-{self._life}-{order.round}"
+        job = Background("capture-job", lambda: _capture(session, order, group, self._pipeline.name))
+        job.start()
+        beat_s, stop_by_s = 0.0, None
+        while not job.join(_LOOK_S):
+            now_s = time.monotonic()
+            if now_s - beat_s >= _BEAT_S:
+                beat_s = now_s
+                self._ask(beat=self._wanted.beat + 1)
+            if (report := self._last_report()) is not None and report.attempt[0] == order.round:
+                self._error = None
+            if self._stopping.is_set():
+                stop_by_s = stop_by_s or now_s + STOP_S
+                if now_s > stop_by_s:
+                    log.warning("the task that captures does not end: its job is cancelled", group=group)
+                    _cancel(session, group)
+                    return None
+        return job.error
+
+    def _require_cores(self, session: SparkSession) -> None:
+        cores = session.sparkContext.defaultParallelism
+        if cores <= self._tasks:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"capture on executors: {self._tasks} tasks would take all {cores} cores that they have",
+                "each source takes one core for as long as it is captured, and others must be left for what "
+                "else Spark does: give more executors, or, locally, a master such as "
+                f"local[{self._tasks + 2}]",
+            )
+
+    def _ask(self, **changes: object) -> None:
+        with self._lock:
+            self._wanted = self._wanted.model_copy(update=changes)
+            try:
+                self._channel.ask(self._wanted)
+            except OSError as error:
+                log.warning("the task that captures can't be told what is wanted", error=error.strerror)
+
+    def _last_report(self) -> Report | None:
+        now_s = time.monotonic()
+        with self._lock:
+            if now_s - self._read_s >= _LOOK_S:
+                self._read_s = now_s
+                found = self._channel.report()
+                if found is not None and found.life == self._life:
+                    self._report = found
+            return self._report
+
+
+def _capture(session: SparkSession, order: Order, group: str, name: str) -> None:
+    context = session.sparkContext
+    context.setJobGroup(group, f"{name}: capture", interruptOnCancel=True)
+    [error] = context.parallelize([order], 1).mapPartitions(carry_out).collect()
+    if error is not None:
+        raise error
+
+
+def _cancel(session: SparkSession, group: str) -> None:
+    try:
+        session.sparkContext.cancelJobGroup(group)
+    except Exception as error:  # noqa: BLE001 - a Spark that is gone runs no jobs
+        log.warning("Spark's job could not be cancelled", error=str(as_failure(error)))

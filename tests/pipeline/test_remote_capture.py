@@ -1,0 +1,149 @@
+"""What driver and capturing task tell each other, and when a job is begun again; without Spark."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.capture.copying import TableProgress
+from tailrace.capture.slot_health import Concern, Holder, SlotHealth
+from tailrace.capture.task import CaptureProgress
+from tailrace.changelog.writer import Tail
+from tailrace.config import PipelineConfig
+from tailrace.config.load import from_mapping
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.remote import RemoteCapture, capture
+from tailrace.pipeline.remote.attempt import Order
+from tailrace.pipeline.remote.channel import Channel, Report, Wanted
+
+PROGRESS = CaptureProgress(
+    phase="snapshot",
+    rows=7,
+    bytes=1 << 40,
+    appended=Tail(3, 2, 1),
+    durable=Tail(2, 1, 0),
+    server_end_lsn=1 << 60,
+    acknowledged_lsn=5,
+    snapshot={"public.a": TableProgress(10, 100, False, 4, 1, began_s=90.0, rows_before=3)},
+    reconnects=2,
+    error=TailraceError(Kind.SLOT_IN_USE, "start: it is in use", "wait", {"slot": "s"}),
+    slot=SlotHealth(
+        "reserved", "", 9, 1, 2, 3, None, None, holders=(Holder(1, "", "u", "d", "a", "idle", 2.5),)
+    ),
+    concerns=(Concern("slot_at_risk", "it may be lost", "do something"),),
+)
+
+
+def pipeline(folder: Path) -> PipelineConfig:
+    source = {
+        "type": "postgresql", "host": "localhost", "user": "u", "dbname": "d", "tables": ["public.*"],
+        "password": "${env:NOT_SET_HERE}", "reconnect_delay_s": 0.01, "reconnect_delay_s_max": 0.02,
+    }  # fmt: skip
+    return from_mapping({"name": "p", "source": source, "log": {"path": str(folder / "log")}}).pipelines[0]
+
+
+def test_what_a_task_tells_is_what_it_shows_on_its_own_clock(tmp_path: Path) -> None:
+    channel = Channel(tmp_path / "log")
+    channel.prepare()
+    assert channel.report() is None
+    channel.tell(Report.of("life", (1, 2), "pid 3 on host", 4, 100.0, PROGRESS))
+    report = channel.report()
+    assert report is not None
+    assert (report.life, report.attempt, report.caught_up) == ("life", (1, 2), 4)
+    found = report.progress(1000.0)
+    assert found.snapshot["public.a"].began_s == 990.0
+    found.snapshot["public.a"].began_s = 90.0
+    assert str(found.error) == str(PROGRESS.error)
+    for name in CaptureProgress.__dataclass_fields__:
+        if name != "error":
+            assert getattr(found, name) == getattr(PROGRESS, name), name
+    path = tmp_path / "log.task" / "report.json"
+    path.write_bytes(path.read_bytes().replace(b'"rows":7', b'"rows":8'))
+    assert channel.report() is None, "a damaged file tells nothing"
+
+
+class Host:
+    """In place of Spark's: so many cores, and jobs that end as they are told to."""
+
+    def __init__(self, cores: int, *ends: TailraceError | None) -> None:
+        self.ends = list(ends)
+        self.orders: list[Order] = []
+        self.sparkContext = self
+        self.defaultParallelism = cores
+
+    def session(self, stop: threading.Event) -> Any:
+        return None if stop.is_set() else self
+
+    def capture(self, session: object, order: Order, group: str, name: str) -> None:
+        self.orders.append(order)
+        if self.ends and (error := self.ends.pop(0)) is not None:
+            raise error
+
+
+def died() -> TailraceError:
+    return TailraceError(Kind.SPARK_FAILED, "run a Spark job: a worker crashed")
+
+
+@pytest.mark.parametrize("last", [None, TailraceError(Kind.SLOT_MISSING, "resume: it is gone")])
+def test_a_job_that_dies_is_begun_again_and_one_that_ends_is_not(
+    last: TailraceError | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(2, died(), died(), last)
+    monkeypatch.setattr(capture, "_capture", host.capture)
+    remote = RemoteCapture(pipeline(tmp_path), host, 1)  # type: ignore[arg-type]
+    if last is None:
+        remote.run()
+    else:
+        with pytest.raises(TailraceError) as caught:
+            remote.run()
+        assert caught.value is last
+    assert [order.round for order in host.orders] == [1, 2, 3]
+    assert len({order.life for order in host.orders}) == 1
+    assert "${env:NOT_SET_HERE}" in host.orders[0].pipeline, "secrets are resolved over there"
+    shown = remote.progress()
+    assert (shown.phase, shown.reconnects) == ("stopped", 2)
+
+
+def test_a_capture_that_would_leave_no_core_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TailraceError, match="3 tasks would take all 3 cores") as caught:
+        RemoteCapture(pipeline(tmp_path), Host(3), 3).run()  # type: ignore[arg-type]
+    assert caught.value.kind is Kind.CONFIG_INVALID
+
+
+def test_what_the_driver_wants_reaches_the_task_and_its_answer_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = Channel(tmp_path / "log")
+    seen: list[Wanted] = []
+
+    def task(session: object, order: Order, group: str, name: str) -> None:
+        until_s = time.monotonic() + 60
+        while time.monotonic() < until_s:
+            wanted = channel.wanted()
+            assert wanted is not None
+            seen.append(wanted)
+            progress = CaptureProgress("streaming", 1, 1, *[Tail(9, 9, 9)] * 2, 9, 9, {}, 0, None)
+            channel.tell(Report.of(order.life, (order.round, 0), "here", wanted.position, 0.0, progress))
+            if wanted.stop:
+                return
+            time.sleep(0.01)
+
+    monkeypatch.setattr(capture, "_capture", task)
+    remote = RemoteCapture(pipeline(tmp_path), Host(2), 1)  # type: ignore[arg-type]
+    thread = threading.Thread(target=remote.run)
+    thread.start()
+    until_s = time.monotonic() + 60
+    while not remote.caught_up(77) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert remote.caught_up(77)
+    assert remote.progress().phase == "streaming"
+    assert remote.progress().durable == Tail(9, 9, 9)
+    remote.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert seen[-1].stop
+    assert remote.progress().phase == "stopped"

@@ -1,0 +1,136 @@
+"""Capture in a task of Spark on an executor: killed, doubled, stopped; the log has everything once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailrace
+from fix_postgres import Database
+from fix_wait import wait_until
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.lock_probe import is_written
+from tailrace.pipeline.remote.attempt import Order, capture_until_end
+from tailrace.pipeline.remote.channel import Channel, Report
+from tailrace.pipeline.status import FILE_NAME
+from tailrace.records.record import Record
+
+pytestmark = [
+    pytest.mark.any_postgres("where capture runs makes no difference to the server"),
+    pytest.mark.timeout(600),
+]
+#: Workers that start on a loaded machine take a minute to load what they need.
+LATE_S = 240.0
+
+
+def settings(pg: Database, folder: Path) -> dict[str, Any]:
+    return {
+        "name": "there",
+        "source": {
+            "type": "postgresql", "dsn": pg.dsn, "tables": ["public.*"], "reconnect_delay_s": 0.1,
+            "reconnect_delay_s_max": 0.5,
+        },
+        "log": {"path": str(folder / "log")},
+        "engine": {"tasks_on": "spark", "offset_commit": {"policy": "always"}},
+    }  # fmt: skip
+
+
+class Captured:
+    """An engine whose source is captured on an executor, and what it delivers."""
+
+    def __init__(self, pg: Database, folder: Path) -> None:
+        self.got: list[int] = []
+        self.pg = pg
+        self.log = folder / "log"
+        self.channel = Channel(self.log)
+        pg.execute("create table orders(id int primary key)")
+        self.engine = tailrace.Engine(settings(pg, folder), on_record=self._take)
+
+    def _take(self, record: Record) -> None:
+        assert record.after is not None
+        self.got.append(record.after["id"])
+
+    def insert_and_see(self, *numbers: int) -> None:
+        self.pg.execute("insert into orders select unnest(%s::int[])", [list(numbers)])
+        wait_until(lambda: set(numbers) <= set(self.got), LATE_S, f"rows {numbers}")
+
+    def report(self) -> Report:
+        found = self.channel.report()
+        assert found is not None
+        return found
+
+    @property
+    def pid(self) -> int:
+        return int(self.report().process.split()[1])
+
+
+def test_a_task_that_is_killed_is_started_again_and_goes_on_by_the_log(
+    pg: Database, spark: Any, tmp_path: Path
+) -> None:
+    captured = Captured(pg, tmp_path)
+    with captured.engine:
+        captured.insert_and_see(1, 2, 3)
+        first = captured.pid
+        assert first != os.getpid()
+        wait_until((captured.log / FILE_NAME).exists, LATE_S, "the status file")
+        os.kill(first, signal.SIGKILL)
+        captured.insert_and_see(4, 5)
+        assert captured.pid != first
+        wait_until(lambda: '"streaming"' in (captured.log / FILE_NAME).read_text(), LATE_S, "the state")
+    assert captured.got == [1, 2, 3, 4, 5]
+    assert not is_written(captured.log, "0")
+    assert captured.report().phase == "stopped"
+    tracker = spark.sparkContext.statusTracker()
+    wait_until(lambda: not tracker.getActiveJobsIds(), LATE_S, "the end of all jobs")
+    again = tailrace.Engine(settings(pg, tmp_path), on_record=captured._take)
+    captured.engine = again
+    with again:
+        captured.insert_and_see(6)
+    assert captured.got == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
+    pg: Database, spark: Any, tmp_path: Path
+) -> None:
+    captured = Captured(pg, tmp_path)
+    with captured.engine:
+        captured.insert_and_see(1)
+        wait_until(lambda: captured.report().phase == "streaming", LATE_S, "the stream")
+        zombie, report = captured.pid, captured.report()
+        os.kill(zombie, signal.SIGSTOP)
+        try:
+            # A file system without locks: nothing but the epoch is left.
+            (captured.log / "tasks" / "0" / "lock").unlink()
+            pg.execute("select pg_terminate_backend(active_pid) from pg_replication_slots where active")
+            pipeline = captured.engine._parts.connector._config.pipelines[0]  # type: ignore[attr-defined]
+            order = Order(pipeline.model_dump_json(exclude_unset=True), report.life, report.attempt[0])
+            ended: list[BaseException] = []
+
+            def another() -> None:
+                try:
+                    capture_until_end(order, report.attempt[1] + 1)
+                except BaseException as error:  # noqa: BLE001 - looked at below
+                    ended.append(error)
+
+            thread = threading.Thread(target=another)
+            thread.start()
+            captured.insert_and_see(2, 3)
+            assert captured.pid == os.getpid()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(zombie, signal.SIGCONT)
+        # It ends; Spark counts it as failed, and the driver begins another round, for which ours makes room.
+        captured.insert_and_see(4, 5)
+        thread.join(LATE_S)
+        captured.insert_and_see(6)
+    assert captured.got == [1, 2, 3, 4, 5, 6]
+    [error] = ended
+    assert isinstance(error, TailraceError)
+    assert error.kind is Kind.SPARK_FAILED
+    assert "the driver has begun another job" in error.message

@@ -473,3 +473,26 @@ def test_idle_tasks_cost_next_to_nothing():
         threading.Event().wait(2.0)
         share = (time.process_time() - before_cpu) / (time.monotonic() - before)
     assert share < 0.10
+
+
+@pytest.mark.parametrize("after_s", [1e-6, 0.3])
+def test_ctrl_c_while_it_starts_ends_it(after_s: float) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    source = LinesSource(100, faults=[Fault("start", delay_s=1.0)])
+    engine = engine_of(source, lambda _: None)
+
+    def begin() -> None:
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+        with engine:
+            engine.wait(60)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    wait_until(lambda: engine._thread is None or not engine._thread.is_alive(), 60, "the end")

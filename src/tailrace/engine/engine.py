@@ -153,10 +153,16 @@ class Engine:
     def start(self) -> None:
         """Start, and return when all tasks poll, or the engine has ended. The rest is up to threads.
 
+        Ctrl-C meanwhile closes the engine and is raised again.
+
         :raises TailraceError: why it did not start; `ENGINE_MISUSED` if it was started before.
         """
         self._launch()
-        self._up.wait()
+        try:
+            self._up.wait()
+        except BaseException:
+            self._close_if_open()
+            raise
         if self._life.failed:
             self._wait_stopped(None)
             self._raise_failure()
@@ -239,9 +245,14 @@ class Engine:
     def _launch(self) -> None:
         with self._lock:
             self._take(Event.RUN_CALLED)
+        try:
             # Not a daemon: it keeps the process alive as long as the engine works, and its end is bounded.
             self._thread = threading.Thread(target=self._live, name=f"{self._parts.name} engine")
             self._thread.start()
+        except BaseException:
+            # Ctrl-C, just now: if the thread has begun, it ends at once; nobody would close the engine.
+            self._report_event(Event.CLOSE_CALLED, None)
+            raise
 
     def _live(self) -> None:
         adopt(self)

@@ -1,0 +1,89 @@
+"""What tasks do most is done without the interpreter's lock: other threads get on in the middle of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from decode.wire import decode, insert, relation, transaction
+from tailrace.converters import JsonConverter
+from tailrace.records.group import Group
+
+ROWS = 4000
+
+
+@pytest.fixture
+def nobody_is_interrupted() -> Iterator[None]:
+    """A thread keeps the lock until it lets go of it by itself."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    yield
+    sys.setswitchinterval(before)
+
+
+def group() -> Group:
+    [changes] = decode(transaction(relation(), *(insert(str(n), "x" * 500, "1.00") for n in range(ROWS))))
+    return Group.of_changes("public.orders", np.arange(len(changes)), changes)
+
+
+def decoded() -> Callable[[], object]:
+    found = group()
+    return lambda: found.columns
+
+
+def as_json() -> Callable[[], object]:
+    found, converter = group(), JsonConverter()
+    return lambda: converter.convert(found)
+
+
+def found_in_a_block() -> Callable[[], object]:
+    data = transaction(relation(), *(insert(str(n), "x" * 500, "1.00") for n in range(ROWS)))
+    return lambda: decode(data)
+
+
+def only_python() -> Callable[[], object]:
+    return lambda: sum(number * number for number in range(100_000))
+
+
+@pytest.mark.usefixtures("nobody_is_interrupted")
+@pytest.mark.parametrize("prepare", [found_in_a_block, decoded, as_json])
+def test_another_thread_gets_on_in_the_middle_of_a_tasks_work(
+    prepare: Callable[[], Callable[[], object]],
+) -> None:
+    assert turns_of_another(prepare), "the work was done within one hold of the lock, each time"
+
+
+@pytest.mark.usefixtures("nobody_is_interrupted")
+def test_no_other_thread_gets_on_while_python_works_alone() -> None:
+    assert not turns_of_another(only_python), "what is counted is no measure"
+
+
+def turns_of_another(prepare: Callable[[], Callable[[], object]]) -> int:
+    """How often another thread had the lock while work was done, of some times the first in which it had."""
+    inside, done = threading.Event(), threading.Event()
+    turns = 0
+
+    def look_on() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += inside.is_set()
+            time.sleep(0)
+
+    prepare()()  # what is loaded at the first call
+    other = threading.Thread(target=look_on)
+    other.start()
+    for _ in range(20):
+        work = prepare()
+        inside.set()
+        work()
+        inside.clear()
+        if turns:
+            break
+    done.set()
+    other.join(60)
+    return turns

@@ -51,7 +51,7 @@ def require_rows(bootstrap: str, topic: str, rows: int) -> None:
 
     :raises TailraceError: `INTERNAL` if it has fewer.
     """
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     newest = {place: OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
     asked = admin.list_offsets(
@@ -67,11 +67,11 @@ def require_rows(bootstrap: str, topic: str, rows: int) -> None:
 
 def remove(bootstrap: str, topic: str) -> None:
     """Delete a topic that is not needed any more: a run's records are as much as its log."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     admin.delete_topics([topic])[topic].result(_TIMEOUT_S)
 
 
 def create(bootstrap: str, topic: str) -> None:
     """Create a topic as the sink's are."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(_TIMEOUT_S)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -134,3 +137,43 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
     assert isinstance(error, TailraceError)
     assert error.kind is Kind.SPARK_FAILED
     assert "the driver has begun another job" in error.message
+
+
+def test_the_command_whose_driver_was_killed_goes_on_when_it_is_started_again(
+    pg: Database, tmp_path: Path
+) -> None:
+    content = settings(pg, tmp_path)
+    content["engine"] = {"tasks_on": "spark"}
+    content["spark"] = {"master": "local[3]"}
+    content["sinks"] = [{"type": "jsonl", "path": str(tmp_path / "lines")}]
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(json.dumps(content))
+    tailrace_command = [sys.executable, "-m", "tailrace"]
+    pg.execute("create table orders(id int primary key)")
+    pg.execute("insert into orders values (1)")
+    channel = Channel(tmp_path / "log")
+    with subprocess.Popen([*tailrace_command, "run", str(file)]) as first:
+        wait_until(
+            lambda: (report := channel.report()) is not None and report.phase == "streaming",
+            LATE_S,
+            "the stream",
+        )
+        told = subprocess.run(
+            [*tailrace_command, "status", str(file), "--json"],
+            capture_output=True,
+            check=True,
+            timeout=LATE_S,
+        )
+        assert json.loads(told.stdout)["tasks"][0]["state"] == "streaming"
+        first.kill()
+    pg.execute("insert into orders values (2)")
+    again = subprocess.run(
+        [*tailrace_command, "run", str(file), "--until-caught-up"], check=False, timeout=2 * LATE_S
+    )
+    assert again.returncode == 0
+    lines = [
+        json.loads(line)["after"]["id"]
+        for path in sorted((tmp_path / "lines").rglob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    assert sorted(lines) == [1, 2]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from tailrace.config.engine_options import Milliseconds
 from tailrace.config.fields import Extension, Name, Section
@@ -69,8 +69,6 @@ class TopicRoute(Section):
 class KafkaSink(SinkConfig):
     """Topics of a Kafka cluster, one for each table."""
 
-    on_spark: ClassVar[bool] = False
-
     type: Literal["kafka"] = Field(description="Kind of the sink.")
     bootstrap_servers: str = Field(min_length=1, description="`host:port`, several with commas between.")
     topic_prefix: str = Field(
@@ -117,6 +115,17 @@ class KafkaSink(SinkConfig):
         default="read_committed",
         description="How offsets are read. With `read_uncommitted`, offsets of a transaction that was never "
         "committed count: changes may be lost.",
+    )
+    runs_on: Literal["process", "spark"] = Field(
+        default="process",
+        description="Where ranges of the log are converted and written: in the pipeline's own process, or as "
+        "tasks of Spark's executors, one for each producer.",
+    )
+    producers: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=1,
+        description="Under `runs_on: spark`, how many producers share a range, each with the records of the "
+        "keys that are its own, a transactional id `<group>-<pipeline>-<task>-<number>` and an offset of its "
+        "own. May be changed between runs.",
     )
     create_topics: bool = Field(default=True, description="Whether topics that are missing are made.")
     topics: tuple[TopicRule, ...] = Field(
@@ -180,6 +189,26 @@ class KafkaSink(SinkConfig):
         description="Options of librdkafka under their own names: security, compression, batching. Values "
         "may be references; passwords and keys must be.",
     )
+
+    @property
+    def on_spark(self) -> bool:
+        return self.runs_on == "spark"
+
+    @model_validator(mode="after")
+    def _producers_have_a_place(self) -> Self:
+        if self.producers > 1 and self.runs_on == "process":
+            raise ValueError("producers: several are tasks of Spark: set runs_on: spark, or leave it out")
+        if self.producers > 1 and self.provide_transaction_metadata:
+            raise ValueError(
+                "provide_transaction_metadata: counts the events of whole transactions, which several "
+                "producers share: set producers: 1"
+            )
+        if self.producers > 1 and self.partition_by == "transaction":
+            raise ValueError(
+                "partition_by: the records of a transaction are in order in their partition where one "
+                "producer writes them: set producers: 1, or partition_by: key"
+            )
+        return self
 
     @property
     def target(self) -> str:

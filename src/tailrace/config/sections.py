@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -99,8 +99,6 @@ def _handler(value: str) -> str:
 class PythonSink(SinkConfig):
     """A function of one's own, called in this process; each change at least once, in order."""
 
-    on_spark: ClassVar[bool] = False
-
     type: Literal["python"] = Field(description="Kind of the sink.")
     handler: Annotated[str, AfterValidator(_handler)] = Field(
         description="The function, as `package.module:function`."
@@ -134,6 +132,10 @@ class PythonSink(SinkConfig):
         # Where the file lies is known now, and to nobody who is given these settings later.
         self.model_fields_set.add("python_path")
         return self
+
+    @property
+    def on_spark(self) -> bool:
+        return False
 
     @property
     def target(self) -> str:

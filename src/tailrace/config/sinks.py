@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 from pydantic import Field
 
@@ -30,9 +30,6 @@ class Pacing:
 
 class SinkConfig(Section):
     """What all sinks have in common."""
-
-    #: Whether Spark writes it.
-    on_spark: ClassVar[bool] = True
 
     name: Name = Field(
         default="",
@@ -64,6 +61,11 @@ class SinkConfig(Section):
     def wants(self, schema: str, table: str) -> bool:
         """Tell whether this sink gets the changes of the table."""
         return self.tables is None or matches_any(self.tables, schema, table)
+
+    @property
+    def on_spark(self) -> bool:
+        """Whether Spark writes it."""
+        return True
 
     @property
     def target(self) -> str:

@@ -51,7 +51,7 @@ from tailrace.decode.jsontext import (
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ReplicaIdentity
 from tailrace.protocol.frames import Numbers
-from tailrace.records.events import Converted
+from tailrace.records.events import Converted, EventKeys
 from tailrace.records.group import Group
 
 _TYPE = "io.debezium.connector.postgresql.DataChangeEvent"
@@ -98,6 +98,11 @@ class CloudEventsConverter:
         rows = planned.plan.rows
         headers = key_headers(planned, group.headers, rows, own)
         return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
+
+    def keys(self, group: Group) -> EventKeys:
+        """As `KeysFirst.keys`."""
+        _, planned = self._planned(group)
+        return EventKeys(planned.keys, None if planned.is_one_each else planned.plan.rows)
 
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from tailrace.records.events import Converted
+from tailrace.records.events import Converted, EventKeys
 from tailrace.records.group import Group
 
 
@@ -27,4 +27,19 @@ class Converter(Protocol):
 
     def close(self) -> None:
         """Let go of what is held; called once, after the last `convert`."""
+        ...
+
+
+@runtime_checkable
+class KeysFirst(Protocol):
+    """A converter that can tell the keys of a group's events without making their values.
+
+    Where several producers share the records by their keys, each then converts its own share alone.
+    """
+
+    def keys(self, group: Group) -> EventKeys:
+        """Return exactly the keys and rows that `convert` would.
+
+        :raises TailraceError: as `convert`.
+        """
         ...

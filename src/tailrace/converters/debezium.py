@@ -31,14 +31,14 @@ from tailrace.converters.picture import (
     row_schema,
 )
 from tailrace.converters.plain import convert_plain, plain_payloads
-from tailrace.converters.planning import key_headers, plan_events
+from tailrace.converters.planning import Planned, key_headers, plan_events
 from tailrace.converters.schemas import EventSchemas, Schema, written
 from tailrace.converters.writing import facts_of, is_filled, picture_of, write_values
 from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.documents import Template
 from tailrace.decode.jsontext import AFTER, BEFORE, CELL, NOTHING, OP_LETTER, UNLESS
 from tailrace.model import ReplicaIdentity
-from tailrace.records.events import Converted
+from tailrace.records.events import Converted, EventKeys
 from tailrace.records.group import Group
 
 
@@ -65,6 +65,19 @@ class JsonConverter:
         schemas = self._schemas(picture, group, filled=filled) if with_schema else None
         return self._events(group, picture, schemas, filled=filled)
 
+    def keys(self, group: Group) -> EventKeys:
+        """As `KeysFirst.keys`."""
+        if not group.is_change:
+            found = self.convert(group)
+            return EventKeys(found.keys, found.rows)
+        with_schema = self._options.schemas_enable
+        picture = picture_of(group)
+        filled = is_filled(self._options.rows_in_part, with_schema=with_schema)
+        planned = self._planned(
+            picture, self._schemas(picture, group, filled=filled) if with_schema else None
+        )
+        return EventKeys(planned.keys, None if planned.is_one_each else planned.plan.rows)
+
     def payloads(self, group: Group) -> tuple[Converted, EventSchemas]:
         """Return events that carry no schema, and the schemas that they have: for who keeps those elsewhere.
 
@@ -88,8 +101,7 @@ class JsonConverter:
     def _events(
         self, group: Group, picture: Picture, schemas: EventSchemas | None, *, filled: bool
     ) -> Converted:
-        key_schema = None if schemas is None or schemas.key is None else schemas.key_text
-        planned = plan_events(picture, key_schema, tombstones=self._options.tombstones_on_delete)
+        planned = self._planned(picture, schemas)
         now_ns = functools.cache(self._now_ns)  # one time for all events of the group
         value_schema = None if schemas is None else schemas.value_text
         template = self._template(picture, self._facts(group), value_schema, now_ns)
@@ -97,6 +109,10 @@ class JsonConverter:
         rows = planned.plan.rows
         headers = key_headers(planned, group.headers, rows)
         return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
+
+    def _planned(self, picture: Picture, schemas: EventSchemas | None) -> Planned:
+        key_schema = None if schemas is None or schemas.key is None else schemas.key_text
+        return plan_events(picture, key_schema, tombstones=self._options.tombstones_on_delete)
 
     def _template(
         self, picture: Picture, facts: SourceFacts, schema: str | None, now_ns: Callable[[], int]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.kafka import client
-from tailrace.kafka.offsets import OffsetsTopic, key_of
+from tailrace.kafka.offsets import OffsetsTopic, key_of, member_key_of
 from tailrace.kafka.writer import AtomicWriter, PlainWriter, Task, Writer
 
 
@@ -58,6 +58,15 @@ class Account:
     def writer(self, offsets: OffsetsTopic) -> Writer:
         """Return a new life of the task's own producer, not yet opened."""
         return self._writer(offsets, self.key, f"{self.group}-{self.pipeline}-{self.task}")
+
+    def member(self, offsets: OffsetsTopic, number: int) -> Writer:
+        """Return likewise one of several producers that share the task (`layout`), counted from 0."""
+        transactional_id = f"{self.group}-{self.pipeline}-{self.task}-{number}"
+        return self._writer(offsets, self.member_key(number), transactional_id)
+
+    def member_key(self, number: int) -> bytes:
+        """Return the key of the offset of one of several producers."""
+        return member_key_of(self.group, self.pipeline, self.task, number)
 
     def _writer(self, offsets: OffsetsTopic, key: bytes, transactional_id: str) -> Writer:
         wanted = transactional_id if self.atomic else None

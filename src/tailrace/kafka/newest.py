@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import (
-    OFFSET_BEGINNING,
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
@@ -45,33 +44,34 @@ class Newest:
 def newest_of(
     settings: Mapping[str, Any],
     topic: str,
-    ends: Mapping[int, int],
+    spans: Mapping[int, range],
     wanted: Callable[[bytes], bool],
     timeout_s: float,
 ) -> dict[bytes, Newest]:
     """Return, by key, the newest record of each wanted key in some partitions.
 
     :param settings: of a consumer.
-    :param ends: by partition, where its records end; everything before is read.
+    :param spans: by partition, where its records begin and end; all of it is read. The client is told where
+        to begin: it would wait half a second before it asked for that itself.
     :raises KafkaException: what the cluster refuses.
     :raises TailraceError: `OFFSETS_UNREADABLE` if an end was not reached in time.
     """
-    waiting = {partition for partition, end in ends.items() if end > 0}
+    waiting = {partition for partition, span in spans.items() if span}
     found: dict[bytes, Newest] = {}
     if not waiting:
         return found
     deadline = time.monotonic() + timeout_s
     consumer = Consumer(dict(settings))
     try:
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in sorted(waiting)])
+        consumer.assign([TopicPartition(topic, number, spans[number].start) for number in sorted(waiting)])
         while waiting:
             message = consumer.poll(_POLL_S)
             if message is not None:
                 _take(message, wanted, found)
             places = consumer.position([TopicPartition(topic, number) for number in waiting])
-            waiting -= {place.partition for place in places if place.offset >= ends[place.partition]}
+            waiting -= {place.partition for place in places if place.offset >= spans[place.partition].stop}
             if waiting and time.monotonic() >= deadline:
-                raise _not_reached(topic, min(waiting), ends, timeout_s)
+                raise _not_reached(topic, min(waiting), spans, timeout_s)
     finally:
         consumer.close()
     return found
@@ -94,10 +94,10 @@ def _take(message: Message, wanted: Callable[[bytes], bool], found: dict[bytes, 
     )
 
 
-def _not_reached(topic: str, partition: int, ends: Mapping[int, int], timeout_s: float) -> TailraceError:
+def _not_reached(topic: str, partition: int, spans: Mapping[int, range], timeout_s: float) -> TailraceError:
     return TailraceError(
         Kind.OFFSETS_UNREADABLE,
-        f"read offsets: the end of partition {partition}, {ends[partition]}, was not reached within "
+        f"read offsets: the end of partition {partition}, {spans[partition].stop}, was not reached within "
         f"{timeout_s:.0f} s",
         "a transaction that was begun there has not ended: it does within its transaction.timeout.ms; "
         "then start again",

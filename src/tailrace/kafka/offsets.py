@@ -1,6 +1,7 @@
 """Offsets in a compacted topic: which record is a pipeline's, and how the newest one is found.
 
 The key is that of Kafka Connect, a JSON array of who and what: `["<group>-<pipeline>", {"task": "0"}]`.
+Where several producers share the task each has an offset of its own: `{"task": "0", "producer": "1"}`.
 The value is a JSON object, or null once it was reset. All records of one key are in one partition,
 which this module chooses by itself, so that only that one must be read.
 """
@@ -47,7 +48,7 @@ def task_in(key: bytes, group: str, pipeline: str) -> str | None:
     except ValueError:
         return None
     match found:
-        case [owner, {"task": str(task)}] if owner == f"{group}-{pipeline}":
+        case [owner, {"task": str(task), **others}] if owner == f"{group}-{pipeline}" and not others:
             return str(task)
     return None
 
@@ -55,6 +56,11 @@ def task_in(key: bytes, group: str, pipeline: str) -> str | None:
 def value_of(offset: Mapping[str, Any] | None) -> bytes | None:
     """Return what is written for an offset; None, which takes it back, for none."""
     return None if offset is None else json.dumps(dict(offset), separators=(",", ":")).encode()
+
+
+def member_key_of(group: str, pipeline: str, task: str, number: int) -> bytes:
+    """Return the key of the offset of one of several producers that share a task."""
+    return source_key(f"{group}-{pipeline}", {"task": task, "producer": str(number)})
 
 
 class OffsetsTopic:
@@ -119,8 +125,8 @@ class OffsetsTopic:
 
         :raises TailraceError: `OFFSETS_UNREADABLE`.
         """
-        ends = self._ends([self.partition(key)], IsolationLevel.READ_COMMITTED)
-        found = self._read(ends, key.__eq__, "read_committed").get(key)
+        spans = self._spans([self.partition(key)], IsolationLevel.READ_COMMITTED)
+        found = self._read(spans, key.__eq__, "read_committed").get(key)
         return None if found is None else parsed(found.value, self.name)
 
     def read_each(self, keys: Collection[bytes], isolation: str) -> dict[bytes, dict[str, Any]]:
@@ -145,26 +151,34 @@ class OffsetsTopic:
     def _newest(
         self, partitions: Sequence[int], wanted: Callable[[bytes], bool], isolation: str
     ) -> dict[bytes, Newest]:
-        return self._read(self._ends(partitions, IsolationLevel.READ_UNCOMMITTED), wanted, isolation)
+        return self._read(self._spans(partitions, IsolationLevel.READ_UNCOMMITTED), wanted, isolation)
 
     def _read(
-        self, ends: Mapping[int, int], wanted: Callable[[bytes], bool], isolation: str
+        self, spans: Mapping[int, range], wanted: Callable[[bytes], bool], isolation: str
     ) -> dict[bytes, Newest]:
         settings = {**self._consumer_settings, "isolation.level": isolation}
         try:
-            return newest_of(settings, self.name, ends, wanted, self._timeout_s)
+            return newest_of(settings, self.name, spans, wanted, self._timeout_s)
         except KafkaException as error:
             raise failure_of(error_of(error), "read offsets", topic=self.name) from error
 
-    def _ends(self, partitions: Sequence[int], isolation: IsolationLevel) -> dict[int, int]:
+    def _spans(self, partitions: Sequence[int], isolation: IsolationLevel) -> dict[int, range]:
+        # The ends last: what is there when this is called is before them.
         admin = AdminClient(self._admin_settings)
-        where = {TopicPartition(self.name, number): OffsetSpec.latest() for number in partitions}  # type: ignore[no-untyped-call]
+        starts = self._bounds(admin, partitions, OffsetSpec.earliest(), isolation)  # type: ignore[no-untyped-call]
+        ends = self._bounds(admin, partitions, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
+        return {number: range(start, ends[number]) for number, start in starts.items()}
+
+    def _bounds(
+        self, admin: AdminClient, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel
+    ) -> dict[int, int]:
+        where = {TopicPartition(self.name, number): spec for number in partitions}
 
         def ask(timeout_s: float) -> dict[int, int]:
             every = admin.list_offsets(where, isolation_level=isolation, request_timeout=timeout_s)
             return {place.partition: int(end.result(timeout_s).offset) for place, end in every.items()}
 
-        found: dict[int, int] = _asked(ask, self._timeout_s, "ask for the end of offsets", self.name)
+        found: dict[int, int] = _asked(ask, self._timeout_s, "ask where offsets begin and end", self.name)
         return found
 
     def _count(self, admin: AdminClient) -> int:

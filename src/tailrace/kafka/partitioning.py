@@ -60,6 +60,16 @@ def partition_of(key: bytes, partitions: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
+def of_keys(keys: pa.LargeBinaryArray, partitions: int) -> npt.NDArray[np.int32]:
+    """Return where Java's clients put each of these keys, of so many places; of a null, anything."""
+    found = np.empty(len(keys), np.int32)
+    _, ends, data = keys.buffers()
+    if len(keys):
+        offsets = np.frombuffer(ends, np.int64)[keys.offset : keys.offset + len(keys) + 1]
+        _place(np.frombuffer(data or b"", np.uint8), offsets, partitions, found)
+    return found
+
+
 def by_transaction(xid: Numbers, partitions: int) -> npt.NDArray[np.int32]:
     """Return the partition of each change: that of its transaction's number, written in decimal.
 

@@ -59,6 +59,13 @@ class Converted:
         )
 
 
+class EventKeys(NamedTuple):
+    """The keys of a group's events, and the rows that they come from, as `Converted` has them."""
+
+    keys: pa.Array | Sequence[Any] | None
+    rows: Places | None
+
+
 class Event(NamedTuple):
     """A record as it goes out, and the record that it was: a commit decodes nothing.
 

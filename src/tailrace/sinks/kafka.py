@@ -1,13 +1,16 @@
 """The sink `kafka`: ranges of the log as records of topics, each range with its offset.
 
-It needs no Spark: ranges are decoded and converted here, in the feed's thread, by kernels that leave
-the interpreter's lock alone, and handed to the client in large batches.
+In process it needs no Spark: ranges are decoded and converted in the feed's thread, by kernels that
+leave the interpreter's lock alone, and handed to the client in large batches. On Spark, or where that
+was so before and is still to be brought to its end, several producers share a range (`kafka_shares`).
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +20,14 @@ from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.account import Account
+from tailrace.kafka.layout import Head, OpenOwn, Standing, TakingStep, WriteHead, beginning, taking
+from tailrace.kafka.offsets import OffsetsTopic
 from tailrace.kafka.writer import Writer
 from tailrace.model import LogRange, ValueModes
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.contract import SinkCommit, first_missing
-from tailrace.sinks.kafka_records import Records, topics_of
+from tailrace.sinks.kafka_shares import Form, ShareJob, write_share
+from tailrace.sinks.write_files import run
 from tailrace.transforms.chain import Chain
 
 if TYPE_CHECKING:
@@ -39,7 +45,7 @@ ASK_TIMEOUT_S = 10.0
 
 
 class KafkaSink:
-    """As `contract.Sink`; its position is the offset that was committed last.
+    """As `contract.Sink`; its position is the offset that was committed last, by the last of its producers.
 
     :param converter: form of keys and values.
     :param chain: what changes go through before.
@@ -60,10 +66,7 @@ class KafkaSink:
         self._rules = rules
         self._modes = modes
         self._version = version
-        self._writer: Writer | None = None
-        self._records: Records | None = None
-        self._position: int | None = None
-        self._log_id = ""
+        self._open: _Open | None = None
 
     @property
     def name(self) -> str:
@@ -87,68 +90,158 @@ class KafkaSink:
         offsets = account.offsets()
         offsets.require(create=config.create_topics)
         prefix = config.topic_prefix or pipeline
-        topics = topics_of(config, account.admin(), prefix, account.timeout_s)
         origin = SourceFacts(prefix, log.source.database, self._version)
         disclosed = Disclosed.of(self._rules)
-        self._records = Records(config, self._converter, self._chain, topics, origin, disclosed, self._modes)
-        self._log_id = log.log_id
         if account.atomic:
             # Before anybody is fenced: who has no business here must not stop the one who has.
-            _position_in(offsets.settled(account.key), config, pipeline, log)
-        self._writer = account.writer(offsets)
+            _head_in(offsets.settled(account.key), config, pipeline, log.log_id)
+        form = Form(config, self._converter, self._chain, prefix, origin, disclosed, self._modes)
+        found = _Open(form, account, offsets, log.log_id)
         try:
-            self._position = _position_in(self._writer.open(), config, pipeline, log)
+            found.take()
         except BaseException:
-            self.close()
+            found.close()
             raise
+        self._open = found
 
     def position(self, task: str) -> int | None:
-        """As `contract.Sink.position`."""
-        return self._position
+        """As `contract.Sink.position`: that of the producer which is least far."""
+        return None if self._open is None else self._open.standing.position
 
     def reach(self, task: str) -> int | None:
         """As `contract.Sink.reach`."""
-        return self.position(task)
+        return None if self._open is None else self._open.standing.reach
 
     def write(
         self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
     ) -> SinkCommit:
-        """As `contract.Sink.write`: records and offset in one transaction, or one after the other."""
-        have = first_missing(self.name, span, self._position)
+        """As `contract.Sink.write`: records and offset in one transaction of each producer, or one after
+        the other.
+        """
+        if self._open is None:
+            raise TailraceError(Kind.INTERNAL, "write to a sink that is not open", "", {"sink": self.name})
+        have = first_missing(self.name, span, self.position(span.task))
         if have >= span.end:
             return SinkCommit(span)
-        writer, records = self._opened()
-        started = time.perf_counter()
+        return self._open.write(spark, log, span, pieces, have)
+
+    def beat(self) -> None:
+        """As `contract.Beats.beat`: a heartbeat with the offset that there is, in one transaction."""
+        if self._open is not None:
+            self._open.beat()
+
+    def close(self) -> None:
+        """As `contract.Sink.close`."""
+        found, self._open = self._open, None
+        if found is not None:
+            found.close()
+
+
+class _Open:
+    """A sink that has taken its task: the driver's side of `kafka.layout`."""
+
+    def __init__(self, form: Form, account: Account, offsets: OffsetsTopic, log_id: str) -> None:
+        self._form = form
+        self._account = account
+        self._offsets = offsets
+        self._log_id = log_id
+        self._writer: Writer | None = None
+        self._records = form.records(account)
+        self.standing = Standing()
+
+    def take(self) -> None:
+        """Take the task from whoever has it."""
+        self.standing = self._carry_out(taking(self._producers, _fresh))
+
+    def write(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece], have: int
+    ) -> SinkCommit:
+        """Write the changes of `span` from `have` on."""
+        if self.standing.head is None and self._producers:
+            self.standing = self._carry_out(beginning(self._log_id, have, self._producers, _fresh))
+        head = self.standing.head
         failpoints.hit("sink.before_write")
-        sent = records.send(writer, log, pieces, have, span.end)
+        if head is None or not head.producers:
+            return self._write_alone(log, span, pieces, have)
+        written = self._write_shares(spark, log, span, pieces, head)
+        self.standing = self.standing.written_to(span.end)
+        if self.standing.is_even and not self.standing.has(self._producers):
+            self.take()  # the producers of before have come to rest
+        self.beat()
+        return written
+
+    def beat(self) -> None:
+        """Send a heartbeat with the own producer, if one is due, and the head that there is."""
+        if self.standing.head is None or self._writer is None or not self._records.is_beat_due:
+            return
+        self._records.beat(self._writer)
+        self._writer.commit(self.standing.head.as_offset())
+
+    def close(self) -> None:
+        """Let go of the own producer."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    @property
+    def _producers(self) -> int:
+        return self._form.config.producers if self._form.config.on_spark else 0
+
+    def _write_alone(self, log: Path, span: LogRange, pieces: Sequence[Piece], have: int) -> SinkCommit:
+        assert self._writer is not None  # by `take`
+        started = time.perf_counter()
+        sent = self._records.send(self._writer, log, pieces, have, span.end)
         failpoints.hit("sink.after_write")
         written = time.perf_counter()
         failpoints.hit("sink.before_commit")
-        writer.commit(offset_at(self._log_id, span.end))
+        head = Head(self._log_id, span.end)
+        self._writer.commit(head.as_offset())
         failpoints.hit("sink.after_commit")
-        self._position = span.end
+        self.standing = Standing(head, (span.end,))
         done = time.perf_counter()
         seconds = {"send": written - started, "commit": done - written}
         return SinkCommit(span, sent.rows, sent.bytes, 0, seconds, sent.dead_letters)
 
-    def beat(self) -> None:
-        """As `contract.Beats.beat`: a heartbeat with the offset that there is, in one transaction."""
-        if self._position is None or self._records is None or not self._records.is_beat_due:
-            return
-        writer, records = self._opened()
-        records.beat(writer)
-        writer.commit(offset_at(self._log_id, self._position))
+    def _write_shares(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece], head: Head
+    ) -> SinkCommit:
+        job = ShareJob(str(log), tuple(pieces), span.end, self._account, self._form, head)
+        numbers = range(head.producers)
+        if spark is None:
+            # Spark wrote here before, and left its producers at different offsets.
+            found = [write_share(job, number) for number in numbers]
+        else:
+            found = run(spark, numbers, partial(write_share, job), self._form.config.name)
+        rows, size = sum(each.rows for each in found), sum(each.bytes for each in found)
+        seconds = {"send": max(each.send_s for each in found), "commit": max(each.commit_s for each in found)}
+        return SinkCommit(span, rows, size, 0, seconds, sum(each.dead_letters for each in found))
 
-    def close(self) -> None:
-        """As `contract.Sink.close`."""
-        writer, self._writer, self._position = self._writer, None, None
-        if writer is not None:
-            writer.close()
+    def _carry_out(self, steps: Generator[TakingStep, Any, Standing]) -> Standing:
+        result: Any = None
+        try:
+            while True:
+                result = self._perform(steps.send(result))
+        except StopIteration as end:
+            found: Standing = end.value
+            return found
 
-    def _opened(self) -> tuple[Writer, Records]:
-        if self._writer is None or self._records is None:
-            raise TailraceError(Kind.INTERNAL, "write to a sink that is not open", "", {"sink": self.name})
-        return self._writer, self._records
+    def _perform(self, step: TakingStep) -> Any:
+        if isinstance(step, OpenOwn):
+            self.close()
+            self._writer = self._account.writer(self._offsets)
+            return _head_in(self._writer.open(), self._form.config, self._account.pipeline, self._log_id)
+        if isinstance(step, WriteHead):
+            assert self._writer is not None  # by the order of the steps
+            self._writer.commit(step.head.as_offset())
+            failpoints.hit("kafka.after_head")
+            return None
+        member = self._account.member(self._offsets, step.number)
+        try:
+            found = member.open()
+        finally:
+            member.close()
+        failpoints.hit("kafka.after_fence")
+        return found
 
 
 def recorded_kafka_position(config: KafkaConfig, pipeline: str, log: LogIdentity) -> int | None:
@@ -160,12 +253,23 @@ def recorded_kafka_position(config: KafkaConfig, pipeline: str, log: LogIdentity
     offsets = account.offsets(min(account.timeout_s, ASK_TIMEOUT_S))
     if not offsets.exists():
         return None
-    return _position_in(offsets.read(account.key, account.isolation), config, pipeline, log)
+    head = _head_in(offsets.read(account.key, account.isolation), config, pipeline, log.log_id)
+    return None if head is None else furthest_whole(account, offsets, head)
+
+
+def furthest_whole(account: Account, offsets: OffsetsTopic, head: Head) -> int:
+    """Return the offset before which all of a task's producers have written everything.
+
+    :raises TailraceError: `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+    """
+    keys = [account.member_key(number) for number in range(head.producers)]
+    found = offsets.read_each(keys, account.isolation) if keys else {}
+    return min((head.reached(found.get(key)) for key in keys), default=head.log_offset)
 
 
 def offset_at(log_id: str, log_offset: int) -> dict[str, Any]:
     """Return the offset that says: everything before `log_offset` of that log is in the topics."""
-    return {"log_id": log_id, "log_offset": log_offset}
+    return Head(log_id, log_offset).as_offset()
 
 
 def account_of(config: KafkaConfig, pipeline: str) -> Account:
@@ -186,19 +290,23 @@ def account_of(config: KafkaConfig, pipeline: str) -> Account:
     )
 
 
-def _position_in(
-    offset: Mapping[str, Any] | None, config: KafkaConfig, pipeline: str, log: LogIdentity
-) -> int | None:
+def _head_in(
+    offset: Mapping[str, Any] | None, config: KafkaConfig, pipeline: str, log_id: str
+) -> Head | None:
     if offset is None:
         return None
-    found, reached = offset.get("log_id"), offset.get("log_offset")
-    if found != log.log_id or not isinstance(reached, int):
+    head = Head.of(offset)
+    if head.log_id != log_id:
         raise TailraceError(
             Kind.SINK_FOREIGN,
             f"go on after the offset in {config.offsets_topic!r}: it is that of another log",
             "`tailrace offsets reset FILE` has the topics get the changes of this log from its start, "
             "`tailrace offsets set FILE --to …` from a later place; or give the pipeline another name, or "
             "the sink another `group`",
-            {"sink": config.name, "pipeline": pipeline, "log_id": str(found)},
+            {"sink": config.name, "pipeline": pipeline, "log_id": head.log_id},
         )
-    return reached
+    return head
+
+
+def _fresh() -> str:
+    return secrets.token_hex(8)

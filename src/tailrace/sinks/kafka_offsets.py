@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tailrace.kafka.offsets import parsed, task_in
-from tailrace.sinks.kafka import ASK_TIMEOUT_S, account_of
+from tailrace.errors import TailraceError
+from tailrace.kafka.account import Account
+from tailrace.kafka.layout import Head
+from tailrace.kafka.offsets import OffsetsTopic, parsed, task_in
+from tailrace.sinks.kafka import ASK_TIMEOUT_S, account_of, furthest_whole
 
 if TYPE_CHECKING:
     from tailrace.config.kafka import KafkaSink as KafkaConfig
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a task has committed last.
+    """What a task has committed last; where several producers share it, the one that is least far.
 
     :param log_id: of the log that `log_offset` is one of; empty where the record says none.
     :param partition: of the offsets topic, and `offset` the record's in it.
@@ -49,12 +52,15 @@ def committed(config: KafkaConfig, pipeline: str) -> list[Committed]:
         value = parsed(newest.value, config.offsets_topic)
         if task is None or value is None:
             continue
-        reached = value.get("log_offset")
+        try:
+            reached = furthest_whole(replace(account, task=task), offsets, Head.of(value))
+        except TailraceError:
+            reached = -1  # it is shown, and may be set anew
         found.append(
             Committed(
                 task,
                 str(value.get("log_id", "")),
-                reached if isinstance(reached, int) else -1,
+                reached,
                 newest.partition,
                 newest.offset,
                 newest.time_us,
@@ -69,7 +75,7 @@ def commit_from_outside(
     """Commit `offset` for some tasks in the place of whoever did so far; None takes theirs back.
 
     With transactions each task's transactional id is taken first: a process that still had it can
-    commit nothing more, and stops.
+    commit nothing more, and stops. Likewise the ids of producers that shared the task.
     :raises TailraceError: `SINK_PREEMPTED`, `SINK_REFUSED`, `SINK_MISCONFIGURED`, `OFFSETS_UNREADABLE`,
         `SINK_WRITE_FAILED`.
     """
@@ -79,10 +85,23 @@ def commit_from_outside(
     writers = [replace(account, task=task).writer(offsets) for task in tasks]
     try:
         # All are taken before anything is written: nobody goes on from one of two.
-        for writer in writers:
-            writer.open()
+        before = [writer.open() for writer in writers]
         for writer in writers:
             writer.commit(offset)
+        # Only now: whoever opens one of these later finds that the lease is another's (`kafka.layout`).
+        for task, found in zip(tasks, before, strict=True):
+            fence_members(replace(account, task=task), offsets, found)
     finally:
         for writer in writers:
             writer.close()
+
+
+def fence_members(account: Account, offsets: OffsetsTopic, head: Mapping[str, Any] | None) -> None:
+    """Take the ids of those who shared a task, if `head` says that there were some."""
+    producers = 0 if head is None else head.get("producers", 0)
+    for number in range(producers if isinstance(producers, int) else 0):
+        member = account.member(offsets, number)
+        try:
+            member.open()
+        finally:
+            member.close()

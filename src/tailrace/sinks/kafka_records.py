@@ -11,7 +11,7 @@ transactions began and ended, and now and then a heartbeat.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ import pyarrow as pa
 import structlog
 
 from tailrace.config.patterns import matches_any
-from tailrace.converters.contract import Converter
+from tailrace.converters.contract import Converter, KeysFirst
 from tailrace.decode.changes import TableChanges
 from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
@@ -33,6 +33,7 @@ from tailrace.kafka.heartbeats import Heartbeats
 from tailrace.kafka.partitioning import by_transaction
 from tailrace.kafka.sending import Partitions
 from tailrace.kafka.shapes import ShapeChange, shape_changes
+from tailrace.kafka.shares import Share
 from tailrace.kafka.sizes import OVERHEAD, largest, sizes, taken
 from tailrace.kafka.topics import Making, Topics, legal
 from tailrace.kafka.writer import Writer
@@ -76,6 +77,7 @@ class Records:
     :param converter: form of keys and values.
     :param chain: transformations that changes go through before.
     :param topics: where they go.
+    :param options: of librdkafka, resolved.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Records:
         origin: SourceFacts,
         disclosed: Disclosed,
         modes: ValueModes,
+        options: Mapping[str, str],
     ) -> None:
         self._config = config
         self._converter = converter
@@ -96,26 +99,39 @@ class Records:
         self._disclosed = disclosed
         self._modes = modes
         self._heartbeats = Heartbeats(config.heartbeat_interval_ms / 1000)
-        self._message_max = int(config.client_settings().get("message.max.bytes", MESSAGE_BYTES_MAX))
+        self._message_max = int(options.get("message.max.bytes", MESSAGE_BYTES_MAX))
 
-    def send(self, writer: Writer, log: Path, pieces: Sequence[Piece], start: int, end: int) -> Sent:
+    def send(
+        self,
+        writer: Writer,
+        log: Path,
+        pieces: Sequence[Piece],
+        start: int,
+        end: int,
+        share: Share | None = None,
+    ) -> Sent:
         """Send the changes of `[start, end)`, and what goes beside them.
 
         :param pieces: of a range that holds it.
+        :param share: what is sent of their records; None: all. What goes beside them goes with the first one;
+            heartbeats are the driver's.
         :raises TailraceError: what reading the log raises, and as `Writer.send`, with the place in the
             log of the record that was refused.
         """
         sent = Sent()
-        if self._config.schema_changes:
+        if self._config.schema_changes and (share is None or share.number == 0):
             for change in shape_changes(log, pieces, start, end, self._modes, self._disclosed):
                 self._send_shape(writer, change)
         for piece in pieces:
+            if piece.end <= start:
+                continue
             for stretch in changes_of(log, piece, None, self._modes, self._disclosed):
                 for changes in stretch:
-                    self._send(writer, changes.slice(start, end), sent)
+                    self._send(writer, changes.slice(start, end), sent, share)
         if self._config.provide_transaction_metadata:
             self._send_boundaries(writer, sent.boundaries)
-        self.beat(writer)
+        if share is None:
+            self.beat(writer)
         return sent
 
     @property
@@ -155,7 +171,7 @@ class Records:
             topic = legal(self._config.schema_changes_topic or self._origin.name, "")
             self.send_beside(writer, side_records.shape(topic, change, self._origin))
 
-    def _send(self, writer: Writer, changes: TableChanges, sent: Sent) -> None:
+    def _send(self, writer: Writer, changes: TableChanges, sent: Sent, share: Share | None) -> None:
         relation = changes.relation
         if not changes.count or (relation and not self._config.wants(relation.schema, relation.table)):
             return
@@ -163,10 +179,26 @@ class Records:
         topic = topics.of_table(relation.schema, relation.table) if relation else topics.beside("message")
         group = Group.of_changes(topic, np.arange(changes.count, dtype=np.int64), changes, self._origin)
         for made in self._chain.apply(group):
-            self._send_group(writer, made, changes, sent)
-        sent.rows += changes.count
+            if share is None:
+                self._send_group(writer, made, changes, sent)
+            elif len(mine := self._narrowed(made, share)):
+                self._send_group(writer, mine, changes, sent, share)
+                sent.rows += len(mine)
+        if share is None:
+            sent.rows += changes.count
 
-    def _send_group(self, writer: Writer, group: Group, changes: TableChanges, sent: Sent) -> None:
+    def _narrowed(self, group: Group, share: Share) -> Group:
+        """Return the records of which some event may be in the share: the others need no values."""
+        if not isinstance(self._converter, KeysFirst):
+            return group
+        keys, rows = self._converter.keys(group)
+        count = len(group) if rows is None else len(rows)
+        mine = np.flatnonzero(share.has(keys, group.topic, count))
+        return group.take(mine if rows is None else np.unique(rows[mine]))
+
+    def _send_group(
+        self, writer: Writer, group: Group, changes: TableChanges, sent: Sent, share: Share | None = None
+    ) -> None:
         relation = changes.relation
         table = ("", "") if relation is None else (relation.schema, relation.table)
         self._topics.require(group.topic, *table)
@@ -176,6 +208,8 @@ class Records:
             events = self._converter.convert(group)
         except TailraceError as error:
             raise _placed(error, changes, group.index) from error
+        if share is not None:
+            events = share.of(events, group.topic)
         rows: Numbers = group.index if events.rows is None else group.index[events.rows]
         events, rows = self._without_too_large(writer, group.topic, events, rows, changes, sent)
         if self._config.provide_transaction_metadata:

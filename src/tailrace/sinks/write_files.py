@@ -234,7 +234,7 @@ def _each(function: Callable[[Work], Result], sink: str, work: Iterable[Work]) -
             yield Failure(
                 TailraceError(
                     Kind.SINK_WRITE_FAILED,
-                    f"write files of a range: {found}",
+                    f"write a range: {found}",
                     "make room on the sink's file system, or check that it may be written to",
                     {"sink": sink},
                 )
@@ -245,7 +245,7 @@ def _each(function: Callable[[Work], Result], sink: str, work: Iterable[Work]) -
             yield Failure(
                 TailraceError(
                     Kind.INTERNAL,
-                    f"write files of a range: {type(error).__name__} in {frame.name}, "
+                    f"write a range: {type(error).__name__} in {frame.name}, "
                     f"{Path(frame.filename).name} line {frame.lineno}",
                     "please report it with the version and the tables' definitions",
                     {"sink": sink},

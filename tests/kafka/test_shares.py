@@ -1,0 +1,80 @@
+"""Which producer writes a record: by its key, as Java's clients hash it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converters.customers import CASES, groups_of
+from kafka.shares_rig import sink_of
+from tailrace.converters.cloudevents import CloudEventsConverter
+from tailrace.converters.contract import KeysFirst
+from tailrace.converters.debezium import JsonConverter
+from tailrace.kafka.offsets import partition_of
+from tailrace.kafka.shares import Share, shares_of
+from tailrace.records.events import Converted
+
+KEYS = st.lists(st.none() | st.binary(max_size=20), min_size=1, max_size=30)
+
+
+@given(KEYS, st.integers(1, 9), st.integers(0, 5))
+def test_a_key_has_the_share_that_java_would_give_it_a_partition(
+    keys: list[bytes | None], producers: int, first: int
+) -> None:
+    expected = [partition_of(b"orders" if key is None else key, producers) for key in keys]
+    array = pa.array(keys, pa.binary())
+    assert shares_of(array, "orders", len(keys), producers).tolist() == expected
+    assert shares_of(keys, "orders", len(keys), producers).tolist() == expected
+    assert shares_of(array.slice(first), "orders", len(keys[first:]), producers).tolist() == expected[first:]
+
+
+@given(KEYS, st.integers(1, 5))
+def test_each_event_is_in_one_share_with_all_that_belongs_to_it(
+    keys: list[bytes | None], producers: int
+) -> None:
+    numbers = list(range(len(keys)))
+    headers = pa.array([{"n": str(n)} for n in numbers])
+    whole = Converted(pa.array(keys, pa.binary()), pa.array(numbers), headers, np.array(numbers) // 2)
+    found: list[int] = []
+    for number in range(producers):
+        part = Share(number, producers).of(whole, "orders")
+        values = part.values.to_pylist()
+        assert values == sorted(values)
+        assert part.keys.to_pylist() == [keys[value] for value in values]
+        if part.headers is not None:
+            assert [header["n"] for header in part.headers.to_pylist()] == [str(value) for value in values]
+        assert part.rows is not None
+        assert part.rows.tolist() == [value // 2 for value in values]
+        found += values
+    assert sorted(found) == numbers
+
+
+def test_a_topic_without_keys_is_one_producers() -> None:
+    assert len(set(shares_of(None, "notes", 5, 4).tolist())) == 1
+
+
+@pytest.mark.parametrize("schemas", [True, False])
+@pytest.mark.parametrize("make", [JsonConverter, CloudEventsConverter])
+@pytest.mark.parametrize("case", CASES)
+def test_keys_alone_are_those_of_the_events(case: str, make: Any, schemas: bool) -> None:
+    converter = make(schemas_enable=schemas)
+    assert isinstance(converter, KeysFirst)
+    for group in groups_of(case):
+        keys, rows = converter.keys(group)
+        events = converter.convert(group)
+        assert (keys is None) == (events.keys is None)
+        assert keys is None or keys.equals(events.keys)
+        assert (rows is None) == (events.rows is None)
+        assert rows is None or rows.tolist() == events.rows.tolist()
+
+
+def test_several_producers_have_no_place_in_process() -> None:
+    nowhere: Any = SimpleNamespace(bootstrap="127.0.0.1:1")
+    with pytest.raises(ValueError, match="set runs_on: spark"):
+        sink_of(nowhere, "a", 2, runs_on="process")

@@ -1,0 +1,196 @@
+"""Several producers on a real broker: each change once, in order of each key, whatever fails.
+
+Tasks run where they stand here; on Spark they do in `test_spark_sink`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka.shares_rig import Content, alone, content, fill, opened, sink_of, unordered, write
+from sinks.rig import InProcess
+from spark.wire import HandmadeLog
+from tailrace import failpoints
+from tailrace.embedded.kafka import EmbeddedKafka
+from tailrace.errors import Kind, TailraceError
+from tailrace.sinks import kafka_offsets, kafka_shares
+from tailrace.sinks.kafka import offset_at, recorded_kafka_position
+from tailrace.sinks.kafka_shares import ShareJob, Written, write_share
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[HandmadeLog]:
+    with HandmadeLog(tmp_path / "log") as written:
+        yield written
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.arm("")
+
+
+class Kept(InProcess):
+    """Keeps the job, as an executor has it."""
+
+    jobs: list[ShareJob]
+
+    def parallelize(self, work: Any, slices: int) -> Any:
+        self.jobs = []
+        made = super().parallelize(work, slices)
+        keep = self.jobs.append
+
+        class Found:
+            def mapPartitions(self, function: Any) -> Any:  # noqa: N802 — Spark's name
+                keep(pickle.loads(pickle.dumps(function.args[0].args[0])))  # noqa: S301 - our own
+                return made.mapPartitions(function)
+
+        return Found()
+
+
+def test_the_number_of_producers_changes_and_each_change_comes_once(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
+) -> None:
+    ends = fill(log, 6)
+    rows = 0
+    for producers, end in ((2, ends[1]), (3, ends[3]), (0, ends[4]), (1, ends[5])):
+        sink = opened(sink_of(kafka, topic_name, producers), log)
+        rows += write(sink, log, end).rows
+        assert write(sink, log, end).rows == 0
+        assert sink.position("0") == sink.reach("0") == end
+        sink.close()
+        config = sink_of(kafka, topic_name, producers)._config
+        assert recorded_kafka_position(config, "shop", log.directory.identity) == end
+    assert rows >= 6 * 14
+    assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[5])
+
+
+#: What fails in each life, and the number of producers of it; 0: in process.
+LIVES = (
+    (2, "kafka.after_head=error"),  # the first layout is written, and nothing else
+    (2, "kafka.before_commit=error@3"),  # lease, the first share, and not the second
+    (3, "kafka.after_fence=error@2"),
+    (3, "kafka.before_commit=error@3"),  # lease, more of the first share
+    (0, "kafka.after_commit=error@2"),  # lease, more of the first share, in process
+    (2, "kafka.in_share=error@2"),
+    (3, "kafka.before_commit=error@4"),  # lease, both shares
+    (3, "kafka.before_commit=error@2"),  # lease
+    (3, "kafka.after_head=error@2"),  # lease, the new layout
+)
+
+
+@pytest.mark.parametrize("atomic", [True, False], ids=["exactly once", "at least once"])
+def test_a_switch_may_fail_anywhere(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, atomic: bool
+) -> None:
+    ends = fill(log, len(LIVES) + 2)
+    failed = 0
+    for (producers, failure), end in zip(LIVES, ends, strict=False):
+        sink = sink_of(kafka, topic_name, producers, atomic_source_offset_commit=atomic)
+        failpoints.arm(failure)
+        try:
+            opened(sink, log)
+            write(sink, log, end)
+        except (failpoints.FailpointError, TailraceError):
+            failed += 1
+        failpoints.arm("")
+        sink.close()
+    assert failed == (len(LIVES) if atomic else 4)  # without transactions fewer points are reached
+    for producers, end in ((3, ends[-2]), (0, ends[-1])):
+        sink = opened(sink_of(kafka, topic_name, producers, atomic_source_offset_commit=atomic), log)
+        write(sink, log, end)
+        sink.close()
+    found, expected = unordered(content(kafka, topic_name)), alone(kafka, topic_name, log, ends[-1])
+    if not atomic:
+        found, expected = _sets(found), _sets(expected)
+    for topic, of_key in expected.items():
+        assert {key: values for key, values in found[topic].items() if of_key.get(key) != values} == {}
+        assert found[topic].keys() == of_key.keys()
+
+
+def _sets(found: Content) -> Content:
+    return {
+        topic: {key: sorted(set(values), key=str) for key, values in of_key.items()}
+        for topic, of_key in found.items()
+    }
+
+
+def test_what_an_older_engine_still_runs_commits_nothing_and_says_so(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
+) -> None:
+    ends = fill(log, 6)
+    old, spark = opened(sink_of(kafka, topic_name, 2), log), Kept()
+    write(old, log, ends[0], spark)
+    (job,) = spark.jobs
+    new = opened(sink_of(kafka, topic_name, 2), log)
+    with pytest.raises(TailraceError) as refused:
+        write_share(ShareJob(job.log, job.pieces, ends[1], job.account, job.form, job.head), 0)
+    assert refused.value.kind is Kind.SINK_PREEMPTED
+    with pytest.raises(TailraceError) as refused:
+        write(old, log, ends[2])
+    assert refused.value.kind is Kind.SINK_PREEMPTED
+    write(new, log, ends[5])
+    for sink in (old, new):
+        sink.close()
+    assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[5])
+
+
+def test_an_offset_set_from_outside_counts_for_all_producers_and_stops_what_still_runs(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
+) -> None:
+    ends = fill(log, 3)
+    sink, spark = opened(sink_of(kafka, topic_name, 2), log), Kept()
+    write(sink, log, ends[2], spark)
+    (job,) = spark.jobs
+    config, log_id = sink_of(kafka, topic_name, 2)._config, log.directory.identity.log_id
+    (found,) = kafka_offsets.committed(config, "shop")
+    assert (found.task, found.log_offset) == ("0", ends[2])
+    kafka_offsets.commit_from_outside(config, "shop", ["0"], offset_at(log_id, ends[0]))
+    assert recorded_kafka_position(config, "shop", log.directory.identity) == ends[0]
+    with pytest.raises(TailraceError) as refused:
+        write_share(job, 1)
+    assert refused.value.kind is Kind.SINK_PREEMPTED
+    sink.close()
+    again = opened(sink_of(kafka, topic_name, 2), log)
+    assert again.position("0") == again.reach("0") == ends[0]
+    again.close()
+
+
+def test_of_two_attempts_at_a_share_one_writes_and_the_other_waits_for_it(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_shares, "PATIENCE_S", (30.0, 30.0))
+    (end,) = fill(log, 1)
+    sink, spark = opened(sink_of(kafka, topic_name, 2), log), Kept()
+    failpoints.arm("kafka.in_share=error")  # the first share is left, the second written
+    with pytest.raises(TailraceError):
+        write(sink, log, end, spark)
+    (job,) = spark.jobs
+    failpoints.arm("kafka.before_commit=sleep:4000")  # the first that comes here is overtaken
+    found: list[Written] = []
+    attempts = [threading.Thread(target=lambda: found.append(write_share(job, 0))) for _ in range(2)]
+    for attempt in attempts:
+        attempt.start()
+    for attempt in attempts:
+        attempt.join(120)
+    assert sorted(each.rows > 0 for each in found) == [False, True]
+    sink.close()
+    assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, end)
+
+
+def test_a_key_that_changes_is_in_order_under_both(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog
+) -> None:
+    (end,) = fill(log, 1)
+    sink = opened(sink_of(kafka, topic_name, 3), log)
+    write(sink, log, end)
+    sink.close()
+    orders = content(kafka, topic_name)["public.orders"]
+    assert [value and value[0] for value in orders['{"id":0}']] == ["c", "u", "d", None]
+    assert [value and value[0] for value in orders['{"id":9}']] == ["c"]

@@ -1,0 +1,145 @@
+"""Kafka written by Spark's tasks: what a reader sees, tasks that die, and whole commands that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fix_postgres import Database
+from kafka.shares_rig import alone, content, fill, opened, records, sink_of, unordered, write
+from kafka.test_pipeline import _changes, _folded
+from spark.wire import HandmadeLog
+from tailrace.converters.debezium import JsonConverter
+from tailrace.embedded.kafka import EmbeddedKafka
+from tailrace.errors import Kind, TailraceError
+
+TIMEOUT_S = 280
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[HandmadeLog]:
+    with HandmadeLog(tmp_path / "log") as written:
+        yield written
+
+
+def test_tasks_write_what_the_process_would_and_what_they_meet_is_told(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, spark: Any
+) -> None:
+    ends = fill(log, 6)
+
+    class Refusing(JsonConverter):
+        def convert(self, group: Any) -> Any:
+            raise TailraceError(Kind.DECODE_FAILED, "decode for a test", "nothing")
+
+    sink = opened(sink_of(kafka, topic_name, 2, converter=Refusing(schemas_enable=False)), log)
+    with pytest.raises(TailraceError) as refused:
+        write(sink, log, ends[1], spark)
+    assert (refused.value.kind, refused.value.hint) == (Kind.DECODE_FAILED, "nothing")
+    assert refused.value.context["table"] in {"public.orders", "public.notes"}
+    sink.close()
+    sink = opened(sink_of(kafka, topic_name, 2), log)
+    write(sink, log, ends[3], spark)
+    commit = write(sink, log, ends[5], spark)
+    assert commit.rows >= 2 * 14
+    sink.close()
+    assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[5])
+
+
+def test_a_task_that_dies_half_way_is_repeated_by_spark_and_writes_nothing_twice(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, tmp_path: Path
+) -> None:
+    ends = fill(log, 6)
+    command = [sys.executable, "-m", "kafka.spark_once", kafka.bootstrap, topic_name, str(log.path)]
+    path = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [*command, str(ends[-1]), str(tmp_path / "died")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) >= 6 * 14
+    assert sorted(found.name for found in tmp_path.glob("died.*")) == ["died.0", "died.1"]
+    assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[-1])
+
+
+def _run(file: Path, failpoints: str = "", status: int = 0) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", "run", str(file), "--until-caught-up"],
+        capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+        env={**os.environ, "TAILRACE_FAILPOINTS": failpoints},
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+
+
+def _file(directory: Path, pg: Database, kafka: EmbeddedKafka, producers: int) -> Path:
+    file = directory / "pipeline.yaml"
+    where = f"runs_on: spark, producers: {producers}" if producers else "runs_on: process"
+    file.write_text(
+        f"name: {pg.name}\n"
+        f"source: {{type: postgresql, dsn: '{pg.dsn}', tables: ['public.*']}}\n"
+        "log: {path: ./log}\n"
+        "spark: {master: 'local[2]'}\n"
+        "sinks:\n"
+        f"  - {{type: kafka, bootstrap_servers: '{kafka.bootstrap}', topic_prefix: {pg.name},\n"
+        f"     group: {pg.name}, offsets_topic: {pg.name}-offsets, {where},\n"
+        "     atomic_source_offset_commit: true,\n"
+        "     converter: {type: json, schemas_enable: false},\n"
+        "     topics: [{tables: ['public.orders'], partitions: 3}]}\n"
+    )
+    return file
+
+
+#: In each life: the number of producers (0: in process), and where the command dies, if it does.
+LIVES = (
+    (2, "kafka.after_head=kill"),
+    (2, ""),
+    (3, "kafka.after_fence=kill@2"),
+    (3, "kafka.after_head=kill@2"),
+    (0, "kafka.after_head=kill"),
+    (0, "kafka.before_commit=kill@2"),
+    (2, "sink.before_write=kill"),
+    (1, ""),
+)
+
+
+def _lives(pg: Database, kafka: EmbeddedKafka, directory: Path, lives: tuple[tuple[int, str], ...]) -> None:
+    pg.execute("create table orders (id int primary key, what text)")
+    pg.execute("insert into orders select n, 'first ' || n from generate_series(1, 100) n")
+    expected = {("r", n, f"first {n}"): 1 for n in range(1, 101)}
+    for turn, (producers, failpoints) in enumerate(lives):
+        _run(_file(directory, pg, kafka, producers), failpoints, -signal.SIGKILL if failpoints else 0)
+        pg.execute(f"update orders set what = 'turn {turn}' where id <= 30")
+        pg.execute(f"insert into orders select n, 'new' from generate_series({turn}001, {turn}040) n")
+        expected |= {("u", n, f"turn {turn}"): 1 for n in range(1, 31)}
+        expected |= {("c", turn * 1000 + n, "new"): 1 for n in range(1, 41)}
+    _run(_file(directory, pg, kafka, lives[-1][0]))
+    events = [
+        (json.loads(key or b""), None if value is None else json.loads(value))
+        for key, value in records(kafka, f"{pg.name}.public.orders")
+    ]
+    assert _changes(events) == expected
+    assert _folded(events) == dict(pg.query("select id, what from orders"))
+
+
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_a_command_that_is_killed_on_spark_goes_on_with_another_number_of_producers(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    _lives(pg, kafka, tmp_path, ((2, "kafka.after_head=kill"), (2, "")))
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_a_command_may_be_killed_anywhere_in_a_switch(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    _lives(pg, kafka, tmp_path, LIVES)

@@ -5,103 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer.testing
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from fix_orders_log import LogOfOrders
-from fix_wait import wait_until
-from tailrace import config
+from kafka.orders import Orders, run
 from tailrace.changelog.lock import take_lock
-from tailrace.cli.main import app
-from tailrace.config import EngineConfig
 from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.account import Account
-from tailrace.sinks.kafka import account_of
-
-
-def run(*arguments: object, status: int = 0) -> str:
-    done = typer.testing.CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == status, done.output + done.stderr
-    return done.stdout if status == 0 else done.stdout + done.stderr
-
-
-def written(kafka: EmbeddedKafka, topic: str) -> list[int]:
-    """Return the ids of the orders in a topic of one partition, in their order."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap,
-            "group.id": "read",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "log_level": 0,
-        }
-    )
-    found: list[int] = []
-
-    def all_read() -> bool:
-        message = consumer.poll(0.2)
-        if message is not None and (error := message.error()) is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            return True
-        if message is not None:
-            found.append(json.loads(message.value() or b"")["after"]["id"])
-        return False
-
-    try:
-        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-        wait_until(all_read, 60, f"the end of {topic}")
-    finally:
-        consumer.close()
-    return found
-
-
-class Orders:
-    """A pipeline whose log holds four transactions, and its file."""
-
-    def __init__(self, directory: Path, kafka: EmbeddedKafka, name: str) -> None:
-        self.kafka, self.name = kafka, name
-        self.file = directory / "pipeline.yaml"
-        self.file.write_text(
-            f"name: {name}\n"
-            "source: {type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody}\n"
-            "log: {path: ./log}\n"
-            f"sinks: [{{type: kafka, name: out, bootstrap_servers: '{kafka.bootstrap}',\n"
-            f"  offsets_topic: {name}-offsets, atomic_source_offset_commit: true,\n"
-            "  converter: {type: json, schemas_enable: false}}]\n"
-        )
-        log = LogOfOrders(directory / "log")
-        self.ends = [log.insert(1, 2), log.insert(3), log.insert(4, 5, 6), log.insert(7)]
-        log.close()
-        self.log_id = log.directory.identity.log_id
-        self.task_path = log.directory.task_path("0")
-
-    @property
-    def topic(self) -> str:
-        return f"{self.name}.public.orders"
-
-    @property
-    def config(self) -> EngineConfig:
-        return config.load_engine(self.file)
-
-    @property
-    def account(self) -> Account:
-        sink: Any = self.config.sinks[0]
-        return account_of(sink, self.name)
-
-    def shown(self) -> dict[str, Any]:
-        (entry,) = json.loads(run("offsets", "show", self.file, "--json"))["offsets"]
-        assert entry["error"] is None
-        return entry  # type: ignore[no-any-return]
-
-    def replay(self) -> list[int]:
-        """Bring the sink to the log's end; return what its topic has then."""
-        run("replay", self.file, "--sink", "out")
-        return written(self.kafka, self.topic)
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.failures import error_of, failure_of, persist
 from tailrace.kafka.newest import Newest, newest_of
 from tailrace.kafka.partitioning import partition_of
+from tailrace.kafka.reach import require_reachable
+from tailrace.kafka.rights import TO_KEEP_OFFSETS, denied, is_denial, require_rights
 
 #: A topic that is made here; one that exists may have more or fewer partitions.
 PARTITIONS = 25
@@ -84,9 +86,10 @@ class OffsetsTopic:
 
         :raises TailraceError: `SINK_MISCONFIGURED` if it is not; `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
+        require_reachable(self._admin_settings, self._timeout_s)
         admin = AdminClient(self._admin_settings)
-        self._partitions = self._count(admin)
-        if not self._partitions:
+        is_there = self._may(TO_KEEP_OFFSETS)
+        if not is_there:
             if not create:
                 raise TailraceError(
                     Kind.SINK_MISCONFIGURED,
@@ -95,16 +98,25 @@ class OffsetsTopic:
                     {"topic": self.name},
                 )
             self._create(admin)
-            self._partitions = self._wait_for_partitions(admin)
+        self._partitions = self._wait_for_partitions(admin)
         self._require_compaction(admin)
+        if not is_there:
+            self._may(TO_KEEP_OFFSETS)
 
     def exists(self) -> bool:
         """Tell whether the topic is there.
 
         :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
-        self._partitions = self._count(AdminClient(self._admin_settings))
+        require_reachable(self._admin_settings, self._timeout_s)
+        self._partitions = 0
+        if self._may(("READ",)):
+            self._partitions = self._wait_for_partitions(AdminClient(self._admin_settings))
         return self._partitions > 0
+
+    def _may(self, operations: Sequence[str]) -> bool:
+        attempted = "look at the offsets topic"
+        return require_rights(self._admin_settings, self.name, operations, attempted, self._timeout_s)
 
     def partition(self, key: bytes) -> int:
         """Return the partition of `key`; after `require` or `exists`."""
@@ -200,6 +212,9 @@ class OffsetsTopic:
         try:
             admin.create_topics([topic])[self.name].result(self._timeout_s)
         except KafkaException as error:
+            if is_denial(error_of(error)):
+                attempted = "create the offsets topic"
+                raise denied(self._admin_settings, attempted, "topic", self.name, ["CREATE"]) from None
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise failure_of(error_of(error), "create the offsets topic", topic=self.name) from error
 

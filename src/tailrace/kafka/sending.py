@@ -26,6 +26,7 @@ BYTES_MAX = 64 << 20
 CHUNK = 10_000
 
 _POLL_S = 0.05
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 
 Partitions = npt.NDArray[np.int32] | None
 
@@ -140,7 +141,8 @@ class Sender:
             raise failure_of(self._error, "send records", **({"topic": topic} if topic else {}))
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None and self._error is None:
+        # What is purged is so after an error, which is told when the transaction is to be committed.
+        if error is not None and self._error is None and error.code() not in _PURGED:
             self._error = error
 
     def _refuse(self, topic: str, chunk: list[dict[str, Any]], rows: Sequence[int]) -> None:

@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.failures import error_of, failure_of, persist
+from tailrace.kafka.rights import TO_WRITE, denied, is_denial, require_rights
 
 log = structlog.get_logger(__name__)
 
@@ -97,13 +98,14 @@ class Topics:
         return legal(f"{self._prefix}.{ending}", ending)
 
     def require(self, name: str, schema: str = "", table: str = "") -> None:
-        """Make sure that a topic is there, if missing ones are made; made as that of this table.
+        """Make sure that a topic may be written, and is there, if missing ones are made; as that of this table.
 
         :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
         if name not in self._there:
             if self._create_missing:
                 self._create(name, self._making(schema, table) if table else Making())
+            require_rights(self._admin_settings, name, TO_WRITE, "write to a topic", self._timeout_s)
             self._there.add(name)
 
     def partitions(self, name: str) -> int:
@@ -165,7 +167,11 @@ class Topics:
         try:
             self._admin().create_topics([topic])[name].result(self._timeout_s)
         except KafkaException as error:
-            if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            if is_denial(error_of(error)):
+                # One that is there need not be made.
+                if not require_rights(self._admin_settings, name, TO_WRITE, "write to", self._timeout_s):
+                    raise denied(self._admin_settings, "create a topic", "topic", name, ["CREATE"]) from None
+            elif error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise failure_of(error_of(error), "create a topic", topic=name) from error
 
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.failures import error_of, event_of, failure_of, persist, preempted
 from tailrace.kafka.offsets import OffsetsTopic, value_of
+from tailrace.kafka.reach import made
+from tailrace.kafka.rights import denied
 from tailrace.kafka.sending import Partitions, Sender
 from tailrace.kafka.transaction import Command, Event, State, Transaction
 from tailrace.records.events import Converted
@@ -69,7 +71,7 @@ class AtomicWriter:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._life = Transaction()
-        self._producer = Producer(dict(task.settings))
+        self._producer = made(Producer, task.settings)
         self._sender = Sender(self._producer, task.timeout_s)
 
     @property
@@ -171,9 +173,16 @@ class AtomicWriter:
         except KafkaException as error:
             found = error_of(error)
             self._fail(event_of(found, committing=committing))
-            failure = failure_of(found, attempted, **self._whose())
+            failure = self._failure(found, attempted)
             self._raise_if_preempted(failure)
             raise failure from error
+
+    def _failure(self, found: KafkaError, attempted: str) -> TailraceError:
+        if found.code() != KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return failure_of(found, attempted, **self._whose())
+        # WRITE includes DESCRIBE, which is what may be missing first.
+        settings = self._task.settings
+        return denied(settings, attempted, "transactional-id", str(settings["transactional.id"]), ["WRITE"])
 
     def _raise_if_preempted(self, error: TailraceError) -> None:
         # What is learnt on aborting decides: who was pre-empted must not begin anew, and pre-empt in turn.
@@ -201,7 +210,7 @@ class PlainWriter:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._producer = Producer(dict(task.settings))
+        self._producer = made(Producer, task.settings)
         self._sender = Sender(self._producer, task.timeout_s)
 
     def open(self) -> Offset | None:

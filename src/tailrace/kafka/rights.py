@@ -1,0 +1,90 @@
+"""What a principal must be allowed to do, how to see whether it is, and the command that allows it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.failures import error_of, failure_of, persist
+
+#: Of a table's topic; `CREATE` beside it if it is to be made. Each of these includes DESCRIBE.
+TO_WRITE = ("WRITE",)
+#: Of the topic of offsets.
+TO_KEEP_OFFSETS = ("READ", "WRITE", "DESCRIBE_CONFIGS")
+
+_DENIED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+_WORDS = {
+    "READ": "Read",
+    "WRITE": "Write",
+    "CREATE": "Create",
+    "DESCRIBE": "Describe",
+    "DESCRIBE_CONFIGS": "DescribeConfigs",
+}
+
+
+def is_denial(error: KafkaError) -> bool:
+    """Tell whether an error says that the principal may not do something with a topic."""
+    return error.code() in _DENIED
+
+
+def denied(
+    settings: Mapping[str, Any], attempted: str, resource: str, name: str, operations: Sequence[str]
+) -> TailraceError:
+    """Return the error that says what is not allowed, with the command that allows it.
+
+    :param settings: of the client that was refused; they tell the cluster and, with SASL, the principal.
+    :param resource: `topic` or `transactional-id`, as the command spells it.
+    """
+    principal = settings.get("sasl.username", "")
+    words = [
+        "kafka-acls.sh",
+        *("--bootstrap-server", str(settings.get("bootstrap.servers", "HOST:PORT"))),
+        *("--add", "--allow-principal", f"User:{principal or 'NAME'}"),
+        *(word for operation in operations for word in ("--operation", _WORDS[operation])),
+        *(f"--{resource}", name),
+    ]
+    found = f"{attempted}: the principal may not {' or '.join(operations)} on the {resource} {name!r}"
+    context = {"resource": f"{resource}:{name}", "operations": ", ".join(operations)}
+    return TailraceError(Kind.SINK_REFUSED, found, shlex.join(words), context)
+
+
+def require_rights(
+    settings: Mapping[str, Any], topic: str, operations: Sequence[str], attempted: str, timeout_s: float
+) -> bool:
+    """Check what may be done with a topic; tell whether there is one.
+
+    Makes none, even where the broker makes topics that are asked for.
+    :raises TailraceError: `SINK_REFUSED`, with all that is missing; `SINK_WRITE_FAILED`.
+    """
+    admin = AdminClient(dict(settings))
+
+    def ask(left_s: float) -> Any:
+        asked = admin.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=left_s
+        )
+        try:
+            return asked[topic].result(left_s)
+        except KafkaException as error:
+            if error_of(error).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise
+
+    try:
+        found = persist(timeout_s, ask)
+    except KafkaException as error:
+        if is_denial(error_of(error)):
+            raise denied(settings, attempted, "topic", topic, operations) from None
+        raise failure_of(error_of(error), attempted, topic=topic) from error
+    if found is None:
+        return False
+    allowed = {operation.name for operation in found.authorized_operations or ()}
+    # A cluster that does not tell lets the attempt decide.
+    missing = [operation for operation in operations if operation not in allowed] if allowed else []
+    if missing:
+        raise denied(settings, attempted, "topic", topic, missing)
+    return True

@@ -1,0 +1,182 @@
+"""A broker that asks who one is: the rights that the sink needs, what it says without, and no secrets."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from fix_kafka import Authority, Principal
+from kafka.orders import Orders, run, written
+from tailrace.changelog.reader import LogReader
+from tailrace.config.disclosure import Disclosure
+from tailrace.embedded.kafka import SASL, SASL_TLS, EmbeddedKafka
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import OWN_FORMS, LogRange
+from tailrace.ranges import plan
+from tailrace.sinks.build import build
+
+CANARY = "c4n4ry-S3cret"
+IDS = [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.fixture(autouse=True)
+def _password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", CANARY)
+
+
+def orders_by(
+    principal: Principal, directory: Path, kafka: EmbeddedKafka, name: str, door: str = SASL, **more: Any
+) -> Orders:
+    """Return a pipeline whose sink comes in by a guarded door."""
+    options = principal.options(door, password="${env:CANARY}") | more.pop("options", {})
+    return Orders(
+        directory, kafka, name, bootstrap_servers=kafka.bootstrap_at(door), options=options,
+        offset_flush_timeout_ms=30_000, **more,
+    )  # fmt: skip
+
+
+def write(orders: Orders) -> None:
+    """Open the sink anew and have it write the whole log."""
+    sink = build(orders.config.sinks[0], Disclosure(), OWN_FORMS, orders.directory / "log")
+    with LogReader.open(orders.directory / "log", "0") as reader:
+        pieces = plan.pieces("0", reader.blocks(0, orders.ends[-1]), 0, orders.ends[-1])
+    try:
+        sink.open(orders.log.identity, orders.name)
+        sink.write(None, orders.directory / "log", LogRange("0", 0, orders.ends[-1]), pieces)
+    finally:
+        sink.close()
+
+
+def refusal_of(orders: Orders) -> TailraceError | None:
+    """Return why the sink may not write; None: it may, and did."""
+    try:
+        write(orders)
+    except TailraceError as error:
+        if error.kind is not Kind.SINK_REFUSED:
+            raise
+        return error
+    return None
+
+
+def asked_for(error: TailraceError, principal: Principal) -> set[tuple[str, str, str]]:
+    """Return the rights that the command in an error's hint would give."""
+    words = shlex.split(error.hint)
+    assert words[0] == "kafka-acls.sh"
+    assert words[words.index("--allow-principal") + 1] == f"User:{principal.name}"
+    resource, name = next((word[2:], words[at + 1]) for at, word in enumerate(words)
+                          if word in ("--topic", "--transactional-id"))  # fmt: skip
+    operations = [words[at + 1] for at, word in enumerate(words) if word == "--operation"]
+    spelt = {"Read": "READ", "Write": "WRITE", "Create": "CREATE", "DescribeConfigs": "DESCRIBE_CONFIGS"}
+    assert name in error.message
+    return {(resource, name, spelt[operation]) for operation in operations}
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("create", [True, False])
+def test_with_exactly_the_rights_of_the_table_it_works_and_each_that_lacks_is_named(
+    kafka: EmbeddedKafka, principal: Principal, tmp_path: Path, topic_name: str, atomic: bool, create: bool
+) -> None:
+    orders = orders_by(
+        principal, tmp_path, kafka, topic_name, atomic_source_offset_commit=atomic, create_topics=create
+    )
+    offsets = f"{topic_name}-offsets"
+    needed = {("topic", offsets, operation) for operation in ("READ", "WRITE", "DESCRIBE_CONFIGS")}
+    needed |= {("topic", orders.topic, "WRITE")}
+    needed |= {("transactional-id", f"tailrace-{topic_name}-0", "WRITE")} if atomic else set()
+    if create:
+        needed |= {("topic", offsets, "CREATE"), ("topic", orders.topic, "CREATE")}
+    else:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+        made = [NewTopic(offsets, 2, 1, config={"cleanup.policy": "compact"}), NewTopic(orders.topic, 1, 1)]
+        for done in admin.create_topics(made).values():
+            done.result(60)
+    # From nothing: each refusal names a right, with the command that gives it; no other is needed.
+    while (refused := refusal_of(orders)) is not None:
+        for right in asked_for(refused, principal):
+            assert right in needed - principal.rights
+            principal.allow(*right)
+    assert principal.rights == needed
+    assert written(kafka, orders.topic) == IDS
+    # And without any one of them it is that one which is named.
+    for right in sorted(needed) if atomic and not create else ():
+        principal.revoke(*right)
+        run("offsets", "reset", with_bootstrap(orders), "--yes")
+        refused = refusal_of(orders)
+        assert refused is not None
+        assert asked_for(refused, principal) == {right}
+        principal.allow(*right)
+
+
+def with_bootstrap(orders: Orders) -> Path:
+    """Return the pipeline's file for somebody who may do everything."""
+    found = json.loads(orders.file.read_text().split("sinks: [")[1].rstrip("]\n"))
+    found |= {"bootstrap_servers": orders.kafka.bootstrap, "options": {}}
+    file = orders.directory / "as-root.yaml"
+    file.write_text(orders.file.read_text().split("sinks: [")[0] + f"sinks: [{json.dumps(found)}]\n")
+    return file
+
+
+def test_over_tls_it_works_and_what_is_wrong_is_said_at_once_and_no_secret_is_told(
+    kafka: EmbeddedKafka, authority: Authority, principal: Principal, tmp_path: Path, topic_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for right in (("READ", "WRITE", "DESCRIBE_CONFIGS", "CREATE"), ("WRITE", "CREATE")):
+        for operation in right:
+            name = f"{topic_name}-offsets" if "READ" in right else f"{topic_name}.public.orders"
+            principal.allow("topic", name, operation)
+    principal.allow("transactional-id", f"tailrace-{topic_name}-0", "WRITE")
+    told = []
+
+    def orders_with(directory: str, **options: str) -> Orders:
+        (tmp_path / directory).mkdir()
+        return orders_by(principal, tmp_path / directory, kafka, topic_name, SASL_TLS, options=options)
+
+    right = orders_with("right", **{"ssl.ca.location": str(authority.certificate)})
+    told.append(run("--verbose", "replay", right.file, "--sink", "out"))
+    assert written(kafka, right.topic) == IDS
+    for command in (("offsets", "show", right.file), ("status", right.file)):
+        told += [run(*command), run(*command, "--json")]
+    assert json.loads(told[2])["offsets"][0]["log_offset"] == right.ends[-1]
+    told.append(run("offsets", "set", right.file, "--to", right.ends[0], "--yes", "--json"))
+
+    stranger = orders_with("stranger", **{"ssl.ca.location": str(authority.stranger)})
+    told.append(run("--verbose", "--debug", "replay", stranger.file, "--sink", "out", status=1))
+    assert "sink_refused" in told[-1]
+    assert "certificate" in told[-1]
+    assert "ssl.ca.location" in told[-1]
+    nowhere = orders_with("nowhere", **{"ssl.ca.location": "/nonexistent.pem"})
+    told.append(run("--debug", "replay", nowhere.file, "--sink", "out", status=1))
+    assert "sink_misconfigured" in told[-1]
+
+    monkeypatch.setenv("CANARY", f"wrong-{CANARY}")
+    told.append(run("--verbose", "--debug", "replay", right.file, "--sink", "out", status=1))
+    assert "sink_refused" in told[-1]
+    assert "sasl.password" in told[-1]
+    assert "trying again" not in told[-1]
+    told.append(run("offsets", "show", right.file, "--json"))
+    assert json.loads(told[-1])["offsets"][0]["error"]["kind"] == "sink_refused"
+    monkeypatch.delenv("CANARY")
+    told.append(run("replay", right.file, "--sink", "out", status=2))
+    assert "secret_missing" in told[-1]
+
+    assert not [words for words in told if CANARY in words]
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()
+    ]
+
+
+def test_a_password_in_the_file_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    for name in ("sasl.password", "ssl.key.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"):
+        file.write_text(
+            "name: shop\nsource: {type: postgresql, dbname: shop}\nlog: {path: ./log}\n"
+            f"sinks: [{{type: kafka, bootstrap_servers: 'k:9092', options: {{{name}: {CANARY}}}}}]\n"
+        )
+        told = run("check", file, status=2)
+        assert f"{name} must be a reference" in told
+        assert CANARY not in told

@@ -98,7 +98,7 @@ class Topics:
         return legal(f"{self._prefix}.{ending}", ending)
 
     def require(self, name: str, schema: str = "", table: str = "") -> None:
-        """Make sure that a topic may be written, and is there, if missing ones are made; as that of this table.
+        """Make sure that a topic may be written and is there, if missing ones are made; as that of this table.
 
         :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """

@@ -12,11 +12,14 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from fix_kafka import Authority, Principal
 from kafka.orders import Orders, run, written
+from tailrace.capture.publication import Table
 from tailrace.changelog.reader import LogReader
 from tailrace.config.disclosure import Disclosure
+from tailrace.config.kafka import KafkaSink
 from tailrace.embedded.kafka import SASL, SASL_TLS, EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, LogRange
+from tailrace.pipeline.preflight_kafka import cluster_findings, topic_findings
 from tailrace.ranges import plan
 from tailrace.sinks.build import build
 
@@ -168,6 +171,38 @@ def test_over_tls_it_works_and_what_is_wrong_is_said_at_once_and_no_secret_is_to
     assert not [
         path for path in tmp_path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()
     ]
+
+
+def test_check_names_what_lacks_in_the_cluster_and_makes_nothing(
+    kafka: EmbeddedKafka, principal: Principal, tmp_path: Path, topic_name: str
+) -> None:
+    orders = orders_by(principal, tmp_path, kafka, topic_name)
+    offsets = f"{topic_name}-offsets"
+    tables = [Table(1, "public", "orders", False, False, ())]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+
+    def problems() -> list[Any]:
+        (part,) = orders.config.pipelines
+        (sink,) = part.sinks
+        assert isinstance(sink, KafkaSink)
+        return [*cluster_findings(sink, part), *topic_findings(sink, part, tables)]
+
+    found = json.loads(run("check", orders.file, "--json", status=1))
+    told = [problem for problem in found["problems"] if problem["kind"] == "sink_refused"]
+    assert len(told) == 1
+    assert offsets in told[0]["message"]
+    assert told[0]["repair"].startswith("kafka-acls.sh")
+    assert [finding.kind for finding in problems()] == [Kind.SINK_REFUSED] * 2
+    for operation in ("READ", "WRITE", "DESCRIBE_CONFIGS", "CREATE"):
+        principal.allow("topic", offsets, operation)
+    for operation in ("WRITE", "CREATE"):
+        principal.allow("topic", orders.topic, operation)
+    assert problems() == []
+    assert not {offsets, orders.topic} & set(admin.list_topics(timeout=30).topics)
+    admin.create_topics([NewTopic(offsets, 1, 1)])[offsets].result(60)
+    (finding,) = problems()
+    assert finding.kind is Kind.SINK_MISCONFIGURED
+    assert "cleanup.policy=compact" in finding.repair
 
 
 def test_a_password_in_the_file_is_refused_and_not_repeated(tmp_path: Path) -> None:

@@ -91,17 +91,34 @@ class OffsetsTopic:
         is_there = self._may(TO_KEEP_OFFSETS)
         if not is_there:
             if not create:
-                raise TailraceError(
-                    Kind.SINK_MISCONFIGURED,
-                    f"look for the offsets topic {self.name!r}: it does not exist",
-                    "create it with cleanup.policy=compact, or set create_topics: true",
-                    {"topic": self.name},
-                )
+                raise self._missing()
             self._create(admin)
         self._partitions = self._wait_for_partitions(admin)
         self._require_compaction(admin)
         if not is_there:
             self._may(TO_KEEP_OFFSETS)
+
+    def check(self, *, create: bool) -> None:
+        """As `require`; but what is missing is not made: only whether it could be.
+
+        :raises TailraceError: as `require`.
+        """
+        require_reachable(self._admin_settings, self._timeout_s)
+        admin = AdminClient(self._admin_settings)
+        if self._may(TO_KEEP_OFFSETS):
+            self._require_compaction(admin)
+        elif not create:
+            raise self._missing()
+        else:
+            self._create(admin, only_check=True)
+
+    def _missing(self) -> TailraceError:
+        return TailraceError(
+            Kind.SINK_MISCONFIGURED,
+            f"look for the offsets topic {self.name!r}: it does not exist",
+            "create it with cleanup.policy=compact, or set create_topics: true",
+            {"topic": self.name},
+        )
 
     def exists(self) -> bool:
         """Tell whether the topic is there.
@@ -207,10 +224,10 @@ class OffsetsTopic:
             time.sleep(0.05)
         return count
 
-    def _create(self, admin: AdminClient) -> None:
+    def _create(self, admin: AdminClient, *, only_check: bool = False) -> None:
         topic = NewTopic(self.name, PARTITIONS, config={"cleanup.policy": "compact"})
         try:
-            admin.create_topics([topic])[self.name].result(self._timeout_s)
+            admin.create_topics([topic], validate_only=only_check)[self.name].result(self._timeout_s)
         except KafkaException as error:
             if is_denial(error_of(error)):
                 attempted = "create the offsets topic"

@@ -98,7 +98,7 @@ class Topics:
         return legal(f"{self._prefix}.{ending}", ending)
 
     def require(self, name: str, schema: str = "", table: str = "") -> None:
-        """Make sure that a topic may be written and is there, if missing ones are made; as that of this table.
+        """Make sure that a topic may be written and is there, missing ones being made if that is wanted.
 
         :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
@@ -107,6 +107,23 @@ class Topics:
                 self._create(name, self._making(schema, table) if table else Making())
             require_rights(self._admin_settings, name, TO_WRITE, "write to a topic", self._timeout_s)
             self._there.add(name)
+
+    def check(self, name: str, schema: str, table: str) -> None:
+        """As `require`, for one that must be there at the end; but nothing is made, only whether it could be.
+
+        :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and not to be made;
+            `SINK_WRITE_FAILED`.
+        """
+        if require_rights(self._admin_settings, name, TO_WRITE, "write to a topic", self._timeout_s):
+            return
+        if not self._create_missing:
+            raise TailraceError(
+                Kind.SINK_MISCONFIGURED,
+                f"look for the topic {name!r}: it does not exist",
+                "create it, or set create_topics: true",
+                {"topic": name},
+            )
+        self._create(name, self._making(schema, table), only_check=True)
 
     def partitions(self, name: str) -> int:
         """Return how many partitions a topic has; asked once, so more of them count from the next start.
@@ -160,12 +177,12 @@ class Topics:
             log.info("size limit of a topic not known", topic=name, why=error_of(error).name())
             return None
 
-    def _create(self, name: str, making: Making) -> None:
+    def _create(self, name: str, making: Making, *, only_check: bool = False) -> None:
         topic = NewTopic(
             name, making.partitions, making.replication_factor or -1, config=dict(making.settings)
         )
         try:
-            self._admin().create_topics([topic])[name].result(self._timeout_s)
+            self._admin().create_topics([topic], validate_only=only_check)[name].result(self._timeout_s)
         except KafkaException as error:
             if is_denial(error_of(error)):
                 # One that is there need not be made.

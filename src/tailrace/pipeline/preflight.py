@@ -17,9 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tailrace import config
+from tailrace.capture.publication import matching_tables
 from tailrace.capture.session import Row, Session, quote_literal
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config import EngineConfig, FolderSink, PipelineConfig, PythonSink, SinkConfig
+from tailrace.config.kafka import KafkaSink
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.findings import Finding, Severity, error, from_failure, warning
@@ -55,6 +57,8 @@ def preflight(file: Path) -> list[Finding]:
     found += _guarded(lambda: _transformations(pipeline))
     if pipeline.has_several:
         found += _guarded(lambda: _roots(pipeline))
+    for part in pipeline.pipelines:
+        found += _guarded(lambda part=part: _kafka(part))  # type: ignore[misc]
     names = [part.source_name for part in pipeline.pipelines]
     answers, lacking = _of_sources(pipeline.pipelines)
     return [*found, *lacking, *_merged(names, answers)]
@@ -83,6 +87,7 @@ class _Visit:
                 self.found += _guarded(
                     lambda: source_findings(session, self._server, self.pipeline, self._log, self.gate)
                 )
+                self.found += _guarded(lambda: _topics(session, self.pipeline))
 
     def _arrive(self) -> Iterator[Finding]:
         session = Session.connect(self.pipeline.source, threading.Event())
@@ -193,6 +198,23 @@ def _open_log(pipeline: PipelineConfig, found: list[Finding]) -> LogDirectory | 
         if failure.kind is not Kind.LOG_MISSING:
             found.append(from_failure(failure))
         return None
+
+
+def _kafka(pipeline: PipelineConfig) -> Iterator[Finding]:
+    for sink in pipeline.sinks:
+        if isinstance(sink, KafkaSink):
+            # Only now: pipelines without Kafka need not load its client.
+            from tailrace.pipeline.preflight_kafka import cluster_findings
+
+            yield from cluster_findings(sink, pipeline)
+
+
+def _topics(session: Session, pipeline: PipelineConfig) -> Iterator[Finding]:
+    for sink in pipeline.sinks:
+        if isinstance(sink, KafkaSink):
+            from tailrace.pipeline.preflight_kafka import topic_findings
+
+            yield from topic_findings(sink, pipeline, matching_tables(session, pipeline.source))
 
 
 def _rooms(pipeline: EngineConfig) -> Iterator[Finding]:

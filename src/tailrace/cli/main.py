@@ -93,8 +93,8 @@ def check(
 ) -> None:
     """Check everything that the pipeline needs, and name every problem with its repair.
 
-    Reads the file, asks the source, looks at Java and the disks. Changes nothing. Exit status 0
-    if it can run (there may be warnings), 1 if not, 2 if the file itself is wrong.
+    Reads the file, asks the source and clusters of Kafka, looks at Java and the disks. Changes nothing.
+    Exit status 0 if it can run (there may be warnings), 1 if not, 2 if the file itself is wrong.
     """
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
         from tailrace.cli.checking import check_pipeline

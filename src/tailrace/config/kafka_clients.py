@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 from tailrace.config.fields import Setting
-from tailrace.secrets import REFUSAL, Secret, remember, resolved
+from tailrace.secrets import REFUSAL, Secret, is_reference, remember, resolved
 
 #: By name or by beginning. Others are either our own affair (what guarantees rest on) or make no sense here.
 ALLOWED_OPTIONS = re.compile(
@@ -30,7 +30,7 @@ def _allowed(options: dict[str, Any]) -> dict[str, Any]:
                 f"{name} can't be set: possible are options of librdkafka for connections, "
                 "security, compression and batching; what exactly-once rests on is the sink's own"
             )
-        if _SECRET_OPTIONS.fullmatch(name) and not isinstance(value, Secret):
+        if _SECRET_OPTIONS.fullmatch(name) and not is_reference(str(value)):
             raise ValueError(f"{name} {REFUSAL}")
     return options
 

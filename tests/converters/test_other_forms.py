@@ -122,9 +122,10 @@ def announced() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", announced())
-def test_what_is_announced_is_a_converter_without_options(name: str) -> None:
-    made = EntryPoint(name, announced()[name], "tailrace.converters").load()()
+def test_what_is_announced_is_a_converter_with_no_options_but_a_registry(name: str) -> None:
+    options = {"registry_url": "http://127.0.0.1:1"} if name in ("avro", "json_schema") else {}
+    made = EntryPoint(name, announced()[name], "tailrace.converters").load()(**options)
     assert isinstance(made, Converter)
     with pytest.raises(TailraceError, match="nonsense"):
-        type(made)(nonsense=1)
+        type(made)(nonsense=1, **options)
     made.close()

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import typer.testing
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from fix_orders_log import LogOfOrders
-from fix_wait import wait_until
+from kafka.reading import read_topic
 from tailrace import config
 from tailrace.cli.main import app
 from tailrace.config import EngineConfig
@@ -27,33 +26,7 @@ def run(*arguments: object, status: int = 0) -> str:
 
 def written(kafka: EmbeddedKafka, topic: str) -> list[int]:
     """Return the ids of the orders in a topic of one partition, in their order."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap,
-            "group.id": "read",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "log_level": 0,
-        }
-    )
-    found: list[int] = []
-
-    def all_read() -> bool:
-        message = consumer.poll(0.2)
-        if message is not None and (error := message.error()) is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            return True
-        if message is not None:
-            found.append(json.loads(message.value() or b"")["after"]["id"])
-        return False
-
-    try:
-        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-        wait_until(all_read, 60, f"the end of {topic}")
-    finally:
-        consumer.close()
-    return found
+    return [message.document["after"]["id"] for message in read_topic(kafka.bootstrap, topic)]
 
 
 class Orders:

@@ -33,33 +33,36 @@ class Message:
 
 
 def read_topic(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Message]:
-    """Return every record that is there now, those of each partition in order."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "read",
-            "isolation.level": isolation,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            **QUIET,
-        }
-    )
+    """Return every record that is there now, those of each partition in order.
+
+    It waits for what is being committed: a commit is answered before its end is in every partition.
+    """
+    client = {"bootstrap.servers": bootstrap, **QUIET}
+    looking = Consumer({**client, "group.id": "look", "isolation.level": "read_uncommitted"})
+    numbers = sorted(looking.list_topics(topic, 60).topics[topic].partitions)
+    places = [TopicPartition(topic, number, OFFSET_BEGINNING) for number in numbers]
+    ends = {place.partition: looking.get_watermark_offsets(place, 60)[1] for place in places}
+    looking.close()
+    reading = {"group.id": "read", "isolation.level": isolation, "enable.partition.eof": True}
+    consumer = Consumer({**client, **reading, "auto.offset.reset": "error"})
     found: list[Message] = []
-    ended: set[int] = set()
-    partitions = consumer.list_topics(topic, 60).topics[topic].partitions
 
     def all_read() -> bool:
         message = consumer.poll(0.2)
         if message is not None and (error := message.error()) is not None:
             assert error.code() == KafkaError._PARTITION_EOF, error
-            ended.add(message.partition())
         elif message is not None:
             headers = {name: held.decode() for name, held in message.headers() or []}
             found.append(Message(message.partition(), message.key(), message.value(), headers))
-        return len(ended) == len(partitions)
+            return False
+        return all(
+            place.offset >= ends[place.partition]
+            for place in consumer.position(places)
+            if ends[place.partition]
+        )
 
     try:
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
+        consumer.assign(places)
         wait_until(all_read, 60, f"the end of {topic}")
     finally:
         consumer.close()

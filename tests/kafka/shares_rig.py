@@ -7,9 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
-
-from fix_wait import wait_until
+from kafka.reading import read_topic
 from sinks.rig import InProcess, rekey, relation
 from spark.wire import INT8, TEXT, HandmadeLog, delete, insert, update
 from tailrace import __version__
@@ -103,38 +101,8 @@ def content(kafka: EmbeddedKafka, prefix: str) -> Content:
 
 
 def records(kafka: EmbeddedKafka, topic: str) -> list[tuple[bytes | None, bytes | None]]:
-    """Return the keys and values of all committed records, those of each partition in order.
-
-    It waits for what is being committed: a commit is answered before its end is in every partition.
-    """
-    client = {"bootstrap.servers": kafka.bootstrap, "log_level": 0}
-    places = [TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(PARTITIONS)]
-    looking = Consumer({**client, "group.id": "look", "isolation.level": "read_uncommitted"})
-    ends = {place.partition: looking.get_watermark_offsets(place, 60)[1] for place in places}
-    looking.close()
-    reading = {"group.id": "read", "isolation.level": "read_committed", "enable.partition.eof": True}
-    consumer = Consumer({**client, **reading, "auto.offset.reset": "error"})
-    found: list[tuple[bytes | None, bytes | None]] = []
-
-    def all_read() -> bool:
-        message = consumer.poll(0.2)
-        if message is not None and (error := message.error()) is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-        elif message is not None:
-            found.append((message.key(), message.value()))
-            return False
-        return all(
-            place.offset >= ends[place.partition]
-            for place in consumer.position(places)
-            if ends[place.partition]
-        )
-
-    try:
-        consumer.assign(places)
-        wait_until(all_read, 60, f"the end of {topic}")
-    finally:
-        consumer.close()
-    return found
+    """Return the keys and values of all committed records, those of each partition in order."""
+    return [(message.key, message.value) for message in read_topic(kafka.bootstrap, topic)]
 
 
 def _told(value: dict[str, Any]) -> tuple[Any, ...]:

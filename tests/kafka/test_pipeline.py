@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from fix_postgres import Database
-from fix_wait import wait_until
+from kafka.reading import read_topic
 from tailrace.embedded.kafka import EmbeddedKafka
 
 TIMEOUT_S = 240
@@ -51,37 +50,9 @@ def _file(directory: Path, pg: Database, kafka: EmbeddedKafka, *, atomic: bool) 
     return file
 
 
-def _events(kafka: EmbeddedKafka, topic: str, partitions: int) -> list[tuple[Any, Any]]:
+def _events(kafka: EmbeddedKafka, topic: str) -> list[tuple[Any, Any]]:
     """Return (key, value) of all committed records, those of each partition in order."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap,
-            "group.id": "read",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "log_level": 0,
-        }
-    )
-    found: list[tuple[Any, Any]] = []
-    ended: set[int] = set()
-
-    def all_read() -> bool:
-        message = consumer.poll(0.2)
-        if message is not None and (error := message.error()) is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            ended.add(message.partition())
-        elif message is not None:
-            value = message.value()
-            found.append((json.loads(message.key()), None if value is None else json.loads(value)))
-        return len(ended) == partitions
-
-    try:
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(partitions)])
-        wait_until(all_read, 60, f"the end of {topic}")
-    finally:
-        consumer.close()
-    return found
+    return [(message.key_document, message.document) for message in read_topic(kafka.bootstrap, topic)]
 
 
 def _changes(events: list[tuple[Any, Any]]) -> Counter[tuple[str, int, str]]:
@@ -129,7 +100,7 @@ def test_each_change_once_whatever_step_is_killed(
     orders.execute("delete from orders where id between 91 and 100")
     expected.update(("d", n, "None") for n in range(91, 101))
     _run(file)
-    events = _events(kafka, f"{orders.name}.public.orders", 3)
+    events = _events(kafka, f"{orders.name}.public.orders")
     assert _changes(events) == expected
     assert _folded(events) == dict(orders.query("select id, what from orders"))
 
@@ -145,7 +116,7 @@ def test_without_transactions_nothing_is_lost_and_the_switch_may_be_turned(
     _run(_file(tmp_path, orders, kafka, atomic=True))
     orders.execute("update orders set what = 'third' where id <= 10")
     _run(_file(tmp_path, orders, kafka, atomic=False))
-    events = _events(kafka, f"{orders.name}.public.orders", 3)
+    events = _events(kafka, f"{orders.name}.public.orders")
     changes = _changes(events)
     assert {change for change in changes if change[0] == "r"} == {
         ("r", n, f"first {n}") for n in range(1, 101)

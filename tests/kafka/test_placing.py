@@ -210,10 +210,10 @@ def test_names_of_topics_follow_tables_or_routes() -> None:
 def test_batches_of_the_client_fit_the_smallest_topic_that_is_made() -> None:
     sink = {"type": "kafka", "bootstrap_servers": "b:1"}
     rules = [{"tables": ["a.*"], "settings": {"max.message.bytes": "50000"}}, {"tables": ["b.*"]}]
-    assert KafkaSink.model_validate({**sink, "topics": rules}).client_settings() == {"batch.size": "50000"}
+    assert KafkaSink.model_validate({**sink, "topics": rules}).client_options() == {"batch.size": "50000"}
     own = {**sink, "topics": rules, "options": {"batch.size": "7000"}}
-    assert KafkaSink.model_validate(own).client_settings() == {"batch.size": "7000"}
-    assert KafkaSink.model_validate(sink).client_settings() == {}
+    assert KafkaSink.model_validate(own).client_options() == {"batch.size": "7000"}
+    assert KafkaSink.model_validate(sink).client_options() == {}
     for objects in ("arrow", "python"):
         with pytest.raises(ValueError, match="not bytes"):
             KafkaSink.model_validate({**sink, "converter": {"type": objects}})

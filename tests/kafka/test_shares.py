@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 
 from converters.customers import CASES, groups_of
 from kafka.shares_rig import sink_of
+from tailrace.config.kafka import KafkaSink
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.contract import KeysFirst
 from tailrace.converters.debezium import JsonConverter
 from tailrace.kafka.offsets import partition_of
 from tailrace.kafka.shares import Share, shares_of
 from tailrace.records.events import Converted
+from tailrace.sinks.kafka import account_of
 
 KEYS = st.lists(st.none() | st.binary(max_size=20), min_size=1, max_size=30)
 
@@ -78,3 +81,18 @@ def test_several_producers_have_no_place_in_process() -> None:
     nowhere: Any = SimpleNamespace(bootstrap="127.0.0.1:1")
     with pytest.raises(ValueError, match="set runs_on: spark"):
         sink_of(nowhere, "a", 2, runs_on="process")
+
+
+def test_what_executors_are_sent_holds_references_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", "canary-3f9d")
+    given = {
+        "type": "kafka",
+        "bootstrap_servers": "127.0.0.1:1",
+        "options": {"sasl.password": "${env:CANARY}"},
+    }
+    config = KafkaSink.model_validate(given)
+    account = account_of(config, "shop")
+    sent = pickle.dumps(account)
+    assert b"canary-3f9d" not in sent
+    assert "canary-3f9d" not in repr(account)
+    assert account.admin()["sasl.password"] == "canary-3f9d"  # resolved where it is used

@@ -10,11 +10,12 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tailrace.config.engine_options import Milliseconds
 from tailrace.config.fields import Extension, Name, Section
-from tailrace.config.kafka_clients import ClientOptions, client_settings
+from tailrace.config.kafka_clients import ClientOptions
 from tailrace.config.patterns import Patterns
 from tailrace.config.predicates import AnyPredicate
 from tailrace.config.sinks import Pacing, SinkConfig
 from tailrace.config.transformations import AnyTransformation
+from tailrace.secrets import Secret
 
 _TOPIC_LIMIT = "max.message.bytes"
 #: librdkafka's own `batch.size`.
@@ -226,12 +227,9 @@ class KafkaSink(SinkConfig):
             return replace(usual, rows_max=1)
         return usual
 
-    def client_settings(self) -> dict[str, str]:
-        """Return `options` as librdkafka takes them, references resolved now.
-
-        :raises TailraceError: `SECRET_MISSING`.
-        """
-        found = client_settings(self.options)
+    def client_options(self) -> dict[str, str | Secret]:
+        """Return `options`, and what follows from the topics' settings; references stay references."""
+        found = dict(self.options)
         limits = [int(rule.settings.get(_TOPIC_LIMIT, _BATCH_BYTES)) for rule in self.topics]
         if (smallest := min(limits, default=_BATCH_BYTES)) < _BATCH_BYTES:
             # What the broker compares with a topic's limit are batches, and the client splits none.

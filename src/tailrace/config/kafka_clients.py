@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
@@ -39,7 +40,7 @@ def _allowed(options: dict[str, Any]) -> dict[str, Any]:
 ClientOptions = Annotated[dict[str, Setting], AfterValidator(_allowed)]
 
 
-def client_settings(options: dict[str, str | Secret]) -> dict[str, str]:
+def client_settings(options: Mapping[str, str | Secret]) -> dict[str, str]:
     """Return `options` as librdkafka takes them, references resolved now.
 
     What is secret is cut out of everything that is shown from then on.

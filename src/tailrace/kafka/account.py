@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from tailrace.config.kafka_clients import client_settings
 from tailrace.kafka import client
 from tailrace.kafka.offsets import OffsetsTopic, key_of, member_key_of
 from tailrace.kafka.writer import AtomicWriter, PlainWriter, Task, Writer
+from tailrace.secrets import Secret
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
     """A task's account in a cluster: its transactional ids and the keys of its offsets.
 
-    May be pickled: executors get it inside of their tasks. It holds resolved secrets, and shows none.
+    May be pickled: executors get it inside of their tasks, and resolve secrets themselves.
 
-    :param options: of librdkafka, resolved.
+    :param options: of librdkafka; secrets are references.
     :param atomic: whether records and offsets are written in transactions.
     :param isolation: how offsets are read.
     """
 
     bootstrap: str
-    options: Mapping[str, str] = field(repr=False)
+    options: Mapping[str, str | Secret]
     offsets_topic: str
     group: str
     pipeline: str
@@ -43,7 +45,10 @@ class Account:
         return key_of(self.group, self.pipeline, self.task)
 
     def admin(self) -> dict[str, Any]:
-        """Return the settings of an admin client."""
+        """Return the settings of an admin client.
+
+        :raises TailraceError: `SECRET_MISSING`, as whatever makes a client here.
+        """
         return client.admin(self._common())
 
     def offsets(self, timeout_s: float | None = None) -> OffsetsTopic:
@@ -75,4 +80,4 @@ class Account:
         return AtomicWriter(task) if self.atomic else PlainWriter(task)
 
     def _common(self) -> dict[str, Any]:
-        return client.client(self.bootstrap, self.options)
+        return client.client(self.bootstrap, client_settings(self.options))

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tailrace.config.engine_options import OffsetStorage
-from tailrace.config.kafka_clients import client_settings
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.account import Account
 from tailrace.kafka.offsets import OffsetsTopic, source_key
@@ -104,7 +103,7 @@ class KafkaOffsetStore:
         storage = self._storage
         return Account(
             storage.bootstrap_servers or "",
-            client_settings(storage.options),
+            storage.options,
             storage.topic,
             storage.group,
             self._name,

@@ -273,13 +273,10 @@ def offset_at(log_id: str, log_offset: int) -> dict[str, Any]:
 
 
 def account_of(config: KafkaConfig, pipeline: str) -> Account:
-    """Return the account of a sink's only task.
-
-    :raises TailraceError: `SECRET_MISSING`.
-    """
+    """Return the account of a sink's only task."""
     return Account(
         config.bootstrap_servers,
-        config.client_settings(),
+        config.client_options(),
         config.offsets_topic,
         config.group,
         pipeline,

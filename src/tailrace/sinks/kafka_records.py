@@ -43,6 +43,7 @@ from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import Piece
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
+from tailrace.secrets import Secret, resolved
 from tailrace.transforms.chain import Chain
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Records:
     :param converter: form of keys and values.
     :param chain: transformations that changes go through before.
     :param topics: where they go.
-    :param options: of librdkafka, resolved.
+    :param options: of librdkafka.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Records:
         origin: SourceFacts,
         disclosed: Disclosed,
         modes: ValueModes,
-        options: Mapping[str, str],
+        options: Mapping[str, str | Secret],
     ) -> None:
         self._config = config
         self._converter = converter
@@ -99,7 +100,7 @@ class Records:
         self._disclosed = disclosed
         self._modes = modes
         self._heartbeats = Heartbeats(config.heartbeat_interval_ms / 1000)
-        self._message_max = int(options.get("message.max.bytes", MESSAGE_BYTES_MAX))
+        self._message_max = int(resolved(options.get("message.max.bytes", str(MESSAGE_BYTES_MAX))))
 
     def send(
         self,

@@ -84,7 +84,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class ShareJob:
-    """What every task of a range's job is told. It holds secrets: only ever part of a task's closure.
+    """What every task of a range's job is told. Salts of masks are in it: only ever part of a task's closure.
 
     :param head: as the driver wrote it.
     :param end: of the range.

@@ -114,7 +114,7 @@ def _lives(pg: Database, kafka: EmbeddedKafka, directory: Path, lives: tuple[tup
     pg.execute("create table orders (id int primary key, what text)")
     pg.execute("insert into orders select n, 'first ' || n from generate_series(1, 100) n")
     expected = {("r", n, f"first {n}"): 1 for n in range(1, 101)}
-    for turn, (producers, failpoints) in enumerate(lives):
+    for turn, (producers, failpoints) in enumerate(lives, 1):
         _run(_file(directory, pg, kafka, producers), failpoints, -signal.SIGKILL if failpoints else 0)
         pg.execute(f"update orders set what = 'turn {turn}' where id <= 30")
         pg.execute(f"insert into orders select n, 'new' from generate_series({turn}001, {turn}040) n")
@@ -133,7 +133,7 @@ def _lives(pg: Database, kafka: EmbeddedKafka, directory: Path, lives: tuple[tup
 def test_a_command_that_is_killed_on_spark_goes_on_with_another_number_of_producers(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    _lives(pg, kafka, tmp_path, ((2, "kafka.after_head=kill"), (2, "")))
+    _lives(pg, kafka, tmp_path, ((2, "kafka.after_head=kill"), (3, "")))
 
 
 @pytest.mark.torture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     conf = {
         "spark.ui.enabled": "false",
+        # Functions of tests that are sent to executors come from modules of tests.
+        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent),
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
     started = session(SparkConfig(master="local[2]", conf=conf), "tests")

@@ -84,7 +84,7 @@ def test_a_task_that_is_killed_is_started_again_and_goes_on_by_the_log(
         wait_until((captured.log / FILE_NAME).exists, LATE_S, "the status file")
         os.kill(first, signal.SIGKILL)
         captured.insert_and_see(4, 5)
-        assert captured.pid != first
+        wait_until(lambda: captured.pid != first, LATE_S, "the report of the other process")
         wait_until(lambda: '"streaming"' in (captured.log / FILE_NAME).read_text(), LATE_S, "the state")
     assert captured.got == [1, 2, 3, 4, 5]
     assert not is_written(captured.log, "0")

@@ -124,7 +124,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
             thread = threading.Thread(target=another)
             thread.start()
             captured.insert_and_see(2, 3)
-            assert captured.pid == os.getpid()
+            wait_until(lambda: captured.pid == os.getpid(), LATE_S, "the report of this process")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(zombie, signal.SIGCONT)

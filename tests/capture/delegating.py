@@ -60,11 +60,11 @@ class Elsewhere:
             number = self.faults
         match number % 5:
             case 0:
-                os.truncate(staged.path, staged.size // 2)
+                os.truncate(staged.path, staged.size // 2 or 1)  # an empty table's is empty: longer
             case 1:
                 Path(staged.path).unlink()
             case 2:
-                content = bytearray(Path(staged.path).read_bytes())
+                content = bytearray(Path(staged.path).read_bytes() or b"?")  # an empty table's is empty
                 content[len(content) // 2] ^= 1
                 Path(staged.path).write_bytes(content)
             case 3:

@@ -12,6 +12,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(shell grep -rl njit src --include='*.py')
 BENCHMARKS := capture watches snapshot decode convert replay e2e stages engine latency kafka kafka_peer
 CYCLES := 100
+# Processes that run tests side by side. The tests wait more than they work; each process has servers of
+# its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order.
+WORKERS := 3
+PYTEST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test matrix check bench torture setup brokers bench-peers lock clean java
 
@@ -22,10 +26,10 @@ demo: setup ## A small shop, its pipeline killed in the middle, and the proof th
 	$(BIN)/tailrace demo --dir .demo
 
 test: setup brokers ## The test suite.
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
 matrix: setup brokers ## The test suite on each version of PostgreSQL: 15, 16 and 18.
-	$(BIN)/python scripts/run_matrix.py $(PYTEST_ARGS)
+	$(BIN)/python scripts/run_matrix.py $(PYTEST) $(PYTEST_ARGS)
 
 check: setup ## Lint, types, layers, documents.
 	$(BIN)/ruff check src tests scripts

@@ -20,6 +20,8 @@ from typing import Literal
 
 import pytest
 
+from tailrace.embedded.ports import free_port
+
 Direction = Literal["to_client", "to_server"]
 
 _CHUNK = 256 * 1024
@@ -88,7 +90,7 @@ class Proxy:
 
     def __init__(self, upstream_port: int) -> None:
         self.upstream_port = upstream_port
-        self.port = 0  # chosen at the first start, then kept
+        self.port = free_port()
         self.connections_made = 0
         self.messages: deque[tuple[bytes, bytes]] = deque(maxlen=100_000)
         self._commands: queue.Queue[tuple[Callable[[], None], threading.Event]] = queue.Queue()
@@ -185,7 +187,6 @@ class Proxy:
     def _listen(self) -> None:
         if self._listener is None:
             self._listener = socket.create_server(("127.0.0.1", self.port), reuse_port=False)
-            self.port = self._listener.getsockname()[1]
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _refuse(self) -> None:

@@ -18,6 +18,7 @@ FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
 @pytest.mark.parametrize(
     "name", ["capture", "watches", "snapshot", "decode", "convert", "transforms", "stages", "engine", "kafka"]
 )
+@pytest.mark.slow
 def test_a_benchmark_prints_one_document(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "PAIRS_MAX", 2)
     result = CliRunner().invoke(app, ["bench", name, "--rows", "3000", "--json"])

@@ -153,6 +153,7 @@ def lengths(folder: Path, column: str) -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_a_snapshot_and_the_stream_together_stay_under_400_mb(pg: Database, tmp_path: Path) -> None:
     rows, log = 120_000, tmp_path / "log"
     pg.execute("create table items(id int primary key, t text)")

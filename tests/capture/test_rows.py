@@ -247,6 +247,7 @@ def test_statements_of_all_kinds_come_as_rows(pg: Database, tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_partitioned_tables_by_root_and_by_partition(each_pg: Database, tmp_path: Path) -> None:
     prepared(
         each_pg,

@@ -17,8 +17,10 @@ from tailrace.engine.engine import Engine
 from tailrace.engine.processing.flows import Flow
 from tailrace.testing.source import LinesTask
 
-#: `TAILRACE_SEEDS=7,8` runs these instead.
-SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed]
+#: One of the run's own, the same in all of its workers; `TAILRACE_SEEDS=7,8` runs these instead.
+SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed] or [
+    random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(1_000_000)
+]
 
 
 class Lives(RuleBasedStateMachine):
@@ -66,14 +68,14 @@ def lives(count, seed):
     leaks.check()
 
 
-@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_lives_leave_nothing_behind(seed):
     lives(60, seed)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_thousand_lives_leave_nothing_behind(seed):
     lives(1000, seed)
 

@@ -29,6 +29,7 @@ def test_the_pipeline_file_is_valid_and_fifteen_lines_long() -> None:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.slow
 def test_a_spark_job_that_is_not_ours_reads_the_log(pg: Database, tmp_path: Path) -> None:
     round_ = Round(tmp_path, pg, [], seed=5)
     round_.workload.burst(20)
@@ -76,6 +77,7 @@ def test_an_engine_of_twenty_lines_prints_what_is_committed_and_goes_on_where_it
 
 
 @pytest.mark.timeout(700)
+@pytest.mark.slow
 def test_an_engine_whose_handler_runs_on_executors_tells_the_story_of_each_row(
     pg: Database, tmp_path: Path
 ) -> None:

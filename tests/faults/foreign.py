@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+
+from tailrace.embedded.ports import free_port
 
 ADMIN = "boss"
 ADMIN_PASSWORD = "b@ss:word/1"
@@ -50,8 +51,7 @@ def foreign_server(version: int, binaries: Path, directory: Path, account: Any) 
     directory.mkdir()
     password_file = directory / "password"
     password_file.write_text(ADMIN_PASSWORD)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     identity: dict[str, Any] = {}
     if account is not None:
         for path in (directory, password_file):

@@ -68,6 +68,7 @@ def killed(pg: Database, make_round: Callable[..., Round]) -> Round:
     return round_
 
 
+@pytest.mark.slow
 def test_every_cut_in_the_last_three_blocks_is_recovered_from(killed: Round, tmp_path: Path) -> None:
     segment, start, size = _last_blocks(killed.log, 3)
     durable = LogReader.open(killed.log, TASK).end().offset
@@ -81,6 +82,7 @@ def test_every_cut_in_the_last_three_blocks_is_recovered_from(killed: Round, tmp
         shutil.rmtree(copy)
 
 
+@pytest.mark.slow
 def test_a_pipeline_goes_on_from_a_log_that_was_cut(killed: Round) -> None:
     segment, start, size = _last_blocks(killed.log, 3)
     slot, whole = _slot(killed), killed.root / "whole"

@@ -32,6 +32,7 @@ def server(
         yield server
 
 
+@pytest.mark.slow
 def test_a_plain_role_and_a_yaml_file_are_enough(server: ForeignServer, tmp_path: Path) -> None:
     # GIVEN a database of somebody else's, and a role that may just replicate and read
     ledger.create(server.dsn)

@@ -18,6 +18,7 @@ HINTS = ("log/status.json", "log/readers", "*/_tailrace/position-*.json", "*/_ta
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_positions_hints_and_half_written_files_may_all_go(
     pg: Database, make_round: Callable[..., Round]
 ) -> None:

@@ -83,6 +83,7 @@ def orders(pg: Database) -> Database:
 
 
 @pytest.mark.any_postgres("what Kafka gets is what is in the log")
+@pytest.mark.slow
 def test_each_change_once_whatever_step_is_killed(
     orders: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_each_change_once_whatever_step_is_killed(
 
 
 @pytest.mark.any_postgres("what Kafka gets is what is in the log")
+@pytest.mark.slow
 def test_without_transactions_nothing_is_lost_and_the_switch_may_be_turned(
     orders: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

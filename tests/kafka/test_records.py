@@ -64,6 +64,7 @@ def sink_status(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.any_postgres("what Kafka gets is what is in the log")
+@pytest.mark.slow
 def test_transactions_are_counted_and_placed_together(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ LIVES = (
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["exactly once", "at least once"])
+@pytest.mark.slow
 def test_a_switch_may_fail_anywhere(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, atomic: bool
 ) -> None:

@@ -53,6 +53,7 @@ def test_tasks_write_what_the_process_would_and_what_they_meet_is_told(
     assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[5])
 
 
+@pytest.mark.slow
 def test_a_task_that_dies_half_way_is_repeated_by_spark_and_writes_nothing_twice(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, tmp_path: Path
 ) -> None:

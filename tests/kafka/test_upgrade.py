@@ -126,6 +126,7 @@ def _orders() -> Iterator[tuple[tuple[int, str], ...]]:
         yield tuple(next(ours) if at in places else next(theirs) for at in range(4))
 
 
+@pytest.mark.slow
 def test_instances_that_share_offsets_are_turned_on_and_off_in_any_order(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:

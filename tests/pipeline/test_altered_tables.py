@@ -53,6 +53,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_what_a_sink_cannot_follow_stops_it_alone_until_a_choice_is_made(
     pg: Database, tmp_path: Path
 ) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from fix_wait import wait_until
+from tailrace.embedded.ports import free_port
 
 #: Spark may have to start on a machine that does much else.
 TIMEOUT_S = 240
@@ -95,12 +95,8 @@ def shown_by_spark(port):
     return page(f"/api/v1/applications/{application['id']}/environment") + page("/environment/")
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
-
-
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
     pg.execute("create table orders (id int primary key, what text)")
     pg.execute("insert into orders select g, 'thing' from generate_series(1, 50) g")

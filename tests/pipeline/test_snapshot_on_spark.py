@@ -30,6 +30,7 @@ def tailrace(*arguments: object, failpoints: str = "") -> subprocess.CompletedPr
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.slow
 def test_executors_read_a_snapshot_and_may_die_of_it(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table orders(id int primary key, what text)")
     pg.execute(f"insert into orders select g, repeat('x', g % 50) from generate_series(1, {ROWS}) g")

@@ -139,6 +139,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
     assert "the driver has begun another job" in error.message
 
 
+@pytest.mark.slow
 def test_the_command_whose_driver_was_killed_goes_on_when_it_is_started_again(
     pg: Database, tmp_path: Path
 ) -> None:

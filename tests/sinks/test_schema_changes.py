@@ -170,6 +170,7 @@ def followed(story: Story, spark: Any) -> dict[str, dict[str, Rows]]:
 
 @pytest.mark.parametrize("place", ["altered", "done", "in one range"])
 @pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.slow
 def test_a_mirror_follows(name: str, place: str, story: Story, followed: dict[str, dict[str, Rows]]) -> None:
     cut, table = story.altered if place == "altered" else story.done, TABLES[name]
     columns, rows = followed[place][name]

@@ -311,6 +311,7 @@ print(spark.read.parquet(sys.argv[2]).count())
 """
 
 
+@pytest.mark.slow
 def test_a_job_that_is_not_ours_reads_the_log(log: HandmadeLog, tmp_path: Path) -> None:
     fill(log, 5)
     script = tmp_path / "job.py"

@@ -9,20 +9,11 @@ of a round of ten, the topics, as a reader of committed records sees them, again
 Exit status 1 if anything was found, or if a failpoint that this pipeline has was never reached.
 """
 
-# ruff: noqa: T201 (it talks to a person)
-
 from __future__ import annotations
 
-import argparse
-import itertools
-import random
-import shutil
 import sys
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 from fix_postgres import SETTINGS, Database
@@ -30,10 +21,11 @@ from tailrace.embedded.install import find_install
 from tailrace.embedded.kafka import EmbeddedKafka, find_jars
 from tailrace.embedded.postgres import EmbeddedPostgres
 from torture import brokers
+from torture.campaign import Campaign, arguments
 from torture.harness import Fault, Round, kill_at, kill_at_random, kill_source
 from torture.topics import Topics
 
-CYCLES_A_ROUND = 10
+CYCLES = 200
 
 #: The failpoints that the way into Kafka has, without Spark.
 POINTS = {
@@ -49,118 +41,42 @@ POINTS = {
 }
 
 
-class Torture:
-    """All rounds against one source and one cluster; keeps count of what struck and what was found."""
-
-    def __init__(self, server: EmbeddedPostgres, cluster: EmbeddedKafka, root: Path, seed: int) -> None:
-        self._server = server
-        self._cluster = cluster
-        self._root = root
-        self._random = random.Random(seed)
-        self._names = itertools.count(1)
-        self._tried: Counter[str] = Counter()
-        self.struck: Counter[str] = Counter()
-        self.missed: Counter[str] = Counter()
-        self.hits: Counter[str] = Counter()
-        self.problems: list[str] = []
-
-    def round(self, cycles: int) -> None:
-        """Run one round of `cycles` faults, and judge it."""
-        name = f"torture_kafka_{next(self._names)}"
-        self._server.create_database(name)
-        with ExitStack() as stack:
-            database = Database(self._server, name)
-            round_ = Round(
-                self._root / name, database, ["kafka"], self._random.randrange(1 << 32),
-                topics=Topics(self._cluster.bootstrap, name, replication=brokers.NODES),
-            )  # fmt: skip
-            stack.callback(round_.close)
-            self._run(round_, cycles)
-            self.hits += round_.hits()
-        if not self.problems:
-            shutil.rmtree(self._root / name)
-            database.drop()
-
-    def _run(self, round_: Round, cycles: int) -> None:
-        round_.write_file()
-        faults, struck, found = self._faults(), 0, []
-        fault = next(faults)
-        try:
-            while struck < cycles and not found:
-                began = time.monotonic()
-                happened = round_.undergo(fault)
-                (self.struck if happened else self.missed)[fault.name] += 1
-                struck += happened
-                note = "" if happened else " (not reached in this life)"
-                print(f"  {time.monotonic() - began:5.1f} s  {fault.name}{note}", flush=True)
-                found = [f"after {fault.name}: {problem}" for problem in round_.disagreements()]
-                fault = next(faults)
-            found += round_.judge() + round_.disagreements()
-        except AssertionError as error:
-            found += [f"after {fault.name}: {error}"]
-        self.problems += [f"{round_.database.name} (seed {round_.seed}): {problem}" for problem in found]
-        verdict = "whole" if not found else "\n    ".join(["BROKEN:", *found])
-        print(f"  round of {round_.workload.committed:,} transactions: {verdict}", flush=True)
-
-    def _faults(self) -> Iterator[Fault]:
-        others = [
-            kill_at_random(8),
-            kill_at_random(8),
-            kill_source(8),
-            brokers.kill_node(self._cluster, 6),
-            brokers.move_coordinator(self._cluster, 6),
-            brokers.kill_both(self._cluster, 6),
-        ]
-        while True:
-            yield self._random.choice(others) if self._random.random() < 0.5 else self._at_a_failpoint()
-
-    def _at_a_failpoint(self) -> Fault:
-        """Return a kill at one of the points that were tried least."""
-        fewest = min(self._tried[point] for point in POINTS)
-        point = self._random.choice([point for point in sorted(POINTS) if self._tried[point] == fewest])
-        self._tried[point] += 1
-        return kill_at(point, self._random.choice((1, 1, 2, 3, 5)), until_caught_up=False)
-
-
 def main() -> int:
     """Run what the command line asks for; return the exit status."""
-    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    arguments.add_argument("--cycles", type=int, default=200)
-    arguments.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    arguments.add_argument("--version", type=int, default=18, help="of PostgreSQL: 15, 16 or 18")
-    chosen = arguments.parse_args()
-    print(f"seed {chosen.seed}", flush=True)
-    root = Path(tempfile.mkdtemp(prefix="torture-kafka-"))
+    chosen = arguments(__doc__ or "", CYCLES).parse_args()
+    print(f"seed {chosen.seed}", flush=True)  # noqa: T201 (it talks to a person)
+    campaign = Campaign(Path(tempfile.mkdtemp(prefix="torture-kafka-")), chosen.seed, POINTS)
     with (
         EmbeddedPostgres(find_install(chosen.version), settings=SETTINGS) as server,
         EmbeddedKafka(find_jars(), nodes=brokers.NODES, settings=brokers.SETTINGS) as cluster,
     ):
-        torture = Torture(server, cluster, root, chosen.seed)
-        for first in range(0, chosen.cycles, CYCLES_A_ROUND):
-            print(f"cycles {first + 1} to {min(first + CYCLES_A_ROUND, chosen.cycles)}:", flush=True)
-            torture.round(min(CYCLES_A_ROUND, chosen.cycles - first))
-    return report(torture, root)
+        for name, cycles in campaign.rounds("kafka", chosen.cycles):
+            server.create_database(name)
+            topics = Topics(cluster.bootstrap, name, replication=brokers.NODES)
+            seed = campaign.random.randrange(1 << 32)
+            round_ = Round(campaign.root / name, Database(server, name), ["kafka"], seed, topics=topics)
+            round_.write_file()
+            if campaign.run(round_, _faults(campaign, cluster), cycles):
+                campaign.remove(round_)
+                topics.remove()
+    return campaign.report()
 
 
-def report(torture: Torture, root: Path) -> int:
-    """Print the totals; return the exit status."""
-    print("\nfaults:")
-    for name in sorted(torture.struck | torture.missed):
-        print(f"  {torture.struck[name]:5} struck {torture.missed[name]:5} not reached  {name}")
-    print("visits of each failpoint:")
-    for name in sorted(POINTS):
-        print(f"  {torture.hits[name]:9,}  {name}")
-    never = sorted(name for name in POINTS if not torture.hits[name])
-    if never:
-        print(f"never reached: {', '.join(never)}")
-    for problem in torture.problems:
-        print(f"PROBLEM {problem}")
-    if torture.problems:
-        print(f"what was found is kept in {root}")
-        return 1
-    root.rmdir()
-    print(f"{sum(torture.struck.values())} faults, nothing lost, doubled, torn or out of step")
-    return 1 if never else 0
+def _faults(campaign: Campaign, cluster: EmbeddedKafka) -> Iterator[Fault]:
+    others = [
+        kill_at_random(8),
+        kill_at_random(8),
+        kill_source(8),
+        brokers.kill_node(cluster, 6),
+        brokers.move_coordinator(cluster, 6),
+        brokers.kill_both(cluster, 6),
+    ]
+    draw = campaign.random
+    while True:
+        if draw.random() < 0.5:
+            yield draw.choice(others)
+        else:
+            yield kill_at(campaign.least_tried(), draw.choice((1, 1, 2, 3, 5)), until_caught_up=False)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
 from torture import validator
 from torture.ledger import TABLES, source_rows
@@ -23,6 +24,7 @@ from torture.sinks import Change
 
 _NOT_SENT = "__debezium_unavailable_value"
 _READ_TIMEOUT_S = 120.0
+_ADMIN_TIMEOUT_S = 60.0
 #: Who is written to all the time comes to no end: from then on, the end is where it was at that moment.
 _ENDLESS_S = 2.0
 #: So long the markers of a committed transaction may take to all their partitions.
@@ -93,6 +95,14 @@ class Topics:
             return None
         assert len({message.key() for message in self._read([self.offsets_topic])}) == 1
         return int(json.loads(newest.value() or b"")["log_offset"])
+
+    def remove(self) -> None:
+        """Delete the topics: brokers that are killed look through all that they have when they come back."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        known = admin.list_topics(timeout=_ADMIN_TIMEOUT_S).topics
+        ours = [topic for topic in known if topic == self.offsets_topic or topic.startswith(f"{self.name}.")]
+        for gone in admin.delete_topics(ours, operation_timeout=_ADMIN_TIMEOUT_S).values():
+            gone.result(2 * _ADMIN_TIMEOUT_S)
 
     def problems(self, dsn: str) -> list[str]:
         """Return what is wrong with the topics, now that source and pipeline are at rest."""

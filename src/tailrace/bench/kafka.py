@@ -3,6 +3,10 @@
 Both are the pipeline's own sink over the same ranges of one log; at least once waits for `acks=all`
 and writes its offset, exactly once has both in a transaction. A range is as many rows as take about
 so long as a transaction is to last.
+
+Two passes over a log differ by more than the transactions cost: the broker's disk, heap and compiler
+weigh on one and not on the other. So both write each range right after one another, one first in every
+other range, and each range is a pair of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import itertools
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,19 +25,22 @@ import structlog
 
 from tailrace.bench import topics
 from tailrace.bench.decode import captured
-from tailrace.bench.report import Result, machine, median
+from tailrace.bench.report import Result, machine, median, median_interval
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config.disclosure import Disclosure
 from tailrace.config.kafka import KafkaSink
 from tailrace.model import LogRange, ValueModes
 from tailrace.ranges import plan
+from tailrace.ranges.plan import Piece
 from tailrace.sinks.build import build
 
 log = structlog.get_logger(__name__)
 
 ROWS = 1_000_000
-PAIRS = 3
+#: Passes over the log in which both take part, after one of the same kind that is not counted: the
+#: broker's code is compiled while it runs.
+PASSES = 7
 #: Seconds between two commits: what is compared, and the curve.
 INTERVAL_S = 1.0
 CURVE_S = (0.1, 0.3, 1.0, 3.0)
@@ -43,8 +52,8 @@ _ONE_CORE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """One timed pass over the log: from the first record to the last commit; topics are there before."""
+class Written:
+    """What a sink took for one range or more: from the first record to the answer of the last commit."""
 
     rows: int
     seconds: float
@@ -58,55 +67,74 @@ class Pass:
         return self.rows / self.seconds
 
 
+#: One range, by both: exactly once, at least once.
+Pair = tuple[Written, Written]
+Write = Callable[[LogRange, Sequence[Piece]], Written]
+
+
 def measure(rows: int | None = None) -> Result:
-    """Write a log of `rows` rows in pairs of passes, at a transaction every second; then the curve."""
+    """Write a log of `rows` rows in passes of pairs, at a transaction every second; then the curve."""
     rows = rows or ROWS
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name, topics.cluster() as kafka:
         path = Path(name) / "log"
         captured(path, rows)
-        run = _Runs(kafka.bootstrap, path, rows)
-        run(False, rows // 10 or 1)  # the broker's code is compiled as it runs
-        warm = run(True, rows // 10 or 1)
-        a_second = max(1, int(warm.rate * INTERVAL_S))
-        pairs = []
-        for turn in range(PAIRS):
-            order = (True, False) if turn % 2 else (False, True)
-            found = {atomic: run(atomic, a_second) for atomic in order}
-            pairs.append((found[True], found[False]))
-            log.info("a pair", exactly_once=round(found[True].rate), at_least_once=round(found[False].rate))
-        curve = {every: run(True, max(1, int(warm.rate * every))) for every in CURVE_S if every != INTERVAL_S}
+        runs = _Runs(kafka.bootstrap, path, rows)
+        a_second = max(1, int(runs.alone(rows // 10 or 1).rate * INTERVAL_S))
+        pairs: list[Pair] = []
+        for number in range(PASSES + 1):
+            found = runs.in_pairs(_even(rows, a_second), first=number)
+            if number:
+                pairs += found
+            once, least = (_sum(side) for side in zip(*found, strict=True))
+            log.info("a pass", number=number, of=PASSES, exactly_once=round(once.rate),
+                     at_least_once=round(least.rate))  # fmt: skip
+        curve = {every: runs.alone(max(1, int(a_second * every))) for every in CURVE_S if every != INTERVAL_S}
     return _result(rows, pairs, curve)
 
 
-def _result(rows: int, pairs: list[tuple[Pass, Pass]], curve: dict[float, Pass]) -> Result:
-    once, least = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    rate = median([each.rate for each in once])
-    curve = curve | {INTERVAL_S: sorted(once, key=lambda each: each.rate)[len(once) // 2]}
-    cpu = median([each.cpu_seconds / each.seconds for each in once])
+def _even(rows: int, a_second: int) -> int:
+    """Return how many rows a range gets, so that about a second's are in each and the last is as large."""
+    return -(-rows // max(1, round(rows / a_second)))
+
+
+def _result(rows: int, pairs: list[Pair], curve: dict[float, Written]) -> Result:
+    once, least = (_sum(side) for side in zip(*pairs, strict=True))
+    curve = curve | {INTERVAL_S: once}
+    ratios = [ours.rate / theirs.rate for ours, theirs in pairs]
+    cpu_ratios = [theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in pairs]
+    cores_used = once.cpu_seconds / once.seconds
     return Result(
         name="kafka",
-        value=rate,
+        value=once.rate,
         unit="records/s",
-        ratio=median([ours.rate / theirs.rate for ours, theirs in pairs]),
+        ratio=median(ratios),
         reference="the same sink at least once, acks=all, on the same records",
         limit="one core: decoding, converting and handing over, in the sink's thread"
-        if cpu >= _ONE_CORE
-        else f"the cores, of which sink and client take {cpu:.1f}, and the broker the rest",
+        if cores_used >= _ONE_CORE
+        else f"the cores, of which sink and client take {cores_used:.1f}, and the broker the rest",
         setup=machine()
-        | {"rows": rows, "partitions": topics.PARTITIONS, "pairs": PAIRS, "interval_s": INTERVAL_S},
+        | {
+            "rows": rows,
+            "partitions": topics.PARTITIONS,
+            "passes": PASSES,
+            "pairs": len(pairs),
+            "rows_a_transaction": round(once.rows / once.commits),
+            "interval_s": INTERVAL_S,
+        },
         details={
-            "at_least_once_records_s": round(median([each.rate for each in least])),
-            "ratios": [round(ours.rate / theirs.rate, 3) for ours, theirs in pairs],
-            "cpu_us_a_record": round(median([each.cpu_seconds / rows * 1e6 for each in once]), 2),
-            "at_least_once_cpu_us_a_record": round(
-                median([each.cpu_seconds / rows * 1e6 for each in least]), 2
-            ),
+            "ratio_interval_95": [round(end, 3) for end in median_interval(ratios)],
+            "ratio_of_sums": round(once.rate / least.rate, 3),
+            "cpu_ratio": round(median(cpu_ratios), 3),
+            "at_least_once_records_s": round(least.rate),
+            "ratios": [round(ratio, 3) for ratio in ratios],
+            "cpu_us_a_record": round(once.cpu_seconds / once.rows * 1e6, 2),
+            "at_least_once_cpu_us_a_record": round(least.cpu_seconds / least.rows * 1e6, 2),
             "curve": [_point(every, curve[every]) for every in sorted(curve)],
         },
     )
 
 
-def _point(every_s: float, found: Pass) -> dict[str, Any]:
+def _point(every_s: float, found: Written) -> dict[str, Any]:
     return {
         "interval_s": every_s,
         "records_s": round(found.rate),
@@ -115,8 +143,18 @@ def _point(every_s: float, found: Pass) -> dict[str, Any]:
     }
 
 
+def _sum(found: Sequence[Written]) -> Written:
+    return Written(
+        sum(each.rows for each in found),
+        sum(each.seconds for each in found),
+        sum(each.cpu_seconds for each in found),
+        sum(each.commits for each in found),
+        sum(each.commit_seconds for each in found),
+    )
+
+
 class _Runs:
-    """Passes over one log, each into topics of its own."""
+    """Passes over one log, each into topics of its own, which are there before it begins."""
 
     def __init__(self, bootstrap: str, path: Path, rows: int) -> None:
         self._bootstrap = bootstrap
@@ -124,33 +162,54 @@ class _Runs:
         self._rows = rows
         self._names = itertools.count(1)
 
-    def __call__(self, atomic: bool, rows_a_transaction: int) -> Pass:
+    def alone(self, rows_a_range: int) -> Written:
+        """Write the log exactly once."""
+        with self._sink(atomic=True) as write:
+            return _sum([write(span, pieces) for span, pieces in self._ranges(rows_a_range)])
+
+    def in_pairs(self, rows_a_range: int, first: int) -> list[Pair]:
+        """Write the log both ways, range by range.
+
+        :param first: even: exactly once begins.
+        """
+        pairs = []
+        with self._sink(atomic=True) as once, self._sink(atomic=False) as least:
+            for turn, (span, pieces) in enumerate(self._ranges(rows_a_range), first):
+                if turn % 2:
+                    theirs, ours = least(span, pieces), once(span, pieces)
+                else:
+                    ours, theirs = once(span, pieces), least(span, pieces)
+                pairs.append((ours, theirs))
+        return pairs
+
+    def _ranges(self, rows_a_range: int) -> Iterator[tuple[LogRange, Sequence[Piece]]]:
+        with LogReader.open(self._path, TASK) as reader:
+            start, end = reader.start, reader.end().offset
+            while start < end:
+                upto = reader.boundary_within(start, rows_a_range, _BYTES_MAX, end)
+                yield LogRange(TASK, start, upto), plan.pieces(TASK, reader.blocks(start, upto), start, upto)
+                start = upto
+
+    @contextmanager
+    def _sink(self, *, atomic: bool) -> Iterator[Write]:
         name = f"pass-{next(self._names)}"
         config = KafkaSink.model_validate(topics.sink(self._bootstrap, name, atomic=atomic))
         sink = build(config, Disclosure(), ValueModes(), self._path)
-        directory = LogDirectory.open(self._path)
-        sink.open(directory.identity, name)
+
+        def write(span: LogRange, pieces: Sequence[Piece]) -> Written:
+            cpu, began = time.process_time(), time.perf_counter()
+            done = sink.write(None, self._path, span, pieces)
+            seconds = time.perf_counter() - began
+            return Written(done.rows, seconds, time.process_time() - cpu, 1, done.seconds["commit"])
+
+        sink.open(LogDirectory.open(self._path).identity, name)
         try:
-            with LogReader.open(directory, TASK) as reader:
-                found = self._timed(sink, reader, rows_a_transaction)
+            yield write
         finally:
             sink.close()
         topic = f"{name}.public.orders"
         topics.require_rows(self._bootstrap, topic, self._rows)
         topics.remove(self._bootstrap, topic)
-        return found
-
-    def _timed(self, sink: Any, reader: LogReader, rows_a_transaction: int) -> Pass:
-        start, end, commits, commit_s = reader.start, reader.end().offset, 0, 0.0
-        cpu, began = time.process_time(), time.perf_counter()
-        while start < end:
-            upto = reader.boundary_within(start, rows_a_transaction, _BYTES_MAX, end)
-            pieces = plan.pieces(TASK, reader.blocks(start, upto), start, upto)
-            written = sink.write(None, self._path, LogRange(TASK, start, upto), pieces)
-            commits, commit_s = commits + 1, commit_s + written.seconds["commit"]
-            start = upto
-        seconds = time.perf_counter() - began
-        return Pass(self._rows, seconds, time.process_time() - cpu, commits, commit_s)
 
 
 def cores() -> int:

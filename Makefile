@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(shell grep -rl njit src --include='*.py')
-BENCHMARKS := capture watches snapshot decode convert replay e2e stages engine latency kafka kafka_peer
+BENCHMARKS := capture watches snapshot decode convert replay e2e stages engine latency kafka kafka_peer kafka_spark
 # Of `make torture`; empty: a hundred for each sink, two hundred for Kafka.
 CYCLES :=
 # Processes that run tests side by side. The tests wait more than they work; each process has servers of
@@ -50,7 +50,7 @@ setup: $(STAMPS)/jars $(STAMPS)/kernels ## Make .venv, fetch Delta's jars, compi
 
 brokers: $(STAMPS)/kafka ## Fetch Kafka, which the tests and benchmarks of the Kafka sink start.
 
-bench-peers: $(STAMPS)/debezium ## Fetch Debezium, the peer of `tailrace bench engine`.
+bench-peers: $(STAMPS)/debezium $(STAMPS)/spark-kafka ## Fetch the peers of benchmarks: Debezium, Spark's Kafka sink.
 
 clean: ## Remove all that was made.
 	rm -rf $(VENV) .cache .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -61,7 +61,7 @@ lock: setup ## Choose the versions of all dependencies anew and write them down 
 	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --universal --python-version 3.11 \
 	    --extra demo --group dev --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
-	$(BIN)/python scripts/fetch_jars.py --lock delta kafka debezium
+	$(BIN)/python scripts/fetch_jars.py --lock delta kafka spark-kafka debezium
 
 # Java comes first: a machine without it is told so before anything is downloaded.
 java:
@@ -84,6 +84,10 @@ $(STAMPS)/kafka: jars-kafka.lock scripts/ivy-kafka.xml $(STAMPS)/venv
 
 $(STAMPS)/debezium: jars-debezium.lock scripts/ivy-debezium.xml $(STAMPS)/venv
 	$(BIN)/python scripts/fetch_jars.py debezium
+	@touch $@
+
+$(STAMPS)/spark-kafka: jars-spark-kafka.lock scripts/ivy-spark-kafka.xml $(STAMPS)/venv
+	$(BIN)/python scripts/fetch_jars.py spark-kafka
 	@touch $@
 
 $(STAMPS)/kernels: $(KERNELS) src/tailrace/warm.py $(STAMPS)/venv

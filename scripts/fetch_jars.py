@@ -1,6 +1,6 @@
 """Fetch sets of jars into .cache and check them against their lock files.
 
-    python scripts/fetch_jars.py delta kafka debezium [--lock]
+    python scripts/fetch_jars.py delta kafka spark-kafka debezium [--lock]
 
 Ivy ships inside PySpark, so that Java is all it takes. Runs again at no cost: jars that match
 the lock are kept. `--lock` writes the lock from what was fetched; review that change.
@@ -50,6 +50,9 @@ class Jars:
 SETS = {
     "delta": Jars(ROOT / "scripts" / "ivy.xml", ROOT / "jars.lock", "jars"),
     "kafka": Jars(ROOT / "scripts" / "ivy-kafka.xml", ROOT / "jars-kafka.lock", "kafka"),
+    "spark-kafka": Jars(
+        ROOT / "scripts" / "ivy-spark-kafka.xml", ROOT / "jars-spark-kafka.lock", "spark-kafka"
+    ),
     "debezium": Jars(ROOT / "scripts" / "ivy-debezium.xml", ROOT / "jars-debezium.lock", "debezium"),
 }
 

@@ -87,15 +87,22 @@ def test_a_python_that_cannot_make_an_environment_is_one_line(tmp_path):
     assert "needs Python 3.11 or later" in done.stderr
 
 
-def test_the_jars_are_those_of_the_installed_delta_and_spark():
+@pytest.mark.parametrize(
+    ("ivy", "lock", "artifact"),
+    [
+        ("ivy.xml", "jars.lock", "delta-spark_{spark_line}_2.13-{delta}.jar"),
+        ("ivy-spark-kafka.xml", "jars-spark-kafka.lock", "spark-sql-kafka-0-10_2.13-{spark}.jar"),
+    ],
+)
+def test_the_jars_are_those_of_the_installed_delta_and_spark(ivy, lock, artifact):
     wanted = {
-        (each.attrib["name"], each.attrib["rev"])
-        for each in ET.parse(ROOT / "scripts" / "ivy.xml").iter("dependency")  # noqa: S314 - our own file
+        f"{each.attrib['name']}-{each.attrib['rev']}.jar"
+        for each in ET.parse(ROOT / "scripts" / ivy).iter("dependency")  # noqa: S314 - our own file
     }
-    spark_line = ".".join(version("pyspark").split(".")[:2])
-    assert (f"delta-spark_{spark_line}_2.13", version("delta-spark")) in wanted
-    locked = {line.split()[1] for line in (ROOT / "jars.lock").read_text().splitlines()}
-    assert locked == {f"{name}-{revision}.jar" for name, revision in wanted}
+    spark, delta = version("pyspark"), version("delta-spark")
+    spark_line = ".".join(spark.split(".")[:2])
+    assert artifact.format(spark=spark, spark_line=spark_line, delta=delta) in wanted
+    assert {line.split()[1] for line in (ROOT / lock).read_text().splitlines()} == wanted
 
 
 def test_every_dependency_is_locked_with_hashes():

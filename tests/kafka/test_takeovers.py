@@ -19,8 +19,6 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-TAKEOVERS = 3
-
 
 @pytest.fixture
 def make_round(kafka: EmbeddedKafka, pg: Database, request: pytest.FixtureRequest) -> Callable[[Path], Round]:
@@ -33,14 +31,17 @@ def make_round(kafka: EmbeddedKafka, pg: Database, request: pytest.FixtureReques
     return make
 
 
+@pytest.mark.parametrize(
+    "takeovers", [3, pytest.param(100, marks=[pytest.mark.torture, pytest.mark.timeout(3600)])]
+)
 def test_an_engine_that_wakes_up_after_a_takeover_commits_nothing_and_says_why(
-    make_round: Callable[[Path], Round], tmp_path: Path
+    make_round: Callable[[Path], Round], tmp_path: Path, takeovers: int
 ) -> None:
     round_ = make_round(tmp_path)
     relay = Relay(round_)
     with round_.at_work(None):
         relay.begin()
-        for _ in range(TAKEOVERS):
+        for _ in range(takeovers):
             assert relay.hand_over() == []
     relay.lives[-1].kill()
     assert round_.disagreements() == []

@@ -16,7 +16,6 @@ from tailrace.embedded.kafka import EmbeddedKafka, find_jars
 from torture import brokers
 from torture.harness import Round, kill_at
 from torture.kafka import POINTS
-from torture.takeovers import Relay
 from torture.topics import Topics
 
 pytestmark = [
@@ -25,7 +24,6 @@ pytestmark = [
     pytest.mark.any_postgres("what Kafka gets is what is in the log"),
 ]
 
-TAKEOVERS = 100
 INVALID_TXN_STATE = 48
 
 
@@ -66,21 +64,6 @@ def test_kills_at_each_failpoint_and_brokers_that_go_leave_each_change_once(
     assert round_.judge() == []
     assert round_.disagreements() == []
     assert round_.hits().keys() >= POINTS
-
-
-@pytest.mark.timeout(3600)
-def test_a_hundred_takeovers_from_an_engine_that_stands_still(
-    kafka: EmbeddedKafka, make_round: Callable[..., Round]
-) -> None:
-    round_ = make_round(kafka.bootstrap)
-    relay = Relay(round_)
-    with round_.at_work(None):
-        relay.begin()
-        for _ in range(TAKEOVERS):
-            assert relay.hand_over() == []
-    relay.lives[-1].kill()
-    assert round_.disagreements() == []
-    assert round_.judge() == []
 
 
 def test_an_offset_outside_of_the_transaction_is_caught(

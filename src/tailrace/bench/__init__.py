@@ -29,6 +29,7 @@ NAMES: dict[str, str] = {
     "engine": "a backlog through the embedded engine to a handler, as JSON and as it is, against Debezium",
     "kafka": "change log to Kafka: exactly once against at least once, and the curve of the interval",
     "kafka_peer": "a backlog to Kafka as JSON, exactly once, against Debezium and a Kafka producer",
+    "kafka_spark": "change log to Kafka on Spark, exactly once, against Spark's own Kafka sink",
     "latency": "commit to visible row in a Parquet sink, at a given rate",
 }
 

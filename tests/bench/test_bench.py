@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tailrace import bench
-from tailrace.bench import watches
+from tailrace.bench import kafka, watches
 from tailrace.bench.report import Result, median_interval
 from tailrace.cli.main import app
 
@@ -21,6 +21,7 @@ FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
 @pytest.mark.slow
 def test_a_benchmark_prints_one_document(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "PAIRS_MAX", 2)
+    monkeypatch.setattr(kafka, "PASSES", 1)
     result = CliRunner().invoke(app, ["bench", name, "--rows", "3000", "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)

@@ -19,7 +19,7 @@ from tailrace.engine.clock import SystemClock
 from tailrace.engine.commit_policies import Always
 from tailrace.engine.committing import OffsetCommitter
 from tailrace.engine.contracts import CommitPolicy, RecordProcessor
-from tailrace.engine.processing import Handler, Order, processor_for
+from tailrace.engine.processing import Handler, Order, Terms, processor_for
 from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
@@ -88,7 +88,7 @@ def running(
     retries: int = -1,
     batches_max: int = 4,
     bytes_max: int = 1 << 30,
-    new_processor: Callable[..., RecordProcessor] = processor_for,
+    new_processor: Callable[[Terms], RecordProcessor] = processor_for,
 ) -> Iterator[Run]:
     """Yield a run; in the end everything under way is given up."""
     clock, stopping, store = SystemClock(), threading.Event(), store or Remembering()
@@ -101,8 +101,8 @@ def running(
         timeout_s=5,
         name="test",
     )
-    processor = new_processor(
-        handler,
+    terms = Terms(
+        handler=handler,
         clock=clock,
         stopping=stopping,
         order=order,
@@ -112,6 +112,7 @@ def running(
         backoff=Backoff(retries, first_s=0.001, longest_s=0.002),
         name="test",
     )
+    processor = new_processor(terms)
     with ThreadPoolExecutor(THREADS) as pool:
         processor.initialize(pool, transform, convert, committer)  # type: ignore[arg-type]
         try:

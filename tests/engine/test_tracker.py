@@ -34,7 +34,12 @@ class Naive:
     end: dict[str, Any] | None
     done: list[bool]
     is_done: bool = False
+    is_within: bool = False
     own: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.is_done or (bool(self.done) and all(self.done))
 
     def offset(self, count: int) -> dict[str, Any] | None:
         if count - 1 in self.own:
@@ -64,6 +69,17 @@ class Marks(RuleBasedStateMachine):
             None if marks is None else np.array(marks, np.bool_),
         )
         self.batches.append(Naive(first, marks, last, [False] * size))
+
+    @rule()
+    def note(self) -> None:
+        offset = {"noted": len(self.batches)}
+        self.tracker.note(len(self.batches), offset)
+        waits = not all(batch.is_whole for batch in self.batches)
+        if not (waits and self.batches[-1].is_done and not self.batches[-1].done):
+            self.batches.append(Naive(0, None, None, [], is_done=True))
+        last = next((batch for batch in reversed(self.batches) if batch.done), None)
+        self.batches[-1].end = offset
+        self.batches[-1].is_within = last is not None and last.ends is not None and not last.ends[-1]
 
     def _any(self, data: st.DataObject) -> int:
         return data.draw(st.integers(0, max(0, len(self.batches) - 1)))
@@ -126,7 +142,7 @@ class Marks(RuleBasedStateMachine):
                     continue
                 point = (records + after, batches + (after == len(found.done)), offset)
                 furthest = point
-                if found.ends is None or not found.done or found.ends[after - 1]:
+                if not found.is_within and (found.ends is None or not found.done or found.ends[after - 1]):
                     ending = point
             records += count
             if not whole:

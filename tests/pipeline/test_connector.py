@@ -12,9 +12,6 @@ from pipeline.staged import FakeCapture, FakeSink
 from tailrace import Engine, TailraceError
 from tailrace.changelog.readers import Readers
 from tailrace.config import EngineConfig
-from tailrace.engine.clock import SystemClock
-from tailrace.engine.contracts import ConnectorContext
-from tailrace.engine.offset_stores import MemoryOffsetStore
 from tailrace.errors import Kind
 from tailrace.pipeline import lane as lane_module
 from tailrace.pipeline import reading as reading_module
@@ -23,6 +20,7 @@ from tailrace.pipeline.reading import reader_name
 from tailrace.pipeline.status import FILE_NAME, document
 from tailrace.ranges import changes as changes_module
 from tailrace.testing import conformance
+from tailrace.testing.contexts import connector_context
 
 QUICK = {"offset_commit": {"policy": "always"}, "errors_retry_delay_initial_ms": 1}
 
@@ -260,8 +258,7 @@ def test_connector_and_task_keep_to_the_contracts(stage, tmp_path, monkeypatch):
     log.close()
     conformance.check_connector(PostgresConnector, stage.settings)
     connector = PostgresConnector()
-    nobody = ConnectorContext("conformance", stage.settings, MemoryOffsetStore(), SystemClock(), print)
-    connector.start(nobody)
+    connector.start(connector_context(stage.settings, name="conformance"))
     (own,) = connector.task_settings(1)
     conformance.check_task(connector.create_task, own, records=8)
     connector.stop()

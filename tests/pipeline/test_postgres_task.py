@@ -9,17 +9,10 @@ import pytest
 
 from fix_postgres import Database
 from fix_wait import wait_until
-from tailrace.engine.clock import SystemClock
-from tailrace.engine.contracts import (
-    ConnectorContext,
-    KeepsOffsets,
-    OffsetStore,
-    SourceConnector,
-    SourceTask,
-    TaskContext,
-)
+from tailrace.engine.contracts import KeepsOffsets, OffsetStore, SourceConnector, SourceTask
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.postgres_connector import PostgresConnector
+from tailrace.testing.contexts import connector_context, task_context
 
 pytestmark = pytest.mark.any_postgres("the task begins where the log ends")
 
@@ -31,11 +24,14 @@ class Life:
         self.connector = PostgresConnector()
         self.store = self.connector.offset_store(name, settings)
         self.errors, self.finished, self.stopping = [], threading.Event(), threading.Event()
-        clock = SystemClock()
-        self.connector.start(ConnectorContext(name, settings, self.store, clock, self.errors.append))
+        self.connector.start(
+            connector_context(settings, name=name, offsets=self.store, report=self.errors.append)
+        )
         (own,) = self.connector.task_settings(4)
         self.task = self.connector.create_task()
-        self.context = TaskContext(name, 0, own, self.store, clock, self.stopping, self.finished.set)
+        self.context = task_context(
+            own, name=name, offsets=self.store, stopping=self.stopping, finish=self.finished.set
+        )
 
     def __enter__(self):
         self.task.start(self.context)

@@ -10,7 +10,7 @@ from tailrace.engine.backoff import Backoff
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.contracts import StopEngine
 from tailrace.engine.offset_stores import FileOffsetStore, MemoryOffsetStore
-from tailrace.engine.processing import on_batch, on_record, processor_for
+from tailrace.engine.processing import Terms, on_batch, on_record, processor_for
 from tailrace.engine.processing.unheard import Unheard
 from tailrace.testing import LinesSource, conformance
 
@@ -130,7 +130,14 @@ def flow(handler, order="ordered"):
     from threading import Event
 
     return processor_for(
-        handler, clock=SystemClock(), stopping=Event(), order=order, backoff=Backoff(0), threads=2
+        Terms(
+            handler=handler,
+            clock=SystemClock(),
+            stopping=Event(),
+            order=order,
+            backoff=Backoff(0),
+            threads=2,
+        )
     )
 
 

@@ -155,6 +155,17 @@ class EngineOptions(Section):
         "task of a `spark` job on an executor, which writes the log in a directory that is shared with it: "
         "see [Tasks on Spark](engine.md#tasks-on-spark).",
     )
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = Field(
+        default=None,
+        description="Port on which the engine's numbers are served to Prometheus, at `/metrics`, while it "
+        "runs; 0: any that is free, which the log tells. Default: none.",
+    )
+    metrics_host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="Address of this machine that they are served on, for `metrics_port`. Whoever reaches it "
+        "can read them.",
+    )
     record_processing: RecordProcessing = Field(
         default=RecordProcessing(), description="How records are transformed, converted and handed over."
     )

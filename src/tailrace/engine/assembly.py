@@ -38,14 +38,18 @@ from tailrace.engine.contracts import (
     SourceConnector,
     TaskCommits,
 )
-from tailrace.engine.processing import Handler, on_batch, on_record
+from tailrace.engine.processing import Handler, Terms, on_batch, on_record
 from tailrace.engine.processing.runners import Runner, runner_of
+from tailrace.engine.processing.tally import Tally
 from tailrace.engine.processing.unheard import Unheard
 from tailrace.engine.stages import Stages, stages_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Offset, Partition
 
 log = structlog.get_logger(__name__)
+
+#: Makes the processor of one life of a task: given what is set when it is to end, its name and its tally.
+NewProcessor = Callable[[threading.Event, str, Tally], RecordProcessor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,22 +69,32 @@ class Parts:
     stages: Stages
     new_store: Callable[[], OffsetStore]
     new_policy: Callable[[], CommitPolicy]
-    new_processor: Callable[[threading.Event, str], RecordProcessor]
+    new_processor: NewProcessor
     wanted: bool
     runner: Runner
 
     def new_commits(
-        self, store: OffsetStore, committed: Callable[[Partition, Offset], None], name: str
+        self,
+        store: OffsetStore,
+        committed: Callable[[Partition, Offset], None],
+        claim: Callable[[Partition], None],
+        name: str,
     ) -> TaskCommits:
-        """Return the committer of one life of a task."""
+        """Return the committer of one life of a task; parameters as `OffsetCommitter` has them."""
         return OffsetCommitter(
             store,
             self.new_policy(),
             self.clock,
             committed=committed,
-            timeout_s=self.options.offset_commit.timeout_ms / 1000,
+            timeout_s=self.commit_timeout_s,
             name=name,
+            claim=claim,
         )
+
+    @property
+    def commit_timeout_s(self) -> float:
+        """Longest that a commit may take."""
+        return self.options.offset_commit.timeout_ms / 1000
 
 
 def assemble(
@@ -215,7 +229,7 @@ def _processor(
     clock: Clock,
     runner: Runner,
     stages: Stages,
-) -> Callable[[threading.Event, str], RecordProcessor]:
+) -> NewProcessor:
     given = [one for one in (batch, record, processor) if one is not None]
     if len(given) != 1:
         raise _invalid(
@@ -234,7 +248,7 @@ def _processor(
                 f"runs_on: {processing.runs_on} is for the engine's own processors, and there is another",
                 "leave runs_on out, or give on_batch or on_record",
             )
-        return lambda _stopping, _name: processor()
+        return lambda _stopping, _name, _tally: processor()
     handler: Handler = on_batch(batch) if batch is not None else on_record(record)  # type: ignore[arg-type]
     runner.check(handler, processing.order, stages.transform, stages.convert)
     backoff = Backoff(
@@ -242,16 +256,19 @@ def _processor(
         options.errors_retry_delay_initial_ms / 1000,
         options.errors_retry_delay_max_ms / 1000,
     )
-    return lambda stopping, name: runner.processor_for(
-        handler,
-        clock=clock,
-        stopping=stopping,
-        order=processing.order,
-        threads=processing.thread_count,
-        queue_batches_max=processing.queue_batches_max,
-        queue_bytes_max=processing.queue_bytes_max,
-        backoff=backoff,
-        name=name,
+    return lambda stopping, name, tally: runner.processor_for(
+        Terms(
+            handler=handler,
+            clock=clock,
+            stopping=stopping,
+            order=processing.order,
+            threads=processing.thread_count,
+            queue_batches_max=processing.queue_batches_max,
+            queue_bytes_max=processing.queue_bytes_max,
+            backoff=backoff,
+            name=name,
+            tally=tally,
+        )
     )
 
 

@@ -8,6 +8,7 @@ ended no other begins, and if it succeeds after all, it counts.
 from __future__ import annotations
 
 import functools
+import itertools
 import queue
 import threading
 import time
@@ -45,13 +46,14 @@ class _Write:
 
 
 class OffsetCommitter:
-    """Takes note of what a task has processed, and commits its offsets (`contracts.Committer`).
+    """Takes note of what a task has processed, and commits its offsets (`contracts.TaskCommits`).
 
     Any thread. `take`, `tick` and `finish` are the engine's.
 
     :param committed: hears each offset once the store has it (`SourceTask.commit`), on the writing
         thread; never after `finish` has returned.
     :param timeout_s: longest that a commit holds up whoever finishes a batch.
+    :param claim: hears of each partition before its first batch is taken, or its first offset.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class OffsetCommitter:
         committed: Callable[[Partition, Offset], None],
         timeout_s: float = 5.0,
         name: str = "task",
+        claim: Callable[[Partition], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._policy = policy
@@ -70,10 +73,13 @@ class OffsetCommitter:
         self._heard = committed
         self._timeout_s = timeout_s
         self._name = name
+        self._claim = claim
         self._lock = threading.Lock()
         self._telling = threading.Lock()  # held while the task hears of a commit
         self._kept: dict[_Key, _Kept] = {}
         self._partition_of: dict[int, _Kept] = {}  # by number of the batch
+        self._noted = itertools.count(-1, -1)  # numbers that no batch has
+        self._committed = 0
         self._last_s = clock.monotonic()
         self._write: _Write | None = None
         self._writes: queue.SimpleQueue[_Write | None] | None = None
@@ -81,6 +87,16 @@ class OffsetCommitter:
         self._failures = 0
         self._preempted: TailraceError | None = None
         self._closed = False
+
+    @property
+    def policy(self) -> CommitPolicy:
+        """What decides when it commits."""
+        return self._policy
+
+    @property
+    def committed(self) -> int:
+        """Records of this life up to the last commit, of all partitions."""
+        return self._committed
 
     @property
     def failures(self) -> int:
@@ -106,13 +122,30 @@ class OffsetCommitter:
             `OFFSETS_PREEMPTED`, as `tick`.
         """
         self._raise_if_preempted()
-        key = tuple(sorted(batch.partition.items()))
+        kept = self._of(batch.partition)
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None:
-                kept = self._kept[key] = _Kept(batch.partition)
             kept.tracker.begin(batch.number, batch.polled, batch.offsets, batch.end, batch.transaction_ends)
             self._partition_of[batch.number] = kept
+
+    def write(self, partition: Partition, offset: Offset) -> None:
+        """Have an offset committed that no record brings, once all that was taken before is processed.
+
+        :raises TailraceError: as `take`.
+        """
+        self._raise_if_preempted()
+        kept = self._of(partition)
+        with self._lock:
+            if not self._closed:
+                kept.tracker.note(next(self._noted), dict(offset))
+
+    def _of(self, partition: Partition) -> _Kept:
+        key = tuple(sorted(partition.items()))
+        kept = self._kept.get(key)
+        if kept is None:
+            self._claim(partition)
+            with self._lock:
+                kept = self._kept.setdefault(key, _Kept(partition))
+        return kept
 
     def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
         """Count a record of `batch`, or all of it, as processed; after `finish` nothing any more."""
@@ -212,7 +245,7 @@ class OffsetCommitter:
     def _advance(self) -> None:
         for kept in self._kept.values():
             for number in kept.tracker.advance():
-                del self._partition_of[number]
+                self._partition_of.pop(number, None)
 
     def _points(self, *, at_transaction_end: bool) -> list[tuple[_Kept, Point]]:
         self._advance()
@@ -279,6 +312,7 @@ class OffsetCommitter:
         with self._telling:
             with self._lock:
                 for kept, point in write.points:
+                    self._committed += kept.tracker.uncommitted_records(point)
                     kept.tracker.committed(point)
                 self._last_s = self._clock.monotonic()
                 failures, self._failures = self._failures, 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
@@ -63,6 +63,22 @@ class OffsetReader(Protocol):
         ...
 
 
+class OffsetWriter(Protocol):
+    """Writes offsets that no record brings: how far an idle source is, what a connector wants to find again.
+
+    Any thread. What is written never lets a commit pass over records: see `TaskContext` and
+    `ConnectorContext` for when it is kept.
+    """
+
+    def write(self, partition: Partition, offset: Offset) -> None:
+        """Write the offset of a partition; an offset is a JSON object.
+
+        :raises TailraceError: `ENGINE_MISUSED`, `OFFSETS_PREEMPTED`; of a connector's also
+            `OFFSETS_UNWRITABLE`.
+        """
+        ...
+
+
 @runtime_checkable
 class OffsetStore(OffsetReader, Protocol):
     """Keeps offsets, durably unless it says otherwise.
@@ -87,6 +103,67 @@ class OffsetStore(OffsetReader, Protocol):
 
     def stop(self) -> None:
         """Let go of what is held. Called once, also when `start` failed."""
+        ...
+
+
+class Counter(Protocol):
+    """A number that only rises. Any thread."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Add to it."""
+        ...
+
+
+class Gauge(Protocol):
+    """A number that rises and falls. Any thread."""
+
+    def set(self, value: float) -> None:
+        """Say what it is now."""
+        ...
+
+
+class Histogram(Protocol):
+    """Counts observations by their size. Any thread."""
+
+    def observe(self, amount: float) -> None:
+        """Count one."""
+        ...
+
+
+class Metrics(Protocol):
+    """Makes numbers that whoever watches the engine sees beside the engine's own (`Engine.metrics`).
+
+    Each has the labels `engine` and `task`, the latter empty for a connector. The same name and labels give
+    the same number, also in another life of the task, so that counters go on. Names are Prometheus': letters,
+    digits and `_`, with a unit at their end; those that begin with `tailrace_engine_` are the engine's
+    own. Any thread. To count costs about a microsecond: once a batch, not once a record.
+    """
+
+    def counter(self, name: str, description: str, labels: Mapping[str, str] = ...) -> Counter:
+        """Return a number that only rises; it is shown as `<name>_total`.
+
+        :param labels: more of them; each name has always the same ones.
+        :raises TailraceError: `ENGINE_MISUSED` for a name or labels that can't be, or are another kind's, and
+            beyond 10 000 of them, all told.
+        """
+        ...
+
+    def gauge(self, name: str, description: str, labels: Mapping[str, str] = ...) -> Gauge:
+        """Return a number that rises and falls; as `counter`."""
+        ...
+
+    def histogram(
+        self,
+        name: str,
+        description: str,
+        labels: Mapping[str, str] = ...,
+        *,
+        buckets: Sequence[float] | None = None,
+    ) -> Histogram:
+        """Return what counts observations by their size; as `counter`.
+
+        :param buckets: upper bounds, rising, inclusive. Default: those for seconds, 0.005 to 10.
+        """
         ...
 
 
@@ -132,11 +209,21 @@ class Committer(Protocol):
         ...
 
 
-class TaskCommits(Committer, Protocol):
+class TaskCommits(Committer, OffsetWriter, Protocol):
     """The engine's own committer, as the engine drives it: an object for each life of a task.
 
-    Everything here on the task's thread.
+    Everything here on the task's thread, unless it says otherwise.
     """
+
+    @property
+    def policy(self) -> CommitPolicy:
+        """What decides when it commits."""
+        ...
+
+    @property
+    def committed(self) -> int:
+        """Records up to the last commit of each partition, of this life. Any thread."""
+        ...
 
     @property
     def processed(self) -> int:
@@ -211,10 +298,15 @@ class RecordProcessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConnectorContext:
-    """What a connector may use.
+    """What a connector may use, from `start` until `stop` is called.
 
     :param report: ends the engine with an error; any thread, at any time.
     :param tasks_on: where the tasks' work is to be done: `threads`, or one of `RunsElsewhere.places`.
+    :param offset_writer: straight to the store; durable when `write` returns. For partitions of the
+        connector's own, and, until tasks are created, for those that tasks will read. A partition of which a
+        task has given a batch is refused (`ENGINE_MISUSED`): its offset is that of what is processed.
+    :param commit_policy: an object of the connector's own, made as those of tasks.
+    :param transformations: what the engine does to each group that a task gives, or None; any thread.
     """
 
     name: str
@@ -223,6 +315,11 @@ class ConnectorContext:
     clock: Clock
     report: Callable[[BaseException], None]
     tasks_on: str = "threads"
+    _: KW_ONLY
+    offset_writer: OffsetWriter
+    commit_policy: CommitPolicy
+    metrics: Metrics
+    transformations: Callable[[Group], Iterable[Group]] | None = None
 
 
 @runtime_checkable
@@ -280,7 +377,7 @@ class KeepsOffsets(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What a task may use.
+    """What a task may use, in one of its lives.
 
     :param number: of the task, from 0.
     :param settings: its own of `SourceConnector.task_settings`.
@@ -288,6 +385,16 @@ class TaskContext:
     :param finish: the task calls it when it has no more to give, once; any thread. It is not polled
         again; when all tasks have finished and everything is processed, the engine ends with success.
     :param wanted: whether anybody gets the records; if not, `poll` need not return any.
+    :param offset_writer: for partitions of the task's own. What is written has its place among what `poll`
+        returns: behind every batch of a `poll` that has returned, in front of one that a `poll` under way
+        returns. It is committed as the offset of a batch without records would be: once everything
+        before it is processed, when the policy wants it or at the end; `commit` hears of it. Until then a
+        later one takes the place of one that directly follows the same batch. Once the task is stopped,
+        nothing is heard.
+    :param commit_policy: what decides when this task's offsets are committed. The engine asks it, on several
+        threads under a lock; whoever has state in a policy of his own may look at it here.
+    :param transformations: what the engine does to each group of a batch afterwards, or None; any thread. A
+        task that can leave out what would be dropped may; it need not, and must not change records.
     """
 
     name: str
@@ -298,6 +405,11 @@ class TaskContext:
     stopping: threading.Event
     finish: Callable[[], None]
     wanted: bool = True
+    _: KW_ONLY
+    offset_writer: OffsetWriter
+    commit_policy: CommitPolicy
+    metrics: Metrics
+    transformations: Callable[[Group], Iterable[Group]] | None = None
 
 
 @runtime_checkable

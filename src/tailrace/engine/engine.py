@@ -19,6 +19,7 @@ import structlog
 from tailrace.config import EngineConfig, EngineOptions
 from tailrace.engine.assembly import assemble
 from tailrace.engine.callbacks import Teller
+from tailrace.engine.connector_offsets import ConnectorOffsets
 from tailrace.engine.contracts import (
     BatchHandler,
     Callbacks,
@@ -37,6 +38,9 @@ from tailrace.engine.failures import as_engine_failure, named, timed_out
 from tailrace.engine.life import Event, Life, State
 from tailrace.engine.logs import to_logging
 from tailrace.engine.masking import masked
+from tailrace.engine.metrics import EngineMetrics
+from tailrace.engine.metrics_endpoint import MetricsEndpoint
+from tailrace.engine.processing.tally import Tally
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.tasks import Company, Gates, TaskThread
 from tailrace.engine.threads import Call, Pool, adopt, join_all, owner
@@ -123,6 +127,9 @@ class Engine:
         self._tasks: tuple[TaskThread, ...] = ()
         self._supervision: Supervision | None = None
         self._store: OffsetStore | None = None
+        self._connector_offsets: ConnectorOffsets | None = None
+        self._metrics = EngineMetrics(parts.name, self.view)
+        self._shown = MetricsEndpoint(parts.name)
         self._connector_called = False
         self._creating = threading.Lock()
         self._pool = Pool(parts.options.record_processing.thread_count, f"{parts.name} pool", self)
@@ -229,6 +236,11 @@ class Engine:
         """Why it fails, or has failed."""
         return self._error
 
+    @property
+    def metrics(self) -> EngineMetrics:
+        """Its numbers, in the text format of Prometheus (`text()`) or as a registry; also after its end."""
+        return self._metrics
+
     def view(self) -> EngineView:
         """Return the engine as it is now."""
         supervision = self._supervision
@@ -272,10 +284,21 @@ class Engine:
     def _start_all(self) -> bool:
         """Go from state to state until tasks poll; tell whether they do."""
         parts = self._parts
+        self._shown.open(parts.options, self._metrics)
         self._store = parts.new_store()
         self._within_limit("start the offset store", self._store.start)
+        self._connector_offsets = ConnectorOffsets(self._store, parts.commit_timeout_s)
         context = ConnectorContext(
-            parts.name, parts.settings, self._store, parts.clock, self._report, parts.options.tasks_on
+            parts.name,
+            parts.settings,
+            self._store,
+            parts.clock,
+            self._report,
+            parts.options.tasks_on,
+            offset_writer=self._connector_offsets,
+            commit_policy=parts.new_policy(),
+            metrics=self._metrics.of(""),
+            transformations=parts.stages.transform,
         )
         self._connector_called = True
         self._within_limit("start the connector", lambda: parts.connector.start(context))
@@ -312,6 +335,8 @@ class Engine:
             gates=self._gates,
             supervision=supervision,
             wanted=parts.wanted,
+            transform=parts.stages.transform,
+            metrics=lambda number: self._metrics.of(str(number)),
             new_task=self._new_task,
             new_commits=self._new_commits,
             new_processor=self._new_processor,
@@ -353,6 +378,8 @@ class Engine:
                 task.thread.join(max(0.0, deadline_s - time.monotonic()))
         self._force([task for task in started if task.thread.is_alive()])
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._connector_offsets is not None:
+            self._connector_offsets.close()
         if self._store is not None:
             self._attempt("stop the offset store", self._store.stop)
         if self._connector_called:
@@ -380,7 +407,7 @@ class Engine:
 
     def _end(self) -> None:
         """Tell everybody that it is over."""
-        for close in (*self._parts.stages.closers, self._parts.runner.close):
+        for close in (*self._parts.stages.closers, self._parts.runner.close, self._shown.close):
             try:
                 close()
             except BaseException as failure:  # noqa: BLE001 - the end goes on
@@ -455,10 +482,11 @@ class Engine:
 
     def _new_commits(self, task: SourceTask, name: str) -> TaskCommits:
         assert self._store is not None
-        return self._parts.new_commits(self._store, task.commit, name)
+        assert self._connector_offsets is not None
+        return self._parts.new_commits(self._store, task.commit, self._connector_offsets.claim, name)
 
-    def _new_processor(self, commits: TaskCommits, name: str) -> RecordProcessor:
-        processor = self._parts.new_processor(self._gates.ending, name)
+    def _new_processor(self, commits: TaskCommits, name: str, tally: Tally) -> RecordProcessor:
+        processor = self._parts.new_processor(self._gates.ending, name, tally)
         processor.initialize(self._pool, self._parts.stages.transform, self._parts.stages.convert, commits)
         return processor
 
@@ -468,15 +496,22 @@ class Engine:
         return self._tasks[number].task
 
     def _view_of(self, task: TaskThread, supervision: Supervision) -> TaskView:
-        number, counts = task.number, task.counts
+        number, counts, tally = task.number, task.counts, task.counts.tally
         return TaskView(
             number=number,
             state=supervision.phase(number) if task.thread.ident is not None else Phase.CREATED,
             polled=counts.polled,
             batches=counts.batches,
+            delivered=tally.delivered,
+            dropped=tally.dropped,
             processed=task.processed,
-            retries=counts.retries,
+            committed=task.committed,
+            retries=counts.retries + tally.retries,
             restarts=supervision.restarts(number),
+            batches_under_way=tally.batches,
+            bytes_under_way=tally.size_bytes,
+            poll_s=counts.poll_s,
+            handler_s=tally.handling_s,
             error=supervision.error(number),
         )
 

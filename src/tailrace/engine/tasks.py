@@ -6,10 +6,9 @@ to poll and when they are stopped. A life of a task has a processor and a commit
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,6 +18,7 @@ from tailrace.config import EngineOptions
 from tailrace.engine.backoff import Backoff, is_retriable
 from tailrace.engine.contracts import (
     Clock,
+    Metrics,
     OffsetReader,
     RecordProcessor,
     Settings,
@@ -28,10 +28,13 @@ from tailrace.engine.contracts import (
     TaskContext,
 )
 from tailrace.engine.failures import named
+from tailrace.engine.processing.tally import Tally
 from tailrace.engine.retrying import GivenUpError, Retrying
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.threads import adopt
 from tailrace.errors import TailraceError
+from tailrace.records.batch import Batch
+from tailrace.records.group import Group
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +71,8 @@ class Company:
     """What the tasks of an engine have in common.
 
     :param wanted: whether anybody gets the records.
+    :param transform: the chain of transformations, if there are any.
+    :param metrics: of a task, by its number.
     :param new_task: of the connector; one call at a time.
     :param new_processor: a processor that was initialised.
     :param tell: has a callback called.
@@ -81,9 +86,11 @@ class Company:
     gates: Gates
     supervision: Supervision
     wanted: bool
+    transform: Callable[[Group], Iterable[Group]] | None
+    metrics: Callable[[int], Metrics]
     new_task: Callable[[], SourceTask]
     new_commits: Callable[[SourceTask, str], TaskCommits]
-    new_processor: Callable[[TaskCommits, str], RecordProcessor]
+    new_processor: Callable[[TaskCommits, str, Tally], RecordProcessor]
     tell: Callable[[str, int], None]
 
     def backoff(self) -> Backoff:
@@ -102,8 +109,11 @@ class Counts:
 
     polled: int = 0
     batches: int = 0
-    processed: int = 0  # in lives that have ended
-    retries: int = 0
+    processed: int = 0  # in lives that have ended, as what follows
+    committed: int = 0
+    retries: int = 0  # of starts and polls
+    poll_s: float = 0.0
+    tally: Tally = field(default_factory=Tally)
 
 
 @dataclass(slots=True, eq=False)
@@ -131,16 +141,20 @@ class _Life:
             company.gates.ending,
             self.finished.set,
             company.wanted,
+            offset_writer=self.commits,
+            commit_policy=self.commits.policy,
+            metrics=company.metrics(self.number),
+            transformations=company.transform,
         )
         self.task.start(context)
-        self.processor = company.new_processor(self.commits, f"task {self.number}")
+        self.processor = company.new_processor(self.commits, f"task {self.number}", self.counts.tally)
         self.started = True
 
     def turn(self, polling: Retrying) -> None:
         """Poll once, and hand over what came."""
         assert self.processor is not None
         self.doing = "poll"
-        batch = polling.call(functools.partial(self.task.poll, POLL_S))
+        batch = polling.call(self._poll)
         if self.company.gates.ending.is_set():
             return  # what came was handed to nobody: it comes again in the next life
         self.doing = "process"
@@ -153,6 +167,13 @@ class _Life:
         self.counts.batches += 1
         self.commits.take(batch)
         self.processor.process(batch)
+
+    def _poll(self) -> Batch | None:
+        began_s = time.monotonic()
+        try:
+            return self.task.poll(POLL_S)
+        finally:
+            self.counts.poll_s += time.monotonic() - began_s
 
     def settle(self) -> bool:
         """Wait a while for what is under way; tell whether nothing is."""
@@ -228,6 +249,12 @@ class TaskThread:
         life = self._life
         return self.counts.processed + (life.commits.processed if life is not None else 0)
 
+    @property
+    def committed(self) -> int:
+        """Records up to the last commit of each partition, in all lives."""
+        life = self._life
+        return self.counts.committed + (life.commits.committed if life is not None else 0)
+
     def force_stop(self) -> None:
         """Stop the task from another thread, as its own hangs in somebody's code."""
         life = self._life
@@ -258,6 +285,7 @@ class TaskThread:
         commits = company.new_commits(task, f"task {self.number}")
         if self._life is not None:
             self.counts.processed += self._life.commits.processed
+            self.counts.committed += self._life.commits.committed
         life = self._life = _Life(self.number, task, company, self.counts, commits)
         wait_s = None
         try:

@@ -58,6 +58,7 @@ class _Open:
     out_of_order: bytearray | None = None  # for each place, whether it is, from `done_before` on
     verbatim: dict[int, Offset] = field(default_factory=dict)
     is_done: bool = False
+    is_within: bool = False  # no record, and within a transaction
 
     def mark(self, place: int) -> None:
         if self.out_of_order is not None:
@@ -89,6 +90,8 @@ class _Open:
 
     def transaction_end(self) -> int | None:
         # How many of the processed places lie before the last end of a transaction among them.
+        if self.is_within:
+            return None
         if self.ends is None or not self.polled:
             return self.done_before
         found = np.flatnonzero(self.ends[: self.done_before])
@@ -111,6 +114,7 @@ class Tracker:
         self._committed = (0, 0)
         self._furthest: Point | None = None
         self._transaction_end: Point | None = None
+        self._is_within = False  # whether a transaction is open after what was begun
 
     @property
     def open_batches(self) -> int:
@@ -155,6 +159,23 @@ class Tracker:
         self._order.append(number)
         self._records += polled
         self._batches += 1
+        if polled:
+            self._is_within = transaction_ends is not None and not transaction_ends[-1]
+
+    def note(self, number: int, offset: Offset) -> None:
+        """Take note of an offset behind everything that was begun: of a batch without records, as it were.
+
+        It takes the place of one that nothing was begun after and that waits.
+
+        :param number: as in `begin`, which it raises the errors of.
+        """
+        newest = self._open[self._order[-1]] if self._order else None
+        if newest is None or newest.polled or not newest.is_done:
+            self.begin(number, 0, (), offset)
+            newest = self._open[number]
+            newest.is_done = True
+        newest.end = offset
+        newest.is_within = self._is_within
 
     def mark(self, number: int, place: int, offset: Offset | None = None) -> None:
         """Count a place of a batch as processed; again is no harm.

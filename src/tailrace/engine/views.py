@@ -14,7 +14,17 @@ from tailrace.errors import TailraceError
 class TaskView:
     """One task. Counts are of all its lives.
 
+    :param batches: that were polled.
+    :param delivered: records of batches that were handed over whole, as far as a processor of the engine's
+        own did it.
+    :param dropped: records of them that transformations dropped.
     :param processed: records before which everything is processed, dropped ones included.
+    :param committed: records up to the last commit of each partition.
+    :param retries: times that a start, a poll, a transformation, a converter or a handler failed and
+        was tried again.
+    :param batches_under_way: polled and not handed over yet; of `bytes_under_way`.
+    :param poll_s: seconds in `poll`, also those in which it waited for records.
+    :param handler_s: seconds in which threads of this process called handlers.
     :param error: why it failed last.
     """
 
@@ -22,9 +32,16 @@ class TaskView:
     state: Phase
     polled: int
     batches: int
+    delivered: int
+    dropped: int
     processed: int
+    committed: int
     retries: int
     restarts: int
+    batches_under_way: int
+    bytes_under_way: int
+    poll_s: float
+    handler_s: float
     error: TailraceError | None
 
     def as_json(self) -> dict[str, Any]:
@@ -34,9 +51,16 @@ class TaskView:
             "state": str(self.state),
             "polled": self.polled,
             "batches": self.batches,
+            "delivered": self.delivered,
+            "dropped": self.dropped,
             "processed": self.processed,
+            "committed": self.committed,
             "retries": self.retries,
             "restarts": self.restarts,
+            "batches_under_way": self.batches_under_way,
+            "bytes_under_way": self.bytes_under_way,
+            "poll_s": round(self.poll_s, 6),
+            "handler_s": round(self.handler_s, 6),
             "error": _json(self.error),
         }
 

@@ -31,7 +31,7 @@ from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.clock import SystemClock
-from tailrace.engine.processing import on_batch, on_record, processor_for
+from tailrace.engine.processing import Terms, on_batch, on_record, processor_for
 from tailrace.engine.threads import Pool
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange, ValueModes
@@ -159,8 +159,8 @@ class PythonSink:
     def _deliver(self, batches: Iterator[Batch], progress: _Progress) -> int:
         assert self._pool is not None
         assert self._function is not None
-        processor = processor_for(
-            (on_batch if self._config.batch else on_record)(self._function),
+        terms = Terms(
+            handler=(on_batch if self._config.batch else on_record)(self._function),
             clock=SystemClock(),
             stopping=threading.Event(),
             threads=_cores(),
@@ -169,6 +169,7 @@ class PythonSink:
             backoff=Backoff(0),
             name=f"sink {self.name}",
         )
+        processor = processor_for(terms)
         convert = None if self._converter is None else self._converter.convert
         processor.initialize(self._pool, None, convert, progress)
         rows = 0

@@ -16,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
-from tailrace.engine.clock import SystemClock
 from tailrace.engine.contracts import (
+    CommitPolicy,
     ConnectorContext,
     OffsetStore,
     RecordProcessor,
@@ -30,13 +31,18 @@ from tailrace.engine.contracts import (
     TaskContext,
 )
 from tailrace.engine.offset_stores import MemoryOffsetStore
+from tailrace.errors import TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
-from tailrace.testing.source import lines
+from tailrace.testing.contexts import Written, connector_context, task_context
+from tailrace.testing.source import LinesSource, lines
 
 #: How long a check waits for what a contract promises to come soon.
 SOON_S = 30.0
 
 NAME = "conformance"
+
+#: Of the offsets that a task writes itself, about so many are tried.
+WRITTEN_CHECKED = 3
 
 
 def require(kept: bool, rule: str) -> None:
@@ -153,23 +159,38 @@ def check_task(make: Callable[[], SourceTask], settings: Settings, *, records: i
     offsets = _numbered(whole)
     for at in sorted({0, records // 2, records - 1}):
         partition, offset = offsets[at]
-        store = MemoryOffsetStore()
-        store.write([(json.loads(partition), json.loads(offset))], SOON_S)
-        rest = TaskRun(make(), settings, store=store, name=name)
         left = [o for p, o in offsets[at + 1 :] if p == partition]
-        got = [
-            o
-            for p, o in _numbered(
-                rest.poll_until(records - at - 1, SOON_S) if left else rest.poll_until(1, 1.0)
-            )
-            if p == partition
-        ]
-        rest.task.commit(json.loads(partition), json.loads(offset))
-        rest.stop()
-        require(
-            got[: len(left)] == left and len(got) >= len(left),
-            "a life that is started from an offset goes on after it, and repeats nothing before it",
-        )
+        _check_goes_on(make, settings, name, (partition, offset), offsets[: at + 1], left)
+    for own, written, given in first.written[:: max(1, len(first.written) // WRITTEN_CHECKED)]:
+        require(json.loads(json.dumps(written)) == written, "offsets that a task writes are JSON")
+        begin = (_text(own), json.dumps(dict(written)))
+        left = [o for p, o in _numbered(whole[given:]) if p == begin[0]]
+        _check_goes_on(make, settings, name, begin, _numbered(whole[:given]), left)
+
+
+def _check_goes_on(
+    make: Callable[[], SourceTask],
+    settings: Settings,
+    name: str,
+    begin: tuple[str, str],
+    before: Sequence[tuple[str, str]],
+    left: Sequence[str],
+) -> None:
+    """Check that a life that begins with an offset gives what is `left` of its partition."""
+    partition, offset = json.loads(begin[0]), json.loads(begin[1])
+    store = MemoryOffsetStore()
+    store.write([(partition, offset)], SOON_S)
+    rest = TaskRun(make(), settings, store=store, name=name)
+    found: list[str] = []
+    deadline_s = time.monotonic() + (SOON_S if left else 1.0)
+    while len(found) < max(1, len(left)) and not rest.finished.is_set() and time.monotonic() < deadline_s:
+        found += [o for p, o in _numbered(rest.poll_until(1, 0.2)) if p == begin[0]]
+    rest.task.commit(partition, offset)
+    rest.stop()
+    require(
+        found[: len(left)] == left and {(begin[0], o) for o in found}.isdisjoint(before),
+        "a life that is started from an offset goes on after it, and repeats nothing before it",
+    )
 
 
 class TaskRun:
@@ -187,16 +208,20 @@ class TaskRun:
         self.task = task
         self.finished = threading.Event()
         self.stopping = threading.Event()
-        self._context = TaskContext(
-            name,
-            number,
-            settings,
-            store or MemoryOffsetStore(),
-            SystemClock(),
-            self.stopping,
-            self.finished.set,
+        #: Offsets that the task wrote itself, each with how many batches it had given.
+        self.written: list[tuple[Partition, Offset, int]] = []
+        self._given = 0
+        task.start(
+            task_context(
+                settings,
+                name=name,
+                number=number,
+                offsets=store,
+                stopping=self.stopping,
+                finish=self.finished.set,
+                offset_writer=Written(self._note),
+            )
         )
-        task.start(self._context)
 
     def poll_until(self, records: int, timeout_s: float) -> list[Batch]:
         """Return what is polled until there are so many records, or it has finished, or time is up."""
@@ -210,11 +235,15 @@ class TaskRun:
             require(time.monotonic() - began_s < SOON_S, "poll returns when its time is up")
             if batch is not None:
                 found.append(batch)
+                self._given += 1
         return found
 
     def partitions_of(self, batches: Sequence[Batch]) -> list[Partition]:
         """Return the partitions of batches, each once."""
-        return list({json.dumps(dict(b.partition), sort_keys=True): b.partition for b in batches}.values())
+        return list({_text(b.partition): b.partition for b in batches}.values())
+
+    def _note(self, partition: Partition, offset: Offset) -> None:
+        self.written.append((partition, offset, self._given))
 
     def stop(self) -> None:
         """Stop it as the engine does: `stopping` is set, then `stop` is called, on another thread."""
@@ -242,10 +271,14 @@ def _check_batch(batch: Batch) -> None:
 def _numbered(batches: Sequence[Batch]) -> list[tuple[str, str]]:
     """Return each record's partition and offset, as texts."""
     return [
-        (json.dumps(dict(batch.partition), sort_keys=True), json.dumps(dict(batch.offsets[place])))
+        (_text(batch.partition), json.dumps(dict(batch.offsets[place])))
         for batch in batches
         for place in range(batch.polled)
     ]
+
+
+def _text(partition: Partition) -> str:
+    return json.dumps(dict(partition), sort_keys=True)
 
 
 def _by_partition(batches: Sequence[Batch]) -> dict[str, list[str]]:
@@ -259,7 +292,127 @@ def _connector_context(name: str, settings: Settings) -> ConnectorContext:
     def report(error: BaseException) -> None:
         raise AssertionError("the connector reported an error") from error
 
-    return ConnectorContext(name, settings, MemoryOffsetStore(), SystemClock(), report)
+    return connector_context(settings, name=name, report=report)
+
+
+# ---------------------------------------------------------------------- contexts
+
+
+def check_contexts(run: Callable[[SourceConnector, OffsetStore, Callable[[Any], None]], str]) -> None:
+    """Check what an engine gives to connectors and tasks.
+
+    :param run: runs an engine over the connector and the store to its end, under the name `conformance`, with
+        transformations that keep every record, the commit policy `always`, and a handler of single records in
+        order; returns its metrics as text.
+    """
+    store = MemoryOffsetStore()
+    probe = _Probe()
+
+    def handle(record: Any) -> None:
+        found = store.read([_LINES]).get(0, {})
+        require(found.get("line", 0) < record.after["number"], "nothing is committed before it is processed")
+        require("idle" not in found, "an offset that a task writes passes over no record")
+
+    text = run(probe, store, handle)
+    require(probe.seen == ["connector", "task"], "connector and task are started once each")
+    require(
+        store.read([_PLAN, _LINES, _IDLE]) == {0: {"parts": 1}, 1: {"line": 20, "idle": True}, 2: {"at": 2}},
+        "what connector and task write themselves is committed, the newest of each partition",
+    )
+    for task, value in (("", 2.0), ("0", 3.0)):
+        labels = f'engine="{NAME}",kind="probe",task="{task}"'
+        require(f"probe_calls_total{{{labels}}} {value}" in text, "metrics are shown with engine and task")
+
+
+_PLAN, _LINES, _IDLE = {"plan": "a"}, {"partition": "0-0"}, {"idle": "a"}
+
+
+class _Probe:
+    """A connector of lines, with one task; both try what their contexts give."""
+
+    def __init__(self) -> None:
+        self._source = LinesSource(20, batch=7)
+        self.seen: list[str] = []
+
+    def start(self, context: ConnectorContext) -> None:
+        self._source.start(context)
+        self.context = context
+        self.seen.append("connector")
+        require(context.name == NAME, "the name is the engine's")
+        _check_tools(context)
+        context.offset_writer.write(_PLAN, {"parts": 1})
+        require(
+            context.offsets.read([_LINES, _PLAN]) == {1: {"parts": 1}}, "a connector's offset is kept at once"
+        )
+        _counted(context, 2)
+
+    def task_settings(self, tasks_max: int) -> Sequence[Settings]:
+        return self._source.task_settings(tasks_max)
+
+    def create_task(self) -> SourceTask:
+        return _ProbeTask(self, self._source.create_task())
+
+    def stop(self) -> None:
+        self._source.stop()
+
+
+class _ProbeTask:
+    def __init__(self, probe: _Probe, task: SourceTask) -> None:
+        self._probe = probe
+        self._task = task
+        self._done = False
+
+    def start(self, context: TaskContext) -> None:
+        self._context = context
+        self._probe.seen.append("task")
+        require(context.number == 0 and context.wanted, "the task is told its number, and that it is wanted")
+        require(dict(context.settings) == {"task": 0, "partitions": ["0-0"]}, "settings are those planned")
+        require(context.offsets.read([_PLAN]) == {0: {"parts": 1}}, "a task reads what its connector wrote")
+        _check_tools(context)
+        context.offset_writer.write(_IDLE, {"at": 1})
+        _counted(context, 3)
+        self._task.start(replace(context, finish=self._finished))
+
+    def poll(self, timeout_s: float) -> Batch | None:
+        if self._done:
+            self._context.offset_writer.write(_LINES, {"line": 20, "idle": True})
+            self._context.offset_writer.write(_IDLE, {"at": 2})
+            try:
+                self._probe.context.offset_writer.write(_LINES, {"line": 99})
+            except TailraceError:
+                self._context.finish()
+                return None
+            raise AssertionError(
+                "contract broken: a connector writes no offset of a partition that a task polls"
+            )
+        return self._task.poll(timeout_s)
+
+    def commit(self, partition: Partition, offset: Offset) -> None:
+        pass
+
+    def stop(self) -> None:
+        self._task.stop()
+
+    def _finished(self) -> None:
+        self._done = True
+
+
+def _check_tools(context: ConnectorContext | TaskContext) -> None:
+    require(isinstance(context.commit_policy, CommitPolicy), "there is a commit policy")
+    require(context.commit_policy.is_due(1, True, 0.0), "the policy is the one that was asked for")
+    require(context.clock.monotonic() <= context.clock.monotonic(), "there is a clock")
+    require(context.transformations is not None, "transformations are those of the engine")
+    if context.transformations is not None:
+        kept = [len(one) for group in lines("p", 0, 5).groups for one in context.transformations(group)]
+        require(sum(kept) == 5, "transformations can be called")
+
+
+def _counted(context: ConnectorContext | TaskContext, times: int) -> None:
+    for _ in range(times):
+        # The same name and labels are the same number.
+        context.metrics.counter("probe_calls", "Calls.", {"kind": "probe"}).inc()
+    context.metrics.gauge("probe_level", "A level.").set(4)
+    context.metrics.histogram("probe_seconds", "Seconds.", buckets=[1, 2]).observe(1.5)
 
 
 # ---------------------------------------------------------------------- processors

@@ -10,20 +10,20 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 import structlog
 
 from tailrace.engine.backoff import Backoff
-from tailrace.engine.contracts import Clock, Committer, StopEngine
-from tailrace.engine.processing.handlers import Handler, where
+from tailrace.engine.contracts import StopEngine
+from tailrace.engine.processing.handlers import where
 from tailrace.engine.processing.lanes import KeyTypes, in_order
-from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.stage import Ready, Stager, Staging
-from tailrace.engine.retrying import GivenUpError, Retrying
+from tailrace.engine.processing.terms import Means, Terms
+from tailrace.engine.retrying import GivenUpError
 from tailrace.records.batch import Batch
 
 log = structlog.get_logger(__name__)
@@ -122,35 +122,19 @@ class Lines:
 class Crew:
     """Delivers records by several workers at once.
 
-    :param threads: workers at most.
     :param keeps_lanes: whether records wait for those before them in their lanes.
     """
 
-    def __init__(
-        self,
-        handler: Handler,
-        room: Room,
-        committer: Committer,
-        backoff: Backoff,
-        clock: Clock,
-        name: str,
-        *,
-        executor: Executor,
-        threads: int,
-        stager: Stager | None,
-        keeps_lanes: bool,
-    ) -> None:
+    def __init__(self, terms: Terms, means: Means, stager: Stager | None, *, keeps_lanes: bool) -> None:
+        self._terms = terms
         self._stager = stager
-        self._call = handler.call
-        self._room = room
-        self._committer = committer
-        self._backoff = backoff
-        self._clock = clock
-        self._name = name
-        self._executor = executor
-        self._threads = threads
+        self._call = terms.handler.call
+        self._room = means.room
+        self._committer = means.committer
+        self._clock = terms.clock
+        self._executor = means.executor
         self._keeps_lanes = keeps_lanes
-        self._staging = Retrying(f"{name}: transformation and conversion", backoff, clock, room.shut)
+        self._staging = means.retrying(terms, "transformation and conversion")
         self._waiting: deque[Staging] = deque()
         self._wake = threading.Event()
         self._ended = False
@@ -218,7 +202,7 @@ class Crew:
             with self._lock:
                 self._taken_in += len(run)
                 items = [
-                    self._stand(_Item(of, place, given, self._backoff), *lanes)
+                    self._stand(_Item(of, place, given, self._terms.backoff), *lanes)
                     for (place, given), lanes in run
                 ]
                 self._now_ready([item for item in items if not item.waits])
@@ -239,23 +223,31 @@ class Crew:
     def _now_ready(self, items: list[_Item]) -> None:
         # Under the lock. A worker that finds nothing ready ends, so those that there are have work.
         self._ready.extend(items)
-        for _ in range(min(len(items), self._threads - self._workers)):
+        for _ in range(min(len(items), self._terms.threads - self._workers)):
             self._workers += 1
             self._executor.submit(self._work)
 
     def _work(self) -> None:
         # On the pool.
+        began_s = time.monotonic()
         try:
-            for _ in range(TURN_RECORDS):
-                with self._lock:
-                    if not self._ready or self._room.shut.is_set():
-                        self._workers -= 1
-                        return
-                    item = self._ready.popleft()
-                self._deliver(item)
-            self._executor.submit(self._work)
+            if self._deliver_ready():
+                self._executor.submit(self._work)
         except BaseException as error:  # noqa: BLE001 - the task's thread raises it
             self._room.fail(error)
+        finally:
+            self._room.handled(began_s)
+
+    def _deliver_ready(self) -> bool:
+        # Delivers what is ready, for a turn; tells whether there may be more.
+        for _ in range(TURN_RECORDS):
+            with self._lock:
+                if not self._ready or self._room.shut.is_set():
+                    self._workers -= 1
+                    return False
+                item = self._ready.popleft()
+            self._deliver(item)
+        return True
 
     def _deliver(self, item: _Item) -> None:
         room, mark = self._room, self._committer.mark_processed
@@ -295,7 +287,7 @@ class Crew:
 
     def _finish(self, of: _Batch) -> None:
         self._committer.mark_batch_finished(of.batch)
-        self._room.give_back(of.size_bytes)
+        self._room.give_back(of.size_bytes, delivered=len(of.batch), polled=of.batch.polled)
 
     def _failed(self, item: _Item, error: BaseException) -> None:
         item.backoff, wait_s = item.backoff.after(error)
@@ -304,9 +296,10 @@ class Crew:
             self._room.fail(error)
             self._wake.set()
             return
+        self._room.tried_again()
         log.warning(
             "failed, tried again",
-            what=f"{self._name}: handler",
+            what=f"{self._terms.name}: handler",
             error=type(error).__name__,
             retry=item.backoff.attempts,
             wait_s=wait_s,

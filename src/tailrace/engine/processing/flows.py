@@ -8,62 +8,27 @@ order for each key, threads of the pool.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from tailrace.engine.backoff import Backoff
-from tailrace.engine.contracts import Clock, Committer, RecordProcessor
+from tailrace.engine.contracts import Committer, RecordProcessor
 from tailrace.engine.processing.crew import Crew
-from tailrace.engine.processing.handlers import Handler, Takes
-from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.serial import Serial
-from tailrace.engine.processing.stage import Convert, PoolStager, Stage, Transform
+from tailrace.engine.processing.stage import PoolStager, Stage
+from tailrace.engine.processing.terms import Means, Terms
 from tailrace.engine.threads import belonging
 from tailrace.records.batch import Batch
 from tailrace.records.group import Group
-
-Order = Literal["ordered", "unordered", "key"]
 
 #: How long `close` waits for the delivering thread, which has nothing left to do unless a handler runs.
 _END_S = 0.2
 
 
-def processor_for(
-    handler: Handler,
-    *,
-    clock: Clock,
-    stopping: threading.Event,
-    order: Order = "ordered",
-    threads: int = 1,
-    queue_batches_max: int = 8,
-    queue_bytes_max: int = 256 << 20,
-    backoff: Backoff | None = None,
-    name: str = "task",
-) -> RecordProcessor:
-    """Return the processor of one life of a task.
-
-    :param handler: of `on_batch` or `on_record`; those of batches are always called in order.
-    :param stopping: set when the task is to end: `process` no longer waits for room then.
-    :param threads: of the pool that `initialize` gives.
-    :param backoff: for handlers that want to be called again; default: for ever.
-    :param name: of the task, for threads and logs.
-    """
-    return Flow(
-        functools.partial(
-            _on_threads,
-            handler,
-            order if handler.takes is Takes.RECORD else "ordered",
-            backoff or Backoff(-1),
-            clock,
-            threads,
-            name,
-        ),
-        Room(queue_batches_max, queue_bytes_max, stopping),
-        name,
-    )
+def processor_for(terms: Terms) -> RecordProcessor:
+    """Return the processor of one life of a task."""
+    return Flow(terms, _on_threads)
 
 
 class Delivery(Protocol):
@@ -82,38 +47,21 @@ class Delivery(Protocol):
         ...
 
 
-#: Makes a delivery of what `RecordProcessor.initialize` is given, and the room.
-NewDelivery = Callable[[Executor, Transform | None, Convert | None, Committer, Room], Delivery]
-
-
-def _on_threads(
-    handler: Handler,
-    order: Order,
-    backoff: Backoff,
-    clock: Clock,
-    threads: int,
-    name: str,
-    executor: Executor,
-    transform: Transform | None,
-    convert: Convert | None,
-    committer: Committer,
-    room: Room,
-) -> Delivery:
-    stage = Stage(transform, convert, order == "key")
-    stager = None if stage.is_empty else PoolStager(stage, executor, threads)
-    common = (handler, room, committer, backoff, clock, name)
-    if order == "ordered":
-        return Serial(*common, stager=stager)
-    return Crew(*common, executor=executor, threads=threads, stager=stager, keeps_lanes=order == "key")
+def _on_threads(terms: Terms, means: Means) -> Delivery:
+    stage = Stage(means.transform, means.convert, terms.calls == "key")
+    stager = None if stage.is_empty else PoolStager(stage, means.executor, terms.threads)
+    if terms.calls == "ordered":
+        return Serial(terms, means, stager)
+    return Crew(terms, means, stager, keeps_lanes=terms.calls == "key")
 
 
 class Flow:
     """Stages batches while others are delivered (`contracts.RecordProcessor`)."""
 
-    def __init__(self, new_delivery: NewDelivery, room: Room, name: str) -> None:
+    def __init__(self, terms: Terms, new_delivery: Callable[[Terms, Means], Delivery]) -> None:
+        self._terms = terms
         self._new_delivery = new_delivery
-        self._room = room
-        self._name = name
+        self._room = terms.new_room()
         self._thread: threading.Thread | None = None
 
     @property
@@ -129,14 +77,15 @@ class Flow:
         committer: Committer,
     ) -> None:
         """Take what is needed; see `contracts.RecordProcessor`."""
-        self._delivery = self._new_delivery(executor, transform, convert, committer, self._room)
+        means = Means(executor, transform, convert, committer, self._room)
+        self._delivery = self._new_delivery(self._terms, means)
 
     def process(self, batch: Batch) -> None:
         """Put a batch under way; waits while there is no room. After `close` nothing is taken."""
         self._room.raise_failure()
         if self._thread is None:
             self._thread = threading.Thread(
-                target=belonging(self._delivery.run), name=f"{self._name} delivery", daemon=True
+                target=belonging(self._delivery.run), name=f"{self._terms.name} delivery", daemon=True
             )
             self._thread.start()
         self._room.take(batch.size_bytes)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tailrace.engine.contracts import StopEngine
+from tailrace.engine.processing.tally import Tally
 
 #: How often who waits for room looks whether the engine wants the task to end.
 _LOOK_S = 0.05
@@ -20,12 +21,14 @@ class Room:
     up; in the last case nothing is marked any more either. Any thread.
 
     :param stopping: set when the task is to end: then nobody waits for room any more.
+    :param tally: is told what becomes of batches, until they are given up.
     """
 
-    def __init__(self, batches_max: int, bytes_max: int, stopping: threading.Event) -> None:
+    def __init__(self, batches_max: int, bytes_max: int, stopping: threading.Event, tally: Tally) -> None:
         self._batches_max = batches_max
         self._bytes_max = bytes_max
         self._stopping = stopping
+        self._tally = tally
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._batches = 0
@@ -41,11 +44,6 @@ class Room:
         """Batches under way."""
         return self._batches
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes under way."""
-        return self._bytes
-
     def take(self, size_bytes: int) -> None:
         """Wait until there is room for a batch, and take it. One batch always has room."""
         with self._lock:
@@ -58,13 +56,31 @@ class Room:
                 self._changed.wait(_LOOK_S)
             self._batches += 1
             self._bytes += size_bytes
+            self._note_under_way()
 
-    def give_back(self, size_bytes: int) -> None:
-        """Hear that a batch is done."""
+    def give_back(self, size_bytes: int, *, delivered: int, polled: int) -> None:
+        """Hear that a batch is done.
+
+        :param delivered: how many of its records were handed over, of the `polled`.
+        """
         with self._lock:
             self._batches -= 1
             self._bytes -= size_bytes
+            self._note_under_way()
+            if not self._given_up:
+                self._tally.delivered += delivered
+                self._tally.dropped += max(0, polled - delivered)
             self._changed.notify_all()
+
+    def handled(self, began_s: float) -> None:
+        """Hear that handlers were called on this thread since `began_s`, of `time.monotonic`."""
+        with self._lock:
+            self._tally.handling_s += time.monotonic() - began_s
+
+    def tried_again(self) -> None:
+        """Hear that something failed and is tried again."""
+        with self._lock:
+            self._tally.retries += 1
 
     def enter(self) -> bool:
         """Tell whether a handler may be called now; then `leave` must follow."""
@@ -117,6 +133,13 @@ class Room:
     def give_up(self) -> None:
         """Have nothing more delivered or marked."""
         with self._lock:
+            if not self._given_up:
+                self._tally.batches = self._tally.size_bytes = 0
             self._given_up = True
             self.shut.set()
             self._changed.notify_all()
+
+    def _note_under_way(self) -> None:
+        # Under the lock. What was given up is no longer this task's; the next life has a room of its own.
+        if not self._given_up:
+            self._tally.batches, self._tally.size_bytes = self._batches, self._bytes

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
 from tailrace import extensions
 from tailrace.config import SparkConfig
-from tailrace.engine.backoff import Backoff
-from tailrace.engine.contracts import Clock, RecordProcessor
-from tailrace.engine.processing.flows import Order, processor_for
+from tailrace.engine.contracts import RecordProcessor
+from tailrace.engine.processing.flows import processor_for
 from tailrace.engine.processing.handlers import Handler
 from tailrace.engine.processing.stage import Convert, Transform
+from tailrace.engine.processing.terms import Order, Terms
 
 
 class Runner(Protocol):
@@ -30,20 +29,8 @@ class Runner(Protocol):
         """
         ...
 
-    def processor_for(
-        self,
-        handler: Handler,
-        *,
-        clock: Clock,
-        stopping: threading.Event,
-        order: Order,
-        threads: int,
-        queue_batches_max: int,
-        queue_bytes_max: int,
-        backoff: Backoff,
-        name: str,
-    ) -> RecordProcessor:
-        """Return the processor of one life of a task, as `flows.processor_for`."""
+    def processor_for(self, terms: Terms) -> RecordProcessor:
+        """Return the processor of one life of a task."""
         ...
 
     def close(self) -> None:

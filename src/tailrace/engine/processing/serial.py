@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
 
-from tailrace.engine.backoff import Backoff
-from tailrace.engine.contracts import Clock, Committer, StopEngine
-from tailrace.engine.processing.handlers import Handler, Takes, where
+from tailrace.engine.contracts import Committer, StopEngine
+from tailrace.engine.processing.handlers import Takes, where
 from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.stage import Ready, Stager, Staging
-from tailrace.engine.retrying import GivenUpError, Retrying
+from tailrace.engine.processing.terms import Means, Terms
+from tailrace.engine.retrying import GivenUpError
 from tailrace.records.batch import Batch, Offset
 
 
 class Serial:
     """Delivers one thing after another, in the order in which batches were put in."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        room: Room,
-        committer: Committer,
-        backoff: Backoff,
-        clock: Clock,
-        name: str,
-        *,
-        stager: Stager | None,
-    ) -> None:
+    def __init__(self, terms: Terms, means: Means, stager: Stager | None) -> None:
         self._stager = stager
-        self._handler = handler
-        self._room = room
-        self._committer = committer
-        self._guarded = _Guarded(committer, room)
-        self._staging = Retrying(f"{name}: transformation and conversion", backoff, clock, room.shut)
-        self._retrying = Retrying(f"{name}: handler", backoff, clock, room.shut)
+        self._handler = terms.handler
+        self._room = means.room
+        self._committer = means.committer
+        self._guarded = _Guarded(means.committer, means.room)
+        self._staging = means.retrying(terms, "transformation and conversion")
+        self._retrying = means.retrying(terms, "handler")
         self._waiting: queue.SimpleQueue[Staging | None] = queue.SimpleQueue()
 
     def put(self, batch: Batch) -> None:
@@ -54,15 +45,25 @@ class Serial:
                 staging.cancel()
                 continue
             try:
-                self._deliver(self._staging.call(staging.result))
+                ready = self._staging.call(staging.result)
+                self._deliver(ready)
             except (GivenUpError, CancelledError):
                 continue
             except BaseException as error:  # noqa: BLE001 - the task's thread raises it
                 self._room.fail(error)
                 continue
-            self._room.give_back(staging.size_bytes)
+            batch = ready.batch
+            self._room.give_back(staging.size_bytes, delivered=len(batch), polled=batch.polled)
 
     def _deliver(self, ready: Ready) -> None:
+        began_s = time.monotonic()
+        try:
+            self._hand_over(ready)
+        finally:
+            self._room.handled(began_s)
+        self._committer.mark_batch_finished(ready.batch)
+
+    def _hand_over(self, ready: Ready) -> None:
         batch, committer = ready.batch, self._committer
         if not len(ready.given):
             self._room.mark(committer.mark_processed, batch)
@@ -80,7 +81,6 @@ class Serial:
                         self._room.mark(committer.mark_processed, batch, place)
             else:
                 self._call(_nothing, batch, None, ready.given, self._guarded)
-        committer.mark_batch_finished(batch)
 
     def _call(self, *call: Any) -> None:
         """Call the handler, again where it wants that, and mark; arguments as those of `_call_once`."""

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from tailrace.engine.backoff import Backoff
-from tailrace.engine.contracts import Clock, Committer
 from tailrace.engine.processing.lanes import KeyTypes
-from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.stage import Staged, Stager, Staging
-from tailrace.engine.retrying import GivenUpError, Retrying
+from tailrace.engine.processing.terms import Means, Terms
+from tailrace.engine.retrying import GivenUpError
 from tailrace.records.batch import Batch
 from tailrace.spark.processing.handing import Outcome, Portion
 from tailrace.spark.processing.jobs import Jobs
@@ -52,24 +50,19 @@ class ByKey:
 
     def __init__(
         self,
+        terms: Terms,
+        means: Means,
         jobs: Jobs[Sequence[Portion], Sequence[Outcome]],
         stager: Stager,
         width: int,
-        room: Room,
-        committer: Committer,
-        backoff: Backoff,
-        clock: Clock,
-        name: str,
     ) -> None:
+        self._terms = terms
+        self._room = means.room
+        self._committer = means.committer
         self._jobs = jobs
         self._stager = stager
         self._width = width
-        self._room = room
-        self._committer = committer
-        self._backoff = backoff
-        self._clock = clock
-        self._name = name
-        self._staging = Retrying(f"{name}: transformation and conversion", backoff, clock, room.shut)
+        self._staging = means.retrying(terms, "transformation and conversion")
         self._key_types = KeyTypes()
         self._waiting: deque[Staging] = deque()
         self._wake = threading.Event()
@@ -97,7 +90,7 @@ class ByKey:
                 while self._waiting:
                     self._waiting.popleft().cancel()
             if not self._ended:
-                self._clock.wait(self._wake, _IDLE_S)
+                self._terms.clock.wait(self._wake, _IDLE_S)
 
     def wake(self) -> None:
         """Have `run` return, once the round at hand has ended."""
@@ -141,7 +134,7 @@ class ByKey:
             of, number = batches[share.batch][0], next(numbers)
             of.owe(number, [one.group for one in share.staged])
             portion = Portion(of.batch.partition, share.staged, {})
-            load.append(_Part(of, number, portion, Trying(self._backoff)))
+            load.append(_Part(of, number, portion, Trying(self._terms.backoff)))
         return load
 
     def _hand_over(self, loads: Sequence[list[_Part]]) -> list[list[_Part]]:
@@ -165,9 +158,10 @@ class ByKey:
         if self._room.shut.is_set():
             raise GivenUpError
         if left:
-            what = f"{self._name}: handing over on executors"
+            self._room.tried_again()
+            what = f"{self._terms.name}: handing over on executors"
             log.warning("failed, tried again", what=what, wait_s=max(waits_s))
-            if self._clock.wait(self._room.shut, max(waits_s)):
+            if self._terms.clock.wait(self._room.shut, max(waits_s)):
                 raise GivenUpError
         return left
 
@@ -187,7 +181,7 @@ class ByKey:
             return load
         rest: list[_Part] = []
         for part, outcome in zip(load, future.result(), strict=True):
-            self._room.mark(part.of.mark, part.number, outcome.left)
+            self._room.mark(part.of.mark, part.number, outcome.left, outcome.delivered)
             try:
                 part.trying, wait_s = part.trying.after_outcome(outcome, part.of.batch)
                 waits_s.append(wait_s)

@@ -41,12 +41,14 @@ class Outcome:
     :param again: by place: errors of records that are tried again, each of them left.
     :param final: place and error of the record after which nothing more was handed over.
     :param wants_end: the handler raised `StopEngine`.
+    :param delivered: how many records were handed over.
     """
 
     left: dict[int, int] = field(default_factory=dict)
     again: dict[int, BaseException] = field(default_factory=dict)
     final: tuple[int, BaseException] | None = None
     wants_end: bool = False
+    delivered: int = 0
 
     @property
     def goes_on(self) -> bool:
@@ -82,6 +84,7 @@ class Handing:
                 elif (begun := self._call(record, found)) < len(record.given):
                     found.left[record.place] = begun
                 else:
+                    found.delivered += 1
                     continue
                 held.update(record.lanes)
             goes_on = goes_on and found.goes_on

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tailrace.config import SparkConfig
-from tailrace.engine.backoff import Backoff
-from tailrace.engine.contracts import Clock, Committer, RecordProcessor
-from tailrace.engine.processing.flows import Delivery, Flow, Order
+from tailrace.engine.contracts import RecordProcessor
+from tailrace.engine.processing.flows import Delivery, Flow
 from tailrace.engine.processing.handlers import Handler, Takes
-from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.serial import Serial
 from tailrace.engine.processing.stage import Convert, Stage, Transform
+from tailrace.engine.processing.terms import Means, Order, Terms
 from tailrace.records.batch import Batch
 from tailrace.spark.processing.by_key import ByKey
 from tailrace.spark.processing.handing import Handing
@@ -53,28 +50,12 @@ class SparkRunner:
         :raises TailraceError: `CONFIG_INVALID`.
         """
         pickled(Stage(transform, convert, finds_lanes=False), "a transformation or the converter")
-        if _is_handed_over_there(handler, order):
+        if handler.takes is Takes.RECORD and order != "ordered":
             pickled(handler.call, "the handler")
 
-    def processor_for(
-        self,
-        handler: Handler,
-        *,
-        clock: Clock,
-        stopping: threading.Event,
-        order: Order,
-        threads: int,
-        queue_batches_max: int,
-        queue_bytes_max: int,
-        backoff: Backoff,
-        name: str,
-    ) -> RecordProcessor:
-        """Return the processor of one life of a task; parameters as `engine.processing.processor_for`.
-
-        :param threads: of the pool; each waits for a Spark job.
-        """
-        make = functools.partial(self._delivery, handler, order, backoff, clock, threads, name)
-        return Flow(make, Room(queue_batches_max, queue_bytes_max, stopping), name)
+    def processor_for(self, terms: Terms) -> RecordProcessor:
+        """Return the processor of one life of a task; each thread of the pool waits for a Spark job."""
+        return Flow(terms, self._delivery)
 
     def session(self) -> SparkSession:
         """Return the session; started if there is none, and again if its JVM has died.
@@ -96,27 +77,18 @@ class SparkRunner:
                 self._session.stop()
             self._session = None
 
-    def _delivery(
-        self,
-        handler: Handler,
-        order: Order,
-        backoff: Backoff,
-        clock: Clock,
-        threads: int,
-        name: str,
-        executor: Executor,
-        transform: Transform | None,
-        convert: Convert | None,
-        committer: Committer,
-        room: Room,
-    ) -> Delivery:
+    def _delivery(self, terms: Terms, means: Means) -> Delivery:
         width = self.session().sparkContext.defaultParallelism
         all_jobs: list[Jobs[Any, Any]] = []
 
         def jobs(function: Callable[[Any], Any], what: str) -> Jobs[Any, Any]:
-            called = f"{self._name}, {name}: {what}"
             made: Jobs[Any, Any] = Jobs(
-                self.session, pickled(function, what), executor, threads, room.shut, called
+                self.session,
+                pickled(function, what),
+                means.executor,
+                terms.threads,
+                means.room.shut,
+                f"{self._name}, {terms.name}: {what}",
             )
             all_jobs.append(made)
             return made
@@ -124,18 +96,15 @@ class SparkRunner:
         def stager(stage: Stage) -> SparkStager:
             return SparkStager(jobs(Preparing(stage), "transformation and conversion"), width)
 
-        common = (room, committer, backoff, clock, name)
-        stage = Stage(
-            transform, convert, finds_lanes=_is_handed_over_there(handler, order) and order == "key"
-        )
+        call = terms.handler.call
+        stage = Stage(means.transform, means.convert, finds_lanes=terms.calls == "key")
         delivery: Delivery
-        if not _is_handed_over_there(handler, order):
-            delivery = Serial(handler, *common, stager=None if stage.is_empty else stager(stage))
-        elif order == "unordered":
-            delivery = Unordered(jobs(Handing(stage, handler.call), "handler"), width, *common)
+        if terms.calls == "ordered":
+            delivery = Serial(terms, means, None if stage.is_empty else stager(stage))
+        elif terms.calls == "unordered":
+            delivery = Unordered(terms, means, jobs(Handing(stage, call), "handler"), width)
         else:
-            handing = jobs(Handing(None, handler.call), "handler")
-            delivery = ByKey(handing, stager(stage), width, *common)
+            delivery = ByKey(terms, means, jobs(Handing(None, call), "handler"), stager(stage), width)
         return _WithJobs(delivery, tuple(all_jobs))
 
 
@@ -155,7 +124,3 @@ class _WithJobs:
         self.delivery.wake()
         for jobs in self.jobs:
             jobs.cancel()
-
-
-def _is_handed_over_there(handler: Handler, order: Order) -> bool:
-    return handler.takes is Takes.RECORD and order != "ordered"

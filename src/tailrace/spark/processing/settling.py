@@ -26,6 +26,7 @@ class Settling:
         self._committer = committer
         self._lock = threading.Lock()
         self._left: dict[int, list[Group]] = {}
+        self._delivered = 0
         self._finished = False
 
     def owe(self, portion: int, groups: Iterable[Group]) -> None:
@@ -33,10 +34,14 @@ class Settling:
         with self._lock:
             self._left[portion] = list(groups)
 
-    def mark(self, portion: int, left: Iterable[int]) -> None:
-        """Mark what is processed of a portion: all but the places `left`. Within `Room.leave` or `mark`."""
+    def mark(self, portion: int, left: Iterable[int], delivered: int = 0) -> None:
+        """Mark what is processed of a portion: all but the places `left`. Within `Room.leave` or `mark`.
+
+        :param delivered: how many records of it were handed over now; the others were dropped.
+        """
         wanted = np.fromiter(left, np.int64)
         with self._lock:
+            self._delivered += delivered
             rest = [
                 group.take(np.flatnonzero(np.isin(group.index, wanted)))
                 for group in self._left.pop(portion, [])
@@ -62,4 +67,4 @@ class Settling:
                 return
             self._finished = True
         self._committer.mark_batch_finished(self.batch)
-        self._room.give_back(self._size_bytes)
+        self._room.give_back(self._size_bytes, delivered=self._delivered, polled=self.batch.polled)

@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from tailrace.engine.backoff import Backoff
-from tailrace.engine.contracts import Clock, Committer
-from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.stage import parts_of
+from tailrace.engine.processing.terms import Means, Terms
 from tailrace.records.batch import Batch
 from tailrace.records.group import Group
 from tailrace.spark.processing.handing import Outcome, Portion
@@ -46,22 +44,13 @@ class Unordered:
     """
 
     def __init__(
-        self,
-        jobs: Jobs[Sequence[Portion], Sequence[Outcome]],
-        width: int,
-        room: Room,
-        committer: Committer,
-        backoff: Backoff,
-        clock: Clock,
-        name: str,
+        self, terms: Terms, means: Means, jobs: Jobs[Sequence[Portion], Sequence[Outcome]], width: int
     ) -> None:
+        self._terms = terms
+        self._room = means.room
+        self._committer = means.committer
         self._jobs = jobs
         self._width = width
-        self._room = room
-        self._committer = committer
-        self._backoff = backoff
-        self._clock = clock
-        self._name = name
         self._wake = threading.Event()
         self._ended = False
         self._lock = threading.Lock()
@@ -71,7 +60,7 @@ class Unordered:
     def put(self, batch: Batch) -> None:
         """Have a batch handed over."""
         of = Settling(batch, batch.size_bytes, self._room, self._committer)
-        trying = Trying(self._backoff)
+        trying = Trying(self._terms.backoff)
         parts = [
             _Part(of, number, groups, trying, {})
             for number, groups in enumerate(parts_of(batch.groups, self._width))
@@ -90,7 +79,7 @@ class Unordered:
             self._wake.clear()
             if self._ended:
                 return
-            now_s = self._clock.monotonic()
+            now_s = self._terms.clock.monotonic()
             with self._lock:
                 due = []
                 while self._later and self._later[0][0] <= now_s:
@@ -98,7 +87,7 @@ class Unordered:
                 wait_s = self._later[0][0] - now_s if self._later else _IDLE_S
             for part in due:
                 self._begin(part)
-            self._clock.wait(self._wake, wait_s)
+            self._terms.clock.wait(self._wake, wait_s)
 
     def wake(self) -> None:
         """Have `run` return."""
@@ -127,7 +116,7 @@ class Unordered:
             self._wake.set()
 
     def _take(self, part: _Part, outcome: Outcome) -> None:
-        self._room.leave(part.of.mark, part.number, outcome.left)
+        self._room.leave(part.of.mark, part.number, outcome.left, outcome.delivered)
         trying, wait_s = part.trying.after_outcome(outcome, part.of.batch)
         if not outcome.left:
             part.of.finish()
@@ -136,8 +125,14 @@ class Unordered:
         self._again(replace(part, groups=groups, begun=outcome.left), trying, wait_s)
 
     def _again(self, part: _Part, trying: Trying, wait_s: float) -> None:
-        log.warning("failed, tried again", what=f"{self._name}: handing over on executors", wait_s=wait_s)
+        self._room.tried_again()
+        what = f"{self._terms.name}: handing over on executors"
+        log.warning("failed, tried again", what=what, wait_s=wait_s)
         with self._lock:
-            entry = (self._clock.monotonic() + wait_s, next(self._numbers), replace(part, trying=trying))
+            entry = (
+                self._terms.clock.monotonic() + wait_s,
+                next(self._numbers),
+                replace(part, trying=trying),
+            )
             heapq.heappush(self._later, entry)
         self._wake.set()

@@ -1,0 +1,240 @@
+"""What an engine counts, for Prometheus: its own numbers, and those of its connector and tasks.
+
+The engine's own numbers are read from its view when somebody asks: counting them costs nothing that was
+not counted before. Each engine has a registry of its own; the library's default registry is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tailrace.engine.contracts import Counter, Gauge, Histogram
+from tailrace.engine.life import State
+from tailrace.engine.supervision import Phase
+from tailrace.engine.views import EngineView, TaskView
+from tailrace.errors import Kind, TailraceError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Metric
+
+#: Begins the names of the engine's own numbers.
+OWN_PREFIX = "tailrace_engine_"
+
+#: Labels of every number: of which engine, of which task; those of a connector have an empty task.
+LABELS = ("engine", "task")
+
+#: Time series that connector and tasks may make, so that labels by record can't fill the memory.
+SERIES_MAX = 10_000
+
+#: Prometheus' own rule; its library takes any text, which not every reader does.
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
+
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
+
+
+class _Own(NamedTuple):
+    # A number of each task.
+    name: str
+    description: str
+    value: Callable[[TaskView], float]
+
+
+COUNTERS = (
+    _Own("records_polled", "Records that the task polled.", lambda task: task.polled),
+    _Own("batches_polled", "Batches that the task polled.", lambda task: task.batches),
+    _Own("records_delivered", "Records of batches that were handed over whole.", lambda task: task.delivered),
+    _Own("records_dropped", "Records of them that transformations dropped.", lambda task: task.dropped),
+    _Own("records_processed", "Records before which everything is processed.", lambda task: task.processed),
+    _Own("records_committed", "Records up to the last commit.", lambda task: task.committed),
+    _Own("retries", "Times that something failed and was tried again.", lambda task: task.retries),
+    _Own("restarts", "Times that the task was started again.", lambda task: task.restarts),
+    _Own("poll_seconds", "Seconds spent polling, waiting for records among them.", lambda task: task.poll_s),
+    _Own("handler_seconds", "Seconds spent in handlers of this process.", lambda task: task.handler_s),
+)
+GAUGES = (
+    _Own("queue_batches", "Batches polled and not handed over.", lambda task: task.batches_under_way),
+    _Own("queue_bytes", "Bytes of batches polled and not handed over.", lambda task: task.bytes_under_way),
+)
+
+
+def families_of(view: EngineView) -> Iterable[Metric]:
+    """Yield the engine's own numbers."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    for own in COUNTERS:
+        counted = CounterMetricFamily(OWN_PREFIX + own.name, own.description, labels=LABELS)
+        for task in view.tasks:
+            counted.add_metric((view.name, str(task.number)), own.value(task))
+        yield counted
+    for own in GAUGES:
+        level = GaugeMetricFamily(OWN_PREFIX + own.name, own.description, labels=LABELS)
+        for task in view.tasks:
+            level.add_metric((view.name, str(task.number)), own.value(task))
+        yield level
+    phases = GaugeMetricFamily(
+        OWN_PREFIX + "task_state", "1 for what the task is about, 0 for the rest.", labels=(*LABELS, "state")
+    )
+    for task in view.tasks:
+        for phase in Phase:
+            phases.add_metric((view.name, str(task.number), str(phase)), float(task.state is phase))
+    yield phases
+    states = GaugeMetricFamily(
+        OWN_PREFIX + "state",
+        "1 for the state that the engine is in, 0 for the rest.",
+        labels=("engine", "state"),
+    )
+    for state in State:
+        states.add_metric((view.name, str(state)), float(view.state is state))
+    yield states
+
+
+class EngineMetrics:
+    """The numbers of one engine. Any thread, at any time, also after its end.
+
+    :param view: returns the engine as it is now.
+    """
+
+    def __init__(self, name: str, view: Callable[[], EngineView]) -> None:
+        self._name = name
+        self._view = view
+        self._lock = threading.Lock()
+        self._registry: CollectorRegistry | None = None
+        self._families: dict[str, _Family] = {}
+        self._series: dict[tuple[str, ...], Any] = {}
+        #: Where they are served, while they are (`engine.metrics_port`).
+        self.port: int | None = None
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The registry, for whoever shows it beside others, or in a way of his own."""
+        # Who never looks at numbers need not load the library.
+        from prometheus_client import CollectorRegistry
+
+        with self._lock:
+            if self._registry is None:
+                self._registry = CollectorRegistry()
+                self._registry.register(self)
+            return self._registry
+
+    def text(self) -> str:
+        """Return all numbers as they are now, in the text format of Prometheus."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self.registry).decode()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the engine's own numbers as they are now; for the registry."""
+        return families_of(self._view())
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the names of the engine's own numbers; for the registry."""
+        return families_of(EngineView(self._name, State.CREATING, (), None, ""))
+
+    def of(self, task: str) -> BoundMetrics:
+        """Return what a task, or with an empty text the connector, makes its numbers with."""
+        return BoundMetrics(self, self._name, task)
+
+    def series(
+        self, kind: str, name: str, description: str, labels: Mapping[str, str], **settings: Any
+    ) -> Any:
+        """Return a number, which is made if there is none.
+
+        :param kind: `Counter`, `Gauge` or `Histogram`, of prometheus_client, with its `settings`.
+        :raises TailraceError: `ENGINE_MISUSED`, as `contracts.Metrics`.
+        """
+        registry, names = self.registry, tuple(sorted(labels))
+        values = [str(labels[label]) for label in names]
+        key = (name, *values)
+        with self._lock:
+            family = self._families.get(name)
+            if family is None:
+                family = _Family(kind, names, _made(registry, kind, name, description, names, settings))
+                self._families[name] = family
+            if family[:2] != (kind, names):
+                raise _misused(
+                    name, "there is one of another kind, or with other labels", "choose another name"
+                )
+            found = self._series.get(key)
+            if found is None:
+                if len(self._series) >= SERIES_MAX:
+                    raise _misused(
+                        name,
+                        f"there are {SERIES_MAX} series already",
+                        "labels tell a few things apart: tables, not records",
+                    )
+                found = self._series[key] = family.made.labels(*values)
+            return found
+
+
+class _Family(NamedTuple):
+    # All series of one name.
+    kind: str
+    labels: tuple[str, ...]
+    made: Any
+
+
+def _made(
+    registry: CollectorRegistry,
+    kind: str,
+    name: str,
+    description: str,
+    labels: Sequence[str],
+    settings: Mapping[str, Any],
+) -> Any:
+    import prometheus_client
+
+    wrong = [one for one in (name, *labels) if not _NAME.fullmatch(one)]
+    if wrong:
+        raise _misused(name, f"{wrong[0]!r} is no name", "names and labels are letters, digits and _")
+    if name.startswith(OWN_PREFIX):
+        raise _misused(name, "names that begin so are the engine's own", "choose another name")
+    try:
+        return getattr(prometheus_client, kind)(name, description, labels, registry=registry, **settings)
+    except ValueError as error:
+        raise _misused(name, str(error), "choose another name, or other settings") from error
+
+
+def _misused(name: str, found: str, hint: str) -> TailraceError:
+    return TailraceError(Kind.ENGINE_MISUSED, f"make the metric {name!r}: {found}", hint)
+
+
+class BoundMetrics:
+    """Numbers with the labels of an engine and of one task (`contracts.Metrics`)."""
+
+    def __init__(self, metrics: EngineMetrics, engine: str, task: str) -> None:
+        self._metrics = metrics
+        self._own = {"engine": engine, "task": task}
+
+    def counter(self, name: str, description: str, labels: Mapping[str, str] = _NO_LABELS) -> Counter:
+        """Return a number that only rises; see `contracts.Metrics`."""
+        counter: Counter = self._series("Counter", name, description, labels)
+        return counter
+
+    def gauge(self, name: str, description: str, labels: Mapping[str, str] = _NO_LABELS) -> Gauge:
+        """Return a number that rises and falls; see `contracts.Metrics`."""
+        gauge: Gauge = self._series("Gauge", name, description, labels)
+        return gauge
+
+    def histogram(
+        self,
+        name: str,
+        description: str,
+        labels: Mapping[str, str] = _NO_LABELS,
+        *,
+        buckets: Sequence[float] | None = None,
+    ) -> Histogram:
+        """Return what counts observations by size; see `contracts.Metrics`."""
+        settings = {} if buckets is None else {"buckets": tuple(buckets)}
+        histogram: Histogram = self._series("Histogram", name, description, labels, **settings)
+        return histogram
+
+    def _series(
+        self, kind: str, name: str, description: str, labels: Mapping[str, str], **settings: Any
+    ) -> Any:
+        if not self._own.keys().isdisjoint(labels):
+            raise _misused(name, "the labels engine and task are the engine's", "leave them out")
+        return self._metrics.series(kind, name, description, {**labels, **self._own}, **settings)

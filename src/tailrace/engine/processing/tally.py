@@ -1,0 +1,26 @@
+"""What a task has handed over, over all its lives, for those who look at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts for each batch, never for each record. Written by the room of the present life, under its lock.
+
+    :param delivered: records of batches that were handed over whole.
+    :param dropped: records of them that transformations dropped.
+    :param retries: times that a transformation, a converter or a handler failed and was tried again.
+    :param handling_s: seconds for which threads of this process called handlers, waits before retries among
+        them.
+    :param batches: under way now.
+    :param size_bytes: of them.
+    """
+
+    delivered: int = 0
+    dropped: int = 0
+    retries: int = 0
+    handling_s: float = 0.0
+    batches: int = 0
+    size_bytes: int = 0

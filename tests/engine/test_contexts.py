@@ -1,0 +1,315 @@
+"""What contexts give to connectors and tasks: offsets of their own, and numbers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+
+import pytest
+
+from fix_engine import QUICK, Seen, Store, engine_of
+from fix_lives import Leaks
+from fix_wait import wait_until
+from tailrace import Engine
+from tailrace.engine.connector_offsets import ConnectorOffsets
+from tailrace.engine.contracts import RetriableError
+from tailrace.engine.metrics import OWN_PREFIX, SERIES_MAX
+from tailrace.errors import Kind, TailraceError
+from tailrace.testing import Fault, LinesSource, conformance
+from tailrace.testing.contexts import connector_context, metrics_of, task_context
+
+ALWAYS = {**QUICK, "offset_commit": {"policy": "always"}}
+
+
+class KeepsAll:
+    def apply(self, group):
+        return [group]
+
+    def close(self):
+        pass
+
+
+def test_the_engine_gives_what_contexts_promise():
+    def run(connector, store, handler):
+        engine = Engine(
+            connector=connector,
+            name=conformance.NAME,
+            offsets=store,
+            on_record=handler,
+            options=ALWAYS,
+            transformations=[KeepsAll()],
+        )
+        engine.run()
+        return engine.metrics.text()
+
+    conformance.check_contexts(run)
+
+
+def test_an_engine_that_commits_too_early_is_found_out():
+    def run(connector, store, handler):
+
+        def early(record):
+            store.write([({"partition": "0-0"}, {"line": 20})], 1)
+            handler(record)
+
+        Engine(
+            connector=connector,
+            name=conformance.NAME,
+            offsets=store,
+            on_record=early,
+            options=ALWAYS,
+            transformations=[KeepsAll()],
+        ).run()
+
+    with pytest.raises(TailraceError) as raised:
+        conformance.check_contexts(run)
+    assert isinstance(raised.value.__cause__, AssertionError)
+
+
+# ------------------------------------------------------------------ offsets
+
+
+def test_what_a_task_writes_while_a_batch_is_handled_waits_for_it():
+    """Also from another thread, also many times, and also in another partition."""
+    store, held, going = Store(), threading.Event(), threading.Event()
+
+    def handler(_):
+        going.set()
+        assert held.wait(60)
+
+    source = LinesSource(5, batch=5, ends=False)
+    engine = engine_of(source, handler, offsets=store)
+    with engine:
+        assert going.wait(60)
+        writer = engine.run_with_task(lambda task: task._context.offset_writer)
+        for at in range(20_000):
+            writer.write({"partition": "0-0"}, {"line": 5, "at": at})
+        writer.write({"other": "x"}, {"at": 1})
+        wait_until(lambda: json.dumps({"other": "x"}) in store.kept, 60, "the other partition's offset")
+        assert store.line() == 0
+        assert engine.view().tasks[0].processed == 0
+        held.set()
+        wait_until(lambda: store.line() == 5, 60, "a commit")
+        wait_until(
+            lambda: store.kept[json.dumps({"partition": "0-0"})].get("at") == 19_999, 60, "the newest offset"
+        )
+    assert engine.view().tasks[0].processed == 5
+    assert engine.view().tasks[0].committed == 5
+
+
+def test_what_a_task_writes_goes_where_a_life_ends():
+    """Not due by its policy: so it is committed at the end; what comes after that is not heard."""
+    store = Store()
+    engine = engine_of(
+        LinesSource(0, ends=False),
+        Seen().record,
+        offsets=store,
+        options={"offset_commit": {"policy": "periodic"}},
+    )
+    with engine:
+        writer = engine.run_with_task(lambda task: task._context.offset_writer)
+        writer.write({"other": "x"}, {"at": 1})
+    assert store.kept == {json.dumps({"other": "x"}): {"at": 1}}
+    writer.write({"other": "x"}, {"at": 2})
+    assert store.kept == {json.dumps({"other": "x"}): {"at": 1}}
+
+
+def test_a_connector_writes_at_once_what_no_task_answers_for():
+    store = Store()
+    offsets = ConnectorOffsets(store, 5)
+    offsets.write({"a": "1"}, {"at": 1})
+    offsets.claim({"a": "1"})
+    offsets.write({"b": "1"}, {"at": 2})
+    with pytest.raises(TailraceError, match="is a task's") as raised:
+        offsets.write({"a": "1"}, {"at": 3})
+    assert raised.value.kind is Kind.ENGINE_MISUSED
+    offsets.close()
+    with pytest.raises(TailraceError, match="the engine stops"):
+        offsets.write({"b": "1"}, {"at": 3})
+    assert store.kept == {'{"a": "1"}': {"at": 1}, '{"b": "1"}': {"at": 2}}
+
+
+def test_a_task_begins_with_a_partition_when_the_connector_has_written_it():
+    writing, go_on, order = threading.Event(), threading.Event(), []
+
+    def hold():
+        writing.set()
+        assert go_on.wait(60)
+        order.append("written")
+
+    offsets = ConnectorOffsets(Store(hold), 60)
+    writer = threading.Thread(target=offsets.write, args=({"a": "1"}, {"at": 1}))
+    writer.start()
+    assert writing.wait(60)
+    offsets.claim({"a": "2"})
+    claimer = threading.Thread(target=lambda: (offsets.claim({"a": "1"}), order.append("claimed")))
+    claimer.start()
+    go_on.set()
+    writer.join(60)
+    claimer.join(60)
+    assert order == ["written", "claimed"]
+
+    go_on.clear()
+    hung = ConnectorOffsets(Store(hold), 0.01)
+    writer = threading.Thread(target=hung.write, args=({"a": "1"}, {"at": 1}))
+    writing.clear()
+    writer.start()
+    assert writing.wait(60)
+    with pytest.raises(TailraceError, match="hangs") as raised:
+        hung.claim({"a": "1"})
+    assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
+    go_on.set()
+    writer.join(60)
+
+
+# ------------------------------------------------------------------ metrics
+
+
+class Drops:
+    """Drops every second line."""
+
+    def apply(self, group):
+        return [group.take((group.index % 2 == 1).nonzero()[0])]
+
+    def close(self):
+        pass
+
+
+def samples(engine):
+    """The engine's own numbers of its task 0, by name."""
+    return {
+        sample.name.removeprefix(OWN_PREFIX): sample.value
+        for family in engine.metrics.registry.collect()
+        for sample in family.samples
+        if sample.labels.get("task") == "0" and sample.value and sample.labels["engine"] == "engine"
+    }
+
+
+@pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
+@pytest.mark.parametrize("handler", ["on_record", "on_batch"])
+def test_an_engine_counts_what_its_tasks_do(order, handler):
+    failed = threading.Event()
+
+    def once(given):
+        if not failed.is_set():
+            failed.set()
+            raise RetriableError
+
+    engine = engine_of(
+        LinesSource(100, batch=10, faults=[Fault("poll", 3, error=RetriableError())]),
+        **{handler: once},
+        transformations=[Drops()],
+        options={"record_processing": {"order": order}},
+    )
+    assert "records_polled_total" not in samples(engine)
+    engine.run()
+    found = samples(engine)
+    counted = {name: value for name, value in found.items() if "seconds" not in name}
+    assert counted == {
+        "records_polled_total": 100,
+        "batches_polled_total": 10,
+        "records_delivered_total": 50,
+        "records_dropped_total": 50,
+        "records_processed_total": 100,
+        "records_committed_total": 100,
+        "retries_total": 2,
+        "task_state": 1,
+    }
+    assert found["poll_seconds_total"] > 0
+    assert found["handler_seconds_total"] > 0
+    view = engine.status()["tasks"][0]
+    assert (view["delivered"], view["dropped"], view["committed"]) == (50, 50, 100)
+    assert f'{OWN_PREFIX}state{{engine="engine",state="stopped"}} 1.0' in engine.metrics.text()
+
+
+def test_what_is_under_way_is_shown_until_it_is_given_up():
+    held, going = threading.Event(), threading.Event()
+
+    def handler(_):
+        going.set()
+        assert held.wait(60)
+
+    engine = engine_of(
+        LinesSource(100, batch=10),
+        handler,
+        options={"record_processing": {"shutdown_timeout_ms": 0, "queue_batches_max": 3}},
+    )
+    engine.start()
+    assert going.wait(60)
+    wait_until(lambda: samples(engine).get("queue_batches") == 3, 60, "a full queue")
+    assert samples(engine)["queue_bytes"] > 0
+    engine.close()
+    assert "queue_batches" not in samples(engine)
+    assert engine.view().tasks[0].delivered == 0
+    held.set()
+
+
+def test_counts_go_on_over_the_lives_of_a_task():
+    def handler(record):
+        if record.after["number"] == 35 and engine.view().tasks[0].restarts == 0:
+            raise ValueError
+
+    engine = engine_of(LinesSource(60, batch=10), handler, options={"on_task_failure": "restart"})
+    engine.run()
+    found = samples(engine)
+    assert found["restarts_total"] == 1
+    assert found["records_committed_total"] == found["records_processed_total"] == 60
+    # The batch in which it failed was handed over whole in the second life alone, from line 35 on.
+    assert found["records_delivered_total"] == 30 + 26
+
+
+def test_numbers_of_tasks_and_connectors_stand_in_the_registry_of_their_engine():
+    one, two = metrics_of("one"), metrics_of("two")
+    task = task_context({}, name="one", number=3, metrics=one)
+    for _ in range(2):
+        task.metrics.counter("rows_seen", "Rows.", {"table": "a", "kind": "x"}).inc(2)
+    task.metrics.counter("rows_seen", "Rows.", {"kind": "x", "table": "b"}).inc()
+    connector_context({}, name="two", metrics=two).metrics.gauge("lag_bytes", "Lag.").set(7)
+    task.metrics.histogram("size_bytes", "Size.", buckets=[10, 100]).observe(50)
+    labels = {"engine": "one", "task": "3"}
+    value = one.registry.get_sample_value
+    assert value("rows_seen_total", {**labels, "table": "a", "kind": "x"}) == 4
+    assert value("rows_seen_total", {**labels, "table": "b", "kind": "x"}) == 1
+    assert value("size_bytes_bucket", {**labels, "le": "100.0"}) == 1
+    assert value("size_bytes_bucket", {**labels, "le": "10.0"}) == 0
+    assert two.registry.get_sample_value("lag_bytes", {"engine": "two", "task": ""}) == 7
+    assert value("lag_bytes", {"engine": "two", "task": ""}) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: m.gauge("rows", "Other kind."), "another kind"),
+        (lambda m: m.counter("rows", "Other labels.", {"table": "a"}), "other labels"),
+        (lambda m: m.counter("a b", "No name."), "'a b'"),
+        (lambda m: m.counter("a", "No label.", {"1-": "a"}), "'a'"),
+        (lambda m: m.gauge("rows_total", "One that a counter shows."), "rows_total"),
+        (lambda m: m.counter("mine", "Ours.", {"task": "9"}), "labels engine and task"),
+        (lambda m: m.counter("tailrace_engine_mine", "Ours."), "the engine's own"),
+        (lambda m: [m.counter("many", "", {"n": str(n)}) for n in range(SERIES_MAX + 1)], "series already"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(make, message):
+    metrics = metrics_of("one").of("0")
+    metrics.counter("rows", "Rows.")
+    with pytest.raises(TailraceError, match=message) as raised:
+        make(metrics)
+    assert raised.value.kind is Kind.ENGINE_MISUSED
+
+
+def test_metrics_are_served_while_the_engine_runs_and_nothing_is_left():
+    leaks = Leaks()
+    engine = engine_of(LinesSource(10, ends=False), Seen().record, options={"metrics_port": 0})
+    assert engine.metrics.port is None
+    with engine:
+        url = f"http://127.0.0.1:{engine.metrics.port}/metrics"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain")
+            assert f'{OWN_PREFIX}records_polled_total{{engine="engine",task="0"}}' in answer.read().decode()
+        other = engine_of(LinesSource(), Seen().record, options={"metrics_port": engine.metrics.port})
+        with pytest.raises(TailraceError, match="serve metrics at") as raised:
+            other.run()
+        assert raised.value.kind is Kind.ENVIRONMENT_UNFIT
+    assert engine.metrics.port is None
+    leaks.check()

@@ -8,16 +8,21 @@ from typing import Any
 import pytest
 import yaml
 
+from converters.registry import FakeRegistry
+from decode.wire import insert
 from tailrace.config.predicates import PREDICATES
 from tailrace.config.transformations import TRANSFORMATIONS
 from tailrace.converters import (
     ArrowConverter,
+    AvroConverter,
     CloudEventsConverter,
     Converter,
     JsonConverter,
+    JsonSchemaConverter,
     PythonConverter,
 )
 from tailrace.errors import TailraceError
+from tailrace.records.events import Converted
 from tailrace.records.group import Group
 from tailrace.transforms.building import build
 from transforms.groups import orders, rows
@@ -84,7 +89,22 @@ def test_there_is_one_of_every_kind() -> None:
 )
 def test_a_converter_does_the_same_in_another_process(converter: Converter) -> None:
     there, group = pickle.loads(pickle.dumps((converter, orders())))  # noqa: S301 - made here
-    here, found = converter.convert(orders()), there.convert(group)
+    assert_same(converter.convert(orders()), there.convert(group))
+
+
+@pytest.mark.parametrize("kind", [AvroConverter, JsonSchemaConverter])
+def test_a_converter_with_a_registry_asks_for_the_same_schemas_there(kind: Any) -> None:
+    """What it knows stays here: the copy asks the registry anew, which gives the same ids."""
+    with FakeRegistry() as registry:
+        converter, numbers = kind(registry_url=registry.url), orders(insert("1", "first", "5.00"))
+        before, group = pickle.loads(pickle.dumps((converter, numbers)))  # noqa: S301 - made here
+        assert_same(converter.convert(numbers), before.convert(group))
+        after = pickle.loads(pickle.dumps(converter))  # noqa: S301 - made here
+        assert_same(converter.convert(numbers), after.convert(group))
+        assert len(registry.schemas) == 2
+
+
+def assert_same(here: Converted, found: Converted) -> None:
     assert list(found.values) == list(here.values)
     assert list(found.keys) == list(here.keys)
     again = pickle.loads(pickle.dumps(found))  # noqa: S301 - made here

@@ -9,11 +9,12 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
 from tailrace.protocol.memory import i64_at, u32_at
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.boolean, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.boolean, nb.int64), **KERNEL)
 def _before(b, unit_open, limit):  # type: ignore[no-untyped-def]
     n = len(b)
     i = np.int64(0)
@@ -34,7 +35,7 @@ def _before(b, unit_open, limit):  # type: ignore[no-untyped-def]
     return n
 
 
-@nb.njit(nb.int64(nb.uint8[::1], nb.int64[::1]), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.uint8[::1], nb.int64[::1]), **KERNEL)
 def _without(b, relations):  # type: ignore[no-untyped-def]
     n = len(b)
     i = np.int64(0)
@@ -61,7 +62,7 @@ def _without(b, relations):  # type: ignore[no-untyped-def]
     return target
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64[::1]), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64[::1]), **KERNEL)
 def _controls(b, found):  # type: ignore[no-untyped-def]
     n = len(b)
     i = np.int64(0)
@@ -100,7 +101,7 @@ def _leaves_out(b, i, end):  # type: ignore[no-untyped-def]
     return False
 
 
-@nb.njit(nb.void(FROZEN_BYTES, nb.int64[::1], nb.boolean[::1]), nogil=True, cache=True)
+@nb.njit(nb.void(FROZEN_BYTES, nb.int64[::1], nb.boolean[::1]), **KERNEL)
 def _moves(b, relations, found):  # type: ignore[no-untyped-def]
     n = len(b)
     i = np.int64(0)

@@ -19,6 +19,7 @@ import numpy as np
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import Bytes
 from tailrace.protocol.memory import i64_at, u32_at
 
@@ -30,8 +31,7 @@ _INSIDE, _DONE, _DROPPED = range(3)
 
 @nb.njit(
     nb.int64(nb.uint8[::1], nb.int64, nb.int64[::1]),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def _drop(b, position, state):  # type: ignore[no-untyped-def]
     # Frames come whole and at least 31 bytes long from wire.split_wire. Returns what is left.

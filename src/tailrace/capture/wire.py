@@ -18,6 +18,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import Bytes, Numbers
 from tailrace.protocol.memory import address_of, i64_at, move_bytes, u8_at, u32_at
 
@@ -72,7 +73,7 @@ def _fault_of(length, size_max):  # type: ignore[no-untyped-def]
     return 0
 
 
-@nb.njit(_SIGNATURE, nogil=True, cache=True)
+@nb.njit(_SIGNATURE, **KERNEL)
 def _split_wire(buffer, start, end, size_max, result):  # type: ignore[no-untyped-def]
     b = address_of(buffer)
     result[:] = 0
@@ -109,7 +110,7 @@ def _split_wire(buffer, start, end, size_max, result):  # type: ignore[no-untype
     result[1] = i
 
 
-@nb.njit(_SIGNATURE, nogil=True, cache=True)
+@nb.njit(_SIGNATURE, **KERNEL)
 def _unwrap_copy(buffer, start, end, size_max, result):  # type: ignore[no-untyped-def]
     b = address_of(buffer)
     result[:] = 0
@@ -134,7 +135,7 @@ def _unwrap_copy(buffer, start, end, size_max, result):  # type: ignore[no-untyp
     result[1] = i
 
 
-@nb.njit(nb.void(nb.uint8[::1], nb.int64[::1]), nogil=True, cache=True)
+@nb.njit(nb.void(nb.uint8[::1], nb.int64[::1]), **KERNEL)
 def _lines(b, result):  # type: ignore[no-untyped-def]
     # Without a branch the loop is compiled to wide comparisons: a tenth of the time.
     count = np.int64(0)

@@ -52,6 +52,7 @@ from tailrace.converters.avro_program import (
 from tailrace.converters.texts import array_mask, text_buffers
 from tailrace.decode.gather import copy_bytes
 from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.compiled import ALLOCATING
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
 
 #: Numbers that are read apart, at a call; a document that has more gets a call of its own.
@@ -75,8 +76,7 @@ _POWERS_32 = np.array([10.0**k for k in range(11)], np.float32)
         nb.int64[:, ::1], FROZEN_BYTES, nb.int64, nb.uint8[::1], nb.int64[::1], nb.int64[:, ::1],
         nb.int64[::1],
     ),
-    nogil=True,
-    cache=True,
+    **ALLOCATING,
 )  # fmt: skip
 def encode(b, offsets, there, first, steps, names, schema_id, out, ends, apart, result):  # type: ignore[no-untyped-def]
     """Write documents from `first` on, as far as `out` and `apart` have room.

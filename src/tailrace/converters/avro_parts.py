@@ -10,6 +10,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: For each letter of base64 its six bits; 255: it is none.
@@ -30,7 +31,7 @@ def write_long(value, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def string_end(b, p, end):  # type: ignore[no-untyped-def]
     """Return the place of the quote that ends the string whose first letter is at `p`, or `end`."""
     while p < end and b[p] != 34:
@@ -38,7 +39,7 @@ def string_end(b, p, end):  # type: ignore[no-untyped-def]
     return min(p, end)
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def count_items(b, p, end):  # type: ignore[no-untyped-def]
     """Return how many items or entries the array or object at `p` has, which is not empty."""
     depth = 0
@@ -59,7 +60,7 @@ def count_items(b, p, end):  # type: ignore[no-untyped-def]
     return count
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def code_unit(b, p, end):  # type: ignore[no-untyped-def]
     """Return four hexadecimal digits as a number; -1 if they are none."""
     if p + 4 > end:
@@ -77,7 +78,7 @@ def code_unit(b, p, end):  # type: ignore[no-untyped-def]
     return code
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def escaped_length(b, p, end):  # type: ignore[no-untyped-def]
     """Return the bytes of a string without its escapes; -1 if one of those is none of ours."""
     length = np.int64(0)
@@ -97,7 +98,7 @@ def escaped_length(b, p, end):  # type: ignore[no-untyped-def]
     return length
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def unescape(b, p, end, out, to):  # type: ignore[no-untyped-def]
     """Write a string without its escapes, which `escaped_length` has looked at."""
     while p < end:
@@ -139,7 +140,7 @@ def unescape(b, p, end, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def write_bytes(b, p, end, out, to):  # type: ignore[no-untyped-def]
     """Write base64 as bytes, their length before them; -1 if it is none."""
     size = end - p
@@ -178,8 +179,7 @@ def put_bits(bits, width, out, to):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     nb.types.UniTuple(nb.int64, 3)(FROZEN_BYTES, nb.int64, nb.int64),  # type: ignore[no-untyped-call]
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def decimal(b, p, end):  # type: ignore[no-untyped-def]
     """Return a number as (digits, power of ten, place after it).

@@ -19,6 +19,7 @@ from tailrace.decode.documents import render
 from tailrace.decode.gather import Cells
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import Bytes
 
 _TEXT_BYTES_MAX = 2**31 - 1
@@ -31,7 +32,7 @@ _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 @nb.njit(
-    nb.void(nb.uint64[:, ::1], nb.int64, nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True
+    nb.void(nb.uint64[:, ::1], nb.int64, nb.int32[::1], nb.uint8[::1]), **ALLOCATING
 )  # fmt: skip
 def _write_decimals(words, scale, ends, out):  # type: ignore[no-untyped-def]
     # Numbers of 128 bits, the low word first, as plain decimals with `scale` digits after the point.
@@ -80,8 +81,7 @@ def _write_decimals(words, scale, ends, out):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     nb.void(nb.types.Array(nb.uint8, 1, "C", readonly=True), nb.int64[::1], nb.int32[::1], nb.uint8[::1]),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )  # fmt: skip
 def _write_hex(b, offsets, ends, out):  # type: ignore[no-untyped-def]
     to = 0

@@ -12,6 +12,7 @@ import numpy as np
 
 from tailrace.decode.lettering import write_integer
 from tailrace.decode.literals import TIMESTAMPTZ, US_A_DAY, zone
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: Microseconds of a month in Debezium's reckoning: 365.25 / 12 days.
@@ -22,7 +23,7 @@ _PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
 _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
 
 
-@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def _digits(b, p, end):  # type: ignore[no-untyped-def]
     # A number of up to twelve digits and the place after it, or -1.
     value = np.int64(0)
@@ -33,7 +34,7 @@ def _digits(b, p, end):  # type: ignore[no-untyped-def]
     return value, (p if p > first else np.int64(-1))
 
 
-@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def _after_hours(b, p, end):  # type: ignore[no-untyped-def]
     # Microseconds of `:mm:ss[.ffffff]` and the place after it, or -1.
     nothing = np.int64(0), np.int64(-1)
@@ -57,7 +58,7 @@ def _after_hours(b, p, end):  # type: ignore[no-untyped-def]
     return value, p
 
 
-@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def _time_of_day(b, p, end):  # type: ignore[no-untyped-def]
     # Microseconds since midnight, up to 24:00:00, and the place after it, or -1.
     if end - p < 8:
@@ -70,14 +71,14 @@ def _time_of_day(b, p, end):  # type: ignore[no-untyped-def]
     return value, (after if value <= US_A_DAY else np.int64(-1))
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def read_time(b, p, length):  # type: ignore[no-untyped-def]
     """Return the microseconds since midnight of a time without zone, or -1."""
     value, after = _time_of_day(b, p, p + length)
     return value if after == p + length else np.int64(-1)
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def read_time_utc(b, p, length):  # type: ignore[no-untyped-def]
     """Return the microseconds since midnight UTC of a time with zone, or -1; 24:00:00 in UTC
     stays that, all else is below.
@@ -94,7 +95,7 @@ def read_time_utc(b, p, length):  # type: ignore[no-untyped-def]
     return (value - ahead * 1_000_000) % US_A_DAY
 
 
-@nb.njit(_QUAD(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(_QUAD(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def read_interval(b, p, length):  # type: ignore[no-untyped-def]
     """Return months, days and microseconds of an interval, and 1; or a last 0 if it is none."""
     end = p + length
@@ -138,7 +139,7 @@ def read_interval(b, p, length):  # type: ignore[no-untyped-def]
     return months, days, us, np.int64(1)
 
 
-@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def interval_us(b, p, length):  # type: ignore[no-untyped-def]
     """Return an interval's microseconds, a month taken as `US_A_MONTH`, and 1; 0 and 0 if it is
     none or they are more than 64 bits hold.
@@ -150,7 +151,7 @@ def interval_us(b, p, length):  # type: ignore[no-untyped-def]
     return months * US_A_MONTH + days * US_A_DAY + us, np.int64(1)
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def _write_fraction(us, out, to):  # type: ignore[no-untyped-def]
     # `.789` for 789000 millionths; nothing for none.
     if us == 0:
@@ -173,7 +174,7 @@ def _write_two(value, out, to):  # type: ignore[no-untyped-def]
     return to + 2
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def write_time_iso(us, out, to):  # type: ignore[no-untyped-def]
     """Write microseconds since midnight as `04:05:11.789Z`."""
     seconds = us // 1_000_000
@@ -187,7 +188,7 @@ def write_time_iso(us, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def write_date(days, least, out, to):  # type: ignore[no-untyped-def]
     """Write days since 1970 as `2018-06-20`, the year with at least `least` digits; a year before 1
     is written with its distance from year 1: the caller says what it is.
@@ -220,7 +221,7 @@ def write_date(days, least, out, to):  # type: ignore[no-untyped-def]
     return _write_two(day, out, to + 1)
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def write_stamp_iso(ms, out, to):  # type: ignore[no-untyped-def]
     """Write milliseconds since 1970 as `2018-06-20T15:13:16.945Z`; years from 1 on."""
     days = ms // 86_400_000
@@ -243,7 +244,7 @@ def write_stamp_iso(ms, out, to):  # type: ignore[no-untyped-def]
 _FIRST_DAY = -719_162  # of year 1
 
 
-@nb.njit(nb.void(nb.int64[::1], nb.boolean, nb.boolean, nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True)
+@nb.njit(nb.void(nb.int64[::1], nb.boolean, nb.boolean, nb.int32[::1], nb.uint8[::1]), **KERNEL)
 def write_stamps(values, is_date, in_utc, ends, out):  # type: ignore[no-untyped-def]
     """Write days or microseconds since 1970 as PostgreSQL does: `2018-06-20 15:13:16.945+00`, ` BC`.
 
@@ -277,7 +278,7 @@ def write_stamps(values, is_date, in_utc, ends, out):  # type: ignore[no-untyped
         ends[r + 1] = to
 
 
-@nb.njit(_WRITER, nogil=True, cache=True)
+@nb.njit(_WRITER, **KERNEL)
 def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write an interval as `P1Y2M3DT4H5M6.78S`, every part there, each with its own sign; -1 if
     it is none.
@@ -310,9 +311,7 @@ def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
-)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def write_iso(b, p, length, flavour, out, to):  # type: ignore[no-untyped-def]
     """Write a date or timestamp that `read_temporal` has accepted: `2024-01-01 00:00:00+00` as
     `2024-01-01T00:00:00Z`; years before 1 and after 9999 as ISO's signed years.

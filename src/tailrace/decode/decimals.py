@@ -10,6 +10,7 @@ import numba as nb
 import numpy as np
 
 from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_triple
+from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: Digits of money: 64 bits have 19, and a locale has at most ten after the point.
@@ -21,7 +22,7 @@ _BILLION = 1_000_000_000
 _SHORT_MAX = 18
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def scale_of(b, p, length):  # type: ignore[no-untyped-def]
     """Return the digits after a number's point."""
     for k in range(p, p + length):
@@ -30,7 +31,7 @@ def scale_of(b, p, length):  # type: ignore[no-untyped-def]
     return np.int64(0)
 
 
-@nb.njit(nb.int64(nb.int64[::1], nb.int64, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.int64[::1], nb.int64, nb.int64, nb.int64), **KERNEL)
 def _take(limbs, used, factor, more):  # type: ignore[no-untyped-def]
     # number * factor + more, in limbs of 32 bits, the lowest first; returns how many there are.
     carry = more
@@ -44,7 +45,7 @@ def _take(limbs, used, factor, more):  # type: ignore[no-untyped-def]
     return used
 
 
-@nb.njit(nb.int64(nb.int64[::1], nb.int64, nb.boolean, nb.uint8[::1]), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.int64[::1], nb.int64, nb.boolean, nb.uint8[::1]), **KERNEL)
 def _two_complement(limbs, used, negative, out):  # type: ignore[no-untyped-def]
     # The bytes of the number, big-endian, as few as hold it and its sign; returns how many.
     size = 4 * (used + 1)
@@ -66,9 +67,7 @@ def _two_complement(limbs, used, negative, out):  # type: ignore[no-untyped-def]
     return size - first
 
 
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
-)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def _write_short(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
     # `write_unscaled` of a number that 64 bits hold: nothing is allocated.
     end = p + length
@@ -106,9 +105,7 @@ def _write_short(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
-)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **ALLOCATING)
 def write_unscaled(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
     """Write base64 of the number times 10^scale; -1 if it has not that many digits after its point."""
     if length <= _SHORT_MAX:
@@ -148,9 +145,7 @@ def write_unscaled(b, p, length, scale, out, to):  # type: ignore[no-untyped-def
     return write_base64(raw, 0, size, False, PLAIN_LETTERS, out, to)
 
 
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
-)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **ALLOCATING)
 def write_money(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
     """Write an amount of money, in whatever locale's form, as a number with `scale` digits after
     the point (half a unit is rounded away from zero); -1 if it is none.

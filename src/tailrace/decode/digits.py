@@ -20,6 +20,7 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 from tailrace.decode.kernel import TEXT
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, i64_at, u8_at
 
@@ -161,8 +162,7 @@ _CELLS = (FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
 
 @nb.njit(
     [nb.boolean(*_CELLS, nb.int64, whole[::1]) for whole in (nb.int16, nb.int32, nb.int64)],
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def read_integers(buffer, start, length, kind, highest, values):  # type: ignore[no-untyped-def]
     """Read a column of integers from `-highest - 1` to `highest`; false if a cell is none."""
@@ -183,8 +183,7 @@ def read_integers(buffer, start, length, kind, highest, values):  # type: ignore
 
 @nb.njit(
     nb.boolean(*_CELLS, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1]),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def read_decimals(buffer, start, length, kind, scale, unit, bound, values):  # type: ignore[no-untyped-def]
     """Read a column of numbers with `scale` digits after the point, which is missing if that is 0;
@@ -237,7 +236,7 @@ def _exponent_at(b, first, end):  # type: ignore[no-untyped-def]
     return np.int64(0), end
 
 
-@nb.njit(nb.boolean(*_CELLS, nb.uint64[::1]), nogil=True, cache=True)
+@nb.njit(nb.boolean(*_CELLS, nb.uint64[::1]), **KERNEL)
 def read_doubles(buffer, start, length, kind, values):  # type: ignore[no-untyped-def]
     """Read a column of floating-point numbers as the bits of doubles; false if a cell is none, is
     not finite, or is too close to 0 to be a normal double.

@@ -24,6 +24,7 @@ from tailrace.decode.rows import metadata
 from tailrace.decode.tuples import Spans, Tuples
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Op, Relation
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
 _MAP = pa.map_(pa.string(), pa.string())
@@ -55,8 +56,7 @@ _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
 @nb.njit(
     TRIPLE(nb.uint8[::1], nb.boolean[:, ::1], nb.int32[::1], *_SPANS, nb.int32[::1]),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def _measure_maps(choice, wanted, name_at, start, length, kind, offsets):  # type: ignore[no-untyped-def]
     # Entries, bytes of names and bytes of values of maps, one a change. choice[r] is 0 for no
@@ -84,8 +84,7 @@ def _measure_maps(choice, wanted, name_at, start, length, kind, offsets):  # typ
         FROZEN_BYTES, nb.uint8[::1], nb.boolean[:, ::1], FROZEN_BYTES, nb.int32[::1], *_SPANS,
         nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.uint8[::1], nb.uint8[::1],
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )  # fmt: skip
 def _write_maps(  # type: ignore[no-untyped-def]
     b, choice, wanted, names, name_at, start, length, kind, key_ends, keys, value_ends, values, valid

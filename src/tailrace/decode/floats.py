@@ -13,6 +13,7 @@ import numpy as np
 
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_integer
+from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: Digits of an exponent; more are of no number that a double holds.
@@ -32,7 +33,7 @@ def _write_zeros(count, out, to):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
+    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL
 )  # fmt: skip
 def _write_digits(b, p, count, out, to):  # type: ignore[no-untyped-def]
     # `count` digits from `p` on, over a point among them.
@@ -45,7 +46,7 @@ def _write_digits(b, p, count, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(_WRITER, nogil=True, cache=True)
+@nb.njit(_WRITER, **KERNEL)
 def write_java(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write a decimal number as `Double.toString`: `1.0`, `1.0E23`; -1 if the text is none."""
     end = p + length
@@ -125,7 +126,7 @@ def write_java(b, p, length, out, to):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(
-    nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1]), nogil=True, cache=True
+    nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1]), **KERNEL
 )  # fmt: skip
 def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
     """Tell whether there may be a number of which PostgreSQL writes more digits than Java: one that lies
@@ -140,7 +141,7 @@ def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
     return False
 
 
-@nb.njit(_WRITER, nogil=True, cache=True)
+@nb.njit(_WRITER, **ALLOCATING)
 def write_bits(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write bits as base64, in quotes, of as few bytes as hold them, the lowest first; -1 if the text
     is none.

@@ -33,6 +33,7 @@ from tailrace.decode.literals import (
     is_hex,
     read_temporal,
 )
+from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 # What JSON writes from the text as it is.
@@ -108,7 +109,7 @@ def parameter_in(style):  # type: ignore[no-untyped-def]
     return style >> _PARAMETER_AT
 
 
-@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), nogil=True, cache=True, error_model="numpy")
+@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), **KERNEL, error_model="numpy")
 def read_number(b, p, length, form):  # type: ignore[no-untyped-def]
     """Return the number that a text is in a form of numbers, and `PLAIN`; else 0 and something else."""
     if form == DAYS or form == MICROSECONDS:
@@ -140,9 +141,14 @@ def read_number(b, p, length, form):  # type: ignore[no-untyped-def]
     return (value * 1000 if form == TIME_NS else value), np.int64(PLAIN)
 
 
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
-)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **ALLOCATING)
+def _write_amount_unscaled(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
+    plain = np.empty(80, np.uint8)
+    end = write_money(b, p, length, scale, plain, 0)
+    return write_unscaled(plain, 0, end, scale, out, to) if end >= 0 else np.int64(-1)
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def write_text(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     """Write what a text is in a form of texts, without quotes; -1 if it does not have that form."""
     form = form_in(style)
@@ -168,10 +174,7 @@ def write_text(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     elif form == UNSCALED:
         return write_unscaled(b, p, length, parameter_in(style), out, to)
     elif form == AMOUNT_UNSCALED:
-        plain = np.empty(80, np.uint8)
-        end = write_money(b, p, length, parameter_in(style), plain, 0)
-        if end >= 0:
-            return write_unscaled(plain, 0, end, parameter_in(style), out, to)
+        return _write_amount_unscaled(b, p, length, parameter_in(style), out, to)
     elif form == PAIRS:
         return write_object(b, p, length, out, to)
     return np.int64(-1)
@@ -180,7 +183,7 @@ def write_text(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
 _CELLS = (FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
 
 
-@nb.njit(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True)
+@nb.njit(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]), **KERNEL)
 def read_numbers(b, start, length, kind, form, values, valid, outcome):  # type: ignore[no-untyped-def]
     """Read a column in a form of numbers; returns how many cells have another form.
 
@@ -202,8 +205,7 @@ def read_numbers(b, start, length, kind, form, values, valid, outcome):  # type:
 
 @nb.njit(
     nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def read_texts(b, start, length, kind, style, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
     """Read a column in a form of texts; returns how many cells have another form.

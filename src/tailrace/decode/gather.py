@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 
 from tailrace.decode.kernel import TEXT
 from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
 Int32s = npt.NDArray[np.int32]
@@ -105,8 +106,7 @@ copy_bytes: Any = _copy_bytes
 
 @nb.njit(
     nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.int32[::1], nb.uint8[::1]),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def _copy(b, start, length, offsets, out):  # type: ignore[no-untyped-def]
     # Lays the texts end to end. Returns whether a byte outside ASCII may be among them.

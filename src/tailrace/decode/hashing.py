@@ -14,6 +14,7 @@ import numba as nb
 import numpy as np
 import pyarrow as pa
 
+from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 from tailrace.protocol.memory import u32_at
 
@@ -50,7 +51,7 @@ def _rotated(x, n):  # type: ignore[no-untyped-def]
     return np.uint32((x >> np.uint32(n)) | np.uint32(x << np.uint32(32 - n)))
 
 
-@nb.njit(nb.void(nb.uint32[::1], FROZEN_BYTES, nb.int64, nb.uint32[::1]), nogil=True, cache=True)
+@nb.njit(nb.void(nb.uint32[::1], FROZEN_BYTES, nb.int64, nb.uint32[::1]), **KERNEL)
 def _take_block(state, b, p, w):  # type: ignore[no-untyped-def]
     # `w` is room for 64 words.
     for t in range(16):
@@ -92,8 +93,7 @@ def _end_block(block, used, hashed):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     nb.void(FROZEN_BYTES, nb.int64[::1], nb.uint32[::1], nb.uint32[::1], nb.uint8[::1]),
-    nogil=True,
-    cache=True,
+    **ALLOCATING,
 )
 def _hash_all(b, offsets, inner, outer, out):  # type: ignore[no-untyped-def]
     block = np.zeros(_BLOCK, np.uint8)

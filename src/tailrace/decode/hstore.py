@@ -11,12 +11,13 @@ import numpy as np
 from tailrace.decode.kernel import TEXT, TRIPLE
 from tailrace.decode.lettering import write_letter
 from tailrace.decode.literals import item_end, unquote_item
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 _COMMA = 44
 
 
-@nb.njit(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def _pair(b, p, end):  # type: ignore[no-untyped-def]
     # Where the key that begins at `p` ends, where its value begins, and where that ends; the
     # last is -1 if there is no pair.
@@ -35,7 +36,7 @@ def _pair(b, p, end):  # type: ignore[no-untyped-def]
     return nothing
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def _next_pair(b, p, end):  # type: ignore[no-untyped-def]
     # The place of the pair after the one that ended at `p`; `end` if there is none, -1 if
     # something else follows.
@@ -46,7 +47,7 @@ def _next_pair(b, p, end):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def _write_string(b, p, end, out, to):  # type: ignore[no-untyped-def]
     # A quoted text as a JSON string.
     out[to] = 34
@@ -61,7 +62,7 @@ def _write_string(b, p, end, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def write_object(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write an hstore as a JSON object, without white space; -1 if it is none."""
     end = p + length
@@ -94,8 +95,7 @@ def write_object(b, p, length, out, to):  # type: ignore[no-untyped-def]
     nb.int64(
         FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.uint8[::1], nb.uint8[::1]
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def measure_maps(b, start, length, kind, offsets, valid, outcome):  # type: ignore[no-untyped-def]
     """Count the pairs of a column of hstores in `offsets`; returns how many cells are none.
@@ -129,8 +129,7 @@ def measure_maps(b, start, length, kind, offsets, valid, outcome):  # type: igno
         FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.int32[::1], nb.int32[::1], nb.uint8[::1],
         nb.int32[::1], nb.uint8[::1], nb.uint8[::1],
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )  # fmt: skip
 def read_maps(b, start, length, offsets, key_ends, keys, value_ends, values, valid):  # type: ignore[no-untyped-def]
     """Write keys and values of hstores that `measure_maps` accepted; `valid` is of the values."""

@@ -43,6 +43,7 @@ from tailrace.decode.gather import copy_bytes
 from tailrace.decode.kernel import NONE, NULL, TEXT, TRIPLE, UNCHANGED
 from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_integer, write_quoted, write_string
 from tailrace.decode.literals import PLAIN, is_null_item, item_end, unquote_item
+from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 # What stands after a constant of the template, in place of the row of a number.
@@ -79,7 +80,7 @@ _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 _TEXTS = (FROZEN_BYTES, nb.int64[::1])  # laid end to end, and where each begins
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def _write_number(value, out, to):  # type: ignore[no-untyped-def]
     if value == NONE:
         for k in range(4):
@@ -97,7 +98,7 @@ def _is_whole(b, p, length):  # type: ignore[no-untyped-def]
     return good
 
 
-@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean), nogil=True, cache=True)
+@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean), **KERNEL)
 def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
     # The grammar of JSON: sign, digits without a leading zero, fraction, exponent.
     end = p + length
@@ -127,7 +128,7 @@ def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
     return p == end
 
 
-@nb.njit(_WRITER, nogil=True, cache=True)
+@nb.njit(_WRITER, **KERNEL)
 def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     # A number with a point, so that every reader takes it for a double; -1 if it is none.
     if form_in(style) == AMOUNT_DOUBLE:
@@ -147,7 +148,7 @@ def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     return end
 
 
-@nb.njit(_WRITER, nogil=True, cache=True)
+@nb.njit(_WRITER, **KERNEL)
 def _write_variable_scale(b, p, length, _style, out, to):  # type: ignore[no-untyped-def]
     # Debezium's VariableScaleDecimal; -1 if it is no number.
     scale = scale_of(b, p, length)
@@ -162,7 +163,7 @@ def _write_variable_scale(b, p, length, _style, out, to):  # type: ignore[no-unt
     return to
 
 
-@nb.njit(_WRITER, nogil=True, cache=True)
+@nb.njit(_WRITER, **ALLOCATING)
 def _write_form(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     # A value in a form that is not the text as it is; -1 if it does not have it.
     form = form_in(style)
@@ -191,7 +192,7 @@ def _write_form(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     return end
 
 
-@nb.njit(_WRITER, nogil=True, cache=True)
+@nb.njit(_WRITER, **KERNEL)
 def _write_scalar(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     form = form_in(style)
     if form == INTEGER or form == FLOATING:
@@ -227,8 +228,7 @@ def _write_scalar(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.uint8[::1], nb.int64),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
     # Arrays of any depth, without recursion. What is no array, or has its own bounds
@@ -284,8 +284,7 @@ def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-unty
     nb.int64(
         FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.uint8[::1], nb.int64
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )  # fmt: skip
 def _write_value(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
     if delimiter_in(style) != 0:
@@ -321,8 +320,7 @@ def _write_cell(b, p, length, style, scratch, out, to):  # type: ignore[no-untyp
         FROZEN_BYTES, nb.int64, nb.boolean[::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS, *_SPANS,
         nb.uint8[::1], nb.uint8[::1], nb.int64,
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )  # fmt: skip
 def _write_object(  # type: ignore[no-untyped-def]
     b, r, wanted, names, name_at, styles, unavailable, unavailable_at, absent, absent_at,
@@ -363,7 +361,7 @@ def _write_object(  # type: ignore[no-untyped-def]
 
 
 @nb.njit(
-    nb.int64(nb.int64, nb.int64[:, ::1], nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True
+    nb.int64(nb.int64, nb.int64[:, ::1], nb.int64, nb.uint8[::1], nb.int64), **KERNEL
 )  # fmt: skip
 def _write_slot(slot, numbers, r, out, to):  # type: ignore[no-untyped-def]
     value = numbers[slot & 63, r]
@@ -387,8 +385,7 @@ def _write_slot(slot, numbers, r, out, to):  # type: ignore[no-untyped-def]
         nb.uint8[:, ::1], nb.boolean[:, ::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS,
         *_SPANS, *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )  # fmt: skip
 def write_documents(  # type: ignore[no-untyped-def]
     b,
@@ -502,8 +499,7 @@ def write_documents(  # type: ignore[no-untyped-def]
         FROZEN_BYTES, nb.int64, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int64, nb.uint8[::1],
         nb.uint8[::1], nb.int64[::1],
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )  # fmt: skip
 def write_values(b, first, start, length, kind, style, scratch, out, ends):  # type: ignore[no-untyped-def]
     """Write one column's values from `first` on, as far as `out` has room; nothing for what is no text.

@@ -16,6 +16,7 @@ import numba as nb
 import numpy as np
 
 from tailrace.model import POSTGRES_EPOCH_US
+from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import (
     COMMIT_LSN,
     COMMIT_TIME_US,
@@ -88,8 +89,7 @@ def _listed(values, value):  # type: ignore[no-untyped-def]
         nb.int64[::1],
         nb.boolean,
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def _group_of(key, schemas, count, forgotten, groups, slots, tables, every_table):  # type: ignore[no-untyped-def]
     # A hash table with open addressing: slots hold (key + 1, group, schema messages seen when it
@@ -111,7 +111,7 @@ def _group_of(key, schemas, count, forgotten, groups, slots, tables, every_table
     return count
 
 
-@nb.njit(nb.void(nb.int64, nb.int64[:, ::1]), nogil=True, cache=True)
+@nb.njit(nb.void(nb.int64, nb.int64[:, ::1]), **KERNEL)
 def _forget(key, slots):  # type: ignore[no-untyped-def]
     mask = len(slots) - 1
     slot = (key * 0x9E3779B1) & mask
@@ -137,8 +137,7 @@ def _forget(key, slots):  # type: ignore[no-untyped-def]
         nb.int64[::1],
         nb.int64[::1],
     ),
-    nogil=True,
-    cache=True,
+    **ALLOCATING,
 )
 def index_changes(b, log_offset, state, tables, every_table, changes, groups, slots, schema_at, result):  # type: ignore[no-untyped-def]
     """Find every change of whole frames, numbered and grouped, in log order.
@@ -298,8 +297,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
 
 @nb.njit(
     nb.void(nb.int64[:, ::1], nb.int64, nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def sort_by_group(changes, count, group_of, next_at, target):  # type: ignore[no-untyped-def]
     """Copy the first `count` changes, group after group and in log order within each.
@@ -361,8 +359,7 @@ _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
         nb.uint8[::1],
         nb.int64[::1],
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_kind, old_mark, result):  # type: ignore[no-untyped-def]
     """Find the cells of the new and old tuples of changes of one table.
@@ -439,7 +436,7 @@ def _unescaped(letter):  # type: ignore[no-untyped-def]
     return letter
 
 
-@nb.njit(nb.void(nb.uint8[::1], nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]), nogil=True, cache=True)
+@nb.njit(nb.void(nb.uint8[::1], nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]), **KERNEL)
 def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-untyped-def]
     """Find the cells of lines in COPY's text format, and undo its escapes in place.
 
@@ -494,7 +491,7 @@ def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-unty
             return
 
 
-@nb.njit(nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]), nogil=True, cache=True)
+@nb.njit(nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]), **KERNEL)
 def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-untyped-def]
     """Find prefix and content of logical messages, as the two cells of a row."""
     result[0] = 0
@@ -518,8 +515,7 @@ def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-u
 
 @nb.njit(
     nb.void(nb.uint8[::1], nb.uint8[::1], nb.boolean[::1], *_SPANS, *_SPANS),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_length, old_kind):  # type: ignore[no-untyped-def]
     """Complete the new cells from the old ones, in place.
@@ -545,8 +541,7 @@ def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_leng
 
 @nb.njit(
     nb.void(FROZEN_BYTES, nb.uint8[::1], nb.uint8[::1], nb.int64[::1], *_SPANS, *_SPANS, nb.boolean[::1]),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def mark_changed_keys(  # type: ignore[no-untyped-def]
     b, op, old_mark, columns, start, length, kind, old_start, old_length, old_kind, changed

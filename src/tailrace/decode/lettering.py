@@ -13,6 +13,7 @@ import numpy as np
 
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.literals import hex_digit
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: Letters of base64, as they are and as they go into URLs and file names.
@@ -31,7 +32,7 @@ for _code, _letter in ((8, "b"), (9, "t"), (10, "n"), (12, "f"), (13, "r")):
     _SHORT[_code] = ord(_letter)
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def write_integer(value, out, to):  # type: ignore[no-untyped-def]
     """Write a whole number of 64 bits."""
     if value < 0:
@@ -89,7 +90,7 @@ def write_string(b, p, length, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def write_quoted(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write a JSON string: at most six bytes for each, and the quotes."""
     return write_string(b, p, length, out, to)
@@ -116,8 +117,7 @@ def _byte(b, p, place, from_hex):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean, nb.int64, nb.uint8[::1], nb.int64),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def write_base64(b, p, length, from_hex, letters, out, to):  # type: ignore[no-untyped-def]
     """Write base64 of bytes, or of bytea in hex form, with padding; no quotes."""

@@ -16,6 +16,7 @@ import numpy as np
 from tailrace.decode.digits import eight
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.kernel import PAIR, TEXT, TRIPLE
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, i64_at, u8_at, u16_at, u32_at
 
@@ -58,7 +59,7 @@ def _two(b, p):  # type: ignore[no-untyped-def]
     return tens * 10 + ones if 0 <= tens <= 9 and 0 <= ones <= 9 else np.int64(-1)
 
 
-@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def zone(b, p, end):  # type: ignore[no-untyped-def]
     """Return the seconds that the zone `+hh[:mm[:ss]]` at `p` is ahead of UTC, and the place after
     it, or -1.
@@ -80,8 +81,7 @@ def zone(b, p, end):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64),
-    nogil=True,
-    cache=True,
+    **KERNEL,
     error_model="numpy",
 )
 def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
@@ -182,7 +182,7 @@ def _usual_stamp(b, p, end):  # type: ignore[no-untyped-def]
     return days * US_A_DAY + seconds * 1_000_000 + np.int64(fraction), bad
 
 
-@nb.njit(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1]), nogil=True, cache=True)
+@nb.njit(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1]), **KERNEL)
 def read_temporals(buffer, start, length, kind, flavour, values, outcome):  # type: ignore[no-untyped-def]
     """Read a column of dates or timestamps; returns how many cells are not `PLAIN`."""
     specials = 0
@@ -209,7 +209,7 @@ def read_temporals(buffer, start, length, kind, flavour, values, outcome):  # ty
     return specials
 
 
-@nb.njit(nb.int64(*_CELLS, nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True)
+@nb.njit(nb.int64(*_CELLS, nb.uint8[::1], nb.uint8[::1]), **KERNEL)
 def read_booleans(buffer, start, length, kind, values, outcome):  # type: ignore[no-untyped-def]
     """Read a column of booleans; returns how many cells are none."""
     specials = 0
@@ -237,7 +237,7 @@ def hex_digit(letter):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def is_hex(b, p, length):  # type: ignore[no-untyped-def]
     """Tell whether a text is bytea in hex form."""
     if length < 2 or length % 2 or b[p] != 92 or b[p + 1] != 120:
@@ -248,9 +248,7 @@ def is_hex(b, p, length):  # type: ignore[no-untyped-def]
     return True
 
 
-@nb.njit(
-    nb.int64(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]), nogil=True, cache=True
-)
+@nb.njit(nb.int64(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]), **KERNEL)
 def read_byteas(b, start, length, kind, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
     """Read a column of bytea in hex form; `out` has room for half of the cells' lengths."""
     specials = 0
@@ -271,7 +269,7 @@ def read_byteas(b, start, length, kind, offsets, out, valid, outcome):  # type: 
     return specials
 
 
-@nb.njit(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), **KERNEL)
 def item_end(b, p, end, delimiter):  # type: ignore[no-untyped-def]
     """Find the end of the array item that begins at `p`.
 
@@ -297,7 +295,7 @@ def item_end(b, p, end, delimiter):  # type: ignore[no-untyped-def]
     return (p if p > first else np.int64(-1)), p - first, np.int64(0)
 
 
-@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), **KERNEL)
 def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
     """Tell whether an array item is NULL, which PostgreSQL writes bare and reads in any case."""
     return (
@@ -310,7 +308,7 @@ def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
     )
 
 
-@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), **KERNEL)
 def measure_array(b, p, length, delimiter):  # type: ignore[no-untyped-def]
     """Return the number of items and of their bytes; -1 if it is no plain one-dimensional array."""
     end = p + length - 1
@@ -331,8 +329,7 @@ def measure_array(b, p, length, delimiter):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     TRIPLE(*_CELLS, nb.int64, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def measure_arrays(b, start, length, kind, delimiter, offsets, valid, outcome):  # type: ignore[no-untyped-def]
     """Measure a column of arrays: specials, items, bytes of items; `offsets` counts items."""
@@ -355,7 +352,7 @@ def measure_arrays(b, start, length, kind, delimiter, offsets, valid, outcome): 
     return specials, items, size
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
     """Write a quoted item's text, which begins at the quote `p`; returns the place after it."""
     p += 1
@@ -380,8 +377,7 @@ def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
         nb.int32[::1],
         nb.uint8[::1],
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def read_arrays(b, start, length, delimiter, offsets, out, item_start, item_length, item_kind):  # type: ignore[no-untyped-def]
     """Write the items of arrays that `measure_arrays` accepted as cells over `out`."""

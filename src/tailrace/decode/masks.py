@@ -18,6 +18,7 @@ from tailrace.decode.hashing import HASH_LENGTH, hashed_texts
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.decode.tuples import Spans, Tuples
 from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
 #: Places in a block are counted in 32 bits.
@@ -70,7 +71,7 @@ def nulled(tuples: Tuples, place: int) -> None:
         side.length[place][there] = 0
 
 
-@nb.njit(nb.void(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.void(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int64), **KERNEL)
 def _shorten(b, start, length, kind, characters):  # type: ignore[no-untyped-def]
     # A character begins at a byte that does not continue another one.
     for r in range(len(start)):

@@ -45,6 +45,7 @@ import numpy.typing as npt
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US
+from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.memory import i64_at, u8_at, u32_at
 
 Bytes = npt.NDArray[np.uint8]
@@ -106,8 +107,7 @@ def _note(tables, count, relation):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
     # units: one row (offset after it, rows so far, position, time_us) a closed unit, up to

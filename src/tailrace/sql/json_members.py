@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.protocol.compiled import KERNEL
+
 #: Arrays and objects within each other; deeper ones count as no JSON.
 NESTING_MAX = 500
 
@@ -29,14 +31,14 @@ _REPLACEMENT = 0xFFFD
 CHECKED, AS_JSON, AS_TEXT = 0, 1, 2
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
 def _after_space(b, p, end):  # type: ignore[no-untyped-def]
     while p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
     return p
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
 def _hexadecimal(b, p, end):  # type: ignore[no-untyped-def]
     """The value of four hexadecimal digits, -1 if there are none."""
     if p + 4 > end:
@@ -56,7 +58,7 @@ def _hexadecimal(b, p, end):  # type: ignore[no-untyped-def]
     return value
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
 def _string_end(b, p, end):  # type: ignore[no-untyped-def]
     """The place after the string whose quote is at `p`, -1 if it is none."""
     if p >= end or b[p] != _QUOTE:
@@ -85,7 +87,7 @@ def _string_end(b, p, end):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
 def _digits_end(b, p, end):  # type: ignore[no-untyped-def]
     """The place after one digit or more, -1 if there is none."""
     first = p
@@ -94,7 +96,7 @@ def _digits_end(b, p, end):  # type: ignore[no-untyped-def]
     return p if p > first else np.int64(-1)
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
 def _number_end(b, p, end):  # type: ignore[no-untyped-def]
     if p < end and b[p] == _MINUS:
         p += 1
@@ -112,7 +114,7 @@ def _number_end(b, p, end):  # type: ignore[no-untyped-def]
     return p
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
 def _word_end(b, p, end):  # type: ignore[no-untyped-def]
     if p + 4 <= end and b[p] == 116 and b[p + 1] == 114 and b[p + 2] == 117 and b[p + 3] == 101:
         return p + 4
@@ -123,7 +125,7 @@ def _word_end(b, p, end):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
 def _key_end(b, p, end):  # type: ignore[no-untyped-def]
     """The place after a member's name and colon, -1 if that is not what stands at `p`."""
     p = _string_end(b, _after_space(b, p, end), end)
@@ -133,7 +135,7 @@ def _key_end(b, p, end):  # type: ignore[no-untyped-def]
     return p + 1 if p < end and b[p] == _COLON else np.int64(-1)
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64, nb.uint8[::1]), nogil=True, cache=True)
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64, nb.uint8[::1]), **KERNEL)
 def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
     """Return the place after the JSON value that begins at `p` or after spaces; -1: there is none.
 
@@ -186,7 +188,7 @@ def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
             p += 1
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def _put_character(point, out, to):  # type: ignore[no-untyped-def]
     if point < 0x80:
         out[to] = point
@@ -206,7 +208,7 @@ def _put_character(point, out, to):  # type: ignore[no-untyped-def]
     return to + 4
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def _unescape(b, p, end, out, to):  # type: ignore[no-untyped-def]
     """Write what a checked string says; `p` after its quote, `end` at the closing one."""
     while p < end:
@@ -245,7 +247,7 @@ def _unescape(b, p, end, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(nb.boolean(_BYTES, nb.int64, nb.int64, _BYTES, nb.uint8[::1], nb.int64), nogil=True, cache=True)
+@nb.njit(nb.boolean(_BYTES, nb.int64, nb.int64, _BYTES, nb.uint8[::1], nb.int64), **KERNEL)
 def _is_named(b, p, end, name, room, to):  # type: ignore[no-untyped-def]
     # `room` has space from `to` on for whatever the name may become.
     for k in range(p, end):
@@ -267,8 +269,7 @@ def _is_named(b, p, end, name, room, to):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     _PAIR(_BYTES, nb.int64, nb.int64, _BYTES, nb.int64, nb.uint8[::1], nb.uint8[::1], nb.int64),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )
 def _member(b, p, end, name, index, stack, room, to):  # type: ignore[no-untyped-def]
     """Where the member of a checked document lies; (-1, -1): it has none. `index` < 0: by `name`."""
@@ -302,8 +303,7 @@ def _member(b, p, end, name, index, stack, room, to):  # type: ignore[no-untyped
         _BYTES, nb.int64[::1], nb.boolean[::1], nb.int64, _BYTES, nb.int64,
         nb.int32[::1], nb.uint8[::1], nb.boolean[::1], nb.uint8[::1],
     ),
-    nogil=True,
-    cache=True,
+    **KERNEL,
 )  # fmt: skip
 def _take_out(b, offsets, present, form, name, index, ends, out, valid, stack):  # type: ignore[no-untyped-def]
     to = np.int64(0)

@@ -25,7 +25,7 @@ from tailrace.errors import Kind, TailraceError
 
 log = structlog.get_logger(__name__)
 
-ROWS = 1_000_000
+ROWS = 2_000_000
 DEADLINE_S = 900.0
 OURS, PEER = "ours", "peer"
 
@@ -59,6 +59,7 @@ def measure(rows: int | None = None) -> Result:
         table.create_slot(dsn, PEER)
         backlog.prepare(dsn, OURS, directory / "log")
         table.load(dsn, rows)
+        topics.warm_up(kafka.bootstrap)
         ours = _run(_file(directory, dsn, kafka.bootstrap))
         topics.require_rows(kafka.bootstrap, f"{OURS}.public.orders", rows)
         log.info("the pipeline has written the backlog", seconds=round(ours.seconds, 1))

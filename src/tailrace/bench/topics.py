@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
-from tailrace.embedded.kafka import EmbeddedKafka, find_jars
+from tailrace.embedded.kafka import SERVER_JVM, EmbeddedKafka, find_jars
 from tailrace.errors import Kind, TailraceError
 
 PARTITIONS = 4
 _TIMEOUT_S = 60.0
+_WARM, _WARM_MESSAGES, _WARM_CHUNK = "warm-up", 400_000, 20_000
 
 #: Of a broker that keeps up with a producer; what tests save, a measurement must not.
 SETTINGS = {
@@ -28,7 +30,7 @@ SETTINGS = {
 @contextmanager
 def cluster() -> Iterator[EmbeddedKafka]:
     """Start one broker in a temporary directory."""
-    with EmbeddedKafka(find_jars(), settings=SETTINGS) as kafka:
+    with EmbeddedKafka(find_jars(), settings=SETTINGS, jvm=SERVER_JVM) as kafka:
         yield kafka
 
 
@@ -75,3 +77,15 @@ def create(bootstrap: str, topic: str) -> None:
     """Create a topic as the sink's are."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(_TIMEOUT_S)
+
+
+def warm_up(bootstrap: str) -> None:
+    """Write to a topic of its own until the broker's code is compiled, so that nobody pays for it later."""
+    create(bootstrap, _WARM)
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "acks": "all", "compression.type": "lz4", "linger.ms": 20}
+    )
+    for _ in range(_WARM_MESSAGES // _WARM_CHUNK):
+        producer.produce_batch(_WARM, [{"value": os.urandom(64) * 10} for _ in range(_WARM_CHUNK)])
+        producer.flush(_TIMEOUT_S)
+    remove(bootstrap, _WARM)

@@ -19,7 +19,7 @@ import time
 import uuid
 import weakref
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +44,15 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
     "controlled.shutdown.enable": "true",
 }
 
-_HEAP = "-Xmx256m"
+#: How Java runs a node: quick to start, a small heap on few cores, and code that is never compiled well.
+QUICK_JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+#: As Kafka's own start scripts run it.
+SERVER_JVM = (
+    "-Xmx1g", "-Xms1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent",
+)  # fmt: skip
+
 _FORMAT_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 30.0
@@ -99,6 +107,7 @@ class EmbeddedKafka:
     :param keystore: a PEM file with key and certificate for 127.0.0.1. With it each node has two more
         doors, `SASL` and `SASL_TLS`, that ask for SCRAM credentials, and an authorizer: whoever comes
         through them may do what ACLs allow; whoever comes by `bootstrap`, everything.
+    :param jvm: options of Java for each node.
     :param proxied: whether each node has a door, so that whoever comes in through it is sent through
         doors only. Nothing listens at its outside until a proxy does.
 
@@ -113,9 +122,11 @@ class EmbeddedKafka:
         directory: Path | None = None,
         settings: Mapping[str, str] | None = None,
         keystore: Path | None = None,
+        jvm: Sequence[str] = QUICK_JVM,
         proxied: bool = False,
     ) -> None:
         self._jars = jars
+        self._jvm = tuple(jvm)
         self._temporary = directory is None
         self.directory = Path(tempfile.mkdtemp(prefix="tailrace-kafka-")) if directory is None else directory
         guard = {} if keystore is None else _guard_settings(keystore)
@@ -275,8 +286,8 @@ class EmbeddedKafka:
 
     def _java(self) -> list[str | Path]:
         java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else Path("java")
-        # Serial collection: a small heap on few cores. No log4j file: it writes to standard output.
-        return [java, _HEAP, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{self._jars}/*"]
+        # No log4j file: it writes to standard output.
+        return [java, *self._jvm, "-cp", f"{self._jars}/*"]
 
     def _wait_until_ready(self, node: _Node) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S

@@ -47,19 +47,23 @@ def read_topic(bootstrap: str, topic: str, isolation: str = "read_committed") ->
     consumer = Consumer({**client, **reading, "auto.offset.reset": "error"})
     found: list[Message] = []
 
-    def all_read() -> bool:
-        message = consumer.poll(0.2)
-        if message is not None and (error := message.error()) is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-        elif message is not None:
-            headers = {name: held.decode() for name, held in message.headers() or []}
-            found.append(Message(message.partition(), message.key(), message.value(), headers))
-            return False
+    def at_the_end() -> bool:
         return all(
             place.offset >= ends[place.partition]
             for place in consumer.position(places)
             if ends[place.partition]
         )
+
+    def all_read() -> bool:
+        while (message := consumer.poll(0.2)) is not None:
+            if (error := message.error()) is None:
+                headers = {name: held.decode() for name, held in message.headers() or []}
+                found.append(Message(message.partition(), message.key(), message.value(), headers))
+                continue
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            if at_the_end():
+                return True
+        return at_the_end()
 
     try:
         consumer.assign(places)

@@ -83,7 +83,7 @@ class Database:
             left = server.query("select 1 from pg_replication_slots where database = %s", [self.name])
             return not left
 
-        wait_until(slots_dropped, 10, f"the slots of {self.name} to go")
+        wait_until(slots_dropped, 60, f"the slots of {self.name} to go")
         server.execute(f'drop database if exists "{self.name}" with (force)')
 
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 POLL_S = 0.02
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
+def wait_until(condition: Callable[[], T], timeout_s: float = 60.0, what: str = "") -> T:
     """Return the first true value of `condition`, asked every 20 ms.
 
     :param what: what is waited for, for the message; default: the condition's name.

@@ -137,7 +137,7 @@ def to_parquet(log: Path, out: Path) -> int:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
     )
     return int(told.stdout.splitlines()[-1])

@@ -310,11 +310,11 @@ def test_a_column_added_while_the_slot_is_made_is_never_missing_unseen(
     ):
         [[xid]] = older.execute("select txid_current()::text").fetchall()
         running = Running(make_task(pg.dsn(), tmp_path / "log"))
-        wait_until(lambda: slot_waits_for(xid), 30)
+        wait_until(lambda: slot_waits_for(xid), 60)
         altering.execute("alter table items add n int default 5")
         [[xid]] = altering.execute("select txid_current()::text").fetchall()
         older.commit()
-        wait_until(lambda: slot_waits_for(xid), 30)
+        wait_until(lambda: slot_waits_for(xid), 60)
         writing.execute("insert into other values (1)")
         altering.commit()
         running.wait_for("streaming")
@@ -323,7 +323,7 @@ def test_a_column_added_while_the_slot_is_made_is_never_missing_unseen(
     pg.execute("insert into items values (3, 3, 3)")
     position = parse_lsn(pg.query("select pg_current_wal_insert_lsn()::text")[0][0])
     pg.query("select pg_switch_wal()")
-    wait_until(lambda: running.is_over or running.task.caught_up(position), 30)
+    wait_until(lambda: running.is_over or running.task.caught_up(position), 60)
     running.task.stop()
     running.join()
     found = fold(tmp_path / "log")["items"]
@@ -359,7 +359,7 @@ def test_a_rename_is_followed_though_the_stream_has_it_before_other_sessions_see
             args=("begin; alter table items rename a to aa; insert into items values (2, 2); commit",),
         )
         changing.start()
-        wait_until(lambda: _commits_waiting(own_pg) == 1, 30, "the commit to wait for a standby")
+        wait_until(lambda: _commits_waiting(own_pg) == 1, 60, "the commit to wait for a standby")
         _wait_for_standby(own_pg, "")
         changing.join(30)
         running.catch_up(own_pg.query)

@@ -79,11 +79,11 @@ def test_a_heartbeat_of_ones_own_comes_through(
         running.wait_for("streaming")
         first = running.task.progress().rows
         if seen == "rows":
-            wait_until(lambda: running.task.progress().rows > first, 30)
+            wait_until(lambda: running.task.progress().rows > first, 60)
         else:
             running.catch_up(pg.query)
             wait_until(
-                lambda: any(b"tailrace.heartbeat" in m for m in read_log(tmp_path / "log").messages), 30
+                lambda: any(b"tailrace.heartbeat" in m for m in read_log(tmp_path / "log").messages), 60
             )
 
 
@@ -94,11 +94,11 @@ def test_a_heartbeat_that_does_nothing_or_fails_is_said_and_hurts_nobody(
     pg.execute("create table beats(id int primary key, at timestamptz)")
     beat = {"interval_s": 0.2, "query": "update public.beats set at = now()"}
     with capturing(pg.dsn, tmp_path / "log", **{**QUICK, "heartbeat": beat}) as running:
-        wait_until(lambda: "heartbeat_without_effect" in keys(running), 30)
+        wait_until(lambda: "heartbeat_without_effect" in keys(running), 60)
         pg.execute("insert into beats values (1)")
-        wait_until(lambda: not keys(running), 30)
+        wait_until(lambda: not keys(running), 60)
         pg.execute("drop table beats")
-        wait_until(lambda: "heartbeat_failed" in keys(running), 30)
+        wait_until(lambda: "heartbeat_failed" in keys(running), 60)
         pg.execute("insert into items values (1, 'x')")
         running.catch_up(pg.query)
     assert read_log(tmp_path / "log").inserts[-1] == 1
@@ -192,7 +192,7 @@ def test_what_a_new_slot_waits_for_is_named_within_seconds(pg: Database, tmp_pat
             assert running.task.progress().phase == "snapshot"
             idle.commit()
             running.wait_for("streaming", 60)
-            wait_until(lambda: not keys(running), 30)
+            wait_until(lambda: not keys(running), 60)
     assert read_log(tmp_path / "log").snapshot == [1]
 
 
@@ -206,12 +206,12 @@ def test_a_table_taken_out_of_the_publication_is_said_while_running_and_after(
     with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
         running.wait_for("streaming")
         pg.execute('alter publication tailrace_t drop table "o\'th;er ""x"')
-        wait_until(lambda: key in keys(running), 30)
+        wait_until(lambda: key in keys(running), 60)
     with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
-        wait_until(lambda: key in keys(running), 30)
+        wait_until(lambda: key in keys(running), 60)
         (concern,) = running.task.progress().concerns
         pg.execute(concern.repair)
-        wait_until(lambda: not keys(running), 30)
+        wait_until(lambda: not keys(running), 60)
 
 
 def test_partitions_that_come_under_their_roots_name_are_not_called_left_out(
@@ -229,7 +229,7 @@ def test_partitions_that_come_under_their_roots_name_are_not_called_left_out(
             running.catch_up(pg.query)
             seen = running.task.progress().slot
             for _ in range(2):  # one look may have been under way
-                wait_until(lambda: running.task.progress().slot not in (None, seen), 30)  # noqa: B023
+                wait_until(lambda: running.task.progress().slot not in (None, seen), 60)  # noqa: B023
                 seen = running.task.progress().slot
             return keys(running)
 
@@ -241,10 +241,10 @@ def test_partitions_that_come_under_their_roots_name_are_not_called_left_out(
         # Taken out, it is named once, under the name that puts all of it in again.
         pg.execute("create table other (id int primary key)")
         pg.execute(f"alter publication {publication} set table other")
-        wait_until(lambda: keys(running) == {"table_left_out:public.events"}, 30)
+        wait_until(lambda: keys(running) == {"table_left_out:public.events"}, 60)
         repair = running.task.progress().concerns[0].repair
         pg.execute(repair.partition(";")[0])
-        wait_until(lambda: not keys(running), 30)
+        wait_until(lambda: not keys(running), 60)
 
 
 def test_the_watch_outlives_its_connection_and_capture_outlives_the_watch(
@@ -253,7 +253,7 @@ def test_the_watch_outlives_its_connection_and_capture_outlives_the_watch(
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
         running.wait_for("streaming")
-        wait_until(lambda: running.task.progress().slot is not None, 30)
+        wait_until(lambda: running.task.progress().slot is not None, 60)
         before = running.task.progress().slot
         pg.server.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity "
@@ -261,7 +261,7 @@ def test_the_watch_outlives_its_connection_and_capture_outlives_the_watch(
             [pg.name],
         )
         pg.execute("insert into items values (1, 'x')")
-        wait_until(lambda: running.task.progress().slot not in (None, before), 30)
+        wait_until(lambda: running.task.progress().slot not in (None, before), 60)
         running.catch_up(pg.query)
         assert running.task.progress().reconnects == 0
 
@@ -297,11 +297,11 @@ def test_a_standby_that_holds_everything_up_is_named(own_pg: EmbeddedPostgres, t
         running.wait_for("streaming")
         server.execute("alter system set synchronized_standby_slots = 'gone'")
         server.execute("select pg_reload_conf()")
-        wait_until(lambda: "standby_waited:gone" in keys(running), 30)
+        wait_until(lambda: "standby_waited:gone" in keys(running), 60)
         repair = running.task.progress().concerns[0].repair.partition("slots: ")[2]
         for statement in repair.split(";")[:2]:
             server.execute(statement)
         server.execute("insert into items values (1, 'x')")
-        wait_until(lambda: not keys(running), 30)
+        wait_until(lambda: not keys(running), 60)
         running.catch_up(server.query)
     assert read_log(tmp_path / "log").inserts == [1]

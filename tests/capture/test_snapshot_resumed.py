@@ -137,7 +137,7 @@ def life(pg: Database, log: Path, failpoint: str, *, script: str = RUN, elsewher
     done = subprocess.run(
         [sys.executable, "-c", script, pg.dsn, str(log), NAME, tests, "elsewhere" if elsewhere else ""],
         env=armed(failpoint),
-        timeout=120,
+        timeout=240,
         check=False,
     )
     return done.returncode

@@ -45,15 +45,15 @@ def test_it_speaks_at_intervals_at_once_when_asked_and_soon_after_progress() -> 
     recorder, durable = Recorder(), [100]
     timer = StatusTimer(recorder, lambda: durable[0], lambda: None, interval_s=30)
     timer.start()
-    wait_until(lambda: len(recorder.sent) == 1, 5)
+    wait_until(lambda: len(recorder.sent) == 1, 60)
     timer.reply()
-    wait_until(lambda: len(recorder.sent) == 2, 5)
+    wait_until(lambda: len(recorder.sent) == 2, 60)
     timer.ask()
-    wait_until(lambda: recorder.sent[-1][2], 5)
+    wait_until(lambda: recorder.sent[-1][2], 60)
     durable[0] = 200
     began = time.monotonic()
     timer.progressed()
-    wait_until(lambda: recorder.sent[-1][1] == 200, 5)
+    wait_until(lambda: recorder.sent[-1][1] == 200, 60)
     assert time.monotonic() - began < 1
     durable[0] = 300
     timer.close()
@@ -65,7 +65,7 @@ def test_it_speaks_without_being_asked() -> None:
     recorder = Recorder()
     timer = StatusTimer(recorder, lambda: 1, lambda: None, interval_s=0.05)
     timer.start()
-    wait_until(lambda: len(recorder.sent) >= 4, 5)
+    wait_until(lambda: len(recorder.sent) >= 4, 60)
     timer.close()
 
 
@@ -76,7 +76,7 @@ def test_it_acknowledges_nothing_for_a_writer_that_lost_the_log() -> None:
     recorder = Recorder()
     timer = StatusTimer(recorder, lambda: 1, fenced, interval_s=0.05)
     timer.start()
-    wait_until(lambda: timer.error is not None, 5)
+    wait_until(lambda: timer.error is not None, 60)
     timer.close()
     assert recorder.sent == []
 

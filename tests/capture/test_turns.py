@@ -29,7 +29,7 @@ def held(turns: Turns) -> Iterator[threading.Event]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        wait_until(has_it.is_set, 10, "the turn")
+        wait_until(has_it.is_set, 60, "the turn")
         yield may_go
     finally:
         may_go.set()
@@ -58,7 +58,7 @@ def test_who_came_first_goes_first_and_no_more_than_there_are_places() -> None:
         for number in range(20):
             threads.append(threading.Thread(target=work, args=(number,)))
             threads[-1].start()
-            wait_until(lambda: len(turns._waiting) == number + 1, 10, "the queue")  # noqa: B023
+            wait_until(lambda: len(turns._waiting) == number + 1, 60, "the queue")  # noqa: B023
         places[0].set()  # one place: they go one by one
         for thread in threads:
             thread.join(10)

@@ -281,7 +281,7 @@ def test_a_reader_beside_retention_gets_whole_ranges_or_a_clear_answer(memory_pa
 
     thread = threading.Thread(target=read_again_and_again)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     for size in range(60_000, 2000, -1500):
         apply(log, "0", RetentionRules(size_bytes=size))
     thread.join(60)

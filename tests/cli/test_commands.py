@@ -303,7 +303,7 @@ def test_a_second_engine_on_a_log_is_refused_at_once(orders):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 1
     assert "error: log_locked: " in done.stderr

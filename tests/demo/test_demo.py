@@ -25,7 +25,7 @@ def _worked_in(database: Database, transactions: int) -> Shop:
     shop = Shop(database.connect, writers=2, pause_s=0)
     shop.open()
     with shop:
-        wait_until(lambda: shop.transactions >= transactions, 30)
+        wait_until(lambda: shop.transactions >= transactions, 60)
     return shop
 
 

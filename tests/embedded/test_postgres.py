@@ -52,7 +52,7 @@ def test_a_stopped_server_is_gone_and_restarts(own_pg, mode):
 def test_settings_change_at_a_reload_and_alter_system_wins(own_pg):
     own_pg.settings["work_mem"] = "5MB"
     own_pg.reload()
-    wait_until(lambda: own_pg.query("show work_mem") == [("5MB",)], 5, "the new work_mem")
+    wait_until(lambda: own_pg.query("show work_mem") == [("5MB",)], 60, "the new work_mem")
     own_pg.execute("alter system set work_mem = '6MB'")
     own_pg.restart()
     assert own_pg.query("show work_mem") == [("6MB",)]

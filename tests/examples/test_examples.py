@@ -28,7 +28,7 @@ def test_the_pipeline_file_is_valid_and_fifteen_lines_long() -> None:
     assert [sink.path.name for sink in loaded.sinks] == ["current", "history"]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_a_spark_job_that_is_not_ours_reads_the_log(pg: Database, tmp_path: Path) -> None:
     round_ = Round(tmp_path, pg, [], seed=5)
@@ -56,7 +56,7 @@ def test_a_spark_job_that_is_not_ours_reads_the_log(pg: Database, tmp_path: Path
     assert sum(counted.values()) == markers
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_an_engine_of_twenty_lines_prints_what_is_committed_and_goes_on_where_it_was(
     pg: Database, tmp_path: Path
 ) -> None:
@@ -71,7 +71,7 @@ def test_an_engine_of_twenty_lines_prints_what_is_committed_and_goes_on_where_it
             while not seen or seen[-1]["after"]["id"] != number:
                 seen.append(json.loads(engine.stdout.readline()))
             engine.send_signal(signal.SIGINT)
-            assert engine.wait(30) == 0
+            assert engine.wait(60) == 0
     assert [value["after"]["id"] for value in seen] == [1, 2, 3]
     assert (seen[0]["op"], seen[-1]["op"]) == ("r", "c")
 

@@ -31,7 +31,7 @@ def _slot(round_: Round) -> str:
 
 def _copy_slot(round_: Round, source: str, target: str) -> None:
     active = "select 1 from pg_replication_slots where active"
-    wait_until(lambda: not round_.database.query(active), 20, "the slot to be let go")
+    wait_until(lambda: not round_.database.query(active), 60, "the slot to be let go")
     if round_.database.query("select 1 from pg_replication_slots where slot_name = %s", [target]):
         round_.database.execute("select pg_drop_replication_slot(%s)", [target])
     round_.database.execute("select pg_copy_logical_replication_slot(%s, %s)", [source, target])
@@ -60,10 +60,10 @@ def killed(pg: Database, make_round: Callable[..., Round]) -> Round:
     assert round_.live().wait() == 0
     with round_.at_work(transactions=None) as workload:
         life = round_.live("log.before_fsync=sleep:60000@5", until_caught_up=False)
-        wait_until(lambda: round_.hits()["log.before_fsync"] >= 6, 30)
-        wait_until(lambda: workload.committed > 30, 30)
+        wait_until(lambda: round_.hits()["log.before_fsync"] >= 6, 60)
+        wait_until(lambda: workload.committed > 30, 60)
         before = round_.hits()["capture.after_append"]
-        wait_until(lambda: round_.hits()["capture.after_append"] > before + 8, 30)
+        wait_until(lambda: round_.hits()["capture.after_append"] > before + 8, 60)
         life.kill()
     return round_
 

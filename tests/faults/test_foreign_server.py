@@ -65,7 +65,7 @@ def test_a_plain_role_and_a_yaml_file_are_enough(server: ForeignServer, tmp_path
     def tailrace(*words: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "tailrace", *words, str(file)], capture_output=True, text=True,
-            check=False, timeout=120, env={**os.environ, "FOREIGN_PASSWORD": ROLE_PASSWORD},
+            check=False, timeout=240, env={**os.environ, "FOREIGN_PASSWORD": ROLE_PASSWORD},
         )  # fmt: skip
         outputs.append(done.stdout + done.stderr)
         return done

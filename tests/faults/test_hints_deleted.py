@@ -17,7 +17,7 @@ pytestmark = pytest.mark.any_postgres("what is deleted are files of the log and 
 HINTS = ("log/status.json", "log/readers", "*/_tailrace/position-*.json", "*/_tailrace/staging")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_positions_hints_and_half_written_files_may_all_go(
     pg: Database, make_round: Callable[..., Round]

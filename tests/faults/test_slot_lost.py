@@ -18,7 +18,7 @@ SLOT = "tailrace_shop"
 
 def tailrace(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tailrace", *words], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "tailrace", *words], capture_output=True, text=True, check=False, timeout=240
     )
 
 

@@ -26,9 +26,9 @@ def test_a_second_engine_is_refused_by_name_while_the_first_lives(
     # GIVEN an engine at work, or paused, which is not the same as dead
     round_ = make_round(pg)
     first = round_.live(until_caught_up=False)
-    wait_until(lambda: _is_streaming(round_), 30)
+    wait_until(lambda: _is_streaming(round_), 60)
     with round_.at_work() as workload:
-        wait_until(lambda: workload.committed > 20, 30)
+        wait_until(lambda: workload.committed > 20, 60)
         if paused:
             os.kill(first.pid, signal.SIGSTOP)
         # WHEN another one is started on its log

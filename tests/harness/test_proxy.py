@@ -137,10 +137,10 @@ def test_standby_status_updates_are_overheard(proxy, pg):
         status = b"r" + (7).to_bytes(8, "big") + (6).to_bytes(8, "big") + (5).to_bytes(8, "big")
         pgconn.put_copy_data(status + bytes(8) + b"\1")
         pgconn.flush()
-        (seen,) = wait_until(line.standby_statuses, 5)
+        (seen,) = wait_until(line.standby_statuses, 60)
         assert (seen.written, seen.flushed, seen.applied, seen.reply_requested) == (7, 6, 5, True)
         assert not line.is_idle
         line.cut_now()
         with pytest.raises(psycopg.OperationalError):
             list(iter(lambda: pgconn.get_copy_data(0)[0] > 0, False))  # what came before the cut
-    wait_until(lambda: line.is_idle, 5)
+    wait_until(lambda: line.is_idle, 60)

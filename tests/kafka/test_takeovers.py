@@ -16,7 +16,7 @@ from torture.topics import Topics
 
 pytestmark = [
     pytest.mark.any_postgres("what Kafka gets is what is in the log"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
 ]
 
 

@@ -120,7 +120,7 @@ def _life(kafka: EmbeddedKafka, topic: str, environment: dict[str, str]) -> int:
     done = subprocess.run(
         [sys.executable, "-m", "kafka.once", kafka.bootstrap, topic, "atomic", "3", "40"],
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(path)},
-        timeout=120,
+        timeout=240,
         check=False,
     )
     return done.returncode

@@ -83,7 +83,7 @@ def test_what_comes_within_an_interval_is_one_and_the_end_waits_for_none(orders:
     feed = feed_of(orders, spans, transaction_boundary="interval", offset_flush_interval_ms=3_600_000)
     running = threading.Thread(target=feed.run)
     running.start()
-    wait_until(lambda: spans, 30, "the first batch")
+    wait_until(lambda: spans, 60, "the first batch")
     orders.insert(2)
     last = orders.insert(3)
     feed.finish_at(last)

@@ -122,7 +122,7 @@ def place(server: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return not server.query("select 1 from pg_replication_slots")
 
     server.execute(f"alter database {place.db} allow_connections true")
-    wait_until(slots_dropped, 30)
+    wait_until(slots_dropped, 60)
     server.execute("alter system reset all")
     server.execute("select pg_reload_conf()")
     server.execute(f"drop database {place.db} with (force)")
@@ -331,7 +331,7 @@ def test_each_broken_set_up_has_its_own_message_and_repair(place: Place, broken:
     require_since(broken.since, broken.says, place.server.version)
     assert place.findings() == []
     broken.how(place)
-    found = wait_until(lambda: seen(place, broken), 20)
+    found = wait_until(lambda: seen(place, broken), 60)
     assert {finding.severity for finding in found} == {broken.severity}
     for finding in found:
         assert finding.repair
@@ -346,7 +346,7 @@ def test_each_broken_set_up_has_its_own_message_and_repair(place: Place, broken:
             for statement in statements[1:]:
                 if statement.startswith("SELECT pg_reload_conf"):
                     place.run(statement)
-        wait_until(lambda: not seen(place, broken), 20)
+        wait_until(lambda: not seen(place, broken), 60)
 
 
 def test_their_number_and_their_messages_are_as_many() -> None:
@@ -366,7 +366,7 @@ def test_an_open_transaction_is_named_with_its_process(place: Place) -> None:
     holding = threading.Thread(target=hold)
     holding.start()
     try:
-        assert opened.wait(30)
+        assert opened.wait(60)
         (finding,) = [each for each in place.findings() if each.kind is Kind.TRANSACTION_OPEN]
     finally:
         done.set()

@@ -89,13 +89,13 @@ def test_an_engine_gives_what_is_in_the_log_and_the_next_goes_on(stage):
     seen = []
     with stage.engine(on_batch=ids(seen)) as engine:
         stage.capture.log.insert(1, 2, 3)
-        wait_until(lambda: len(seen) == 3, 10, "three records")
+        wait_until(lambda: len(seen) == 3, 60, "three records")
         stage.capture.log.insert(4)
-        wait_until(lambda: len(seen) == 4, 10, "the fourth")
+        wait_until(lambda: len(seen) == 4, 60, "the fourth")
     assert engine.state == "stopped"
     with stage.engine(on_batch=ids(seen)):
         end = stage.capture.log.insert(5)
-        wait_until(lambda: len(seen) == 5, 10, "the fifth")
+        wait_until(lambda: len(seen) == 5, 60, "the fifth")
     assert seen == [1, 2, 3, 4, 5]
     assert Readers(stage.capture.log.directory).get(reader_name("shop")).offsets == {"0": end}
 
@@ -112,11 +112,11 @@ def test_what_was_not_processed_comes_again_and_only_that(stage):
     engine.start()
     stage.capture.log.insert(1, 2, 3, 4)
     with pytest.raises(TailraceError) as raised:
-        engine.wait(20)
+        engine.wait(60)
     assert raised.value.kind is Kind.TASK_FAILED
     assert seen == [1, 2]
     with stage.engine(on_batch=ids(seen)):
-        wait_until(lambda: len(seen) == 4, 10, "the rest")
+        wait_until(lambda: len(seen) == 4, 60, "the rest")
     assert seen == [1, 2, 3, 4]
 
 
@@ -126,7 +126,7 @@ def test_until_caught_up_ends_behind_the_last_record(stage):
     with stage.engine({"until_caught_up": True}, on_batch=ids(seen)) as engine:
         stage.capture.log.insert(1)
         stage.capture.log.insert(2)
-        assert engine.wait(20)
+        assert engine.wait(60)
     assert seen == [1, 2]
 
 
@@ -135,15 +135,15 @@ def test_a_capture_that_fails_fails_the_engine_and_one_that_may_pass_is_begun_ag
     engine = stage.engine(on_batch=ids(seen))
     engine.start()
     stage.capture.log.insert(1)
-    wait_until(lambda: seen == [1], 10, "the first")
+    wait_until(lambda: seen == [1], 60, "the first")
     first = stage.capture
     first.failure = TailraceError(Kind.SOURCE_UNREACHABLE, "away")
-    wait_until(lambda: stage.capture is not first, 20, "a new capture")
+    wait_until(lambda: stage.capture is not first, 60, "a new capture")
     stage.capture.log.insert(2)
-    wait_until(lambda: seen == [1, 2], 10, "the record behind it")
+    wait_until(lambda: seen == [1, 2], 60, "the record behind it")
     stage.capture.failure = TailraceError(Kind.SLOT_MISSING, "it is gone")
     with pytest.raises(TailraceError) as raised:
-        engine.wait(20)
+        engine.wait(60)
     assert raised.value.kind is Kind.SLOT_MISSING
 
 
@@ -157,12 +157,12 @@ def test_several_sources_are_dealt_out_and_one_that_fails_leaves_the_others_at_w
     stage.captures[by[0]].failure = TailraceError(Kind.SLOT_MISSING, "it is gone")
     for k in (1, 2):
         stage.captures[by[k]].log.insert(k)
-    wait_until(lambda: sorted(seen) == [1, 2], 10, "the others' records")
+    wait_until(lambda: sorted(seen) == [1, 2], 60, "the others' records")
     assert engine.state == "polling_tasks"
     for k in (1, 2):
         stage.captures[by[k]].failure = TailraceError(Kind.SLOT_MISSING, "it is gone, too")
     with pytest.raises(TailraceError) as raised:
-        engine.wait(20)
+        engine.wait(60)
     assert raised.value.context["source"] == "s0"
     assert raised.value.context["failed_too"] == "s1, s2"
 
@@ -175,9 +175,9 @@ def test_a_source_that_failed_alone_is_the_engines_failure_when_it_is_closed(sta
     engine.start()
     stage.captures[tmp_path / "log" / "s0"].failure = TailraceError(Kind.SLOT_MISSING, "it is gone")
     status = tmp_path / "log" / FILE_NAME
-    wait_until(lambda: status.exists() and '"slot_missing"' in status.read_text(), 20, "the failure")
+    wait_until(lambda: status.exists() and '"slot_missing"' in status.read_text(), 60, "the failure")
     stage.captures[tmp_path / "log" / "s1"].log.insert(1)
-    wait_until(lambda: seen == [1], 10, "the other's record")
+    wait_until(lambda: seen == [1], 60, "the other's record")
     engine.close()
     with pytest.raises(TailraceError) as raised:
         engine.wait()
@@ -190,10 +190,10 @@ def test_sinks_are_fed_beside_a_handler_and_without_one(stage, monkeypatch):
     sinks = {"sinks": [{"type": "python", "handler": "no.module:needed", "name": "one", "interval_ms": 0}]}
     with stage.engine(sinks, on_batch=ids(seen)):
         first = stage.capture.log.insert(1)
-        wait_until(lambda: (seen, got) == ([1], [first]), 10, "both")
+        wait_until(lambda: (seen, got) == ([1], [first]), 60, "both")
     with stage.engine(sinks, file=True):
         second = stage.capture.log.insert(2)
-        wait_until(lambda: got == [first, second], 10, "the sink alone")
+        wait_until(lambda: got == [first, second], 60, "the sink alone")
     assert seen == [1]
     reader = Readers(stage.capture.log.directory).get(reader_name("shop"))
     assert reader.offsets == {"0": first}  # it may come back
@@ -217,7 +217,7 @@ def test_the_status_tells_of_a_running_engine_its_handler_and_how_it_ended(stage
             if (tmp_path / "log" / FILE_NAME).exists()
             else None
         ),
-        20,
+        60,
         "the status",
     )
     (sink,) = told["sinks"]
@@ -226,7 +226,7 @@ def test_the_status_tells_of_a_running_engine_its_handler_and_how_it_ended(stage
     )  # fmt: skip
     stage.capture.failure = TailraceError(Kind.SLOT_MISSING, "it is gone")
     with pytest.raises(TailraceError):
-        engine.wait(20)
+        engine.wait(60)
     stage.capture.log.close()
     assert document(config)["state"] == "needs_snapshot"
 
@@ -239,10 +239,10 @@ def test_a_sink_that_fails_leaves_the_handler_at_work_and_is_told_in_the_end(sta
     engine = stage.engine({"sinks": [sink], "until_caught_up": True}, on_batch=ids(seen))
     engine.start()
     stage.capture.log.insert(1)
-    wait_until(lambda: seen == [1], 10, "the first")
+    wait_until(lambda: seen == [1], 60, "the first")
     stage.capture.log.insert(2)
     with pytest.raises(TailraceError) as raised:
-        engine.wait(20)
+        engine.wait(60)
     assert seen == [1, 2]
     assert raised.value.kind is Kind.TASK_FAILED
     assert raised.value.context["sinks"] == "one"

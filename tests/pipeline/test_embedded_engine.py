@@ -71,7 +71,7 @@ def lines_of(path: Path) -> list[tuple[int, str, int]]:
     return [(int(at), topic, int(number)) for at, topic, number in (line.split() for line in whole)]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_killed_again_and_again_it_loses_nothing_and_repeats_only_what_was_not_committed(
     pg: Database, settings, tmp_path
 ) -> None:

@@ -128,7 +128,9 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
         expected = first + Counter({("u", number): 1 for number in range(1, 6)})
         expected += Counter([("d", 49), ("d", 50), ("c", 100)])
         wait_until(lambda: changes_in(tmp_path / "lines") == expected, TIMEOUT_S, "the changes")
-        wait_until(lambda: status(file)["sinks"][2]["lag_bytes"] == 0, TIMEOUT_S, "the mirror")
+        now = dict(pg.query("select id, what from orders"))
+        wait_until(lambda: mirrored(tmp_path / "mirror") == now, TIMEOUT_S, "the mirror")
+        wait_until(lambda: status(file)["sinks"][2]["lag_bytes"] == 0, TIMEOUT_S, "its status")
         watched = status(file)
         assert (watched["state"], watched["error"], watched["pid"]) == ("streaming", None, engine.pid)
         # The password that it uses is in nothing that it shows.
@@ -138,13 +140,12 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
         tailrace("run", file, check=1)
         assert status(file)["pid"] == engine.pid
         engine.send_signal(signal.SIGTERM)
-        assert engine.wait(30) == 0
+        assert engine.wait(60) == 0
     finally:
         engine.kill()
         engine.wait()
     pipeline_file(tmp_path, pg)
     assert status(file)["state"] == "stopped"
-    now = dict(pg.query("select id, what from orders"))
     assert mirrored(tmp_path / "mirror") == now
 
     # Again with nothing new: nothing is doubled. A sink that is emptied is built anew.

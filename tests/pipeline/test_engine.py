@@ -66,8 +66,8 @@ def test_a_stop_ends_everything_without_an_error(stage):
     end = stage.capture.log.insert(1)
     run = running(engine)
     stage.capture.phase = "streaming"
-    wait_until(lambda: stage.sinks == {"one": [end], "two": [end]}, 10, "both sinks")
-    wait_until(lambda: engine.view().state is State.STREAMING, 10, "streaming")
+    wait_until(lambda: stage.sinks == {"one": [end], "two": [end]}, 60, "both sinks")
+    wait_until(lambda: engine.view().state is State.STREAMING, 60, "streaming")
     engine.stop()
     assert run.join(10)
     assert run.error is None
@@ -81,9 +81,9 @@ def test_a_dead_sink_holds_neither_the_source_nor_its_neighbour(stage):
     run = running(engine)
     stage.capture.phase = "streaming"
     end = stage.capture.log.insert(1)
-    wait_until(lambda: stage.sinks["two"] == [end], 10, "the neighbour")
+    wait_until(lambda: stage.sinks["two"] == [end], 60, "the neighbour")
     later = stage.capture.log.insert(2)
-    wait_until(lambda: stage.sinks["two"][-1] == later, 10, "the neighbour again")
+    wait_until(lambda: stage.sinks["two"][-1] == later, 60, "the neighbour again")
     one, two = engine.view().sinks
     assert (one.state, two.state) == (SinkState.FAILED, SinkState.RUNNING)
     assert not run.ended
@@ -178,7 +178,7 @@ def test_the_status_of_a_running_engine_comes_from_its_file(stage):
     run = running(engine)
     stage.capture.phase = "streaming"
     told = wait_until(
-        lambda: (found := document(stage.config))["sinks"][0]["position"] == end and found, 10, "status"
+        lambda: (found := document(stage.config))["sinks"][0]["position"] == end and found, 60, "status"
     )
     assert set(told) >= {"name", "state", "tasks", "sinks", "error"}
     assert (told["state"], told["pid"]) == ("streaming", os.getpid())
@@ -196,13 +196,13 @@ def test_an_observer_sees_every_state(stage):
     seen = []
     engine = stage.engine(observe=lambda view: seen.append(view.state))
     run = running(engine)
-    wait_until(lambda: State.STARTING in seen, 10, "starting")
+    wait_until(lambda: State.STARTING in seen, 60, "starting")
     stage.capture.phase = "snapshot"
-    wait_until(lambda: State.SNAPSHOT in seen, 10, "snapshot")
+    wait_until(lambda: State.SNAPSHOT in seen, 60, "snapshot")
     stage.capture.phase = "streaming"
-    wait_until(lambda: State.STREAMING in seen, 10, "streaming")
+    wait_until(lambda: State.STREAMING in seen, 60, "streaming")
     stage.capture.phase = "connecting"
-    wait_until(lambda: engine.view().state is State.STARTING, 10, "starting again")
+    wait_until(lambda: engine.view().state is State.STARTING, 60, "starting again")
     engine.stop()
     assert run.join(10)
     assert seen[-1] is State.STOPPED
@@ -230,7 +230,7 @@ def test_a_line_names_what_a_person_wants_to_know(stage):
     engine = stage.engine(observe=views.append)
     stage.capture.log.insert(1)
     run = running(engine)
-    view = wait_until(lambda: next((view for view in views if view.sources), None), 10, "a view")
+    view = wait_until(lambda: next((view for view in views if view.sources), None), 60, "a view")
     engine.stop()
     assert run.join(10)
     shown = line(view.state, view.sources[0], Pace())

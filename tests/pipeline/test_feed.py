@@ -54,7 +54,7 @@ class MemorySink:
 
     def write(self, spark, log, span, pieces):
         self.target.writing.set()
-        assert self.target.may_write.wait(20)
+        assert self.target.may_write.wait(60)
         if self.target.failures:
             raise self.target.failures.pop(0)
         assert [pieces[0].start, pieces[-1].end] == [span.start, span.end]
@@ -176,9 +176,9 @@ def test_a_stretch_without_rows_moves_the_sink_without_a_batch(orders, quick):
     feed = feed_of(orders, target)
     running = Background("feed", feed.run)
     running.start()
-    wait_until(lambda: feed.view.position == first, 10, "the first row")
+    wait_until(lambda: feed.view.position == first, 60, "the first row")
     quiet = orders.progress()
-    wait_until(lambda: feed.view.position == quiet, 10, "the quiet stretch")
+    wait_until(lambda: feed.view.position == quiet, 60, "the quiet stretch")
     assert target.spans == [(0, first)]
     # It is recorded with the end of the run, so that status says the same afterwards.
     feed.finish_at(quiet)
@@ -193,7 +193,7 @@ def test_a_stop_lets_the_batch_end(orders, quick):
     feed = feed_of(orders, target)
     running = Background("feed", feed.run)
     running.start()
-    assert target.writing.wait(10)
+    assert target.writing.wait(60)
     feed.stop()
     assert not running.join(0.05)
     target.may_write.set()
@@ -210,7 +210,7 @@ def test_a_batch_given_up_at_the_stop_is_no_failure(orders, quick):
     feed = feed_of(orders, target)
     running = Background("feed", feed.run)
     running.start()
-    assert target.writing.wait(10)
+    assert target.writing.wait(60)
     feed.stop()
     target.may_write.set()
     assert running.join(10)
@@ -226,7 +226,7 @@ def test_a_feed_waits_for_a_log_that_is_not_there_yet(tmp_path, quick):
     running.start()
     log = LogOfOrders(log_path)
     end = log.insert(1)
-    wait_until(lambda: target.position == end, 10, "the row")
+    wait_until(lambda: target.position == end, 60, "the row")
     feed.stop()
     assert running.join(10)
     log.close()
@@ -268,7 +268,7 @@ def test_an_emptied_target_holds_the_log_again(orders, quick):
     feed = feed_of(orders, emptied)
     running = Background("feed", feed.run)
     running.start()
-    assert emptied.writing.wait(10)
+    assert emptied.writing.wait(60)
     assert Readers(orders.directory).require("sink").offsets == {"0": 0}
     emptied.may_write.set()
     feed.stop()

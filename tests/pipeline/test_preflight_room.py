@@ -83,7 +83,7 @@ def test_three_databases_need_three_of_the_two_slots_of_their_server(
 
     def errors(file: Path) -> list[Finding]:
         # Whoever asked before, and is gone, may still have the server's last WAL sender.
-        wait_until(lambda: not server.query("select 1 from pg_stat_replication"), 30)
+        wait_until(lambda: not server.query("select 1 from pg_stat_replication"), 60)
         found = [finding for finding in preflight(file) if finding.severity is Severity.ERROR]
         return [finding for finding in found if finding.kind is not Kind.SOURCE_UNREACHABLE]
 

@@ -50,7 +50,7 @@ class HeldSink(FakeSink):
 
     def write(self, spark, log, span, pieces):
         self.at_it.set()
-        assert self.may.wait(30)
+        assert self.may.wait(60)
         self.order.append(self.key)
         return super().write(spark, log, span, pieces)
 
@@ -108,12 +108,12 @@ def test_all_run_side_by_side_and_stop_together(stage):
     run = running(engine)
     stage.captures["a"].phase = stage.captures["b"].phase = "streaming"
     wanted = {(sink, name): [ends[name]] for sink in ("one", "two") for name in NAMES}
-    wait_until(lambda: stage.got == wanted, 10, "every sink of every source")
+    wait_until(lambda: stage.got == wanted, 60, "every sink of every source")
     assert engine.view().state is State.STARTING  # as the last of them
     stage.all_stream()
-    wait_until(lambda: engine.view().state is State.STREAMING, 10, "streaming")
+    wait_until(lambda: engine.view().state is State.STREAMING, 60, "streaming")
     told = wait_until(
-        lambda: (found := document(stage.config))["state"] == "streaming" and found, 10, "the status"
+        lambda: (found := document(stage.config))["state"] == "streaming" and found, 60, "the status"
     )
     assert [(task["name"], task["engine_task"], task["log_end"]) for task in told["tasks"]] == [
         ("a", 0, ends["a"]), ("b", 1, ends["b"]), ("c", 0, ends["c"]),
@@ -133,21 +133,21 @@ def test_a_source_that_fails_for_good_leaves_the_others_and_is_named(stage):
     run = running(engine)
     stage.all_stream()
     stage.captures["b"].failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "begin anew")
-    wait_until(lambda: engine.view().error is not None, 10, "the failure")
+    wait_until(lambda: engine.view().error is not None, 60, "the failure")
     # The others go on, and what was captured of the one that failed still gets to its sinks.
     ends = {name: stage.captures[name].log.insert(1) for name in ("a", "c")}
-    wait_until(lambda: all(stage.got.get(("one", name)) == [ends[name]] for name in ends), 10, "the others")
-    wait_until(lambda: stage.got.get(("two", "b")) == [end], 10, "what was captured")
+    wait_until(lambda: all(stage.got.get(("one", name)) == [ends[name]] for name in ends), 60, "the others")
+    wait_until(lambda: stage.got.get(("two", "b")) == [end], 60, "what was captured")
     assert engine.view().state is State.STREAMING
     told = wait_until(
-        lambda: (found := document(stage.config))["error"] and found, 10, "the failure in the status"
+        lambda: (found := document(stage.config))["error"] and found, 60, "the failure in the status"
     )
     assert (told["state"], told["error"]["context"]) == ("streaming", {"source": "b"})
     assert [task["state"] for task in told["tasks"]] == ["streaming", "needs_snapshot", "streaming"]
     assert [task["error"] and task["error"]["kind"] for task in told["tasks"]] == [None, "slot_missing", None]
     # Its way out ends with the run's: so does the exit status.
     stage.captures["c"].failure = TailraceError(Kind.SOURCE_CHANGED, "another server")
-    wait_until(lambda: engine.view().sources[2].task.state == "failed", 10, "the second failure")
+    wait_until(lambda: engine.view().sources[2].task.state == "failed", 60, "the second failure")
     engine.stop()
     assert run.join(10)
     assert (run.error.kind, run.error.context) == (Kind.SLOT_MISSING, {"source": "b", "failed_too": "c"})
@@ -189,7 +189,7 @@ def test_sinks_that_hang_for_every_source_are_given_up_together(stage, monkeypat
     for name in NAMES:
         stage.captures[name].log.insert(1)
     for each in held:
-        wait_until(each.at_it.is_set, 10, "the batches that hang")
+        wait_until(each.at_it.is_set, 60, "the batches that hang")
     engine.stop()
     # One deadline for all of them, and capture stops in good order behind it.
     assert run.join(10)
@@ -204,7 +204,7 @@ def test_until_caught_up_waits_for_the_last_source(stage, monkeypatch):
     for capture in stage.captures.values():
         capture.log.insert(1)
     run = running(engine)
-    wait_until(lambda: stage.captures["a"].phase == stage.captures["b"].phase == "stopped", 10, "a and b")
+    wait_until(lambda: stage.captures["a"].phase == stage.captures["b"].phase == "stopped", 60, "a and b")
     assert not run.join(0.2)
     end = stage.captures["c"].log.insert(2)
     assert run.join(10)
@@ -218,9 +218,9 @@ def test_a_sink_that_failed_for_one_source_goes_on_for_the_others(stage):
     run = running(engine)
     stage.all_stream()
     ends = {name: capture.log.insert(1) for name, capture in stage.captures.items()}
-    wait_until(lambda: stage.got.get(("one", "b")) == [ends["b"]], 10, "the other source")
-    wait_until(lambda: stage.got.get(("two", "a")) == [ends["a"]], 10, "the other sink")
-    wait_until(lambda: engine.view().sinks[0].state is SinkState.FAILED, 10, "the failure")
+    wait_until(lambda: stage.got.get(("one", "b")) == [ends["b"]], 60, "the other source")
+    wait_until(lambda: stage.got.get(("two", "a")) == [ends["a"]], 60, "the other sink")
+    wait_until(lambda: engine.view().sinks[0].state is SinkState.FAILED, 60, "the failure")
     assert not run.ended
     engine.stop()
     assert run.join(10)
@@ -233,9 +233,9 @@ def test_a_source_that_hangs_in_a_sink_does_not_keep_the_others_from_it(stage):
     run = running(engine)
     stage.all_stream()
     stage.captures["a"].log.insert(1)
-    wait_until(hanging.at_it.is_set, 10, "the batch that hangs")
+    wait_until(hanging.at_it.is_set, 60, "the batch that hangs")
     ends = {name: stage.captures[name].log.insert(1) for name in ("b", "c")}
-    wait_until(lambda: all(stage.got.get(("one", name)) == [ends[name]] for name in ends), 10, "the others")
+    wait_until(lambda: all(stage.got.get(("one", name)) == [ends[name]] for name in ends), 60, "the others")
     hanging.may.set()
     engine.stop()
     assert run.join(10)
@@ -250,15 +250,15 @@ def test_a_busy_source_lets_a_quiet_one_have_its_turn(stage):
     for name in ("a", "b"):
         stage.captures[name].log.insert(1)
     for name in ("a", "b"):
-        wait_until(held[name].at_it.is_set, 10, "both places to be taken")
+        wait_until(held[name].at_it.is_set, 60, "both places to be taken")
     # There is more for the busy ones already when something comes for the quiet one.
     for name in ("a", "b"):
         stage.captures[name].log.insert(2)
     end = stage.captures["c"].log.insert(1)
     queue = engine._connector._writing[0]._waiting
-    wait_until(lambda: len(queue) == 1, 10, "the quiet one to wait")
+    wait_until(lambda: len(queue) == 1, 60, "the quiet one to wait")
     held["a"].may.set()
-    wait_until(lambda: stage.got["one", "a"][1:], 10, "the busy one's second batch")
+    wait_until(lambda: stage.got["one", "a"][1:], 60, "the busy one's second batch")
     assert stage.got["one", "c"] == [end]
     assert stage.order[:3] == [("one", "a"), ("one", "c"), ("one", "a")]
     held["b"].may.set()
@@ -285,7 +285,7 @@ def test_each_source_has_a_line_of_its_own_and_only_if_it_moved(stage, capsys):
     engine = Run(stage.config, observe=views.append)
     stage.captures["a"].log.insert(1)
     run = running(engine)
-    view = wait_until(lambda: next((view for view in views if len(view.sources) == 3), None), 10, "a view")
+    view = wait_until(lambda: next((view for view in views if len(view.sources) == 3), None), 60, "a view")
     engine.stop()
     assert run.join(10)
     assert "  a:  connecting  " in line(view.state, view.sources[0], Pace())

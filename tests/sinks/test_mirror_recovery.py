@@ -370,7 +370,7 @@ def test_a_process_that_is_killed_leaves_a_target_that_the_next_completes(kind, 
     command = [sys.executable, "-c", KILLED, kind, str(tmp_path / "lake"), str(log.path), "0", str(ends[4])]
     tests = str(Path(__file__).resolve().parent.parent)
     environment = {"PYTHONPATH": tests, "TAILRACE_FAILPOINTS": f"{point}=kill", "PATH": ""}
-    died = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    died = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert died.returncode == -9, died.stderr
     sink = opened(kind, tmp_path / "lake", log)
     write(sink, log, sink.position("0") or 0, ends[5])

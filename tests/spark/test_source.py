@@ -320,7 +320,7 @@ def test_a_job_that_is_not_ours_reads_the_log(log: HandmadeLog, tmp_path: Path) 
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
-        capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path, check=False,
+        capture_output=True, text=True, timeout=240, env=environment, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "15"

@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(shell grep -rl njit src --include='*.py')
-BENCHMARKS := capture watches snapshot decode convert replay e2e stages engine latency kafka kafka_peer kafka_spark
+BENCHMARKS := capture watches snapshot decode convert replay e2e stages idle engine latency kafka kafka_peer kafka_spark
 # Of `make torture`; empty: a hundred for each sink, two hundred for Kafka.
 CYCLES :=
 # Processes that run tests side by side. The tests wait more than they work; each process has servers of

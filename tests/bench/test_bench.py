@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tailrace import bench
-from tailrace.bench import kafka, watches
+from tailrace.bench import idle, kafka, watches
 from tailrace.bench.report import Result, median_interval
 from tailrace.cli.main import app
 
@@ -16,13 +16,19 @@ FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
 
 
 @pytest.mark.parametrize(
-    "name", ["capture", "watches", "snapshot", "decode", "convert", "transforms", "stages", "engine", "kafka"]
+    ("name", "rows"),
+    [
+        *((name, 3000) for name in ("capture", "watches", "snapshot", "decode", "convert", "transforms")),
+        *((name, 3000) for name in ("stages", "engine", "kafka")),
+        ("idle", 3),
+    ],
 )
 @pytest.mark.slow
-def test_a_benchmark_prints_one_document(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_prints_one_document(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "PAIRS_MAX", 2)
     monkeypatch.setattr(kafka, "PASSES", 1)
-    result = CliRunner().invoke(app, ["bench", name, "--rows", "3000", "--json"])
+    monkeypatch.setattr(idle, "WATCHED_S", 0.2)
+    result = CliRunner().invoke(app, ["bench", name, "--rows", str(rows), "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert set(document) >= FIELDS

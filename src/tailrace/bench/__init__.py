@@ -26,6 +26,7 @@ NAMES: dict[str, str] = {
     "replay": "change log through Spark to nothing, in typed columns",
     "e2e": "a backlog to Parquet and to Delta, exactly once, against pg_recvlogical",
     "stages": "the engine alone on a prepared source: hand-over, processing, commits",
+    "idle": "what tasks cost to which nothing comes: CPU time of one, and of a hundred",
     "engine": "a backlog through the embedded engine to a handler, as JSON and as it is, against Debezium",
     "kafka": "change log to Kafka: exactly once against at least once, and the curve of the interval",
     "kafka_peer": "a backlog to Kafka as JSON, exactly once, against Debezium and a Kafka producer",
@@ -37,8 +38,8 @@ NAMES: dict[str, str] = {
 def run(name: str, *, rows: int | None = None, as_json: bool = False) -> int:
     """Run the benchmark `name` and print its result; return the exit status.
 
-    :param rows: size of the table or backlog (for `latency`: rows a second); `None` for the
-        benchmark's own default.
+    :param rows: size of the table or backlog (for `latency`: rows a second; for `idle`: tasks); `None`
+        for the benchmark's own default.
     :raises KeyError: if there is no such benchmark.
     """
     measurement(name)(rows).print(as_json=as_json)

@@ -119,12 +119,6 @@ def _result(
     )
 
 
-def _reference(peers: dict[str, float]) -> str:
-    if peers:
-        return f"Debezium {debezium.VERSION}, as JSON"
-    return "pg_recvlogical, as Debezium was not fetched (`make bench-peers`)"
-
-
 def _run(dsn: str, how: str, directory: Path, rows: int) -> EngineRun:
     command = [sys.executable, "-m", __name__, dsn, how, str(directory / f"log-{how}"), str(rows)]
     done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)

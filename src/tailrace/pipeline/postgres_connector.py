@@ -42,8 +42,11 @@ UNTIL_CAUGHT_UP = "until_caught_up"
 TURN_S = 0.05
 #: How often the log hears what it may let go of.
 KEEP_INTERVAL_S = 1.0
-#: Between looks at a log whose capture says nothing: a snapshot's chunks, a capture that begins.
+#: Between looks at a log whose capture says nothing: a snapshot's chunks, a capture that begins, one on an
+#: executor.
 LOOK_S = 0.05
+#: The same where capture tells of what is durable, once nothing has come for a while.
+QUIET_LOOK_S = 0.2
 #: How long sinks may take to finish their batch when the task stops; then it is given up,
 #: which is safe: it is written again at the next start.
 DRAIN_DEADLINE_S = 8.0
@@ -168,6 +171,7 @@ class PostgresTask:
         self._sources: tuple[_Source, ...] = ()
         self._running = False
         self._next_source = 0
+        self._look_s = LOOK_S
         self._finished = False
         self._raised = False
         self._dropped: TailraceError | None = None
@@ -212,11 +216,13 @@ class PostgresTask:
         """
         assert self._context is not None
         until = time.monotonic() + timeout_s
+        look_s = self._look_s
         self._capture_again()
         while True:
             self._news.clear()
             over = all(source.lane.is_over for source in self._sources)
             if (batch := self._next()) is not None:
+                self._look_s = LOOK_S
                 return batch
             self._look_for_failures(over)
             if over and not self._finished:
@@ -224,8 +230,9 @@ class PostgresTask:
                 self._context.finish()
             left_s = until - time.monotonic()
             if left_s <= 0 or self._context.stopping.is_set():
+                self._look_s = LOOK_S if self._remote_tasks else min(2 * look_s, QUIET_LOOK_S)
                 return None
-            self._news.wait(min(left_s, LOOK_S))
+            self._news.wait(min(left_s, look_s))
 
     def commit(self, partition: Partition, offset: Offset) -> None:
         """Take note, so that retention soon knows that what lies before is not needed here."""

@@ -76,25 +76,31 @@ class Showing:
         self._stop.set()
         self._thread.join(_STOP_DEADLINE_S)
         self._step(Event.STOP_CALLED)
-        self._look_for_failures()
+        sources = self._sources()
+        self._look_for_failures(sources)
         for error in (self._broken, *self._failed.values()):
             if error is not None:
                 self._step(Event.CHANGES_LOST if error.kind in NEEDS_SNAPSHOT else Event.FAILURE)
         self._step(Event.EVERYTHING_STOPPED)
-        self._show(last=True)
+        self._show(sources, last=True)
 
     def view(self) -> EngineView:
         """Return the engine as it is now."""
-        return EngineView(self._config.name, self._life.state, self._sources(), self.failure)
+        return self._view(self._sources())
+
+    def _view(self, sources: tuple[SourceView, ...]) -> EngineView:
+        return EngineView(self._config.name, self._life.state, sources, self.failure)
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_S):
-            self._look_for_failures()
+            # Looked at once: that is most of what this thread costs while nothing happens.
+            sources = self._sources()
+            self._look_for_failures(sources)
             if self._ending is not None and self._ending.is_set():
                 self._step(Event.STOP_CALLED)
-            elif event := toward(self._life.state, (source.task.state for source in self._sources())):
+            elif event := toward(self._life.state, (source.task.state for source in sources)):
                 self._step(event)
-            self._show(last=False)
+            self._show(sources, last=False)
 
     def _sources(self) -> tuple[SourceView, ...]:
         found = [source for views in self._views.values() for source in views()]
@@ -102,8 +108,8 @@ class Showing:
         places = {pipeline.source_name: place for place, pipeline in enumerate(self._config.pipelines)}
         return tuple(sorted(found, key=lambda source: places[source.name]))
 
-    def _look_for_failures(self) -> None:
-        now = {source.name: source.task for source in self._sources()}
+    def _look_for_failures(self, sources: tuple[SourceView, ...]) -> None:
+        now = {source.name: source.task for source in sources}
         failed = {name: task.error for name, task in now.items() if task.state in _FAILED and task.error}
         # A source that is captured again has failed no more.
         self._failed = {
@@ -111,8 +117,8 @@ class Showing:
             **{name: error for name, error in failed.items() if name not in self._failed},
         }
 
-    def _show(self, *, last: bool) -> None:
-        view = self.view()
+    def _show(self, sources: tuple[SourceView, ...], *, last: bool) -> None:
+        view = self._view(sources)
         self._write(view, last=last)
         self._observe(view)
 

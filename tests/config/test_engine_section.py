@@ -22,9 +22,28 @@ def test_defaults_are_the_documents():
 
 
 def test_extensions_keep_the_options_of_their_type():
-    options = EngineOptions.model_validate({"converter": {"type": "json", "schemas": True}})
+    options = EngineOptions.model_validate({"converter": {"type": "mine", "schemas": True}})
     assert options.converter is not None
     assert options.converter.options == {"schemas": True}
+
+
+def test_options_of_converters_that_come_with_it_are_checked_with_the_file(tmp_path):
+    file = tmp_path / "shop.yaml"
+    text = "name: shop\nsource:\n  type: postgresql\n  dsn: postgresql://db/shop\nlog:\n  path: ./log\n"
+    converter = "{type: avro, registry_url: 'https://r:1', registry_ca_file: roots.pem%s}"
+    file.write_text(f"{text}engine: {{converter: {converter % ''}}}\n")
+    found = load_engine(file).engine.converter
+    assert found is not None
+    assert found.options == {"registry_url": "https://r:1", "registry_ca_file": str(tmp_path / "roots.pem")}
+    wrong = ", registry_pasword: canary, registry_token: canary"
+    section = converter % wrong
+    for place in (f"engine: {{converter: {section}}}",
+                  f"sinks: [{{type: kafka, bootstrap_servers: k, converter: {section}}}]"):  # fmt: skip
+        file.write_text(f"{text}{place}\n")
+        with pytest.raises(TailraceError) as caught:
+            load_engine(file)
+        assert "registry_pasword: Extra inputs are not permitted" in caught.value.message
+        assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

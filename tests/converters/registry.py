@@ -8,12 +8,14 @@ has a default, and come if it has one, and keeps its type), error codes, and its
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from base64 import b64encode
 from collections import Counter
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -28,12 +30,20 @@ class Fault:
     times: int = 1
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: those who refuse its certificate go away."""
+
+
 @dataclass
 class FakeRegistry:
     """Starts when entered; `url` is its address."""
 
     username: str = ""
     password: str = ""
+    token: str = ""
+    keystore: Path | None = None  # key and certificate: then it speaks TLS
+    clients: Path | None = None  # who must have signed clients' certificates
     level: str = "BACKWARD"
     subjects: dict[str, list[int]] = field(default_factory=dict)
     schemas: list[tuple[str, str]] = field(default_factory=list)  # (kind, text); the id is the place + 1
@@ -64,7 +74,17 @@ class FakeRegistry:
                 self.end_headers()
                 self.wfile.write(content)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
+        if self.keystore is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.keystore)
+            if self.clients is not None:
+                context.load_verify_locations(self.clients)
+                context.verify_mode = ssl.CERT_REQUIRED
+            # Not while it accepts: who does not shake hands must not hold others up.
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._lock = threading.Lock()
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
@@ -77,7 +97,8 @@ class FakeRegistry:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        scheme = "http" if self.keystore is None else "https"
+        return f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def schema(self, number: int) -> Any:
         """Return the schema with this id, parsed."""
@@ -93,11 +114,17 @@ class FakeRegistry:
             time.sleep(fault.silent_s)
             if fault.status:
                 return fault.status, {"error_code": fault.status, "message": "on demand"}
-        expected = f"Basic {b64encode(f'{self.username}:{self.password}'.encode()).decode()}"
-        if self.username and authorization != expected:
-            return 401, {"error_code": 401, "message": "Unauthorized"}
+        if authorization != self._expected():
+            # As careless ones do: it tells what it was told.
+            return 401, {"error_code": 401, "message": f"Unauthorized: {authorization}"}
         with self._lock:
             return self._route(method, path, body)
+
+    def _expected(self) -> str | None:
+        if self.token:
+            return f"Bearer {self.token}"
+        both = b64encode(f"{self.username}:{self.password}".encode()).decode()
+        return f"Basic {both}" if self.username else None
 
     def _fault(self) -> Fault | None:
         if not self.faults:
@@ -117,6 +144,10 @@ class FakeRegistry:
             case "GET", ["subjects", subject, "versions", "latest"] if subject in self.subjects:
                 versions = self.subjects[subject]
                 return 200, {"version": len(versions), "schema": self.schemas[versions[-1] - 1][1]}
+            case "GET", ["schemas", "types"]:
+                return 200, ["JSON", "AVRO"]
+            case "POST", ["compatibility", "subjects", subject, *_] if subject not in self.subjects:
+                return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
             case "GET", ["config", _]:
                 return 200, {"compatibilityLevel": self.level}
             case "POST", ["compatibility", "subjects", subject, "versions", "latest"]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import socket
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from converters.customers import FACTS, groups, groups_of, transaction
 from converters.registry import FakeRegistry, Fault
 from converters.test_avro import decoded
 from decode.wire import insert, relation
+from fix_kafka import Authority
 from tailrace.converters.contract import Converter
 from tailrace.converters.differences import differences
 from tailrace.converters.registered import AvroConverter, JsonSchemaConverter
@@ -215,3 +218,122 @@ def test_differences_name_fields() -> None:
         "Value.c is gone (int)",
     ]
     assert differences("no JSON", new, "AVRO") == []
+
+
+def asked(registry_url: str, **more: Any) -> AvroConverter:
+    return AvroConverter(registry_url=registry_url, registry_deadline_ms=300, **more)
+
+
+def test_over_tls_it_is_let_in_by_token_password_or_certificate_and_told_why_not(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "t0ken-canary")
+    monkeypatch.setenv("PASSWORD", "passw0rd-canary")
+    group, tls = of_columns(BASE, "1", "a"), {"registry_ca_file": str(authority.certificate)}
+    token = {"registry_token": "${env:TOKEN}"}
+    told: list[str] = []
+
+    def refusal(registry: FakeRegistry, **options: Any) -> TailraceError:
+        url = options.pop("registry_url", registry.url)
+        for use in ("check", "convert"):  # the same beforehand and in earnest, and at once
+            converter = asked(url, **options)
+            with pytest.raises(TailraceError) as caught:
+                converter.check() if use == "check" else converter.convert(group)
+            told.append(repr(caught.value) + str(caught.value) + str(caught.value.context))
+        assert caught.value.policy is Policy.STOP
+        return caught.value
+
+    with FakeRegistry(token="t0ken-canary", keystore=authority.keystore) as registry:
+        asked(registry.url, **tls, **token).check()
+        assert ids(asked(registry.url, **tls, **token).convert(group).values) == {1}
+        monkeypatch.setenv("TOKEN", "wrong-canary")
+        error = refusal(registry, **tls, **token)
+        assert (error.kind, "answered 401 Unauthorized: Bearer ***" in error.message) == (
+            Kind.REGISTRY_REFUSED, True,
+        )  # fmt: skip
+        assert "registry_token" in error.hint
+        monkeypatch.setenv("TOKEN", "two\nlines-canary")
+        error = refusal(registry, **tls, **token)
+        assert (error.kind, "no header can" in error.message) == (Kind.CONFIG_INVALID, True)
+        monkeypatch.setenv("TOKEN", "t0ken-canary")
+        for roots in ({}, {"registry_ca_file": str(authority.stranger)}):
+            error = refusal(registry, **roots, **token)
+            assert (error.kind, "certificate can't be verified" in error.message) == (
+                Kind.REGISTRY_REFUSED, True,
+            )  # fmt: skip
+            assert "registry_ca_file" in error.hint
+        rubbish = tmp_path / "rubbish.pem"
+        rubbish.write_text("none")
+        for file in (rubbish, tmp_path / "missing.pem"):
+            error = refusal(registry, registry_ca_file=str(file), **token)
+            assert (error.kind, error.context["file"]) == (Kind.CONFIG_INVALID, str(file))
+        with pytest.raises(TailraceError) as caught:
+            asked(registry.url.replace("https:", "http:")).check()
+        assert caught.value.kind is Kind.REGISTRY_UNREACHABLE
+        assert "rightly http or https" in caught.value.hint
+
+    basic = {"registry_username": "cdc", "registry_password": "${env:PASSWORD}"}
+    keystore, authorities = authority.keystore, authority.certificate
+    with FakeRegistry(
+        username="cdc", password="passw0rd-canary", keystore=keystore, clients=authorities
+    ) as registry:
+        certificate = {"registry_certificate_file": str(authority.keystore)}
+        asked(registry.url, **tls, **basic, **certificate).check()
+        with pytest.raises(TailraceError) as caught:
+            asked(registry.url, **tls, **basic).check()
+        assert caught.value.kind in (Kind.REGISTRY_REFUSED, Kind.REGISTRY_UNREACHABLE)  # cut, or told
+        locked = tmp_path / "locked.pem"
+        subprocess.run(
+            ["openssl", "genrsa", "-aes128", "-passout", "pass:1234", "-out", locked, "2048"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        error = refusal(registry, **tls, **certificate, registry_key_file=str(locked))
+        assert (error.kind, "key without a password" in error.hint) == (Kind.CONFIG_INVALID, True)
+    with FakeRegistry() as registry:
+        error = refusal(registry, registry_url=registry.url.replace("http:", "https:"))
+        assert (error.kind, "TLS failed" in error.message) == (Kind.REGISTRY_REFUSED, True)
+    assert not [words for words in told if "canary" in words]
+
+
+def test_what_would_be_refused_is_told_beforehand_and_nothing_is_registered() -> None:
+    wider = of_columns([("id", 23, -1), ("name", 20, -1)], "1", "2")
+    for make in (AvroConverter, JsonSchemaConverter):
+        with FakeRegistry() as registry:
+            converter, strict = (
+                make(registry_url=registry.url, auto_register_schemas=free) for free in (True, False)
+            )
+            converter.check_shape(of_columns(BASE, "1", "a"))
+            with pytest.raises(TailraceError, match="the subject does not exist"):
+                strict.check_shape(of_columns(BASE, "1", "a"))
+            assert registry.subjects == {}
+            converter.convert(of_columns(BASE, "1", "a"))
+            strict.check_shape(of_columns(BASE, "1", "a"))
+            known = dict(registry.subjects)
+            with pytest.raises(TailraceError) as caught:
+                converter.check_shape(wider)
+            beforehand, in_earnest = caught.value, refused(converter, wider)
+            assert (beforehand.kind, beforehand.message) == (Kind.SCHEMA_REFUSED, in_earnest.message)
+            assert "PUT /config/shop.public.customers-value" in beforehand.hint
+            with pytest.raises(TailraceError, match="this schema is none of its"):
+                strict.check_shape(wider)
+            registry.level = "NONE"
+            converter.check_shape(wider)
+            assert registry.subjects == known
+
+
+def test_a_place_that_is_no_registry_is_told() -> None:
+    with FakeRegistry(faults=[Fault(404)]) as registry, pytest.raises(TailraceError) as caught:
+        asked(registry.url).check()
+    assert (caught.value.kind, "that of a schema registry" in caught.value.hint) == (
+        Kind.SCHEMA_REFUSED, True,
+    )  # fmt: skip
+
+
+def test_ways_in_that_exclude_each_other_are_refused() -> None:
+    for wrong, said in (
+        ({"registry_token": "${env:T}", "registry_username": "u"}, "give either"),
+        ({"registry_password": "${env:T}"}, "needs registry_username"),
+        ({"registry_key_file": "/k.pem"}, "needs registry_certificate_file"),
+    ):
+        with pytest.raises(TailraceError, match=said):
+            asked("https://registry:1", **wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
+import structlog
 
 from fix_engine import Seen, Store
 from fix_wait import wait_until
@@ -244,3 +245,35 @@ def test_a_converter_may_be_given_as_its_section_of_the_file():
         Engine(connector=LinesSource(), on_record=print, converter={"schemas_enable": False})
     assert raised.value.kind is Kind.CONFIG_INVALID
     assert "type" in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("storage", "sinks", "handler", "is_said"),
+    [
+        ("", "", True, True),
+        ("{type: memory}", "", True, True),
+        ("{type: kafka, bootstrap_servers: 'k:9092'}", "", True, False),
+        # With a handler it is the engine's offsets that it is about, without one the sinks'.
+        ("", "{type: kafka, bootstrap_servers: 'k:9092'}", True, True),
+        ("", "{type: kafka, bootstrap_servers: 'k:9092'}", False, False),
+        ("", "{type: jsonl, path: ./lines}", False, True),
+    ],
+)
+def test_transactions_are_asked_for_in_vain_where_no_offsets_are_in_kafka(
+    found, tmp_path, storage, sinks, handler, is_said
+):
+    file = tmp_path / "shop.yaml"
+    section = f", offset_storage: {storage}" if storage else ""
+    file.write_text(
+        "name: shop\nsource: {type: postgresql, host: db.example}\nlog: {path: ./log}\n"
+        f"engine: {{atomic_source_offset_commit: true{section}}}\nsinks: [{sinks}]\n"
+    )
+    for wanted in (True, False):
+        with structlog.testing.capture_logs() as logs:
+            Engine(
+                file,
+                on_record=Seen().record if handler else None,
+                options=None if wanted else {"atomic_source_offset_commit": False},
+            )
+        said = [entry for entry in logs if "atomic_source_offset_commit is ignored" in entry["event"]]
+        assert [entry["log_level"] for entry in said] == ["warning"] * (is_said and wanted)

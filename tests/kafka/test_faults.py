@@ -271,6 +271,19 @@ def test_a_late_answer_is_waited_for_or_found_out(shop: Shop, name: str) -> None
     shop.check()
 
 
+def test_a_start_waits_no_longer_than_a_commit_may_take(shop: Shop) -> None:
+    shop.batch()
+    shop.close()
+    held = shop.proxy.plan(Fault("InitProducerId", "hold"))
+    with pytest.raises(TailraceError) as ended:
+        writer(shop.proxy.bootstrap, shop.topic, timeout_s=3.0).open()
+    assert held.struck.is_set()  # and not let go: nothing else has ended the wait
+    assert (ended.value.kind, ended.value.policy) == (Kind.SINK_WRITE_FAILED, Policy.RETRY)
+    held.release()
+    assert shop.batch() in (COPES, ANEW)
+    shop.check()
+
+
 def test_each_code_is_that_of_the_protocol() -> None:
     known = {KafkaError(code).name(): code for code in CODES.values()}
     assert len(known) == len(CODES)

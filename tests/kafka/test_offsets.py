@@ -7,12 +7,20 @@ import os
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 from fix_orders_log import LogOfOrders
 from kafka.orders import Orders, run
 from tailrace.changelog.lock import take_lock
 from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.writer import AtomicWriter
 
 
 @pytest.fixture
@@ -104,6 +112,68 @@ def test_an_offset_of_another_log_is_told_as_such_and_can_be_replaced(orders: Or
     done = json.loads(run("offsets", "reset", orders.file, "--yes", "--json"))
     assert (done["effect"], done["changes"]) == ("unknown", None)
     assert orders.replay() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_pipelines_share_a_topic_of_offsets_or_have_their_own_made_compacted(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    shared = f"{topic_name}-shared"
+    names = [
+        (f"{topic_name}-a", shared),
+        (f"{topic_name}-b", shared),
+        (f"{topic_name}-c", f"{topic_name}-own"),
+    ]
+    pipelines = []
+    for name, topic in names:
+        (tmp_path / name).mkdir()
+        pipelines.append(Orders(tmp_path / name, kafka, name, offsets_topic=topic))
+    for each in pipelines:
+        assert each.replay() == [1, 2, 3, 4, 5, 6, 7]
+    run("offsets", "reset", pipelines[0].file, "--yes")
+    assert [each.shown()["log_offset"] for each in pipelines] == [None, *[pipelines[0].ends[-1]] * 2]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    for topic in {topic for _, topic in names}:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        settings = admin.describe_configs([resource])[resource].result(60)
+        assert settings["cleanup.policy"].value == "compact"
+        assert len(admin.list_topics(topic, timeout=60).topics[topic].partitions) == 25
+    alter = ConfigResource(ResourceType.TOPIC, shared)
+    alter.add_incremental_config(
+        ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
+    )
+    admin.incremental_alter_configs([alter])[alter].result(60)
+    # From then on nobody writes there: neither a sink nor a person.
+    for command in (
+        ("replay", pipelines[1].file, "--sink", "out"),
+        ("offsets", "reset", pipelines[1].file, "--yes"),
+    ):
+        told = run(*command, status=1)
+        assert "sink_misconfigured" in told
+        assert f"--entity-name {shared} --add-config cleanup.policy=compact" in told
+
+
+def test_an_offset_that_was_not_committed_counts_only_where_the_file_says_so(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    careful = Orders(tmp_path, kafka, topic_name)
+    account = careful.account
+    offsets = account.offsets()
+    offsets.require(create=True)
+    died = account.writer(offsets)
+    assert isinstance(died, AtomicWriter)
+    died.open()
+    died.commit({"log_id": careful.log_id, "log_offset": careful.ends[0]})
+    died._begin()
+    died._send_offsets({account.key: {"log_id": careful.log_id, "log_offset": careful.ends[2]}})
+    died._producer.flush(60)
+    died.close()  # gives the transaction up
+    assert careful.shown()["log_offset"] == careful.ends[0]
+    text = careful.file.read_text()
+    careful.file.write_text(
+        text.replace('"name": "out"', '"name": "out", "consumer_isolation_level": "read_uncommitted"')
+    )
+    assert careful.shown()["log_offset"] == careful.ends[2]
+    assert careful.replay() == [7]  # what lies between is lost: the price that the document says
 
 
 def test_a_cluster_that_can_not_be_reached_is_told_in_the_entry(tmp_path: Path) -> None:

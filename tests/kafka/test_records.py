@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from converters.registry import FakeRegistry
 from converters.test_avro import decoded
+from fix_kafka import Authority
 from fix_postgres import Database
 from kafka.reading import QUIET, Message, read_topic
+from tailrace.cli.main import app
 from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.kafka.partitioning import partition_of
 
@@ -31,6 +34,7 @@ def run(file: Path, *, status: int = 0) -> str:
         timeout=TIMEOUT_S,
     )
     assert done.returncode == status, done.stdout + done.stderr
+    assert "canary" not in done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -52,6 +56,13 @@ def pipeline(directory: Path, pg: Database, kafka: EmbeddedKafka, **sink: Any) -
         json.dumps({"name": pg.name, "source": source, "log": {"path": "./log"}, "sinks": [all_of_it]})
     )
     return file
+
+
+def problems(file: Path) -> list[dict[str, Any]]:
+    """Return the errors that `tailrace check` finds."""
+    done = typer.testing.CliRunner().invoke(app, ["check", str(file), "--json"])
+    assert "canary" not in done.stdout + done.stderr
+    return [found for found in json.loads(done.stdout)["problems"] if found["severity"] == "error"]
 
 
 def sink_status(file: Path) -> dict[str, Any]:
@@ -196,14 +207,36 @@ def _setting(kafka: EmbeddedKafka, topic: str, name: str) -> str:
 
 @pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_avro_goes_out_under_the_topics_subjects_and_a_refused_change_stops_it(
-    pg: Database, kafka: EmbeddedKafka, tmp_path: Path
+    pg: Database, kafka: EmbeddedKafka, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pg.execute("create table prices (id int primary key, price numeric(10,2))")
-    pg.execute("insert into prices values (1, 12.5), (2, null)")
-    with FakeRegistry() as registry:
-        converter = {"type": "avro", "registry_url": registry.url}
-        file = pipeline(tmp_path, pg, kafka, converter=converter, provide_transaction_metadata=True)
+    pg.execute("create type mood as enum ('dear', 'cheap')")
+    pg.execute("create table prices (id int primary key, price numeric(10,2), what mood not null)")
+    pg.execute("insert into prices values (1, 12.5, 'dear'), (2, null, 'cheap')")
+    monkeypatch.setenv("TOKEN", "t0ken-canary")
+    (tmp_path / "roots.pem").write_bytes(authority.certificate.read_bytes())
+    with FakeRegistry(token="t0ken-canary", keystore=authority.keystore) as registry:
+        converter = {
+            "type": "avro", "registry_url": registry.url, "registry_token": "${env:TOKEN}",
+            "registry_ca_file": "roots.pem",
+        }  # fmt: skip
+
+        def made(**more: Any) -> Path:
+            return pipeline(
+                tmp_path, pg, kafka, converter={**converter, **more}, provide_transaction_metadata=True
+            )
+
+        assert {found["kind"] for found in problems(made(auto_register_schemas=False))} == {"schema_refused"}
+        monkeypatch.setenv("TOKEN", "wrong-canary")
+        (found,) = problems(made())
+        assert (found["kind"], "registry_token" in found["repair"]) == ("registry_refused", True)
+        monkeypatch.setenv("TOKEN", "t0ken-canary")
+        file = made()
+        assert problems(file) == []
+        assert registry.subjects == {}
         run(file)
+        # What was asked about before is exactly what is registered.
+        assert problems(made(auto_register_schemas=False)) == []
+        file = made()
         pg.execute("delete from prices where id = 2")
         run(file)
         topic = f"{pg.name}.public.prices"
@@ -220,7 +253,11 @@ def test_avro_goes_out_under_the_topics_subjects_and_a_refused_change_stops_it(
         assert [(one["status"], one["event_count"]) for one in ends] == [("BEGIN", None), ("END", 1)]
         assert {f"{topic}-key", f"{topic}-value", f"{pg.name}.transaction-value"} <= set(registry.subjects)
         pg.execute("alter table prices alter column price type text")
-        pg.execute("insert into prices values (3, 'much')")
+        (found,) = problems(file)
+        assert found["kind"] == "schema_refused"
+        assert "price was bytes decimal(10,2) or null, is string or null" in found["message"]
+        assert f"PUT /config/{topic}-value" in found["repair"]
+        pg.execute("insert into prices values (3, 'much', 'dear')")
         said = run(file, status=1)
         assert "schema_refused" in said
         assert "price was bytes decimal(10,2) or null, is string or null" in said

@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 
+from fix_kafka import Principal
 from fix_postgres import Database
+from kafka.reading import read_topic
 from kafka.shares_rig import alone, content, fill, opened, records, sink_of, unordered, write
 from kafka.test_pipeline import _changes, _folded
-from spark.wire import HandmadeLog
+from spark.wire import HandmadeLog, insert
 from tailrace.converters.debezium import JsonConverter
-from tailrace.embedded.kafka import EmbeddedKafka
+from tailrace.embedded.kafka import SASL, EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
 
 TIMEOUT_S = 280
+CANARY = "c4n4ry-S3cret"  # the password of `principal`
 
 
 @pytest.fixture
@@ -53,6 +56,33 @@ def test_tasks_write_what_the_process_would_and_what_they_meet_is_told(
     assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[5])
 
 
+def test_what_is_too_large_for_its_topic_is_told_with_its_place_or_becomes_a_dead_letter(
+    kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, spark: Any
+) -> None:
+    (end,) = fill(log, 1)
+    large = [log.commit(insert(1, 100 + n, "x" * 5000), insert(1, 200 + n, "small")) for n in range(2)]
+    settings = [{"tables": ["*.*"], "partitions": 3, "settings": {"max.message.bytes": "2000"}}]
+    sink = opened(sink_of(kafka, topic_name, 2, topics=settings), log)
+    write(sink, log, end, spark)
+    with pytest.raises(TailraceError) as refused:
+        write(sink, log, large[0], spark)
+    sink.close()
+    assert refused.value.kind is Kind.SINK_RECORD_TOO_LARGE
+    place = refused.value.context
+    assert (place["table"], place["topic"]) == ("public.orders", f"{topic_name}.public.orders")
+    assert end <= int(str(place["log_offset"])) < large[0]
+    assert place["commit_lsn"]
+    assert "too_large: dead_letter" in refused.value.hint
+    sink = opened(sink_of(kafka, topic_name, 2, topics=settings, too_large="dead_letter"), log)
+    assert write(sink, log, large[1], spark).dead_letters == 2
+    sink.close()
+    letters = read_topic(kafka.bootstrap, f"{topic_name}.dead-letter")
+    assert sorted(letter.key_document["id"] for letter in letters) == [100, 101]
+    assert place["log_offset"] in {int(letter.headers["tailrace.log_offset"]) for letter in letters}
+    found = content(kafka, topic_name)["public.orders"]
+    assert all(f'{{"id":{200 + n}}}' in found and f'{{"id":{100 + n}}}' not in found for n in range(2))
+
+
 @pytest.mark.slow
 def test_a_task_that_dies_half_way_is_repeated_by_spark_and_writes_nothing_twice(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, tmp_path: Path
@@ -73,23 +103,31 @@ def test_a_task_that_dies_half_way_is_repeated_by_spark_and_writes_nothing_twice
 
 def _run(file: Path, failpoints: str = "", status: int = 0) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tailrace", "run", str(file), "--until-caught-up"],
+        [sys.executable, "-m", "tailrace", "--verbose", "run", str(file), "--until-caught-up"],
         capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-        env={**os.environ, "TAILRACE_FAILPOINTS": failpoints},
+        env={**os.environ, "TAILRACE_FAILPOINTS": failpoints, "CANARY": CANARY},
     )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr
+    # Executors' logs are among it.
+    assert CANARY not in done.stdout + done.stderr
 
 
-def _file(directory: Path, pg: Database, kafka: EmbeddedKafka, producers: int) -> Path:
+def _file(directory: Path, pg: Database, kafka: EmbeddedKafka, producers: int, principal: Principal) -> Path:
     file = directory / "pipeline.yaml"
+    events = directory / "spark-events"
+    events.mkdir(exist_ok=True)
+    options = principal.options(SASL, password="${env:CANARY}")
     where = f"runs_on: spark, producers: {producers}" if producers else "runs_on: process"
     file.write_text(
         f"name: {pg.name}\n"
         f"source: {{type: postgresql, dsn: '{pg.dsn}', tables: ['public.*']}}\n"
         "log: {path: ./log}\n"
-        "spark: {master: 'local[2]'}\n"
+        # What Spark's user interface shows, and its history: settings, plans, jobs, tasks, failures.
+        f"spark: {{master: 'local[2]', conf: {{spark.eventLog.enabled: 'true', "
+        f"spark.eventLog.compress: 'false', spark.eventLog.dir: 'file://{events}'}}}}\n"
         "sinks:\n"
-        f"  - {{type: kafka, bootstrap_servers: '{kafka.bootstrap}', topic_prefix: {pg.name},\n"
+        f"  - {{type: kafka, bootstrap_servers: '{kafka.bootstrap_at(SASL)}', topic_prefix: {pg.name},\n"
+        f"     options: {json.dumps(options)},\n"
         f"     group: {pg.name}, offsets_topic: {pg.name}-offsets, {where},\n"
         "     atomic_source_offset_commit: true,\n"
         "     converter: {type: json, schemas_enable: false},\n"
@@ -111,17 +149,38 @@ LIVES = (
 )
 
 
-def _lives(pg: Database, kafka: EmbeddedKafka, directory: Path, lives: tuple[tuple[int, str], ...]) -> None:
+def _lives(
+    pg: Database,
+    kafka: EmbeddedKafka,
+    principal: Principal,
+    directory: Path,
+    lives: tuple[tuple[int, str], ...],
+) -> None:
+    # What the table of rights in docs/kafka.md says, and no more.
+    for operation in ("READ", "WRITE", "DESCRIBE_CONFIGS", "CREATE"):
+        principal.allow("topic", f"{pg.name}-offsets", operation)
+    for operation in ("WRITE", "CREATE"):
+        principal.allow("topic", f"{pg.name}.public.orders", operation)
+    for producer in ("", *(f"-{number}" for number in range(max(producers for producers, _ in lives)))):
+        principal.allow("transactional-id", f"{pg.name}-{pg.name}-0{producer}", "WRITE")
     pg.execute("create table orders (id int primary key, what text)")
     pg.execute("insert into orders select n, 'first ' || n from generate_series(1, 100) n")
     expected = {("r", n, f"first {n}"): 1 for n in range(1, 101)}
     for turn, (producers, failpoints) in enumerate(lives, 1):
-        _run(_file(directory, pg, kafka, producers), failpoints, -signal.SIGKILL if failpoints else 0)
+        _run(
+            _file(directory, pg, kafka, producers, principal),
+            failpoints,
+            -signal.SIGKILL if failpoints else 0,
+        )
         pg.execute(f"update orders set what = 'turn {turn}' where id <= 30")
         pg.execute(f"insert into orders select n, 'new' from generate_series({turn}001, {turn}040) n")
         expected |= {("u", n, f"turn {turn}"): 1 for n in range(1, 31)}
         expected |= {("c", turn * 1000 + n, "new"): 1 for n in range(1, 41)}
-    _run(_file(directory, pg, kafka, lives[-1][0]))
+    _run(_file(directory, pg, kafka, lives[-1][0], principal))
+    left = [path for path in directory.rglob("*") if path.is_file()]
+    told = b"".join(path.read_bytes() for path in left if "spark-events" in path.parts)
+    assert all(event in told for event in (b"SparkListenerEnvironmentUpdate", b"SparkListenerTaskEnd"))
+    assert not [path for path in left if CANARY.encode() in path.read_bytes()]
     events = [
         (json.loads(key or b""), None if value is None else json.loads(value))
         for key, value in records(kafka, f"{pg.name}.public.orders")
@@ -132,15 +191,15 @@ def _lives(pg: Database, kafka: EmbeddedKafka, directory: Path, lives: tuple[tup
 
 @pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_a_command_that_is_killed_on_spark_goes_on_with_another_number_of_producers(
-    pg: Database, kafka: EmbeddedKafka, tmp_path: Path
+    pg: Database, kafka: EmbeddedKafka, principal: Principal, tmp_path: Path
 ) -> None:
-    _lives(pg, kafka, tmp_path, ((2, "kafka.after_head=kill"), (3, "")))
+    _lives(pg, kafka, principal, tmp_path, ((2, "kafka.after_head=kill"), (3, "")))
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
 @pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_a_command_may_be_killed_anywhere_in_a_switch(
-    pg: Database, kafka: EmbeddedKafka, tmp_path: Path
+    pg: Database, kafka: EmbeddedKafka, principal: Principal, tmp_path: Path
 ) -> None:
-    _lives(pg, kafka, tmp_path, LIVES)
+    _lives(pg, kafka, principal, tmp_path, LIVES)

@@ -11,7 +11,7 @@ All names are data: quoted where SQL is made of them, never taken apart.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tailrace.capture.columns import GENERATED_VERSION_MIN
@@ -34,6 +34,13 @@ SELECT c.oid AS oid, t.schemaname AS schema, t.tablename AS table, c.relkind AS 
   JOIN pg_namespace n ON n.nspname = t.schemaname
   JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
  WHERE t.pubname = {publication}{condition}
+ ORDER BY 2, 3
+"""
+_MEANT = """
+SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table, c.relkind AS kind,
+       c.relreplident AS identity, c.reltuples::bigint AS estimate
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid IN ({oids})
  ORDER BY 2, 3
 """
 _COLUMNS_SINCE_15 = ", array_to_json(t.attnames)::text AS names, t.rowfilter AS filter"
@@ -177,6 +184,14 @@ def published_table(session: Session, source: PostgresSource, oid: int) -> Publi
     """Return one of the publication's tables as the session's snapshot sees it, None if it is none."""
     found = _tables(session, source, _listed(session, source, f" AND c.oid = {oid}"))
     return found[0] if found else None
+
+
+def meant_tables(session: Session, source: PostgresSource, oids: Sequence[int]) -> list[PublishedTable]:
+    """Return tables as they are sent once the publication has them, by name; there need be none."""
+    if not oids:
+        return []
+    rows = session.run(_MEANT.format(oids=", ".join(map(str, oids))), "look at the tables")
+    return _tables(session, source, rows)
 
 
 def published_oids(session: Session, source: PostgresSource) -> dict[tuple[str, str], int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from tailrace.config.fields import FileName, Section, Setting
+from tailrace.config.fields import Extension, FileName, Section, Setting
 
 
 def _url(text: str) -> str:
@@ -122,6 +122,16 @@ class RegistryOptions(_Named):
                 raise ValueError(f"{name} must be a reference, ${{env:NAME}} or ${{file:/path}}")
         return self
 
+    @model_validator(mode="after")
+    def _one_way_in(self) -> Self:
+        if self.registry_token and (self.registry_username or self.registry_password):
+            raise ValueError("registry_token stands in the place of a user and password: give either")
+        if self.registry_password and not self.registry_username:
+            raise ValueError("registry_password needs registry_username")
+        if self.registry_key_file and not self.registry_certificate_file:
+            raise ValueError("registry_key_file needs registry_certificate_file")
+        return self
+
     @property
     def urls(self) -> tuple[str, ...]:
         """The addresses, in the order to ask them in."""
@@ -149,3 +159,37 @@ class JsonSchemaOptions(RegistryOptions):
 
 class NativeOptions(Section):
     """Arrow and Python objects, `type: arrow` and `type: python`: no options."""
+
+
+#: By name; others are third parties', which check their options themselves.
+OPTIONS: dict[str, type[Section]] = {
+    "json": JsonOptions,
+    "cloudevents": CloudEventsOptions,
+    "avro": AvroOptions,
+    "json_schema": JsonSchemaOptions,
+    "arrow": NativeOptions,
+    "python": NativeOptions,
+}
+
+
+def _checked(converter: Extension, info: ValidationInfo) -> Extension:
+    model = OPTIONS.get(converter.type)
+    if model is None:
+        return converter
+    try:
+        options = model.model_validate(converter.options, context=info.context)
+    except ValidationError as error:
+        raise ValueError(f"{converter.type}: {problems_of(error)}") from None
+    # As given, but for files: from here on they are found wherever the options go.
+    given = options.model_dump(mode="json", exclude_unset=True)
+    return Extension.model_validate({"type": converter.type, **given})
+
+
+def problems_of(error: ValidationError) -> str:
+    """Return what is wrong with options, each by its name, and no value."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return "; ".join(": ".join(filter(None, [".".join(map(str, one["loc"])), one["msg"]])) for one in found)
+
+
+#: A converter's section; options of those that come with Tailrace are checked with the file.
+ConverterSection = Annotated[Extension, AfterValidator(_checked)]

@@ -10,7 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrace.config.fields import MIB, ByteCount, Extension, LocalPath, Name, Section, Text
+from tailrace.config.converters import ConverterSection
+from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section, Text
 from tailrace.config.kafka_clients import ClientOptions
 from tailrace.config.predicates import AnyPredicate
 from tailrace.config.transformations import AnyTransformation
@@ -189,7 +190,7 @@ class EngineOptions(Section):
     predicates: dict[str, AnyPredicate] = Field(
         default={}, description="By name, what chooses records for transformations."
     )
-    converter: Extension | None = Field(
+    converter: ConverterSection | None = Field(
         default=None, description="In what form handlers get records. Default: as they are."
     )
 

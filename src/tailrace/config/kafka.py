@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from tailrace.config.converters import ConverterSection
 from tailrace.config.engine_options import Milliseconds
 from tailrace.config.fields import Extension, Name, Section
 from tailrace.config.kafka_clients import ClientOptions
@@ -182,7 +183,7 @@ class KafkaSink(SinkConfig):
         "changes comes, and whenever it has become another.",
     )
     schema_changes_topic: str = Field(default="", description="Default: `<topic_prefix>`.")
-    converter: Annotated[Extension, AfterValidator(_in_bytes)] = Field(
+    converter: Annotated[ConverterSection, AfterValidator(_in_bytes)] = Field(
         default=Extension.model_validate({"type": "json"}), description="Form of keys and values."
     )
     options: ClientOptions = Field(

@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tailrace.config.fields import MIB, ByteCount, Extension, LocalPath, Name, Section, Setting
+from tailrace.config.converters import ConverterSection
+from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section, Setting
 from tailrace.config.kafka import KafkaSink
 from tailrace.config.postgres import NamedSource, PostgresSource
 from tailrace.config.sinks import FolderSink, SinkConfig
@@ -107,7 +108,7 @@ class PythonSink(SinkConfig):
         default=True,
         description="Whether it is called with batches of records; `false`: with one record at a time.",
     )
-    converter: Extension | None = Field(
+    converter: ConverterSection | None = Field(
         default=None,
         description="In what form it gets records, as `engine.converter`. Default: as they are.",
     )

@@ -31,6 +31,25 @@ class Converter(Protocol):
 
 
 @runtime_checkable
+class ChecksAhead(Protocol):
+    """A converter that depends on somebody else, and can ask there beforehand. Nothing is changed by that."""
+
+    def check(self) -> None:
+        """Ask whether that one answers, and lets the converter in.
+
+        :raises TailraceError: what `convert` would.
+        """
+        ...
+
+    def check_shape(self, group: Group) -> None:
+        """Ask whether changes of this table, for this topic, could go out; the group may have no rows.
+
+        :raises TailraceError: what `convert` would.
+        """
+        ...
+
+
+@runtime_checkable
 class KeysFirst(Protocol):
     """A converter that can tell the keys of a group's events without making their values.
 

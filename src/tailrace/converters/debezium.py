@@ -89,6 +89,10 @@ class JsonConverter:
         events = self._events(group, picture, None, filled=True)
         return events, self._schemas(picture, group, filled=True)
 
+    def payload_schemas(self, group: Group) -> EventSchemas:
+        """Return the schemas alone that `payloads` gives for a group of changes, which may be empty."""
+        return self._schemas(picture_of(group), group, filled=True)
+
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from tailrace.config.converters import problems_of
 from tailrace.config.fields import Section
 from tailrace.errors import Kind, TailraceError
 
@@ -21,13 +22,9 @@ def checked(model: type[_Options], name: str, options: Mapping[str, Any]) -> _Op
     try:
         return model.model_validate(dict(options))
     except ValidationError as error:
-        wrong = [
-            f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
-            for found in error.errors(include_url=False, include_input=False, include_context=False)
-        ]
         raise TailraceError(
             Kind.CONFIG_INVALID,
-            f"make the converter {name!r}: {'; '.join(wrong)}",
+            f"make the converter {name!r}: {problems_of(error)}",
             f"its options are {', '.join(model.model_fields) or 'none'}",
             {"converter": name},
         ) from None

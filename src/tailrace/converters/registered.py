@@ -25,15 +25,19 @@ from tailrace.converters.avro_schema import ADJUSTMENTS, avro_schema
 from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.json_schema import json_schema
 from tailrace.converters.options import checked
-from tailrace.converters.registry import Access, Registry
+from tailrace.converters.registry import Registry
+from tailrace.converters.registry_request import Access
 from tailrace.converters.schemas import Schema, written
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
-from tailrace.secrets import resolved
+from tailrace.secrets import remember, resolved
 
 #: Schemas of topics that a converter remembers; then it begins anew, which costs requests alone.
 _KNOWN_MAX = 4096
+
+#: Longest that a question may take of who only wants to know.
+_ASK_S = 10.0
 
 #: Writes documents behind an id.
 Write = Callable[[pa.Array, int], pa.Array]
@@ -92,9 +96,8 @@ class _Registered:
             return known
         described, name, write = self._form.describe(schema)
         options = self._options
-        strategy = options.key_subject if is_key else options.value_subject
         found = self._open().id_of(
-            subject_of(strategy, topic, name, is_key=is_key),
+            self._subject(topic, name, is_key=is_key),
             described,
             self._form.kind,
             register=options.auto_register_schemas,
@@ -105,6 +108,32 @@ class _Registered:
         writer = functools.partial(_written_by, write, found)
         self._known[topic, is_key, text] = writer
         return writer
+
+    def check(self) -> None:
+        self._asking().require_reachable()
+
+    def check_shape(self, group: Group) -> None:
+        schemas, registry, options = self._json.payload_schemas(group), self._asking(), self._options
+        key = schemas.key if options.keys == "same" else None
+        for schema, is_key in ((schemas.value, False), (key, True)):
+            if schema is None:
+                continue
+            described, name, _ = self._form.describe(schema)
+            registry.check(
+                self._subject(group.topic, name, is_key=is_key),
+                described,
+                self._form.kind,
+                register=options.auto_register_schemas,
+                normalize=options.normalize_schemas,
+            )
+
+    def _asking(self) -> Registry:
+        access = _access(self._options)
+        return Registry(replace(access, deadline_s=min(access.deadline_s, _ASK_S)))
+
+    def _subject(self, topic: str, name: str, *, is_key: bool) -> str:
+        strategy = self._options.key_subject if is_key else self._options.value_subject
+        return subject_of(strategy, topic, name, is_key=is_key)
 
     def _open(self) -> Registry:
         with self._lock:
@@ -140,6 +169,14 @@ class AvroConverter:
         """
         return self._registered.convert(group)
 
+    def check(self) -> None:
+        """As `contract.ChecksAhead.check`: the registry is asked."""
+        self._registered.check()
+
+    def check_shape(self, group: Group) -> None:
+        """As `contract.ChecksAhead.check_shape`: nothing is registered."""
+        self._registered.check_shape(group)
+
     def close(self) -> None:
         """Let go of nothing: connections last as long as a request."""
 
@@ -166,6 +203,14 @@ class JsonSchemaConverter:
         :raises TailraceError: as `AvroConverter.convert`.
         """
         return self._registered.convert(group)
+
+    def check(self) -> None:
+        """As `AvroConverter.check`."""
+        self._registered.check()
+
+    def check_shape(self, group: Group) -> None:
+        """As `AvroConverter.check_shape`."""
+        self._registered.check_shape(group)
 
     def close(self) -> None:
         """Let go of nothing: connections last as long as a request."""
@@ -209,11 +254,15 @@ def _written_by(write: Write, schema_id: int, texts: pa.Array) -> pa.Array:
 
 
 def _access(options: RegistryOptions) -> Access:
+    password, token = resolved(options.registry_password), resolved(options.registry_token)
+    # What a registry says in return may repeat them.
+    remember(password)
+    remember(token)
     return Access(
         options.urls,
         resolved(options.registry_username),
-        resolved(options.registry_password),
-        resolved(options.registry_token),
+        password,
+        token,
         resolved(options.registry_ca_file),
         resolved(options.registry_certificate_file),
         resolved(options.registry_key_file),

@@ -290,6 +290,15 @@ def decode_block(
     ]
 
 
+def no_changes(relation: Relation, disclosed: Disclosed = EVERYTHING) -> TableChanges:
+    """Return no changes of a table: its shape, as it is let out, is all that they tell.
+
+    :raises TailraceError: `CONFIG_INVALID` as `Disclosed.shape`.
+    """
+    fields = np.empty((kernel.CHANGE_FIELDS, 0), np.int64)
+    return TableChanges(relation, np.empty(0, np.uint8), 0, fields, _views(relation, disclosed))
+
+
 def _views(relation: Relation | None, disclosed: Disclosed) -> tuple[Shape, ...]:
     shape = None if relation is None else disclosed.shape(relation)
     return () if shape is None else (shape,)

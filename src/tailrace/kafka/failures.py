@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -43,9 +44,9 @@ _DENIED = {
 }
 
 
-def error_of(error: BaseException) -> KafkaError:
-    """Return the client's error in its exception."""
-    found = error.args[0] if isinstance(error, KafkaException) else error
+def error_of(error: object) -> KafkaError:
+    """Return the client's error, which may be in its exception."""
+    found = error.args[0] if isinstance(error, KafkaException) and error.args else error
     return found if isinstance(found, KafkaError) else KafkaError(KafkaError._FAIL, str(error))  # noqa: SLF001
 
 
@@ -106,6 +107,19 @@ def preempted(attempted: str, **context: object) -> TailraceError:
         "there is none, this process stood still for longer than transaction.timeout.ms: start it again",
         context,
     )
+
+
+def answer(asked: Future[_Found], timeout_s: float) -> _Found:
+    """Return what an admin client was answered.
+
+    :raises KafkaException: what the cluster refused, or that it did not answer in time.
+    """
+    try:
+        return asked.result(timeout_s)
+    except TimeoutError:
+        # Of the future, which may be quicker than the client.
+        late = KafkaError(KafkaError._TIMED_OUT, f"no answer within {timeout_s:.0f} s")  # noqa: SLF001
+        raise KafkaException(late) from None
 
 
 def persist(timeout_s: float, act: Callable[[float], _Found]) -> _Found:

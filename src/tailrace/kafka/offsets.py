@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import error_of, failure_of, persist
+from tailrace.kafka.failures import answer, error_of, failure_of, persist
 from tailrace.kafka.newest import Newest, newest_of
 from tailrace.kafka.partitioning import partition_of
 from tailrace.kafka.reach import require_reachable
@@ -205,7 +205,7 @@ class OffsetsTopic:
 
         def ask(timeout_s: float) -> dict[int, int]:
             every = admin.list_offsets(where, isolation_level=isolation, request_timeout=timeout_s)
-            return {place.partition: int(end.result(timeout_s).offset) for place, end in every.items()}
+            return {place.partition: int(answer(end, timeout_s).offset) for place, end in every.items()}
 
         found: dict[int, int] = _asked(ask, self._timeout_s, "ask where offsets begin and end", self.name)
         return found
@@ -227,7 +227,7 @@ class OffsetsTopic:
     def _create(self, admin: AdminClient, *, only_check: bool = False) -> None:
         topic = NewTopic(self.name, PARTITIONS, config={"cleanup.policy": "compact"})
         try:
-            admin.create_topics([topic], validate_only=only_check)[self.name].result(self._timeout_s)
+            answer(admin.create_topics([topic], validate_only=only_check)[self.name], self._timeout_s)
         except KafkaException as error:
             if is_denial(error_of(error)):
                 attempted = "create the offsets topic"
@@ -239,7 +239,7 @@ class OffsetsTopic:
         resource = ConfigResource(ResourceType.TOPIC, self.name)
 
         def ask(timeout_s: float) -> Any:
-            return admin.describe_configs([resource])[resource].result(timeout_s)
+            return answer(admin.describe_configs([resource])[resource], timeout_s)
 
         settings = _asked(ask, self._timeout_s, "look at the offsets topic", self.name)
         policy = settings["cleanup.policy"].value

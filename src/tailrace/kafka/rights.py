@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import error_of, failure_of, persist
+from tailrace.kafka.failures import answer, error_of, failure_of, persist
 
 #: Of a table's topic; `CREATE` beside it if it is to be made. Each of these includes DESCRIBE.
 TO_WRITE = ("WRITE",)
@@ -68,7 +68,7 @@ def require_rights(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=left_s
         )
         try:
-            return asked[topic].result(left_s)
+            return answer(asked[topic], left_s)
         except KafkaException as error:
             if error_of(error).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None

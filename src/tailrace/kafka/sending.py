@@ -153,9 +153,9 @@ class Sender:
             self._error = error
 
     def _refuse(self, topic: str, chunk: list[dict[str, Any]], rows: Sequence[int]) -> None:
-        place, error = next((k, message["_error"]) for k, message in enumerate(chunk) if "_error" in message)
-        found = error if isinstance(error, KafkaError) else KafkaError(error.args[0].code())
-        raise failure_of(found, "send a record", topic=topic, row=rows[place])
+        refused = ((place, message["_error"]) for place, message in enumerate(chunk) if "_error" in message)
+        place, error = next(refused, (0, KafkaError(KafkaError._FAIL, "the client took fewer")))  # noqa: SLF001
+        raise failure_of(error_of(error), "send a record", topic=topic, row=rows[place])
 
     def _wait_for_room(self, size: int) -> None:
         deadline = time.monotonic() + self._timeout_s

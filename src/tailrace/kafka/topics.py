@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import error_of, failure_of, persist
+from tailrace.kafka.failures import answer, error_of, failure_of, persist
 from tailrace.kafka.rights import TO_WRITE, denied, is_denial, require_rights
 
 log = structlog.get_logger(__name__)
@@ -165,7 +165,7 @@ class Topics:
 
         def ask(left: float) -> Any:
             patience = max(left, _ASK_S)
-            return admin.describe_configs([resource], request_timeout=patience)[resource].result(patience)
+            return answer(admin.describe_configs([resource], request_timeout=patience)[resource], patience)
 
         try:
             # One that was made a moment ago may not be known everywhere yet; others are asked for once.
@@ -182,7 +182,7 @@ class Topics:
             name, making.partitions, making.replication_factor or -1, config=dict(making.settings)
         )
         try:
-            self._admin().create_topics([topic], validate_only=only_check)[name].result(self._timeout_s)
+            answer(self._admin().create_topics([topic], validate_only=only_check)[name], self._timeout_s)
         except KafkaException as error:
             if is_denial(error_of(error)):
                 # One that is there need not be made.

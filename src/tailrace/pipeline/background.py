@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 
 import structlog
@@ -51,11 +52,23 @@ class Background:
             self._ended.set()
 
 
+def _is_of_spark(error: BaseException) -> bool:
+    """Tell whether Spark's Python raised it, or fell over a context that was stopped or died under it.
+
+    It forgets such a context's parts, and whoever still works with it meets an AttributeError there.
+    """
+    place = type(error).__module__
+    if isinstance(error, AttributeError):
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            place = str(frame.f_globals.get("__name__", ""))  # the innermost in the end
+    return place.partition(".")[0] in ("pyspark", "py4j")
+
+
 def as_failure(error: BaseException) -> TailraceError:
     """Return the failure that `error` means, with passwords cut out of words of others."""
     if isinstance(error, TailraceError):
         return error
-    if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
+    if _is_of_spark(error):
         from tailrace.spark.failures import translated
 
         found = translated(error)

@@ -205,16 +205,21 @@ def _kafka(pipeline: PipelineConfig) -> Iterator[Finding]:
         if isinstance(sink, KafkaSink):
             # Only now: pipelines without Kafka need not load its client.
             from tailrace.pipeline.preflight_kafka import cluster_findings
+            from tailrace.pipeline.preflight_registry import converter_findings
 
             yield from cluster_findings(sink, pipeline)
+            yield from converter_findings(sink)
 
 
 def _topics(session: Session, pipeline: PipelineConfig) -> Iterator[Finding]:
     for sink in pipeline.sinks:
         if isinstance(sink, KafkaSink):
             from tailrace.pipeline.preflight_kafka import topic_findings
+            from tailrace.pipeline.preflight_registry import schema_findings
 
-            yield from topic_findings(sink, pipeline, matching_tables(session, pipeline.source))
+            tables = matching_tables(session, pipeline.source)
+            yield from topic_findings(sink, pipeline, tables)
+            yield from schema_findings(sink, pipeline, session, tables)
 
 
 def _rooms(pipeline: EngineConfig) -> Iterator[Finding]:

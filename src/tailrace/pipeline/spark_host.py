@@ -9,7 +9,7 @@ import structlog
 
 from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.background import Background
+from tailrace.pipeline.background import Background, as_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,8 +67,13 @@ class SparkHost:
 
     def cancel_jobs(self) -> None:
         """Have Spark give up whatever it runs; sinks see an error, which is safe at any point."""
-        if self._session is not None:
-            self._session.sparkContext.cancelAllJobs()
+        session = self._session
+        if session is None:
+            return
+        try:
+            session.sparkContext.cancelAllJobs()
+        except Exception as error:  # noqa: BLE001 - a Spark that is gone runs no jobs
+            log.warning("Spark's jobs could not be cancelled", error=str(as_failure(error)))
 
     def stop(self) -> None:
         """Stop Spark, within a deadline; a session that was there before is left running."""

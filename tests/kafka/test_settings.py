@@ -1,0 +1,112 @@
+"""What a file says of Kafka, and what becomes of it: settings of clients, refusals, and what is ignored."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+from pydantic import ValidationError
+
+from tailrace.config import load_engine
+from tailrace.config.kafka import KafkaSink
+from tailrace.errors import Kind
+from tailrace.kafka.failures import answer, error_of, failure_of
+from tailrace.kafka.writer import AtomicWriter, PlainWriter
+from tailrace.pipeline.findings import Severity
+from tailrace.pipeline.preflight import preflight
+from tailrace.sinks.kafka import account_of
+
+
+def sink_of(**more: Any) -> KafkaSink:
+    return KafkaSink.model_validate({"type": "kafka", "bootstrap_servers": "127.0.0.1:1", **more})
+
+
+def settings_of(sink: KafkaSink) -> dict[str, Any]:
+    """Return the settings that the sink's producer is made with."""
+    account = account_of(sink, "shop")
+    writer = account.writer(account.offsets())
+    assert isinstance(writer, AtomicWriter | PlainWriter)
+    assert writer._task.timeout_s == account.timeout_s  # of every call that waits
+    return dict(writer._task.settings)
+
+
+def test_a_producer_is_idempotent_and_waits_no_longer_than_a_commit_may_take() -> None:
+    found = settings_of(sink_of(atomic_source_offset_commit=True, offset_flush_timeout_ms=90_000))
+    assert found["transactional.id"] == "tailrace-shop-0"
+    assert (found["enable.idempotence"], found["acks"]) == (True, "all")
+    assert (found["message.timeout.ms"], found["transaction.timeout.ms"]) == (90_000, 90_000)
+    found = settings_of(
+        sink_of(atomic_source_offset_commit=True, offset_flush_timeout_ms=5000, group="connect-cluster")
+    )
+    assert found["transactional.id"] == "connect-cluster-shop-0"
+    assert (found["message.timeout.ms"], found["transaction.timeout.ms"]) == (5000, 60_000)
+    # A message may not outlive its transaction.
+    short = {"transaction.timeout.ms": "4000"}
+    assert settings_of(sink_of(atomic_source_offset_commit=True, options=short))["message.timeout.ms"] == 4000
+    plain = settings_of(sink_of(atomic_source_offset_commit=False, offset_flush_timeout_ms=5000))
+    assert "transactional.id" not in plain
+    assert (plain["enable.idempotence"], plain["message.timeout.ms"]) == (True, 5000)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["transactional.id", "enable.idempotence", "acks", "isolation.level", "max.in.flight", "group.id",
+     "enable.gapless.guarantee", "delivery.report.only.error", "plugin.library.paths"],
+)  # fmt: skip
+def test_what_exactly_once_rests_on_can_not_be_set(name: str) -> None:
+    with pytest.raises(ValidationError, match=f"{name} can't be set"):
+        sink_of(options={name: "1"})
+
+
+def test_several_producers_can_not_do_what_takes_one() -> None:
+    for setting, why in (
+        ({"provide_transaction_metadata": True}, "counts the events of whole transactions"),
+        ({"partition_by": "transaction"}, "where one producer writes them"),
+    ):
+        assert sink_of(runs_on="spark", producers=1, **setting).on_spark
+        with pytest.raises(ValidationError, match=f"{next(iter(setting))}: .*{why}.*: set producers: 1"):
+            sink_of(runs_on="spark", producers=2, **setting)
+
+
+@pytest.mark.parametrize(
+    ("engine", "sink", "becomes", "is_ignored"),
+    [
+        ("true", "{type: kafka, bootstrap_servers: k}", True, False),
+        ("true", "{type: kafka, bootstrap_servers: k, atomic_source_offset_commit: false}", False, False),
+        ("false", "{type: kafka, bootstrap_servers: k}", False, False),
+        ("false", "{type: kafka, bootstrap_servers: k, atomic_source_offset_commit: true}", True, False),
+        ("true", "{type: jsonl, path: ./lines}", None, True),
+        ("false", "{type: jsonl, path: ./lines}", None, False),
+    ],
+)
+def test_the_engines_switch_is_each_sinks_unless_it_says_otherwise(
+    tmp_path: Path, engine: str, sink: str, becomes: bool | None, is_ignored: bool
+) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        "name: shop\nsource: {type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody}\n"
+        f"log: {{path: ./log}}\nengine: {{atomic_source_offset_commit: {engine}}}\nsinks: [{sink}]\n"
+    )
+    (found,) = load_engine(file).sinks
+    assert getattr(found, "atomic_source_offset_commit", None) is becomes
+    if becomes is None:  # else the cluster would be asked
+        said = [one for one in preflight(file) if "atomic_source_offset_commit is ignored" in one.message]
+        assert [one.severity for one in said] == [Severity.WARNING] * is_ignored
+
+
+def test_offsets_are_read_as_committed_unless_the_file_says_otherwise() -> None:
+    assert account_of(sink_of(), "shop").isolation == "read_committed"
+    assert account_of(sink_of(consumer_isolation_level="read_uncommitted"), "shop").isolation == (
+        "read_uncommitted"
+    )
+    with pytest.raises(ValidationError, match="consumer_isolation_level"):
+        sink_of(consumer_isolation_level="serializable")
+
+
+def test_an_admin_client_that_stays_silent_is_a_cluster_that_does() -> None:
+    with pytest.raises(KafkaException) as silent:
+        answer(Future(), 0.01)
+    assert failure_of(error_of(silent.value), "ask").kind is Kind.SINK_WRITE_FAILED

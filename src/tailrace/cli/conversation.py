@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -23,11 +23,6 @@ DONE, FAILED, UNUSABLE = 0, 1, 2
 
 #: Kinds that mean that what was asked for was wrong, not that doing it failed.
 _UNUSABLE_KINDS = frozenset({Kind.CONFIG_INVALID, Kind.SECRET_MISSING})
-
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log in detail, to standard error.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-
 
 #: (verbose, debug) as given before the command: `tailrace -v run` says the same as `tailrace run -v`.
 _at_root: ContextVar[tuple[bool, bool]] = ContextVar("at_root", default=(False, False))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.conversation import DONE, FAILED, AsJson, Debug, Verbose, conversation
+from tailrace.cli.conversation import DONE, FAILED, conversation
+from tailrace.cli.parameters import AsJson, Debug, SourceName, TableName, TaskName, Verbose, group
 from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
@@ -15,24 +16,13 @@ if TYPE_CHECKING:
     from tailrace.model import ValueModes
     from tailrace.pipeline.points import Point
 
-log_app = typer.Typer(
-    help="Look into a change log.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+log_app = group("Look into a change log.")
 
 LogPath = Annotated[
     Path,
     typer.Argument(
         metavar="PATH", help="The log's directory, or the pipeline's YAML file.", show_default=False
     ),
-]
-
-
-SourceName = Annotated[
-    str | None,
-    typer.Option("--source", metavar="NAME", help="The source, where there are several."),
 ]
 
 
@@ -56,10 +46,7 @@ def ls(
 def show(
     path: LogPath,
     *,
-    table: Annotated[
-        str | None,
-        typer.Option("--table", help="Only this table: schema.table; * for any run of characters."),
-    ] = None,
+    table: TableName = None,
     key: Annotated[
         list[str] | None,
         typer.Option("--key", help="Only the row with this key: VALUE, or COLUMN=VALUE for each column."),
@@ -77,7 +64,7 @@ def show(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many changes.")] = None,
     source: SourceName = None,
-    task: Annotated[str, typer.Option("--task", help="The task to read.")] = "0",
+    task: TaskName = "0",
     raw: Annotated[
         bool,
         typer.Option("--raw", help="As the log holds it, without the pipeline's masks and with all columns."),
@@ -130,12 +117,9 @@ def forget(
 def schemas(
     path: LogPath,
     *,
-    table: Annotated[
-        str | None,
-        typer.Option("--table", help="Only this table: schema.table; * for any run of characters."),
-    ] = None,
+    table: TableName = None,
     source: SourceName = None,
-    task: Annotated[str, typer.Option("--task", help="The task to read.")] = "0",
+    task: TaskName = "0",
     raw: Annotated[
         bool, typer.Option("--raw", help="With the columns that the pipeline leaves out.")
     ] = False,

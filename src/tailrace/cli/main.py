@@ -8,39 +8,18 @@ from typing import Annotated
 import typer
 
 from tailrace import __version__
-from tailrace.cli.conversation import (
-    DONE,
-    FAILED,
-    UNUSABLE,
-    AsJson,
-    Debug,
-    Verbose,
-    conversation,
-    note_root_options,
-)
+from tailrace.cli.conversation import DONE, FAILED, UNUSABLE, conversation, note_root_options
 from tailrace.cli.log_commands import log_app
 from tailrace.cli.offset_commands import offsets_app
+from tailrace.cli.parameters import AsJson, ConfigFile, Debug, SourceName, Verbose, group
 
-app = typer.Typer(
+app = group(
+    "Change data capture for Python and Spark: every committed change once, in order.",
     name="tailrace",
-    help="Change data capture for Python and Spark: every committed change once, in order.",
-    no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(log_app, name="log")
 app.add_typer(offsets_app, name="offsets")
-
-ConfigFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)
-]
-
-
-SourceName = Annotated[
-    str | None,
-    typer.Option("--source", metavar="NAME", help="The source, where the file has several."),
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -93,7 +72,8 @@ def check(
 ) -> None:
     """Check everything that the pipeline needs, and name every problem with its repair.
 
-    Reads the file, asks the source and clusters of Kafka, looks at Java and the disks. Changes nothing.
+    Reads the file, asks the source, clusters of Kafka and schema registries, looks at Java and the
+    disks. Changes nothing.
     Exit status 0 if it can run (there may be warnings), 1 if not, 2 if the file itself is wrong.
     """
     with conversation(verbose=verbose, debug=debug, as_json=as_json):

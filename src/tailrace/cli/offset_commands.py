@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tailrace.cli.conversation import AsJson, Debug, Verbose, conversation
+from tailrace.cli.conversation import conversation
+from tailrace.cli.parameters import AsJson, ConfigFile, Debug, SourceName, Verbose, group
 
-offsets_app = typer.Typer(
-    help="Show and change the offsets that sinks of Kafka have committed.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+offsets_app = group("Show and change the offsets that sinks of Kafka have committed.")
 
-ConfigFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)
-]
-SourceName = Annotated[
-    str | None, typer.Option("--source", metavar="NAME", help="The source, where the file has several.")
-]
 SinkName = Annotated[
     str | None,
     typer.Option(

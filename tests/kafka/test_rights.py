@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from kafka.orders import Orders, run, written
 from tailrace.capture.publication import Table
 from tailrace.changelog.reader import LogReader
 from tailrace.config.disclosure import Disclosure
+from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSink
 from tailrace.embedded.kafka import SASL, SASL_TLS, EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.offset_store import KafkaOffsetStore
 from tailrace.model import OWN_FORMS, LogRange
 from tailrace.pipeline.preflight_kafka import cluster_findings, topic_findings
 from tailrace.ranges import plan
 from tailrace.sinks.build import build
+from tailrace.sinks.kafka_offsets import commit_from_outside
 
 CANARY = "c4n4ry-S3cret"
 IDS = [1, 2, 3, 4, 5, 6, 7]
@@ -113,6 +117,56 @@ def test_with_exactly_the_rights_of_the_table_it_works_and_each_that_lacks_is_na
         assert refused is not None
         assert asked_for(refused, principal) == {right}
         principal.allow(*right)
+
+
+def granted(principal: Principal, attempt: Callable[[], object]) -> None:
+    """Give the principal what `attempt` says it lacks, until nothing does."""
+    while True:
+        try:
+            attempt()
+        except TailraceError as error:
+            if error.kind is not Kind.SINK_REFUSED:
+                raise
+            for right in asked_for(error, principal):
+                principal.allow(*right)
+        else:
+            return
+
+
+def test_commands_and_engines_need_what_the_table_says_and_no_more(
+    kafka: EmbeddedKafka, principal: Principal, tmp_path: Path, topic_name: str
+) -> None:
+    orders = orders_by(principal, tmp_path, kafka, topic_name)
+    offsets, own = f"{topic_name}-offsets", f"{topic_name}-engine"
+    run("replay", with_bootstrap(orders), "--sink", "out")
+    (shown,) = json.loads(run("offsets", "show", orders.file, "--json"))["offsets"]
+    assert shown["error"]["kind"] == "sink_refused"
+    principal.allow("topic", offsets, "READ")
+    assert orders.shown()["log_offset"] == orders.ends[-1]
+    sink: Any = orders.config.sinks[0]
+    granted(principal, lambda: commit_from_outside(sink, orders.name, ["0"], None))
+    expected = {("topic", offsets, operation) for operation in ("READ", "WRITE", "DESCRIBE_CONFIGS")}
+    expected |= {("transactional-id", f"tailrace-{topic_name}-0", "WRITE")}
+    assert principal.rights == expected
+    assert orders.shown()["log_offset"] is None
+
+    section = OffsetStorage.model_validate(
+        {"type": "kafka", "bootstrap_servers": kafka.bootstrap_at(SASL), "topic": own,
+         "options": principal.options(SASL, password="${env:CANARY}")}
+    )  # fmt: skip
+
+    def keep() -> None:
+        store = KafkaOffsetStore(section, topic_name, atomic=True)
+        try:
+            store.start()
+            store.write([({"server": "a"}, {"line": 1})], 30)
+        finally:
+            store.stop()
+
+    granted(principal, keep)
+    expected |= {("topic", own, right) for right in ("READ", "WRITE", "DESCRIBE_CONFIGS", "CREATE")}
+    expected |= {("transactional-id", f"tailrace-{topic_name}-offsets", "WRITE")}
+    assert principal.rights == expected
 
 
 def with_bootstrap(orders: Orders) -> Path:

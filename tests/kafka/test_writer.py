@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import structlog
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from kafka.counting import read_numbers, require_each_once
@@ -61,10 +62,12 @@ def test_one_that_was_taken_over_commits_nothing_more_and_says_so(kafka: Embedde
     assert new.open() is None
     new.send(topic, numbers(1, 20))
     new.commit({"number": 20})
-    with pytest.raises(TailraceError) as refused:
+    with structlog.testing.capture_logs() as logs, pytest.raises(TailraceError) as refused:
         old.commit({"number": 10})
     assert refused.value.kind is Kind.SINK_PREEMPTED
     assert old.state is State.PREEMPTED
+    [told] = [entry for entry in logs if "pre-empted" in entry["event"]]
+    assert (told["log_level"], told["transactional_id"]) == ("error", f"test-{topic}-0")
     old.close()
     new.send(topic, numbers(21, 5))
     new.commit({"number": 25})

@@ -13,7 +13,7 @@ from tailrace.secrets import REFUSAL, Secret, is_reference, remember, resolved
 
 #: By name or by beginning. Others are either our own affair (what guarantees rest on) or make no sense here.
 ALLOWED_OPTIONS = re.compile(
-    r"security\.protocol|sasl\..*|ssl\..*|enable\.ssl\..*|client\.(id|rack|dns\.lookup)|"
+    r"security\.protocol|sasl\..*|ssl\..*|enable\.ssl\..*|https\.ca\..*|client\.(id|rack|dns\.lookup)|"
     r"compression\.(type|codec|level)|linger\.ms|batch\.(size|num\.messages)|message\.max\.bytes|"
     r"message\.timeout\.ms|transaction\.timeout\.ms|request\.timeout\.ms|"
     r"socket\..*|reconnect\..*|retry\.backoff\..*|connections\.max\.idle\.ms|"

@@ -1,7 +1,7 @@
 """Spark jobs of one life of a task: what is asked for while jobs run goes together into the next.
 
-A job costs some 20 ms whatever it does, so many small batches share one, and a large one is many
-tasks of one. Jobs run from threads of the engine's pool, several at once; Spark's own order (first
+A job has its price whatever it does, so many small batches share one, and a large one is many tasks
+of one. Jobs run from threads of the engine's pool, several at once; Spark's own order (first
 come, first served) has earlier batches done first.
 """
 

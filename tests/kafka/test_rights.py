@@ -22,7 +22,7 @@ from tailrace.embedded.kafka import SASL, SASL_TLS, EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offset_store import KafkaOffsetStore
 from tailrace.model import OWN_FORMS, LogRange
-from tailrace.pipeline.preflight_kafka import cluster_findings, topic_findings
+from tailrace.pipeline.preflight_kafka import cluster_findings, storage_findings, topic_findings
 from tailrace.ranges import plan
 from tailrace.sinks.build import build
 from tailrace.sinks.kafka_offsets import commit_from_outside
@@ -163,7 +163,9 @@ def test_commands_and_engines_need_what_the_table_says_and_no_more(
         finally:
             store.stop()
 
+    assert [found.kind for found in storage_findings(section, topic_name)] == [Kind.SINK_REFUSED]
     granted(principal, keep)
+    assert list(storage_findings(section, topic_name)) == []
     expected |= {("topic", own, right) for right in ("READ", "WRITE", "DESCRIBE_CONFIGS", "CREATE")}
     expected |= {("transactional-id", f"tailrace-{topic_name}-offsets", "WRITE")}
     assert principal.rights == expected

@@ -11,9 +11,11 @@ from confluent_kafka import KafkaException
 from pydantic import ValidationError
 
 from tailrace.config import load_engine
+from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSink
 from tailrace.errors import Kind
 from tailrace.kafka.failures import answer, error_of, failure_of
+from tailrace.kafka.offset_store import KafkaOffsetStore
 from tailrace.kafka.writer import AtomicWriter, PlainWriter
 from tailrace.pipeline.findings import Severity
 from tailrace.pipeline.preflight import preflight
@@ -97,6 +99,33 @@ def test_the_engines_switch_is_each_sinks_unless_it_says_otherwise(
         assert [one.severity for one in said] == [Severity.WARNING] * is_ignored
 
 
+def test_settings_that_count_for_nothing_are_told(tmp_path: Path) -> None:
+    given = {
+        "offset_flush_interval_ms": ("500", "transaction_boundary: interval"),
+        "transaction_records": ("10", "transaction_boundary: records"),
+        "dead_letter_topic": ("graves", "too_large: dead_letter"),
+        "transaction_topic": ("ends", "provide_transaction_metadata: true"),
+        "heartbeat_topic": ("beats", "heartbeat_interval_ms: 1000"),
+        "schema_changes_topic": ("shapes", "schema_changes: true"),
+    }
+    for name, (value, beside) in given.items():
+        key, _, word = beside.partition(": ")
+        assert name in sink_of(**{name: value}).without_effect
+        assert sink_of(**{name: value, key: word}).without_effect == {}
+    assert sink_of().without_effect == {}
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        "name: shop\nsource: {type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody}\n"
+        "log: {path: ./log}\nsinks: [{type: kafka, name: out, bootstrap_servers: '127.0.0.1:1', "
+        "offset_flush_timeout_ms: 100, transaction_records: 5}]\n"
+    )
+    (said,) = [one for one in preflight(file) if "has no effect" in one.message]
+    assert "sink 'out': transaction_records has no effect" in said.message
+    assert (said.severity, said.repair.startswith("set transaction_boundary: records")) == (
+        Severity.WARNING, True,
+    )  # fmt: skip
+
+
 def test_offsets_are_read_as_committed_unless_the_file_says_otherwise() -> None:
     assert account_of(sink_of(), "shop").isolation == "read_committed"
     assert account_of(sink_of(consumer_isolation_level="read_uncommitted"), "shop").isolation == (
@@ -104,6 +133,10 @@ def test_offsets_are_read_as_committed_unless_the_file_says_otherwise() -> None:
     )
     with pytest.raises(ValidationError, match="consumer_isolation_level"):
         sink_of(consumer_isolation_level="serializable")
+    kept = {"type": "kafka", "bootstrap_servers": "k"}
+    assert OffsetStorage.model_validate(kept).consumer_isolation_level == "read_committed"
+    careless = OffsetStorage.model_validate({**kept, "consumer_isolation_level": "read_uncommitted"})
+    assert KafkaOffsetStore(careless, "shop", atomic=True)._account().isolation == "read_uncommitted"
 
 
 def test_an_admin_client_that_stays_silent_is_a_cluster_that_does() -> None:

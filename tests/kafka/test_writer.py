@@ -18,7 +18,9 @@ from kafka.counting import read_numbers, require_each_once
 from kafka.once import numbers, reached, writer
 from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.offsets import OffsetsTopic
 from tailrace.kafka.transaction import State
+from tailrace.kafka.writer import AtomicWriter
 
 QUIET = {"log_level": 0}
 POINTS = [
@@ -104,6 +106,19 @@ def test_an_offsets_topic_that_is_not_compacted_is_refused(kafka: EmbeddedKafka,
         writer(kafka.bootstrap, topic)
     assert refused.value.kind is Kind.SINK_MISCONFIGURED
     assert "cleanup.policy=compact" in refused.value.hint
+
+
+def test_an_offsets_topic_whose_partitions_are_not_told_is_not_taken_for_an_empty_one(
+    kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = writer(kafka.bootstrap, topic, timeout_s=2.0)
+    monkeypatch.setattr(OffsetsTopic, "_count", lambda _self, _admin: 0)
+    assert isinstance(known, AtomicWriter)
+    for ask in (known._task.offsets.exists, lambda: writer(kafka.bootstrap, topic, timeout_s=2.0)):
+        with pytest.raises(TailraceError) as unknown:
+            ask()
+        assert unknown.value.kind is Kind.SINK_WRITE_FAILED
+    known.close()
 
 
 @pytest.mark.parametrize("point", POINTS)

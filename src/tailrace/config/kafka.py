@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -21,6 +22,19 @@ from tailrace.secrets import Secret
 _TOPIC_LIMIT = "max.message.bytes"
 #: librdkafka's own `batch.size`.
 _BATCH_BYTES = 1_000_000
+
+
+#: Settings that count only beside another: what that must be, and how it is written.
+_BESIDE: dict[str, tuple[str, Callable[[Any], bool], str]] = {
+    "offset_flush_interval_ms": ("transaction_boundary", "interval".__eq__, "transaction_boundary: interval"),
+    "transaction_records": ("transaction_boundary", "records".__eq__, "transaction_boundary: records"),
+    "dead_letter_topic": ("too_large", "dead_letter".__eq__, "too_large: dead_letter"),
+    "dead_letter_value_bytes": ("too_large", "dead_letter".__eq__, "too_large: dead_letter"),
+    "transaction_topic": ("provide_transaction_metadata", bool, "provide_transaction_metadata: true"),
+    "heartbeat_topic": ("heartbeat_interval_ms", bool, "heartbeat_interval_ms"),
+    "heartbeat_topic_prefix": ("heartbeat_interval_ms", bool, "heartbeat_interval_ms"),
+    "schema_changes_topic": ("schema_changes", bool, "schema_changes: true"),
+}
 
 
 class TopicRule(Section):
@@ -211,6 +225,15 @@ class KafkaSink(SinkConfig):
                 "producer writes them: set producers: 1, or partition_by: key"
             )
         return self
+
+    @property
+    def without_effect(self) -> dict[str, str]:
+        """Return settings that were given and count for nothing, each with what it would take."""
+        return {
+            name: wanted
+            for name, (beside, is_so, wanted) in _BESIDE.items()
+            if name in self.model_fields_set and not is_so(getattr(self, beside))
+        }
 
     @property
     def target(self) -> str:

@@ -1,7 +1,7 @@
 """A schema registry's client: the calls of Confluent's REST API that a writer needs.
 
 Why not the one that comes with confluent-kafka: that one wants httpx, authlib (with cryptography),
-cachetools, attrs and fastavro, five packages and what they need, for what are four requests over
+cachetools, attrs and fastavro, five packages and what they need, for what are a few requests over
 HTTP; its serializers go record by record; and it raises what the registry said, not what to do about
 it. This one is made of the standard library, so that Avro comes with Tailrace itself.
 

@@ -55,6 +55,13 @@ class KafkaOffsetStore:
             self._topic = topic
             self._writer = self._opened(topic)
 
+    def check(self, timeout_s: float) -> None:
+        """Look whether `start` would find what it needs; nothing is made, and nobody fenced.
+
+        :raises TailraceError: as `start`, but for the right to the transactional id.
+        """
+        self._account().offsets(timeout_s).check(create=self._storage.create_topic)
+
     def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
         """Return the offset of each partition that has one, by its number. Works without a start, too.
 

@@ -219,8 +219,17 @@ class OffsetsTopic:
         return 0 if found is None or found.error is not None else len(found.partitions)
 
     def _wait_for_partitions(self, admin: AdminClient) -> int:
+        # One that was made a moment ago is not known everywhere yet. Unknown is not empty.
         deadline = time.monotonic() + self._timeout_s
-        while not (count := self._count(admin)) and time.monotonic() < deadline:
+        while not (count := self._count(admin)):
+            if time.monotonic() >= deadline:
+                raise TailraceError(
+                    Kind.SINK_WRITE_FAILED,
+                    f"look at the offsets topic {self.name!r}: its partitions were not told within "
+                    f"{self._timeout_s:.0f} s",
+                    "see whether all brokers are up",
+                    {"topic": self.name},
+                )
             time.sleep(0.05)
         return count
 

@@ -57,6 +57,7 @@ def preflight(file: Path) -> list[Finding]:
     found += _guarded(lambda: _transformations(pipeline))
     if pipeline.has_several:
         found += _guarded(lambda: _roots(pipeline))
+    found += _guarded(lambda: _offset_storage(pipeline))
     for part in pipeline.pipelines:
         found += _guarded(lambda part=part: _kafka(part))  # type: ignore[misc]
     names = [part.source_name for part in pipeline.pipelines]
@@ -189,6 +190,13 @@ def _settings(pipeline: EngineConfig) -> Iterator[Finding]:
             "engine.atomic_source_offset_commit is ignored: no offsets are kept in Kafka",
             "leave it out, or keep offsets there: a sink of the type kafka, or engine.offset_storage",
         )
+    for sink in pipeline.sinks:
+        for name, wanted in sink.without_effect.items() if isinstance(sink, KafkaSink) else ():
+            yield warning(
+                Kind.CONFIG_INVALID,
+                f"sink {sink.name!r}: {name} has no effect without {wanted}",
+                f"set {wanted}, or leave {name} out",
+            )
 
 
 def _open_log(pipeline: PipelineConfig, found: list[Finding]) -> LogDirectory | None:
@@ -200,10 +208,18 @@ def _open_log(pipeline: PipelineConfig, found: list[Finding]) -> LogDirectory | 
         return None
 
 
+def _offset_storage(pipeline: EngineConfig) -> Iterator[Finding]:
+    storage = pipeline.engine.offset_storage
+    if storage is not None and storage.type == "kafka":
+        # Only now: pipelines without Kafka need not load its client.
+        from tailrace.pipeline.preflight_kafka import storage_findings
+
+        yield from storage_findings(storage, pipeline.name)
+
+
 def _kafka(pipeline: PipelineConfig) -> Iterator[Finding]:
     for sink in pipeline.sinks:
         if isinstance(sink, KafkaSink):
-            # Only now: pipelines without Kafka need not load its client.
             from tailrace.pipeline.preflight_kafka import cluster_findings
             from tailrace.pipeline.preflight_registry import converter_findings
 

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from tailrace.capture.publication import Table
 from tailrace.config import PipelineConfig
+from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSink
 from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.offset_store import KafkaOffsetStore
 from tailrace.kafka.reach import require_reachable
 from tailrace.pipeline.findings import Finding, from_failure
 from tailrace.sinks.kafka import ASK_TIMEOUT_S, account_of
@@ -28,6 +30,14 @@ def cluster_findings(sink: KafkaSink, pipeline: PipelineConfig) -> Iterator[Find
     offsets = account.offsets(min(account.timeout_s, ASK_TIMEOUT_S))
     try:
         offsets.check(create=sink.create_topics)
+    except TailraceError as failure:
+        yield from_failure(failure)
+
+
+def storage_findings(storage: OffsetStorage, name: str) -> Iterator[Finding]:
+    """Yield what is wrong with the topic of the own offsets of the engine `name`, which are in Kafka."""
+    try:
+        KafkaOffsetStore(storage, name, atomic=False).check(ASK_TIMEOUT_S)
     except TailraceError as failure:
         yield from_failure(failure)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
+from fix_wait import wait_until
 from tailrace.embedded.kafka import EmbeddedKafka
 from torture.harness import Fault, Life, Round
 
@@ -22,6 +23,9 @@ SETTINGS = {
 
 _TRANSACTIONS = "__transaction_state"
 _ASK_TIMEOUT_S = 60.0
+#: Passed after each commit.
+_COMMITTED = "kafka.after_commit"
+_BEGINS_S = 180.0
 
 
 def kill_node(cluster: EmbeddedKafka, latest_s: float) -> Fault:
@@ -72,8 +76,13 @@ def _survived(round_: Round, cluster: EmbeddedKafka, latest_s: float, choose: Ca
 
 
 def _begun(round_: Round, latest_s: float) -> Life:
+    # A cluster that nobody has written to has no coordinators yet.
+    before = round_.hits()[_COMMITTED]
     life = round_.live(until_caught_up=False)
-    time.sleep(round_.random.uniform(1, latest_s))
+    wait_until(
+        lambda: life.is_over or round_.hits()[_COMMITTED] > before, _BEGINS_S, "the life's first commit"
+    )
+    time.sleep(round_.random.uniform(0, latest_s))
     return life
 
 

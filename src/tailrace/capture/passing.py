@@ -9,7 +9,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.protocol.compiled import KERNEL
+from tailrace.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
 from tailrace.protocol.memory import i64_at, u32_at
 

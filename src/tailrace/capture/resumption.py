@@ -17,9 +17,9 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.compiled import KERNEL
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import Bytes
 from tailrace.protocol.memory import i64_at, u32_at
 

@@ -18,7 +18,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.protocol.compiled import KERNEL
+from tailrace.compiled import KERNEL
 from tailrace.protocol.frames import Bytes, Numbers
 from tailrace.protocol.memory import address_of, i64_at, move_bytes, u8_at, u32_at
 

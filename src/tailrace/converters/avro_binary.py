@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.compiled import ALLOCATING
 from tailrace.converters.avro_parts import (
     count_items,
     decimal,
@@ -52,7 +53,6 @@ from tailrace.converters.avro_program import (
 from tailrace.converters.texts import array_mask, text_buffers
 from tailrace.decode.gather import copy_bytes
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol.compiled import ALLOCATING
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
 
 #: Numbers that are read apart, at a call; a document that has more gets a call of its own.

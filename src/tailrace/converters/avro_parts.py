@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.protocol.compiled import KERNEL
+from tailrace.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: For each letter of base64 its six bits; 255: it is none.

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.compiled import ALLOCATING, KERNEL
 from tailrace.converters.given import Given, like
 from tailrace.converters.schemas import written
 from tailrace.decode import forms
@@ -19,7 +20,6 @@ from tailrace.decode.documents import render
 from tailrace.decode.gather import Cells
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import Bytes
 
 _TEXT_BYTES_MAX = 2**31 - 1

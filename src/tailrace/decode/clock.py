@@ -10,9 +10,9 @@ from typing import Any
 import numba as nb
 import numpy as np
 
+from tailrace.compiled import KERNEL
 from tailrace.decode.lettering import write_integer
 from tailrace.decode.literals import TIMESTAMPTZ, US_A_DAY, zone
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: Microseconds of a month in Debezium's reckoning: 365.25 / 12 days.

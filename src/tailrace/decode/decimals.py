@@ -9,8 +9,8 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.compiled import ALLOCATING, KERNEL
 from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_triple
-from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: Digits of money: 64 bits have 19, and a locale has at most ten after the point.

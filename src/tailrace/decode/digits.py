@@ -19,8 +19,8 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.extending import intrinsic
 
+from tailrace.compiled import KERNEL
 from tailrace.decode.kernel import TEXT
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, i64_at, u8_at
 

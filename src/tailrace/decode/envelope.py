@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tailrace.compiled import KERNEL
 from tailrace.decode.gather import (
     TEXT_BYTES_MAX,
     Cells,
@@ -24,7 +25,6 @@ from tailrace.decode.rows import metadata
 from tailrace.decode.tuples import Spans, Tuples
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Op, Relation
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
 _MAP = pa.map_(pa.string(), pa.string())

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.compiled import ALLOCATING, KERNEL
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_integer
-from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: Digits of an exponent; more are of no number that a double holds.

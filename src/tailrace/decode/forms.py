@@ -10,6 +10,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.compiled import ALLOCATING, KERNEL
 from tailrace.decode.clock import (
     interval_us,
     read_time,
@@ -33,7 +34,6 @@ from tailrace.decode.literals import (
     is_hex,
     read_temporal,
 )
-from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 # What JSON writes from the text as it is.

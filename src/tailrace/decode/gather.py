@@ -17,9 +17,9 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tailrace.compiled import KERNEL
 from tailrace.decode.kernel import TEXT
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
 Int32s = npt.NDArray[np.int32]

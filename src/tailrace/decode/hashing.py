@@ -14,7 +14,7 @@ import numba as nb
 import numpy as np
 import pyarrow as pa
 
-from tailrace.protocol.compiled import ALLOCATING, KERNEL
+from tailrace.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 from tailrace.protocol.memory import u32_at
 

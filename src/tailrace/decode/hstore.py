@@ -8,10 +8,10 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.compiled import KERNEL
 from tailrace.decode.kernel import TEXT, TRIPLE
 from tailrace.decode.lettering import write_letter
 from tailrace.decode.literals import item_end, unquote_item
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 _COMMA = 44

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.compiled import ALLOCATING, KERNEL
 from tailrace.decode.clock import write_stamp_iso
 from tailrace.decode.decimals import scale_of, write_money, write_unscaled
 from tailrace.decode.floats import write_bits, write_java
@@ -43,7 +44,6 @@ from tailrace.decode.gather import copy_bytes
 from tailrace.decode.kernel import NONE, NULL, TEXT, TRIPLE, UNCHANGED
 from tailrace.decode.lettering import PLAIN_LETTERS, write_base64, write_integer, write_quoted, write_string
 from tailrace.decode.literals import PLAIN, is_null_item, item_end, unquote_item
-from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 # What stands after a constant of the template, in place of the row of a number.

@@ -15,8 +15,8 @@ from typing import Any
 import numba as nb
 import numpy as np
 
+from tailrace.compiled import ALLOCATING, KERNEL
 from tailrace.model import POSTGRES_EPOCH_US
-from tailrace.protocol.compiled import ALLOCATING, KERNEL
 from tailrace.protocol.frames import (
     COMMIT_LSN,
     COMMIT_TIME_US,

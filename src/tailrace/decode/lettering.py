@@ -11,9 +11,9 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.compiled import KERNEL
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.literals import hex_digit
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 #: Letters of base64, as they are and as they go into URLs and file names.

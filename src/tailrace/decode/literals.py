@@ -13,10 +13,10 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from tailrace.compiled import KERNEL
 from tailrace.decode.digits import eight
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.kernel import PAIR, TEXT, TRIPLE
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, i64_at, u8_at, u16_at, u32_at
 

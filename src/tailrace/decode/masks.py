@@ -13,12 +13,12 @@ import numba as nb
 import numpy as np
 import pyarrow as pa
 
+from tailrace.compiled import KERNEL
 from tailrace.decode.gather import Cells, gather
 from tailrace.decode.hashing import HASH_LENGTH, hashed_texts
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.decode.tuples import Spans, Tuples
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 
 #: Places in a block are counted in 32 bits.

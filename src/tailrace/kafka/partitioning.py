@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tailrace.compiled import KERNEL
 from tailrace.decode.kernel import NONE
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES, Numbers
 
 _FROZEN_INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)

@@ -43,9 +43,9 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.compiled import KERNEL
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US
-from tailrace.protocol.compiled import KERNEL
 from tailrace.protocol.memory import i64_at, u8_at, u32_at
 
 Bytes = npt.NDArray[np.uint8]

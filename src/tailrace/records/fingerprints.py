@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.protocol.compiled import KERNEL
+from tailrace.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
 
 Fingerprints = npt.NDArray[np.uint64]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.protocol.compiled import KERNEL
+from tailrace.compiled import KERNEL
 
 #: Arrays and objects within each other; deeper ones count as no JSON.
 NESTING_MAX = 500

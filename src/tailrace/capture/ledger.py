@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import structlog
@@ -51,6 +52,7 @@ class Ledger:
         self._appender = appender
         self._written_s = 0.0
         self._pending: list[tuple[int, Unit]] = []  # in the log, perhaps not durable: end offset, unit
+        self._closing_from: int | None = None  # a unit is being closed that begins there or later
         #: Returns the relations of which rows may have moved in what was appended since it was asked.
         self.take_moved: Callable[[], Iterable[int]] = frozenset
         self.lock = threading.RLock()
@@ -80,7 +82,7 @@ class Ledger:
         """Keep the agenda, durably; of the units that were closed, those that are durable."""
         with self.lock:
             self.agenda.take_moves(self.take_moved())
-            durable = self._appender.durable.offset
+            durable = self._durable_and_noted()
             for end, unit in self._pending:
                 if end <= durable:
                     self.agenda.take_unit(unit.name, unit.rows)
@@ -97,7 +99,7 @@ class Ledger:
     def turn(self) -> None:
         """Write if it is time to."""
         with self.lock:
-            moved = self._appender.durable.offset > self.agenda.log_offset
+            moved = self._durable_and_noted() > self.agenda.log_offset
             if self.agenda.open and moved and time.monotonic() - self._written_s >= CHECKPOINT_S:
                 self.write()
 
@@ -107,11 +109,25 @@ class Ledger:
         """Return a unit to be written; `chunk` and what it stands for as in `agenda.unit_name`."""
         return Unit(unit_name(snapshot, table, chunk), parts)
 
-    def unit_closed(self, unit: Unit, end: int) -> None:
-        """Note that a unit is whole in the log, up to `end`. Any thread."""
+    @contextmanager
+    def closing(self, unit: Unit) -> Iterator[None]:
+        """Note that `unit` is whole in the log, if its end was appended within the context. Any thread.
+
+        From before its end is in the log until it is noted, the agenda keeps to an offset before it: it may
+        be durable before the next line runs, and a start that looked only behind it would read its rows once
+        more and, until then, leave changes of them out.
+        """
         with self.lock:
-            self._pending.append((end, unit))
+            self._closing_from = self._durable_and_noted()
+        yield
+        with self.lock:
+            self._pending.append((self._appender.tail.offset, unit))
+            self._closing_from = None
         self.turn()
+
+    def _durable_and_noted(self) -> int:
+        # Only one unit is open at a time. One that failed to be closed holds this until another is.
+        return self._appender.durable.offset if self._closing_from is None else self._closing_from
 
     def finish(
         self,

@@ -109,7 +109,7 @@ class InitialSnapshot:
                 self._exported.lsn,
                 self._stopping,
                 admitted=lambda: None,
-                closed=self._ledger.unit_closed,
+                closing=self._ledger.closing,
             )
             readers = Readers(
                 self._source, self._exported, units, observer, self._stopping, self._open_reader

@@ -227,7 +227,7 @@ class Snapshots:
             exported.lsn,
             self._ending,
             admitted=self._await_stream,
-            closed=self._ledger.unit_closed,
+            closing=self._ledger.closing,
         )
         open_reader = OwnConnection if self._delegation is None else self._delegation.open_reader
         readers = Readers(self._source, exported, units, observer, self._ending, open_reader)

@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +62,7 @@ class UnitWriter:
 
     :param admitted: waits until units may be written at this point of the log; raises if that
         will never be.
-    :param closed: called with a unit when it is whole, and the log offset after it.
+    :param closing: entered with a unit before its end is appended, and left when it is whole in the log.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class UnitWriter:
         stopping: threading.Event,
         *,
         admitted: Callable[[], None],
-        closed: Callable[[Unit, int], None],
+        closing: Callable[[Unit], AbstractContextManager[None]],
     ) -> None:
         self._appender = appender
         self._lsn = lsn
         self._stopping = stopping
         self._admitted = admitted
-        self._closed = closed
+        self._closing = closing
         self._turn = threading.Condition()
         self._open: Unit | None = None
         self._ordinal = 0  # of the next row: all units of one `lsn` share one numbering
@@ -118,9 +119,9 @@ class UnitWriter:
             now_us = time.time_ns() // 1000
             end = frames.control_frame(frames.SNAPSHOT_END, self._lsn, now_us, {"rows": unit.rows})
             failpoints.hit("snapshot.before_chunk_end")
-            self._append(end)
-            failpoints.hit("snapshot.after_chunk")
-            self._closed(unit, self._appender.tail.offset)
+            with self._closing(unit):
+                self._append(end)
+                failpoints.hit("snapshot.after_chunk")
             self._open, self._ordinal_closed = None, self._ordinal
             self._turn.notify_all()
 

@@ -1,0 +1,98 @@
+"""The agenda beside the log: whenever a process is killed, a chunk that is in the log is found there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fix_orders_log import OID, directory_at, relation
+from tailrace.capture import units
+from tailrace.capture.agenda import Agenda, Origin, SnapshotAgenda, TableAgenda
+from tailrace.capture.appender import Appender
+from tailrace.capture.ledger import Ledger
+from tailrace.capture.units import UnitWriter
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.writer import LogWriter
+from tailrace.protocol import frames
+
+LSN = 1000
+
+
+def head(time_us: int, _in_force: Any) -> bytes:
+    return frames.xlog_frame(LSN, LSN, time_us, relation())
+
+
+def rows(count: int) -> list[tuple[bytearray, int]]:
+    text = b"1\tthing\n" * count
+    frame = bytearray(frames.SNAPSHOT_TEXT_AT) + text
+    frame[0:1], frame[5:6] = b"d", b"s"
+    frame[1:5] = (len(frame) - 1).to_bytes(4, "big")
+    frame[6:10] = OID.to_bytes(4, "big")
+    frame[frames.SNAPSHOT_TEXT_AT - 4 : frames.SNAPSHOT_TEXT_AT] = count.to_bytes(4, "big")
+    return [(frame, count)]
+
+
+@contextmanager
+def appending(directory: LogDirectory) -> Iterator[Appender]:
+    with LogWriter.open(directory, "0") as writer:
+        appender = Appender(writer, threading.Event())
+        appender.start()
+        try:
+            yield appender
+        finally:
+            appender.close()
+
+
+def planned(ledger: Ledger, chunks: int) -> SnapshotAgenda:
+    table = TableAgenda(0, OID, "public", "orders", fresh=True)
+    snapshot = SnapshotAgenda("1", Origin.INITIAL, [table])
+    ledger.replace(Agenda([snapshot]))
+    table.plan(chunks, whole=False, facts="", rows_estimated=chunks)
+    ledger.write()
+    return snapshot
+
+
+@pytest.mark.parametrize("point", ["snapshot.in_copy", "snapshot.before_chunk_end", "snapshot.after_chunk"])
+def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """The end of a chunk's unit may be durable before whoever appended it can say so."""
+    directory = directory_at(tmp_path / "log")
+    with appending(directory) as appender:
+        ledger = Ledger(directory, "0", appender)
+        snapshot = planned(ledger, 3)
+        writer = UnitWriter(
+            appender, LSN, threading.Event(), admitted=lambda: None, closing=ledger.closing
+        )  # fmt: skip
+        killed: list[set[int]] = []
+
+        def hit(name: str) -> None:
+            if name == point:
+                appender.sync()
+                planner = threading.Thread(target=ledger.write)
+                planner.start()
+                planner.join(60)
+                killed.append(found_at_a_start(directory, appender))
+
+        monkeypatch.setattr(units.failpoints, "hit", hit)
+        for chunk in range(3):
+            unit = ledger.unit(snapshot, snapshot.tables[0], chunk)
+            writer.write(unit, OID, head, rows(2))
+            writer.part_done(unit, 2)
+        done_at_kill = [set(), {0}, {0, 1}] if point != "snapshot.after_chunk" else [{0}, {0, 1}, {0, 1, 2}]
+        assert killed == done_at_kill
+        ledger.checkpoint()
+        assert found_at_a_start(directory, appender) == {0, 1, 2}
+        assert ledger.agenda.log_offset == appender.durable.offset
+
+
+def found_at_a_start(directory: LogDirectory, appender: Appender) -> set[int]:
+    """Return the chunks that a process would take for done that began now."""
+    later = Ledger(directory, "0", appender)
+    later.open()
+    return later.agenda.open[0].tables[0].done

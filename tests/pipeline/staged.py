@@ -83,10 +83,10 @@ class FakeSpark:
     def start(self):
         pass
 
-    def session(self, stop):
+    def session(self, stop, tag=""):
         return object()
 
-    def cancel_jobs(self):
+    def cancel_jobs(self, tags):
         pass
 
     def stop(self):

@@ -36,8 +36,9 @@ def test_a_spark_that_is_gone_under_its_user_is_tried_again_and_a_slip_of_ours_i
 def test_jobs_of_a_spark_that_is_gone_need_no_cancelling() -> None:
     config: PipelineConfig = SimpleNamespace(name="shop", spark=None)  # type: ignore[assignment]
     host = SparkHost(config)
-    host.cancel_jobs()
+    host.cancel_jobs(["one"])
+    gone = code_in("pyspark.core.context")
     host._session = SimpleNamespace(  # type: ignore[assignment]
-        sparkContext=SimpleNamespace(cancelAllJobs=code_in("pyspark.core.context"))
+        sparkContext=SimpleNamespace(cancelJobsWithTag=lambda _: gone())
     )
-    host.cancel_jobs()
+    host.cancel_jobs(["one"])

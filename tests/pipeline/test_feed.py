@@ -66,7 +66,7 @@ class MemorySink:
 
 
 class NoSpark:
-    def session(self, stop):
+    def session(self, stop, tag=""):
         return object()
 
 

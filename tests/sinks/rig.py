@@ -43,6 +43,9 @@ class InProcess:
     def parallelize(self, work: Iterable[Any], _slices: int) -> InProcess:
         return InProcess(work)
 
+    def getJobTags(self) -> set[str]:  # noqa: N802 — Spark's name
+        return set()
+
     def mapPartitions(self, function: Callable[[Any], Any]) -> InProcess:  # noqa: N802 — Spark's name
         self._function = function
         return self

@@ -12,6 +12,7 @@ nor the other sinks wait for it.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -75,6 +76,8 @@ class Feed:
         turns: Turns | None = None,
         source: str = "",
     ) -> None:
+        #: Spark's jobs for the sink bear it.
+        self.job_tag = f"tailrace-{secrets.token_hex(8)}"
         self.view = SinkView(config.name, str(getattr(config, "type", "")))
         self._config = config
         self._pipeline = pipeline
@@ -179,7 +182,7 @@ class Feed:
                 continue
             if self._config.on_spark:
                 # Only now: a sink that lacks nothing does not wait for Spark.
-                spark = spark or self._spark.session(self._stop)
+                spark = spark or self._spark.session(self._stop, self.job_tag)
                 if spark is None:
                     return
             with self._turns.turn(self._stop) as given:

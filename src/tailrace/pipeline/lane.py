@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -172,6 +172,11 @@ class Lane:
         for feed in self._feeds:
             feed.stop()
         self._capture_task.stop()
+
+    @property
+    def job_tags(self) -> Iterable[str]:
+        """What Spark's jobs for the sinks bear."""
+        return [feed.job_tag for feed in self._feeds]
 
     def sinks_ended(self) -> bool:
         """Tell whether every feed has come to its end."""

@@ -262,7 +262,7 @@ class PostgresTask:
             lane.stop()
         if not _wait_for_sinks(lanes, DRAIN_DEADLINE_S):
             log.warning("a sink did not finish its batch in time; it is given up and written again next time")
-            self._spark.cancel_jobs()
+            self._spark.cancel_jobs(tag for lane in lanes for tag in lane.job_tags)
             _wait_for_sinks(lanes, GIVE_UP_DEADLINE_S)
         deadline = time.monotonic() + CAPTURE_STOP_DEADLINE_S
         for lane in lanes:

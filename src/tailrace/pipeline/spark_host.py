@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -43,9 +44,10 @@ class SparkHost:
                 self._started = True
                 self._start.start()
 
-    def session(self, stop: threading.Event) -> SparkSession | None:
+    def session(self, stop: threading.Event, tag: str = "") -> SparkSession | None:
         """Return the session, started now if need be; None if `stop` was set meanwhile.
 
+        :param tag: for jobs that the calling thread begins from now on; `cancel_jobs` knows them by it.
         :raises TailraceError: `ENVIRONMENT_UNFIT` or `SPARK_FAILED` if it does not start.
         """
         self.start()
@@ -63,15 +65,22 @@ class SparkHost:
                 )
         if self._start.error is not None:
             raise self._start.error
+        if tag and self._session is not None:
+            self._session.sparkContext.addJobTag(tag)
         return self._session
 
-    def cancel_jobs(self) -> None:
-        """Have Spark give up whatever it runs; sinks see an error, which is safe at any point."""
+    def cancel_jobs(self, tags: Iterable[str]) -> None:
+        """Have Spark give up the jobs that bear one of `tags`, and no others.
+
+        Other tasks may be at work in the session, captures on executors, and whoever it belongs to. Sinks
+        see an error, which is safe at any point.
+        """
         session = self._session
         if session is None:
             return
         try:
-            session.sparkContext.cancelAllJobs()
+            for tag in tags:
+                session.sparkContext.cancelJobsWithTag(tag)
         except Exception as error:  # noqa: BLE001 - a Spark that is gone runs no jobs
             log.warning("Spark's jobs could not be cancelled", error=str(as_failure(error)))
 

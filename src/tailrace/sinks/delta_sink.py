@@ -33,6 +33,7 @@ from tailrace.sinks.mask_marks import require_same_masks
 from tailrace.sinks.moving import finish_moves, move
 from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
 from tailrace.sinks.write_files import OpenWriter, StagedFile, WriteJob, run, write_piece
+from tailrace.spark.tags import bearing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -225,7 +226,7 @@ class DeltaSink:
             require_same_masks(self._opened(), Disclosed.of(self._rules), work)
             require_same_keys(self._opened(), work)
             require_same_forms(self._opened(), work)
-        with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit") as pool:
+        with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit", bearing(spark)) as pool:
             # Every table is given its chance; the first that failed is what is raised.
             outcomes = [pool.submit(self._commit_table, spark, each) for each in work]
         for outcome in outcomes:

@@ -23,7 +23,7 @@ from typing import Any
 
 import structlog
 
-from tailrace.bench import topics
+from tailrace.bench import table, topics
 from tailrace.bench.decode import captured
 from tailrace.bench.report import Result, machine, median, median_interval
 from tailrace.changelog.directory import LogDirectory
@@ -93,8 +93,12 @@ def measure(rows: int | None = None) -> Result:
 
 
 def _even(rows: int, a_second: int) -> int:
-    """Return how many rows a range gets, so that about a second's are in each and the last is as large."""
-    return -(-rows // max(1, round(rows / a_second)))
+    """Return how many rows a range gets, so that about a second's are in each and the last is as large.
+
+    Ranges end on the source's transactions: whole ones, or a rest of one would be a range of its own.
+    """
+    each = -(-rows // max(1, round(rows / a_second)))
+    return -(-each // table.ROWS_A_TRANSACTION) * table.ROWS_A_TRANSACTION
 
 
 def _result(rows: int, pairs: list[Pair], curve: dict[float, Written]) -> Result:

@@ -144,6 +144,22 @@ def test_schema_frames_come_with_the_key_that_a_later_one_replaces() -> None:
     data = relation + kind + facts + transaction(9, insert(77))
     assert frames.schema_frames(array(data)) == [("R77", relation), ("Y78", kind), ("F77", facts)]
     assert frames.summarise(array(data), frames.new_state()).has_schema
+    whole = 0
+    for end in range(1, len(relation + kind + facts)):
+        if end in (len(relation), len(relation + kind)):
+            whole += 1
+            assert len(frames.schema_frames(array(data[:end]))) == whole
+            continue
+        with pytest.raises(TailraceError, match="cut short"):
+            frames.schema_frames(array(data[:end]))
+    assert frames.schema_frames(array(b"d\0\0\0\5x")) == []
+
+
+def test_schema_frames_may_be_many() -> None:
+    every = [xlog(b"R" + struct.pack("!I", oid) + b"public\0t\0d\0\0") for oid in range(1000)]
+    assert frames.schema_frames(array(b"".join(every))) == [
+        (f"R{oid}", each) for oid, each in enumerate(every)
+    ]
 
 
 @pytest.mark.parametrize(

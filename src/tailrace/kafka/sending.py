@@ -96,7 +96,7 @@ class Sender:
         partition: int = BY_KEY,
     ) -> None:
         chunk = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
-        size = sum(len(value or b"") for value in values)
+        size = sum(map(len, filter(None, values)))
         self._wait_for_room(size)
         taken = self._producer.produce_batch(topic, chunk, partition, on_delivery=self._delivered)
         self._note(taken, size)

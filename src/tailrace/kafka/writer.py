@@ -7,6 +7,7 @@ writes the offset when the records are acknowledged: at least once. One object i
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -147,7 +148,15 @@ class AtomicWriter:
         self._step(Event.RECORDS)
 
     def _initialise(self) -> None:
-        persist(self._task.timeout_s, self._producer.init_transactions)
+        persist(self._task.timeout_s, self._fence)
+
+    def _fence(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        # A producer without a connection just when it looks for its coordinator looks again only after half
+        # a second. The first answer comes over that to a bootstrap address, which may end with it.
+        for _ in range(2):
+            self._producer.list_topics(self._task.offsets.name, timeout=_left_s(deadline))
+        self._producer.init_transactions(_left_s(deadline))
 
     def _send_offsets(self, offsets: Mapping[bytes, Offset | None]) -> None:
         for key, offset in offsets.items():
@@ -253,6 +262,10 @@ class PlainWriter:
     def close(self) -> None:
         """As `Writer.close`."""
         _let_go(self._producer)
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.1, deadline - time.monotonic())
 
 
 def _let_go(producer: Producer) -> None:

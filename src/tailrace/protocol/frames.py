@@ -64,6 +64,9 @@ SNAPSHOT_END = b"E"
 PROGRESS = b"P"
 FACTS = b"F"
 
+#: Schema frames of a block that are found at one go; where there are more, they are looked for again.
+_SCHEMA_PLACES = 64
+
 #: More tables than this in one chunk are not listed: the chunk counts as touching any table.
 TABLES_LISTED_MAX = 64
 
@@ -423,6 +426,34 @@ def _listed(tables: Numbers, count: int) -> tuple[int, ...] | None:
     return None if count > TABLES_LISTED_MAX else tuple(tables[:count].tolist())
 
 
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64[::1]), **KERNEL)
+def _find_schema(b, places):  # type: ignore[no-untyped-def]
+    # Returns how many frames speak of shapes, and where the first of them begin; or -1 - the place where a
+    # length does not fit.
+    n = len(b)
+    count = np.int64(0)
+    i = np.int64(0)
+    while i < n:
+        if i + KIND_AT > n or u8_at(b, i) != 100:  # 'd'
+            return -1 - i
+        length = u32_at(b, i + 1)
+        if length < 5 or length > n - i - 1:
+            return -1 - i
+        is_schema = False
+        kind = u8_at(b, i + KIND_AT)
+        if kind == 119 and length + 1 >= XLOG_PAYLOAD_AT + 5:  # 'w'
+            message = u8_at(b, i + XLOG_PAYLOAD_AT)
+            is_schema = message == 82 or message == 89  # 'R' 'Y'
+        elif kind == 120 and length > KIND_AT:  # 'x'
+            is_schema = u8_at(b, i + KIND_AT + 1) == 70  # 'F'
+        if is_schema:
+            if count < len(places):
+                places[count] = i
+            count += 1
+        i += 1 + length
+    return count
+
+
 def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:
     """Yield (offset, whole frame) of each frame. For rare frames and tests: a Python loop.
 
@@ -433,7 +464,7 @@ def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:
     while at < len(view):
         length = struct.unpack_from("!i", view, at + 1)[0] if at + 5 <= len(view) else -1
         if view[at] != 0x64 or length < 5 or at + 1 + length > len(view):
-            raise TailraceError(Kind.PROTOCOL_VIOLATION, f"split frames: {_ERRORS[1]}", "", {"byte": at})
+            raise _cut_short(at)
         yield at, view[at : at + 1 + length]
         at += 1 + length
 
@@ -442,19 +473,32 @@ def schema_frames(frames: Bytes) -> list[tuple[str, bytes]]:
     """Return the schema messages among whole frames, in order, each with the key under which
     a later one replaces it: `R<oid>`, `Y<oid>` or `F<oid>`.
 
-    Only called where `Summary.has_schema` is set, so the Python loop is off the main path.
+    :raises TailraceError: `PROTOCOL_VIOLATION` if a length does not fit.
     """
-    found: list[tuple[str, bytes]] = []
-    for _, frame in each_frame(frames):
-        kind = frame[KIND_AT]
-        if kind == 0x77 and len(frame) >= XLOG_PAYLOAD_AT + 5:
-            message = frame[XLOG_PAYLOAD_AT]
-            if message in b"RY":
-                oid = struct.unpack_from("!I", frame, XLOG_PAYLOAD_AT + 1)[0]
-                found.append((f"{chr(message)}{oid}", bytes(frame)))
-        elif kind == 0x78 and bytes(frame[6:7]) == FACTS:
-            found.append((f"F{int(control_json(frame)['relation'])}", bytes(frame)))
+    places = np.empty(_SCHEMA_PLACES, np.int64)
+    count = _find_schema(frames, places)
+    if count > len(places):
+        places = np.empty(count, np.int64)
+        _find_schema(frames, places)
+    if count < 0:
+        raise _cut_short(-1 - count)
+    view = frames.data
+    found = []
+    for at in places[:count].tolist():
+        frame = bytes(view[at : at + 1 + struct.unpack_from("!i", view, at + 1)[0]])
+        found.append((_schema_key(frame), frame))
     return found
+
+
+def _schema_key(frame: bytes) -> str:
+    if frame[KIND_AT] == 0x78:
+        return f"F{int(control_json(frame)['relation'])}"
+    oid = struct.unpack_from("!I", frame, XLOG_PAYLOAD_AT + 1)[0]
+    return f"{chr(frame[XLOG_PAYLOAD_AT])}{oid}"
+
+
+def _cut_short(at: int) -> TailraceError:
+    return TailraceError(Kind.PROTOCOL_VIOLATION, f"split frames: {_ERRORS[1]}", "", {"byte": at})
 
 
 def xlog_frame(start: int, end: int, sent_us: int, payload: bytes) -> bytes:

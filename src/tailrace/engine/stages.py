@@ -8,12 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tailrace import extensions
 from tailrace.config import EngineOptions
 from tailrace.config.fields import Extension
 from tailrace.config.problems import from_pydantic
+from tailrace.converters import building as converters
 from tailrace.converters.contract import Converter
-from tailrace.engine.failures import named
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
 from tailrace.transforms import building
@@ -57,7 +56,7 @@ def _converter(given: Converter | Extension | Mapping[str, Any] | str | None) ->
     if isinstance(given, Mapping):
         given = _section(given)
     if isinstance(given, Extension):
-        given = _made(given)
+        given = converters.build(given.type, given.options)
     if given is not None and not isinstance(given, Converter):
         raise TailraceError(
             Kind.CONFIG_INVALID,
@@ -65,22 +64,6 @@ def _converter(given: Converter | Extension | Mapping[str, Any] | str | None) ->
             "a converter is a tailrace.converters.contract.Converter",
         )
     return given
-
-
-def _made(wanted: Extension) -> Converter:
-    make: Callable[..., Converter] = extensions.factory(
-        extensions.CONVERTERS, wanted.type, ("convert", "close")
-    )
-    try:
-        return make(**wanted.options)
-    except TailraceError:
-        raise
-    except Exception as error:
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"create the engine: making the converter {wanted.type!r} failed with {named(error)}",
-            "check its options; the cause of this error has its words",
-        ) from error
 
 
 def _section(given: Mapping[str, Any]) -> Extension:

@@ -17,13 +17,13 @@ from tailrace.capture.publication import Table
 from tailrace.capture.session import Session
 from tailrace.config import PipelineConfig
 from tailrace.config.kafka import KafkaSink
-from tailrace.converters.contract import ChecksAhead
+from tailrace.converters.building import build
+from tailrace.converters.contract import ChecksAhead, Converter
 from tailrace.decode.catalog import Catalog
 from tailrace.decode.changes import no_changes
 from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
-from tailrace.extensions import CONVERTERS, factory
 from tailrace.model import Relation, ValueModes
 from tailrace.pipeline.findings import Finding, from_failure, warning
 from tailrace.protocol.frames import schema_frames
@@ -86,8 +86,8 @@ def schema_findings(
                 return
 
 
-def _converter(sink: KafkaSink) -> object:
-    return factory(CONVERTERS, sink.converter.type, ("convert", "close"))(**sink.converter_options())
+def _converter(sink: KafkaSink) -> Converter:
+    return build(sink.converter.type, sink.converter_options())
 
 
 def _relation(table: PublishedTable, modes: ValueModes) -> Relation:

@@ -13,7 +13,6 @@ from tailrace.config.sections import ParquetSink as ParquetConfig
 from tailrace.config.sections import PythonSink as PythonConfig
 from tailrace.config.sinks import SinkConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.extensions import CONVERTERS, factory
 from tailrace.model import ValueModes
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta_append import DeltaAppend
@@ -79,12 +78,12 @@ def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task
 
 def _kafka(config: KafkaConfig, rules: Disclosure, modes: ValueModes) -> Sink:
     # Only now: pipelines without Kafka need not load its client.
+    from tailrace.converters import building as converters
     from tailrace.sinks.kafka import KafkaSink
-    from tailrace.transforms.building import build as build_chain
+    from tailrace.transforms import building as transformations
 
-    make = factory(CONVERTERS, config.converter.type, ("convert", "close"))
-    converter = make(**config.converter_options())
-    chain = build_chain(config.transformations, config.predicates)
+    converter = converters.build(config.converter.type, config.converter_options())
+    chain = transformations.build(config.transformations, config.predicates)
     return KafkaSink(config, converter, chain, rules, modes, __version__)
 
 

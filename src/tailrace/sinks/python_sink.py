@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tailrace import __version__, extensions
+from tailrace import __version__
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory, encode_name
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.readers import READERS, Readers
 from tailrace.config.disclosure import Disclosure
 from tailrace.config.sections import PythonSink as PythonConfig
+from tailrace.converters.building import build
 from tailrace.converters.contract import Converter
 from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
@@ -82,10 +83,7 @@ class PythonSink:
         """
         self._function = handler_of(self._config)
         if self._config.converter is not None:
-            make = extensions.factory(
-                extensions.CONVERTERS, self._config.converter.type, ("convert", "close")
-            )
-            self._converter = make(**self._config.converter.options)
+            self._converter = build(self._config.converter.type, self._config.converter.options)
         self._lock = _take(self._log_path, self.name)
         self._origin = SourceFacts(pipeline, log.source.database, __version__)
         self._partition = {"pipeline": pipeline, "slot": log.source.slot}

@@ -13,6 +13,7 @@ from capture.folded import fold
 from capture.test_snapshot_resumed import SMALL, create_tables, judge, life, until_whole, writers_at_work
 from fix_postgres import Database
 from fix_wait import wait_until
+from tailrace import failpoints
 from tailrace.capture.agenda import Agenda, Outcome, SnapshotAgenda
 from tailrace.capture.ledger import agenda_name
 from tailrace.capture.requests import ask, waiting
@@ -71,18 +72,22 @@ def test_kills_in_a_snapshot_that_was_asked_for_neither_lose_nor_repeat_it(
     pg: Database, tmp_path: Path
 ) -> None:
     create_tables(pg)
+    pg.execute("create table still(id int primary key)")
+    pg.execute("insert into still select generate_series(1, 2500)")
     log = tmp_path / "log"
     until_whole(pg, log)
     asked = request(log, *KEYED)
+    of_some = request(log, "public.still", where="id > 900")
     with writers_at_work(pg, 5):
         for point in ("before_window", "in_window@2", "after_chunk@2", "after_window", "before_finish"):
             name, _, count = point.partition("@")
             assert life(pg, log, f"snapshot.{name}=kill@{count or 1}") in {-9, 0}, point
     until_whole(pg, log)
-    judge(pg, log)
-    snapshot = found(log, asked)
-    assert snapshot is not None
-    assert snapshot.outcome is Outcome.DONE
+    assert judge(pg, log)["still"].ops == {"r": 2500 + 1600}
+    for id_ in (asked, of_some):
+        snapshot = found(log, id_)
+        assert snapshot is not None
+        assert snapshot.outcome is Outcome.DONE
 
 
 def test_a_table_that_was_added_while_nothing_ran_comes_once_and_whole(pg: Database, tmp_path: Path) -> None:
@@ -130,18 +135,35 @@ def test_a_plan_for_which_the_disk_has_no_room_is_made_again(
     judge(pg, log)
 
 
-def test_a_snapshot_that_is_taken_back_ends_and_the_stream_goes_on(pg: Database, tmp_path: Path) -> None:
+def test_a_snapshot_that_is_taken_back_ends_and_another_and_the_stream_go_on(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create_tables(pg)
     log = tmp_path / "log"
     until_whole(pg, log)
-    asked = request(log, *KEYED)
-    request(log, cancels=True)
+    begun, waits, stays = request(log, *KEYED[:2]), request(log, KEYED[1]), request(log, KEYED[2])
+    windows = []
+
+    def hit(name: str) -> None:
+        if name == "snapshot.after_window" and not windows:
+            windows.append(name)
+            request(log, KEYED[1], cancels=True)  # those that have this table, and no other
+
+    monkeypatch.setattr(failpoints, "hit", hit)
     with capturing(pg.dsn, log, **SMALL) as running:
-        assert await_end(running, log, asked).outcome is Outcome.CANCELLED
+        for id_, outcome in ((begun, Outcome.CANCELLED), (waits, Outcome.CANCELLED), (stays, Outcome.DONE)):
+            assert await_end(running, log, id_).outcome is outcome
         pg.execute("insert into items values (77777, 1)")
         running.catch_up(pg.query, 60)
         assert all(table.done for table in running.task.progress().snapshot.values())
-    judge(pg, log)
+    tables = judge(pg, log)
+    assert tables["items"].ops["r"] > 3000
+    assert tables["pairs"].ops["r"] == 2500
+    assert tables["parts"].ops["r"] == 2 * 2900
+    again = request(log, *KEYED[:2])
+    with capturing(pg.dsn, log, **SMALL) as running:
+        assert await_end(running, log, again).outcome is Outcome.DONE
+    assert judge(pg, log)["pairs"].ops["r"] == 2 * 2500
 
 
 @pytest.mark.parametrize(
@@ -161,4 +183,5 @@ def test_one_that_can_not_be_taken_says_why_and_the_stream_goes_on(
     assert snapshot.outcome is Outcome.FAILED
     assert snapshot.error is not None
     assert told in snapshot.error["message"]
-    judge(pg, log)
+    until_whole(pg, log)
+    assert judge(pg, log)["items"].ops == {"r": 3000, "c": 1}, "it began again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -9,8 +10,9 @@ import structlog
 
 from fix_engine import Seen, Store
 from fix_wait import wait_until
-from tailrace import Engine, config, extensions
+from tailrace import Callbacks, Engine, config, extensions
 from tailrace.engine.masking import masked
+from tailrace.engine.processing import manual
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import LinesSource
 
@@ -174,6 +176,52 @@ def test_neither_configuration_nor_connector_is_an_error():
     assert caught.value.kind is Kind.CONFIG_INVALID
     with pytest.raises(TailraceError, match="name: is required"):
         Engine({"source": {"type": "postgresql"}, "log": {"path": "x"}}, on_record=print)
+
+
+async def awaited(_):
+    pass
+
+
+def iterated(_):
+    yield
+
+
+class AwaitedObject:
+    async def __call__(self, _):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"config": 5}, "config can't be 5"),
+        ({"config": b"shop.yaml"}, "config can't be bytes"),
+        ({"options": "order"}, "options can't be str"),
+        ({"settings": []}, "settings can't be list"),
+        ({"name": ""}, "name can't be str"),
+        ({"tasks_max": 0}, "tasks_max can't be 0"),
+        ({"tasks_max": -1}, "tasks_max can't be -1"),
+        ({"transformations": 5}, "transformations can't be 5"),
+        ({"predicates": []}, "predicates can't be list"),
+        ({"offsets": Store}, "offsets can't be type"),
+        ({"commit_policy": object()}, "commit_policy can't be object"),
+        ({"clock": 5}, "clock can't be 5"),
+        ({"callbacks": print}, "callbacks can't be builtin_function_or_method"),
+        ({"callbacks": Callbacks(completed=5)}, "callbacks.completed is called: int can't be"),
+        ({"callbacks": Callbacks(completed=awaited)}, "callbacks.completed is an async function"),
+        ({"on_record": awaited}, "on_record is an async function"),
+        ({"on_record": partial(awaited)}, "on_record is an async function"),
+        ({"on_record": AwaitedObject()}, "on_record is an async function"),
+        ({"on_record": iterated}, "on_record is a generator"),
+        ({"on_record": None, "on_batch": manual(awaited)}, "on_batch is an async function"),
+    ],
+)
+def test_arguments_that_are_not_what_they_are_given_for_are_refused_at_once(arguments, told):
+    with pytest.raises(TailraceError) as caught:
+        Engine(**{"connector": LinesSource(), "on_record": print, **arguments})
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    assert told in caught.value.message
+    assert caught.value.hint
 
 
 def test_a_processor_of_ones_own_takes_the_place_of_handlers():

@@ -269,6 +269,31 @@ def test_a_connector_that_hangs_at_its_stop_holds_up_nothing():
         release.set()
 
 
+def test_a_transformation_that_hangs_at_its_close_holds_up_nothing():
+    release = threading.Event()
+
+    class Hanging:
+        def apply(self, group):
+            yield group
+
+        def close(self):
+            release.wait(FAR_S)
+
+    heard = Heard()
+    try:
+        engine_of(
+            LinesSource(),
+            Seen().record,
+            transformations=[Hanging()],
+            callbacks=heard.callbacks(),
+            options={"task_management_timeout_ms": 100},
+        ).run()
+        assert heard.completed[0]
+        assert not release.is_set()
+    finally:
+        release.set()
+
+
 @pytest.mark.parametrize("error", [ValueError(), SystemExit()])
 def test_a_connector_that_fails_at_its_stop_makes_the_engine_fail(error):
     class Failing(LinesSource):

@@ -159,21 +159,22 @@ def test_a_handler_that_wants_it_is_called_again_and_one_that_fails_loses_nothin
     assert seen == list(range(6, 11))
 
 
-def test_a_handler_gets_debeziums_json_where_the_options_say_so(pg: Database, settings) -> None:
+@pytest.mark.parametrize("converter", ["json", "cloudevents"])
+def test_a_handler_gets_what_its_converter_writes(pg: Database, settings, converter: str) -> None:
     insert(pg, 3)
     pg.execute("insert into lines default values")
-    options = {**OFTEN, "converter": {"type": "json", "schemas_enable": False}}
     values: list[dict] = []
     Engine(
         settings,
         settings={"until_caught_up": True},
-        options=options,
+        options={**OFTEN, "converter": {"type": converter}},
         on_batch=lambda events: values.extend(json.loads(event.value) for event in events),
     ).run()
-    assert {(value["source"]["table"], value["op"]) for value in values} == {("orders", "r"), ("lines", "r")}
-    assert sorted(value["after"]["id"] for value in values if value["source"]["table"] == "orders") == [
-        1,
-        2,
-        3,
-    ]
-    assert {value["source"]["name"] for value in values} == {"shop"}
+    if converter == "cloudevents":
+        assert {value["specversion"] for value in values} == {"1.0"}
+        values = [{"op": value["iodebeziumop"], **value["data"], "source": None} for value in values]
+    else:
+        assert {value["source"]["name"] for value in values} == {"shop"}
+    assert {value["op"] for value in values} == {"r"}
+    assert sorted(value["after"]["id"] for value in values if "what" in value["after"]) == [1, 2, 3]
+    assert len(values) == 4

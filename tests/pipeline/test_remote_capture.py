@@ -61,7 +61,7 @@ def test_what_a_task_tells_is_what_it_shows_on_its_own_clock(tmp_path: Path) -> 
     for name in CaptureProgress.__dataclass_fields__:
         if name != "error":
             assert getattr(found, name) == getattr(PROGRESS, name), name
-    path = tmp_path / "log.task" / "report.json"
+    path = tmp_path / ".log.task" / "report.json"
     path.write_bytes(path.read_bytes().replace(b'"rows":7', b'"rows":8'))
     assert channel.report() is None, "a damaged file tells nothing"
 

@@ -18,6 +18,7 @@ from tailrace.pipeline import postgres_connector as connector_module
 from tailrace.pipeline.lifecycle import State
 from tailrace.pipeline.log_root import check_roots, take_root
 from tailrace.pipeline.progress import Pace, Progress, line
+from tailrace.pipeline.remote.channel import Channel
 from tailrace.pipeline.run import Run
 from tailrace.pipeline.status import document
 from tailrace.pipeline.views import SinkState
@@ -308,6 +309,7 @@ def test_directories_of_a_single_source_or_of_others_are_not_taken(tmp_path, mad
     config = pipeline(tmp_path)
     for part in config.pipelines:
         make_directory(part.log.path)
+        Channel(part.log.path).prepare()  # captures on executors leave these
     check_roots(config)
     (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / made).write_text("{}")

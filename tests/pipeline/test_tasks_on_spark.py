@@ -17,6 +17,7 @@ import pytest
 import tailrace
 from fix_postgres import Database
 from fix_wait import wait_until
+from tailrace.config import load_engine
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.lock_probe import is_written
 from tailrace.pipeline.remote.attempt import Order, capture_until_end
@@ -140,41 +141,59 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
 
 
 @pytest.mark.slow
-def test_the_command_whose_driver_was_killed_goes_on_when_it_is_started_again(
+def test_a_command_over_two_databases_whose_driver_was_killed_goes_on_when_it_is_started_again(
     pg: Database, tmp_path: Path
 ) -> None:
-    content = settings(pg, tmp_path)
-    content["engine"] = {"tasks_on": "spark"}
-    content["spark"] = {"master": "local[3]"}
-    content["sinks"] = [{"type": "jsonl", "path": str(tmp_path / "lines")}]
+    """Each source has a task and a log of its own."""
+    other = Database(pg.server, f"{pg.name}_other")
+    pg.server.create_database(other.name)
+    databases = {"one": pg, "two": other}
+    (own := settings(pg, tmp_path)).pop("source")
+    sources = [
+        {**settings(each, tmp_path)["source"], "name": name, "slot": f"{pg.name}_{name}"}
+        for name, each in databases.items()
+    ]
+    content = {
+        **own,
+        "sources": sources,
+        "engine": {"tasks_on": "spark"},
+        "spark": {"master": "local[4]"},
+        "sinks": [{"type": "jsonl", "path": str(tmp_path / "lines")}],
+    }
     file = tmp_path / "pipeline.yaml"
     file.write_text(json.dumps(content))
     tailrace_command = [sys.executable, "-m", "tailrace"]
-    pg.execute("create table orders(id int primary key)")
-    pg.execute("insert into orders values (1)")
-    channel = Channel(tmp_path / "log")
+    for name, each in databases.items():
+        each.execute("create table orders(id int primary key, db text)")
+        each.execute("insert into orders values (1, %s)", [name])
+    channels = [Channel(pipeline.log.path) for pipeline in load_engine(file).pipelines]
+    assert len(channels) == 2
     with subprocess.Popen([*tailrace_command, "run", str(file)]) as first:
-        wait_until(
-            lambda: (report := channel.report()) is not None and report.phase == "streaming",
-            LATE_S,
-            "the stream",
-        )
+
+        def stream() -> bool:
+            reports = [channel.report() for channel in channels]
+            return all(report is not None and report.phase == "streaming" for report in reports)
+
+        wait_until(stream, LATE_S, "the streams")
         told = subprocess.run(
             [*tailrace_command, "status", str(file), "--json"],
             capture_output=True,
             check=True,
             timeout=LATE_S,
         )
-        assert json.loads(told.stdout)["tasks"][0]["state"] == "streaming"
+        assert [task["state"] for task in json.loads(told.stdout)["tasks"]] == ["streaming"] * 2
         first.kill()
-    pg.execute("insert into orders values (2)")
+    for name, each in databases.items():
+        each.execute("insert into orders values (2, %s)", [name])
     again = subprocess.run(
         [*tailrace_command, "run", str(file), "--until-caught-up"], check=False, timeout=2 * LATE_S
     )
     assert again.returncode == 0
-    lines = [
-        json.loads(line)["after"]["id"]
+    rows = [
+        json.loads(line)["after"]
         for path in sorted((tmp_path / "lines").rglob("*.jsonl"))
         for line in path.read_text().splitlines()
     ]
-    assert sorted(lines) == [1, 2]
+    found = sorted((row["db"], row["id"]) for row in rows)
+    assert found == [("one", 1), ("one", 2), ("two", 1), ("two", 2)]
+    other.drop()

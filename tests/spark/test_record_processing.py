@@ -59,6 +59,8 @@ def on_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     yield runner.processor_for
     runner.close()
     cloudpickle.unregister_pickle_by_value(flowing)
+    tracker = spark.sparkContext.statusTracker()
+    wait_until(lambda: not tracker.getActiveJobsIds(), LATE_S, "the end of all jobs")
     assert spark.range(3).count() == 3, "a session that ran before is left running"
 
 

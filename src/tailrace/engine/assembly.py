@@ -20,6 +20,7 @@ from tailrace.config.fields import context_for
 from tailrace.config.load import from_mapping
 from tailrace.config.problems import from_pydantic
 from tailrace.engine import offset_stores
+from tailrace.engine.arguments import check_called, invalid
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.commit_policies import BY_NAME
@@ -39,11 +40,11 @@ from tailrace.engine.contracts import (
     TaskCommits,
 )
 from tailrace.engine.processing import Handler, Terms, on_batch, on_record
+from tailrace.engine.processing.handlers import Manual
 from tailrace.engine.processing.runners import Runner, runner_of
 from tailrace.engine.processing.tally import Tally
 from tailrace.engine.processing.unheard import Unheard
 from tailrace.engine.stages import Stages, stages_of
-from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Offset, Partition
 
 log = structlog.get_logger(__name__)
@@ -121,13 +122,13 @@ def assemble(
     """
     file = _config(config)
     if file is None and connector is None:
-        raise _invalid("there is neither a configuration nor a connector", "give one of them")
+        raise invalid("there is neither a configuration nor a connector", "give one of them")
     chosen = _options(options) if options is not None else file.engine if file else EngineOptions()
     own_clock = clock or SystemClock()
     found = connector_of(connector if connector is not None else _type_of(file))
     places = found.places if isinstance(found, RunsElsewhere) else ()
     if chosen.tasks_on not in ("threads", *places):
-        raise _invalid(
+        raise invalid(
             f"tasks_on: {chosen.tasks_on} is nothing that tasks of {type(found).__name__} can do",
             f"leave it out, or choose one of threads, {', '.join(places)}" if places else "leave it out",
         )
@@ -171,7 +172,7 @@ def _options(options: EngineOptions | Mapping[str, Any]) -> EngineOptions:
         return EngineOptions.model_validate(dict(options), context=context_for(Path.cwd()))
     except ValidationError as error:
         lines = "".join(f"\n  {problem}" for problem in from_pydantic(error, EngineOptions, ()))
-        raise _invalid(f"options:{lines}", "see docs/engine.md") from None
+        raise invalid(f"options:{lines}", "see docs/engine.md") from None
 
 
 def _type_of(file: EngineConfig | None) -> str:
@@ -205,7 +206,7 @@ def _store(
     if isinstance(connector, KeepsOffsets):
         return lambda: connector.offset_store(name, settings)
     if storage is not None:
-        raise _invalid(
+        raise invalid(
             "offset_storage is log, and the connector keeps no offsets of its own", "choose another type"
         )
 
@@ -232,19 +233,17 @@ def _processor(
 ) -> NewProcessor:
     given = [one for one in (batch, record, processor) if one is not None]
     if len(given) != 1:
-        raise _invalid(
+        raise invalid(
             "there must be one of on_batch, on_record and processor",
             "give one of them" if not given else "leave the others out",
         )
-    if not callable(given[0]):
-        raise _invalid(
-            f"on_batch, on_record and processor are called: {type(given[0]).__name__} can't be",
-            "processor is a class or a function that makes one, as each life of a task has its own",
-        )
+    for name, called in (("on_batch", batch), ("on_record", record), ("processor", processor)):
+        if called is not None:
+            check_called(name, called.call if isinstance(called, Manual) else called)
     processing = options.record_processing
     if processor is not None:
         if processor is not Unheard and processing.runs_on != "threads":
-            raise _invalid(
+            raise invalid(
                 f"runs_on: {processing.runs_on} is for the engine's own processors, and there is another",
                 "leave runs_on out, or give on_batch or on_record",
             )
@@ -280,7 +279,3 @@ def _warn_of_ignored(options: EngineOptions, *, wanted: bool, is_for_nothing: bo
             "atomic_source_offset_commit is ignored: the engine's offsets are not kept in Kafka",
             offset_storage="the connector's" if storage is None else storage.type,
         )
-
-
-def _invalid(found: str, hint: str) -> TailraceError:
-    return TailraceError(Kind.CONFIG_INVALID, f"create the engine: {found}", hint)

@@ -17,6 +17,7 @@ from typing import Any, Self
 import structlog
 
 from tailrace.config import EngineConfig, EngineOptions
+from tailrace.engine.arguments import check
 from tailrace.engine.assembly import assemble
 from tailrace.engine.callbacks import Teller
 from tailrace.engine.connector_offsets import ConnectorOffsets
@@ -34,7 +35,7 @@ from tailrace.engine.contracts import (
     SourceTask,
     TaskCommits,
 )
-from tailrace.engine.failures import as_engine_failure, named, timed_out
+from tailrace.engine.failures import as_engine_failure, timed_out
 from tailrace.engine.life import Event, Life, State
 from tailrace.engine.logs import to_logging
 from tailrace.engine.masking import masked
@@ -101,6 +102,19 @@ class Engine:
         options: EngineOptions | Mapping[str, Any] | None = None,
     ) -> None:
         to_logging()
+        check(
+            config=config,
+            settings=settings,
+            name=name,
+            tasks_max=tasks_max,
+            transformations=transformations,
+            predicates=predicates,
+            offsets=offsets,
+            commit_policy=commit_policy,
+            callbacks=callbacks,
+            clock=clock,
+            options=options,
+        )
         self._parts = parts = assemble(
             config,
             connector=connector,
@@ -406,12 +420,14 @@ class Engine:
             self._step(Event.FAILURE, timed_out("stop tasks", numbers, self._limit_s))
 
     def _end(self) -> None:
-        """Tell everybody that it is over."""
+        """Close what is left, and tell everybody that it is over."""
         for close in (*self._parts.stages.closers, self._parts.runner.close, self._shown.close):
             try:
-                close()
+                self._within_limit("close", close)
             except BaseException as failure:  # noqa: BLE001 - the end goes on
-                log.warning("what is closed at the end failed", error=named(failure))
+                log.warning(
+                    "what is closed at the end failed", error=str(as_engine_failure(failure, "close"))
+                )
         error = self._error
         log.info(
             "engine stopped" if error is None else "engine has failed",

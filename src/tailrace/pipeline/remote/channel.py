@@ -24,8 +24,9 @@ from tailrace.errors import Kind, TailraceError
 
 M = TypeVar("M", bound=BaseModel)
 
-#: What is added to the log's name for the folder of the two files.
-SUFFIX = ".task"
+#: What is added to the log's name for the folder of the two files: `.<log>.task`, which no source's log
+#: is called, as a folder of logs may hold both.
+PREFIX, SUFFIX = ".", ".task"
 
 
 class _Told(BaseModel):
@@ -168,7 +169,7 @@ class Channel:
     """The two files of the log at `log_path`. Any thread; one writer for each file."""
 
     def __init__(self, log_path: Path) -> None:
-        self._folder = log_path.with_name(log_path.name + SUFFIX)
+        self._folder = log_path.with_name(PREFIX + log_path.name + SUFFIX)
         self._wanted = self._folder / "wanted.json"
         self._report = self._folder / "report.json"
 

@@ -1,0 +1,146 @@
+"""Random lives of engines on a real server: nothing is lost, and nothing is left behind, here or there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fix_lives import Leaks
+from fix_postgres import Database
+from fix_wait import wait_until
+from tailrace import Callbacks, Engine, RetriableError, StopEngine, TailraceError
+
+pytestmark = pytest.mark.any_postgres("what an engine leaves behind does not depend on it")
+
+#: `TAILRACE_SEEDS=7,8` runs these instead.
+SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed]
+LATE_S = 120.0
+
+
+class Server:
+    """A table that gets rows, and what a server says of those who are connected to it."""
+
+    def __init__(self, pg: Database, folder: Path) -> None:
+        self.pg = pg
+        self.rows = 0
+        self.settings = {
+            "name": "lives",
+            "source": {
+                "type": "postgresql", "dsn": pg.dsn, "tables": ["public.*"], "slot": f"s_{pg.name}",
+                "reconnect_delay_s": 0.05, "reconnect_delay_s_max": 0.1,
+            },
+            "log": {"path": str(folder / "log")},
+        }  # fmt: skip
+        pg.execute("create table orders(id bigserial primary key)")
+
+    def insert(self, count: int) -> None:
+        self.pg.execute("insert into orders select from generate_series(1, %s)", [count])
+        self.rows += count
+
+    def cut(self) -> None:
+        """Throw all out who are connected to the database."""
+        self.pg.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> "
+            "pg_backend_pid()",
+            [self.pg.name],
+        )
+
+    def check(self) -> None:
+        """Fail if a connection is left, or another slot than the engine's own, or that in use."""
+        asked = "select count(*) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()"
+        wait_until(lambda: self.pg.query(asked, [self.pg.name]) == [(0,)], LATE_S, "connections to end")
+        slots = self.pg.query(
+            "select slot_name, active from pg_replication_slots where database = %s", [self.pg.name]
+        )
+        assert slots in ([], [(f"s_{self.pg.name}", False)])
+
+
+def lives(server: Server, count: int, seed: int) -> None:
+    """Live so many lives, each ended in one way or another, then one in peace that takes what is left."""
+    rng, done, leaks = random.Random(seed), set[int](), Leaks()
+    for _ in range(count):
+        server.insert(rng.randint(0, 20))
+        _live(server, rng, done)
+    server.check()
+    Engine(
+        server.settings,
+        settings={"until_caught_up": True},
+        on_record=lambda record: done.add(record.after["id"]),
+    ).run()
+    assert done == set(range(1, server.rows + 1))
+    server.check()
+    leaks.check()
+
+
+def _live(server: Server, rng: random.Random, done: set[int]) -> None:
+    calls, at = itertools.count(1), rng.randint(1, 15)
+    what = rng.choice(
+        [ValueError(), RetriableError(), StopEngine(), KeyboardInterrupt(), "close", "cut", None]
+    )
+    timer = threading.Timer(rng.choice([0.0, 0.01, 0.3, 1.0]), lambda: _close(engine))
+
+    def handle(record: Any) -> None:
+        if next(calls) == at:
+            if isinstance(what, BaseException):
+                if isinstance(what, StopEngine):
+                    done.add(record.after["id"])
+                raise what
+            if what is not None:
+                _close(engine) if what == "close" else server.cut()
+        done.add(record.after["id"])
+
+    started = rng.choice(["connector_started", "task_started", "polling_started"])
+    callbacks = Callbacks(**{started: lambda *_: timer.start()})
+    engine = Engine(
+        server.settings,
+        on_record=handle,
+        callbacks=callbacks,
+        options={
+            "errors_retry_delay_initial_ms": 1,
+            "errors_retry_delay_max_ms": 5,
+            "on_task_failure": rng.choice(["stop", "restart", "isolate"]),
+            "record_processing": {
+                "order": rng.choice(["ordered", "unordered", "key"]),
+                "shutdown_timeout_ms": rng.choice([0, 1000]),
+            },
+            "offset_commit": {"policy": rng.choice(["always", "periodic", "transaction"])},
+        },
+    )
+    try:
+        engine.run()
+    except TailraceError as error:
+        assert error is engine.error  # noqa: PT017 - any failure is fine, as long as it is told
+    finally:
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join(LATE_S)
+
+
+def _close(engine: Engine) -> None:
+    try:
+        engine.close()
+    except TailraceError as error:
+        if error.kind != "engine_misused":
+            raise
+
+
+@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+def test_lives_leave_no_connection_no_slot_no_thread_and_no_file(
+    pg: Database, tmp_path: Path, seed: int
+) -> None:
+    lives(Server(pg, tmp_path), 10, seed)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+def test_a_thousand_lives_leave_no_connection_no_slot_no_thread_and_no_file(
+    pg: Database, tmp_path: Path, seed: int
+) -> None:
+    lives(Server(pg, tmp_path), 1000, seed)

@@ -462,7 +462,8 @@ def test_a_task_can_be_reached_while_there_is_one():
 
 
 PROGRAM = """
-import structlog, logging
+import signal, structlog, logging
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
 import tailrace
 from tailrace.testing import LinesSource
@@ -478,12 +479,13 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_closes_the_engine_and_is_raised_again():
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_what_is_made_one_closes_the_engine_and_is_raised_again(sent):
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout is not None
             assert [running.stdout.readline() for _ in range(10)] == ["record\n"] * 10
-            running.send_signal(signal.SIGINT)
+            running.send_signal(sent)
             out, _ = running.communicate(timeout=FAR_S)
         finally:
             running.kill()

@@ -231,15 +231,15 @@ def _processor(
     runner: Runner,
     stages: Stages,
 ) -> NewProcessor:
-    given = [one for one in (batch, record, processor) if one is not None]
+    all_three: dict[str, Any] = {"on_batch": batch, "on_record": record, "processor": processor}
+    given = {name: one for name, one in all_three.items() if one is not None}
     if len(given) != 1:
         raise invalid(
             "there must be one of on_batch, on_record and processor",
             "give one of them" if not given else "leave the others out",
         )
-    for name, called in (("on_batch", batch), ("on_record", record), ("processor", processor)):
-        if called is not None:
-            check_called(name, called.call if isinstance(called, Manual) else called)
+    for name, one in given.items():
+        check_called(name, one.call if isinstance(one, Manual) else one)
     processing = options.record_processing
     if processor is not None:
         if processor is not Unheard and processing.runs_on != "threads":

@@ -103,18 +103,10 @@ class Engine:
     ) -> None:
         to_logging()
         check(
-            config=config,
-            settings=settings,
-            name=name,
-            tasks_max=tasks_max,
-            transformations=transformations,
-            predicates=predicates,
-            offsets=offsets,
-            commit_policy=commit_policy,
-            callbacks=callbacks,
-            clock=clock,
-            options=options,
-        )
+            config=config, settings=settings, name=name, tasks_max=tasks_max, callbacks=callbacks,
+            transformations=transformations, predicates=predicates, offsets=offsets,
+            commit_policy=commit_policy, clock=clock, options=options,
+        )  # fmt: skip
         self._parts = parts = assemble(
             config,
             connector=connector,

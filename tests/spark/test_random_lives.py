@@ -1,0 +1,159 @@
+"""Random lives of engines whose records are processed on executors: nothing is lost, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fix_engine import Store, engine_of
+from fix_lives import Leaks
+from fix_wait import wait_until
+from tailrace.engine.contracts import RetriableError, StopEngine
+from tailrace.engine.life import State
+from tailrace.errors import Kind, TailraceError
+from tailrace.testing import LinesSource
+
+pytestmark = pytest.mark.timeout(600)
+
+#: `TAILRACE_SEEDS=7,8` runs these instead.
+SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed]
+LATE_S = 240.0
+
+ENDS: list[BaseException | None] = [ValueError("no"), RetriableError(), StopEngine(), None, None]
+
+
+def writing(path: Path, at: int, what: BaseException | None) -> Callable[[Any], None]:
+    """Return a handler that writes numbers of lines to a file, wherever it runs, and fails once, at `at`.
+
+    A line at which the engine is to end counts.
+    """
+
+    def handle(event: Any) -> None:
+        number = event.record.after["number"]
+        failing = what is not None and number >= at
+        if failing:
+            try:
+                os.close(os.open(f"{path}.failed", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                failing = False
+        if not failing or type(what).__name__ == "StopEngine":
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.write(file, f"{number}\n".encode())
+            os.close(file)
+        if failing:
+            raise what  # type: ignore[misc]
+
+    return handle
+
+
+class World:
+    """Lines, of which there are more and more, and what was written of them in all lives."""
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self.folder, self.rng, self.store = folder, rng, Store()
+        self.lines = self.lives = 0
+
+    @property
+    def done(self) -> set[int]:
+        return {int(line) for path in self.folder.glob("*.lines") for line in path.read_text().split()}
+
+    def live(self) -> None:
+        """Live a life that ends in one way or another."""
+        rng, before = self.rng, self.lines
+        self.lines += rng.randint(1, 40)
+        close_s = rng.choice([None, None, 0.0, 0.2, 1.0])
+        self._live(
+            writing(self._file(), rng.randint(before, self.lines), rng.choice(ENDS)),
+            rng.choice(["ordered", "unordered", "key"]),
+            close_s,
+            on_task_failure=rng.choice(["stop", "restart", "isolate"]),
+            shutdown_timeout_ms=rng.choice([0, 1000]),
+        )
+
+    def end(self) -> None:
+        """Have what is left processed in peace; then all is done, and all is committed."""
+        assert self._live(writing(self._file(), 0, None), "ordered", None) is None
+        assert self.done == set(range(1, self.lines + 1))
+        assert self.store.line() == self.lines
+
+    def _file(self) -> Path:
+        self.lives += 1
+        return self.folder / f"{self.lives}.lines"
+
+    def _live(
+        self,
+        handler: Callable[[Any], None],
+        order: str,
+        close_s: float | None,
+        *,
+        on_task_failure: str = "stop",
+        shutdown_timeout_ms: int = 60_000,
+    ) -> BaseException | None:
+        engine = engine_of(
+            LinesSource(self.lines, batch=7, ends=close_s is None),
+            handler,
+            offsets=self.store,
+            converter="json",
+            options={
+                "on_task_failure": on_task_failure,
+                "record_processing": {
+                    "runs_on": "spark",
+                    "order": order,
+                    "shutdown_timeout_ms": shutdown_timeout_ms,
+                },
+            },
+        )
+        timer = threading.Timer(close_s or 0.0, lambda: _close(engine))
+        if close_s is not None:
+            timer.start()
+        try:
+            engine.run()
+        except TailraceError as error:
+            assert error is engine.error or error.kind is Kind.ENGINE_MISUSED  # noqa: PT017 - it is told
+        if close_s is not None:
+            timer.join(LATE_S)
+        assert engine.state is State.STOPPED
+        assert set(range(1, self.store.line() + 1)) <= self.done, "committed, and not processed"
+        return engine.error
+
+
+def _close(engine: Any) -> None:
+    try:
+        engine.close()
+    except TailraceError as error:
+        if error.kind is not Kind.ENGINE_MISUSED:
+            raise
+
+
+def lives(spark: Any, folder: Path, count: int, seed: int) -> None:
+    world = World(folder, random.Random(seed))
+    world.live()  # Spark's own side has its threads and files after this
+    world.end()
+    leaks = Leaks()
+    for _ in range(count):
+        world.live()
+    world.end()
+    tracker = spark.sparkContext.statusTracker()
+    wait_until(lambda: not tracker.getActiveJobsIds(), LATE_S, "the end of all jobs")
+    leaks.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+def test_lives_on_spark_leave_no_job_no_thread_and_no_file(spark: Any, tmp_path: Path, seed: int) -> None:
+    lives(spark, tmp_path, 6, seed)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+def test_a_hundred_lives_on_spark_leave_no_job_no_thread_and_no_file(
+    spark: Any, tmp_path: Path, seed: int
+) -> None:
+    lives(spark, tmp_path, 100, seed)

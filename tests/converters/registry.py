@@ -45,6 +45,7 @@ class FakeRegistry:
     keystore: Path | None = None  # key and certificate: then it speaks TLS
     clients: Path | None = None  # who must have signed clients' certificates
     level: str = "BACKWARD"
+    compares_all: bool = True  # at one question, as its level says; older ones compare with one version
     subjects: dict[str, list[int]] = field(default_factory=dict)
     schemas: list[tuple[str, str]] = field(default_factory=list)  # (kind, text); the id is the place + 1
     requests: Counter[str] = field(default_factory=Counter)
@@ -144,14 +145,23 @@ class FakeRegistry:
             case "GET", ["subjects", subject, "versions", "latest"] if subject in self.subjects:
                 versions = self.subjects[subject]
                 return 200, {"version": len(versions), "schema": self.schemas[versions[-1] - 1][1]}
+            case "GET", ["subjects", subject, "versions"] if subject in self.subjects:
+                return 200, list(range(1, len(self.subjects[subject]) + 1))
+            case "GET", ["subjects", subject, "versions", version] if subject in self.subjects:
+                number = self.subjects[subject][int(version) - 1]
+                return 200, {"version": int(version), "schema": self.schemas[number - 1][1]}
             case "GET", ["schemas", "types"]:
                 return 200, ["JSON", "AVRO"]
             case "POST", ["compatibility", "subjects", subject, *_] if subject not in self.subjects:
                 return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
             case "GET", ["config", _]:
                 return 200, {"compatibilityLevel": self.level}
-            case "POST", ["compatibility", "subjects", subject, "versions", "latest"]:
+            case "POST", ["compatibility", "subjects", subject, "versions"] if self.compares_all:
                 found = self._conflicts(subject, body["schema"])
+                return 200, {"is_compatible": not found, "messages": found}
+            case "POST", ["compatibility", "subjects", subject, "versions", version]:
+                last = len(self.subjects[subject]) if version == "latest" else int(version)
+                found = self._conflicts_with(self.subjects[subject][last - 1], body["schema"])
                 return 200, {"is_compatible": not found, "messages": found}
         return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
 
@@ -183,8 +193,11 @@ class FakeRegistry:
     def _conflicts(self, subject: str, text: str) -> list[str]:
         if self.level == "NONE" or not self.subjects.get(subject):
             return []
-        old, new = self.schema(self.subjects[subject][-1]), json.loads(text)
-        was, now = _fields(old), _fields(new)
+        compared = self.subjects[subject][0 if self.level.endswith("_TRANSITIVE") else -1 :]
+        return [found for number in compared for found in self._conflicts_with(number, text)]
+
+    def _conflicts_with(self, number: int, text: str) -> list[str]:
+        was, now = _fields(self.schema(number)), _fields(json.loads(text))
         lacking = [name for name in now if name not in was and "default" not in now[name]]
         other = [name for name in now if name in was and _kind(now[name]) != _kind(was[name])]
         return [f"READER_FIELD_MISSING_DEFAULT_VALUE: {name}" for name in lacking] + [

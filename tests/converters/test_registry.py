@@ -119,6 +119,25 @@ def test_a_new_column_is_compatible_where_it_may_be_null() -> None:
         assert registry.subjects["shop.public.customers-value"] == [1, 3]
 
 
+@pytest.mark.parametrize("compares_all", [True, False])
+def test_a_transitive_level_is_asked_about_all_versions_and_the_one_that_refuses_is_named(
+    compares_all: bool,
+) -> None:
+    wider, again = (of_columns([*BASE, ("more", oid, -1)], "1", "a", "5") for oid in (20, 25))
+    with FakeRegistry(compares_all=compares_all) as registry:
+        for shape in (wider, of_columns(BASE, "1", "a")):  # a column, that goes, and comes with another type
+            AvroConverter(registry_url=registry.url).convert(shape)
+        before = dict(registry.subjects)
+        AvroConverter(registry_url=registry.url).check_shape(again)  # the newest version knows nothing of it
+        registry.level = "BACKWARD_TRANSITIVE"
+        for act in (AvroConverter.check_shape, AvroConverter.convert):
+            with pytest.raises(TailraceError) as caught:
+                act(AvroConverter(registry_url=registry.url), again)
+            assert caught.value.kind is Kind.SCHEMA_REFUSED
+            assert "(BACKWARD_TRANSITIVE) with version 1: Value.more was long" in caught.value.message
+        assert registry.subjects == before
+
+
 def test_schemas_that_are_not_registered_stop_where_they_are_not_to_be() -> None:
     with FakeRegistry() as registry:
         strict = AvroConverter(registry_url=registry.url, auto_register_schemas=False)

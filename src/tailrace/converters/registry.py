@@ -29,6 +29,10 @@ _WAITS_S = (0.1, 0.3, 1.0, 2.0)
 #: Statuses that may pass.
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _SUBJECT_MISSING, _VERSION_MISSING, _SCHEMA_MISSING = 40401, 40402, 40403
+#: Of HTTP itself: the registry does not know the path, or not for questions.
+_NO_SUCH_QUESTION = frozenset({404, 405})
+#: How many versions a schema is compared with one by one.
+_VERSIONS_MAX = 100
 
 
 class Registry:
@@ -94,13 +98,37 @@ class Registry:
             raise _not_registered(subject, found)
         if found.code == _SUBJECT_MISSING:
             return  # the first schema is compatible
-        told = self._call("POST", _compatibility_path(name), body)
+        told = self._compared(name, body, normalize)
         if told.status == 200 and told.member("is_compatible") is True:
             return
         if told.status == 200 and told.member("is_compatible") is False:
             raise self._incompatible(subject, schema, kind, told, told)
         if told.code not in (_SUBJECT_MISSING, _VERSION_MISSING):
             raise self._refusal(subject, schema, kind, told)
+
+    def _compared(self, name: str, body: Mapping[str, str], normalize: bool = False) -> Reply:
+        """Return what the registry says of a schema and those that the subject's level compares it with."""
+        query = "?verbose=true" + ("&normalize=true" if normalize else "")
+        told = self._call("POST", f"/compatibility/subjects/{name}/versions{query}", body)
+        if told.code not in _NO_SUCH_QUESTION:
+            return told
+        # An older registry, or another maker's: one version at a question.
+        for version in self._versions_compared(name, self._level(name)):
+            told = self._call("POST", f"/compatibility/subjects/{name}/versions/{version}{query}", body)
+            if told.member("is_compatible") is not True:
+                break
+        return told
+
+    def _versions_compared(self, name: str, level: str) -> list[object]:
+        """Return the versions that a new schema must be compatible with, newest first."""
+        if not level.endswith("_TRANSITIVE"):
+            return ["latest"]
+        listed = self._look(f"/subjects/{name}/versions").document
+        return listed[: -_VERSIONS_MAX - 1 : -1] if isinstance(listed, list) and listed else ["latest"]
+
+    def _level(self, name: str) -> str:
+        found = self._look(f"/config/{name}?defaultToGlobal=true").member("compatibilityLevel")
+        return str(found or "unknown")
 
     def _ask(self, subject: str, schema: str, kind: str, register: bool, normalize: bool) -> int:
         path = f"/subjects/{quote(subject, safe='')}" + ("/versions" if register else "")
@@ -115,8 +143,11 @@ class Registry:
             return _not_registered(subject, reply)
         if reply.status == 409:
             # It is asked what differs; but if it does not answer any more, that must not hide what it said.
-            path = _compatibility_path(quote(subject, safe=""))
-            return self._incompatible(subject, schema, kind, reply, self._look(path, _body(schema, kind)))
+            try:
+                explained = self._compared(quote(subject, safe=""), _body(schema, kind))
+            except TailraceError:
+                explained = _NO_REPLY
+            return self._incompatible(subject, schema, kind, reply, explained)
         if reply.status == 422:
             return _refused(subject, f"it is not valid to the registry: {reply.words}", _AS_BUG)
         return _unexpected(repr(subject), reply, subject=subject)
@@ -124,10 +155,10 @@ class Registry:
     def _incompatible(
         self, subject: str, schema: str, kind: str, refused: Reply, explained: Reply
     ) -> TailraceError:
-        # What has changed is worked out here, from the newest schema that there is.
+        # What has changed is worked out here, from the newest schema that it does not go with.
         name = quote(subject, safe="")
-        level = self._look(f"/config/{name}?defaultToGlobal=true").member("compatibilityLevel") or "unknown"
-        before = self._look(f"/subjects/{name}/versions/latest")
+        level = self._level(name)
+        before = self._opponent(name, level, _body(schema, kind))
         version, old = before.member("version"), before.member("schema")
         changed = differences(str(old), schema, kind) if old else []
         messages = explained.member("messages")
@@ -140,8 +171,20 @@ class Registry:
             f'let the change through (`PUT /config/{subject}` with {{"compatibility": "NONE"}}, or what '
             "readers can bear, and back afterwards), or undo it in the table, or write to other topics: "
             "topic_prefix, routes or another subject strategy. Nothing with this schema was written",
-            {"subject": subject, "compatibility": str(level)},
+            {"subject": subject, "compatibility": level},
         )
+
+    def _opponent(self, name: str, level: str, body: Mapping[str, str]) -> Reply:
+        """Return the newest version that a schema is not compatible with, as far as that can be told."""
+        deadline = self._clock() + self._access.deadline_s
+        versions = self._versions_compared(name, level)
+        for version in versions if len(versions) > 1 else ():
+            told = self._look(f"/compatibility/subjects/{name}/versions/{version}", body)
+            if told.member("is_compatible") is False:
+                return self._look(f"/subjects/{name}/versions/{version}")
+            if self._clock() > deadline:
+                break
+        return self._look(f"/subjects/{name}/versions/latest") if len(versions) == 1 else _NO_REPLY
 
     def _look(self, path: str, body: Mapping[str, str] | None = None) -> Reply:
         # What is asked only to explain: no answer is none.
@@ -184,10 +227,6 @@ def _body(schema: str, kind: str) -> dict[str, str]:
 
 def _query(normalize: bool) -> str:
     return "?normalize=true" if normalize else ""
-
-
-def _compatibility_path(name: str) -> str:
-    return f"/compatibility/subjects/{name}/versions/latest?verbose=true"
 
 
 _AS_BUG = "please report it with the table's definition, or exclude the table"

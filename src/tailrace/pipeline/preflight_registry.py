@@ -1,7 +1,7 @@
 """Preflight of sinks whose converter has a schema registry: does it answer, and would it take the schemas.
 
-Nothing is registered. A schema that the registry has not seen yet is compared by it with the newest one
-of its subject; whether one may write there shows when that is done.
+Nothing is registered. A schema that the registry has not seen yet is compared by it as on registering it,
+with the newest version of its subject or with all; whether one may write there shows when that is done.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,15 @@ def written(kafka: EmbeddedKafka, topic: str) -> list[int]:
 class Orders:
     """A pipeline whose log holds four transactions, and its file."""
 
-    def __init__(self, directory: Path, kafka: EmbeddedKafka, name: str, **sink: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        kafka: EmbeddedKafka,
+        name: str,
+        *,
+        engine: Mapping[str, Any] | None = None,
+        **sink: Any,
+    ) -> None:
         self.kafka, self.name = kafka, name
         self.directory = directory
         self.file = directory / "pipeline.yaml"
@@ -50,6 +59,7 @@ class Orders:
             "source: {type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody}\n"
             "log: {path: ./log}\n"
             f"sinks: [{json.dumps(section)}]\n"  # JSON is YAML
+            f"engine: {json.dumps(engine or {})}\n"
         )
         log = LogOfOrders(directory / "log")
         self.ends = [log.insert(1, 2), log.insert(3), log.insert(4, 5, 6), log.insert(7)]

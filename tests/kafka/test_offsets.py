@@ -18,9 +18,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from fix_orders_log import LogOfOrders
 from kafka.orders import Orders, run
 from tailrace.changelog.lock import take_lock
+from tailrace.config.engine_options import OffsetStorage
 from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.offset_store import KafkaOffsetStore
 from tailrace.kafka.writer import AtomicWriter
+from tailrace.pipeline.reading import partition_of
+from tailrace.ranges.batches import offset_of
 
 
 @pytest.fixture
@@ -112,6 +116,55 @@ def test_an_offset_of_another_log_is_told_as_such_and_can_be_replaced(orders: Or
     done = json.loads(run("offsets", "reset", orders.file, "--yes", "--json"))
     assert (done["effect"], done["changes"]) == ("unknown", None)
     assert orders.replay() == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_an_engines_own_offset_in_a_topic_is_set_and_taken_back(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str, atomic: bool
+) -> None:
+    topic = {"type": "kafka", "bootstrap_servers": kafka.bootstrap, "topic": f"{topic_name}-engines"}
+    options = {"offset_storage": topic, "atomic_source_offset_commit": atomic}
+    orders = Orders(tmp_path, kafka, topic_name, engine=options)
+    (pipeline,) = orders.config.pipelines
+    store = KafkaOffsetStore(OffsetStorage.model_validate(topic), orders.name, atomic=atomic)
+    store.start()
+    store.write([(partition_of(pipeline), offset_of(orders.log_id, orders.ends[-1]))], 60)
+
+    def of_engine() -> int | None:
+        shown = json.loads(run("offsets", "show", orders.file, "--json"))["offsets"]
+        found = [entry["log_offset"] for entry in shown if "engine" in entry]
+        return found[0] if found else None
+
+    assert of_engine() == orders.ends[-1]
+    for command in (("set", orders.file, "--to", orders.ends[0]), ("reset", orders.file)):
+        assert "--yes" in run("offsets", *command, "--engine", status=2)
+        assert "two" in run("offsets", *command, "--engine", "--sink", "out", "--yes", status=2)
+        held = take_lock(orders.task_path)
+        assert "log_locked" in run("offsets", *command, "--engine", "--yes", status=1)
+        os.close(held)
+    assert of_engine() == orders.ends[-1]
+    set_back = ("offsets", "set", orders.file, "--to", orders.ends[1], "--engine", "--yes", "--json")
+    done = json.loads(run(*set_back))
+    assert (done["engine"], done["effect"], done["changes"]) == (orders.name, "repeats", 4)
+    assert (done["before"], done["after"], of_engine()) == (orders.ends[-1], orders.ends[1], orders.ends[1])
+    if atomic:  # an engine somewhere else can go on over it no more
+        with pytest.raises(TailraceError) as refused:
+            store.write([(partition_of(pipeline), offset_of(orders.log_id, orders.ends[2]))], 60)
+        assert refused.value.kind is Kind.OFFSETS_PREEMPTED
+    store.stop()
+    inside = run("offsets", "set", orders.file, "--to", orders.ends[2] - 1, "--engine", "--yes", status=1)
+    assert "log_range_invalid" in inside
+    skipping = run("offsets", "set", orders.file, "--to", orders.ends[2], "--engine", "--yes", status=2)
+    assert "about 3 changes" in skipping
+    assert "would never come to the handler" in skipping
+    assert "come to the handler again" in run("offsets", "reset", orders.file, "--engine", "--yes")
+    assert of_engine() is None
+    assert orders.shown()["log_offset"] is None  # the sink's, which was not touched
+
+
+def test_an_engines_offset_that_is_not_in_kafka_is_not_changed(orders: Orders) -> None:
+    told = run("offsets", "reset", orders.file, "--engine", "--yes", status=2)
+    assert "not kept in Kafka (engine.offset_storage: log)" in told
 
 
 def test_pipelines_share_a_topic_of_offsets_or_have_their_own_made_compacted(

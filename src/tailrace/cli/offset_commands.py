@@ -17,6 +17,10 @@ SinkName = Annotated[
         "--sink", metavar="NAME", help="The sink, by name or number. Default: the only one of Kafka."
     ),
 ]
+Engine = Annotated[
+    bool,
+    typer.Option("--engine", help="The engine's own offset, which is kept in Kafka (engine.offset_storage)."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -48,31 +52,30 @@ def set_(
     *,
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="POSITION|TIME", help="Where the sink is to go on: log offset, LSN or time."
-        ),
+        typer.Option("--to", metavar="POSITION|TIME", help="Where it is to go on: log offset, LSN or time."),
     ],
     sink: SinkName = None,
+    engine: Engine = False,
     source: SourceName = None,
     skip_changes: Annotated[
         bool,
-        typer.Option("--skip-changes", help="Agree that changes in between are never written by this sink."),
+        typer.Option("--skip-changes", help="Agree that changes in between never come there."),
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Have a sink of Kafka go on from another place of the log, where no transaction is open.
+    """Have a sink of Kafka, or the engine's handler, go on from another place, where no transaction is open.
 
     An earlier place: changes since then come again. A later one: those in between never come, which
     --skip-changes must agree to. Refused while the pipeline runs on this log. With transactions, a
     process elsewhere that still writes is fenced: it can commit nothing more.
     """
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.offsets import set_offset
+        from tailrace.cli.offsets import Whose, set_offset
 
-        set_offset(file, sink, source, to, skip_changes=skip_changes, yes=yes, as_json=as_json)
+        set_offset(file, Whose(sink, engine, source), to, skip_changes=skip_changes, yes=yes, as_json=as_json)
 
 
 @offsets_app.command("reset")
@@ -80,17 +83,18 @@ def reset(
     file: ConfigFile,
     *,
     sink: SinkName = None,
+    engine: Engine = False,
     source: SourceName = None,
     yes: Yes = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Take the offset of a sink of Kafka back: all changes in the log come again.
+    """Take the offset of a sink of Kafka back, or the engine's own: all changes in the log come again.
 
     Refused while the pipeline runs on this log; fences as `set` does. What is in the topics stays.
     """
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.offsets import reset_offset
+        from tailrace.cli.offsets import Whose, reset_offset
 
-        reset_offset(file, sink, source, yes=yes, as_json=as_json)
+        reset_offset(file, Whose(sink, engine, source), yes=yes, as_json=as_json)

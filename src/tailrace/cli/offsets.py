@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,31 @@ import typer
 from tailrace import config
 from tailrace.cli.conversation import print_json, printable
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.offsets_kept import (
+from tailrace.pipeline.offset_changes import (
     Change,
     Effect,
+    Holder,
     carry_out,
-    chosen_sink,
+    chosen_holder,
     held_still,
-    kept,
     planned_reset,
     planned_set,
 )
+from tailrace.pipeline.offsets_kept import kept
 from tailrace.pipeline.points import parse_point
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose offset is meant, as it was given.
+
+    :param sink: name or number of a sink; None: it was not said.
+    :param engine: the engine's own.
+    """
+
+    sink: str | None
+    engine: bool
+    source: str | None
 
 
 def show_offsets(file: Path, sink: str | None, source: str | None, *, as_json: bool) -> None:
@@ -41,51 +56,53 @@ def show_offsets(file: Path, sink: str | None, source: str | None, *, as_json: b
         print("no offsets: the pipeline has no sink of Kafka, and no engine has committed any")
 
 
-def set_offset(
-    file: Path, sink: str | None, source: str | None, to: str, *, skip_changes: bool, yes: bool, as_json: bool
-) -> None:
-    """Set a sink's offset; print what that meant.
+def set_offset(file: Path, whose: Whose, to: str, *, skip_changes: bool, yes: bool, as_json: bool) -> None:
+    """Set an offset; print what that meant.
 
     :raises TailraceError: `CONFIG_INVALID` for a place that is none, or changes that would be skipped
         without being agreed to; `LOG_LOCKED`; as `planned_set` and `carry_out`.
     """
-    pipeline = config.load(file, source)
+    pipeline, holder = _chosen(file, whose)
     try:
         point = parse_point(to)
     except ValueError as error:
         raise TailraceError(Kind.CONFIG_INVALID, f"read --to: {error}") from None
-    chosen = chosen_sink(pipeline, sink)
     with held_still(pipeline):
-        change = planned_set(pipeline, chosen, point)
+        change = planned_set(pipeline, holder, point)
         if change.effect in (Effect.SKIPS, Effect.UNKNOWN) and not skip_changes:
             raise TailraceError(
                 Kind.CONFIG_INVALID,
-                f"set the offset of sink {chosen.name!r} to {change.after}: {_meaning(change)}",
+                f"set the offset of {holder.role} {holder.name!r} to {change.after}: {_meaning(change)}",
                 "if that is wanted, say so with --skip-changes",
-                {"sink": chosen.name},
+                {holder.role: holder.name},
             )
-        _make(pipeline, change, yes=yes, as_json=as_json)
+        _make(change, yes=yes, as_json=as_json)
 
 
-def reset_offset(file: Path, sink: str | None, source: str | None, *, yes: bool, as_json: bool) -> None:
-    """Take a sink's offset back; print what that meant.
+def reset_offset(file: Path, whose: Whose, *, yes: bool, as_json: bool) -> None:
+    """Take an offset back; print what that meant.
 
     :raises TailraceError: as `set_offset`.
     """
-    pipeline = config.load(file, source)
-    chosen = chosen_sink(pipeline, sink)
+    pipeline, holder = _chosen(file, whose)
     with held_still(pipeline):
-        _make(pipeline, planned_reset(pipeline, chosen), yes=yes, as_json=as_json)
+        _make(planned_reset(pipeline, holder), yes=yes, as_json=as_json)
 
 
-def _make(pipeline: config.PipelineConfig, change: Change, *, yes: bool, as_json: bool) -> None:
+def _chosen(file: Path, whose: Whose) -> tuple[config.PipelineConfig, Holder]:
+    loaded = config.load_engine(file)
+    pipeline = loaded.pipeline(whose.source)
+    return pipeline, chosen_holder(loaded, pipeline, whose.sink, whose.engine)
+
+
+def _make(change: Change, *, yes: bool, as_json: bool) -> None:
     if not as_json:
-        print(f"sink {change.sink.name}: {_meaning(change)}")
+        print(f"{change.holder.role} {change.holder.name}: {_meaning(change)}")
         if change.note:
             print(change.note)
     if not yes:
         _confirm(as_json=as_json)
-    carry_out(pipeline, change)
+    carry_out(change)
     if as_json:
         print_json(_document(change))
     else:
@@ -104,6 +121,7 @@ def _confirm(*, as_json: bool) -> None:
 
 def _meaning(change: Change) -> str:
     before = "nothing is committed" if change.before is None else f"it is at {change.before:,}"
+    for_sink = change.holder.role == "sink"
     rows = "changes" if change.rows is None else f"about {change.rows:,} changes"
     if change.effect is Effect.UNKNOWN:
         return (
@@ -111,16 +129,18 @@ def _meaning(change: Change) -> str:
             "again and which never come can't be told"
         )
     if change.effect is Effect.SKIPS:
-        return f"{before}; {rows} from there to {change.after:,} would never be written to the topics"
+        end = "be written to the topics" if for_sink else "come to the handler"
+        return f"{before}; {rows} from there to {change.after:,} would never {end}"
     if change.effect is Effect.REPEATS:
         begin = "the log's start" if change.after is None else f"{change.after:,}"
-        return f"{before}; {rows} from {begin} on come again, the topics then have them twice"
+        again = "come again, the topics then have them twice" if for_sink else "come to the handler again"
+        return f"{before}; {rows} from {begin} on {again}"
     return f"{before}; no change is skipped, none comes again"
 
 
 def _document(change: Change) -> dict[str, Any]:
     return {
-        "sink": change.sink.name,
+        change.holder.role: change.holder.name,
         "tasks": list(change.tasks),
         "log_id": change.log_id or None,
         "before": change.before,

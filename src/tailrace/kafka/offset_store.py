@@ -41,7 +41,7 @@ class KafkaOffsetStore:
         self._writer: Writer | None = None
         # What there was when it was last looked at or written, and what was to be written since.
         self._known: dict[bytes, Offset | None] = {}
-        self._attempted: dict[bytes, Offset] = {}
+        self._attempted: dict[bytes, Offset | None] = {}
         self._lost: TailraceError | None = None  # once pre-empted, for ever
 
     def start(self) -> None:
@@ -85,9 +85,19 @@ class KafkaOffsetStore:
             begun, from then on always.
         """
         wanted = {self._key(partition): offset for partition, offset in offsets}
+        _require_json(wanted.values())
+        self._keep(wanted, timeout_s)
+
+    def take_back(self, partitions: Sequence[Partition], timeout_s: float) -> None:
+        """Have these partitions no offset any more; as `write`.
+
+        :raises TailraceError: as `write`.
+        """
+        self._keep({self._key(partition): None for partition in partitions}, timeout_s)
+
+    def _keep(self, wanted: Mapping[bytes, Offset | None], timeout_s: float) -> None:
         if not wanted:
             return
-        _require_json(wanted.values())
         with self._lock, self._failing():
             if self._topic is None:
                 raise TailraceError(Kind.INTERNAL, "write offsets to a store that is not started")

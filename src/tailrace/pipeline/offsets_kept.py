@@ -1,97 +1,26 @@
-"""What sinks and engines have committed, of one pipeline: looked at, and changed by a person.
-
-Only what lies outside of a sink's own target can be changed: the offsets of the sinks `kafka`. The
-others keep theirs in the same atomic act as their data, where a change would make it lie.
-"""
+"""What sinks and engines have committed, of one pipeline, as it is now."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.lock import take_lock
 from tailrace.changelog.reader import LogReader
 from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSink
 from tailrace.engine.contracts import OffsetReader
 from tailrace.engine.offset_stores import store_for
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import TailraceError
 from tailrace.pipeline.background import as_failure
 from tailrace.pipeline.feed import TASK
 from tailrace.pipeline.log_offsets import LogOffsetStore
-from tailrace.pipeline.points import Point, locate
+from tailrace.pipeline.offset_changes import chosen_sink
 from tailrace.pipeline.reading import partition_of
-from tailrace.pipeline.replay import choose_sink
 from tailrace.ranges.batches import LOG, LOG_OFFSET
 from tailrace.sinks import kafka_offsets
-from tailrace.sinks.kafka import offset_at
-from tailrace.sinks.kafka_offsets import Committed
-
-
-class Effect(enum.StrEnum):
-    """What a change means for the records in the topics."""
-
-    NOTHING = "nothing"
-    REPEATS = "repeats"  # changes come again
-    SKIPS = "skips"  # changes never come
-    UNKNOWN = "unknown"  # what is replaced is of another log: both may be
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of a sink's offset, not yet made.
-
-    :param tasks: whose offsets are changed.
-    :param before: the least log offset that was committed; None: none, or one of another log.
-    :param after: the log offset that is set; None: the offset is taken back.
-    :param rows: about how many changes come again, or never; None: not known.
-    :param note: what else a person should know first; empty: nothing.
-    """
-
-    sink: KafkaSink
-    tasks: tuple[str, ...]
-    log_id: str
-    before: int | None
-    after: int | None
-    effect: Effect
-    rows: int | None
-    note: str = ""
-
-
-def chosen_sink(pipeline: PipelineConfig, which: str | None) -> KafkaSink:
-    """Return the sink whose offset is meant; None: the only one of its kind.
-
-    :raises TailraceError: `CONFIG_INVALID` if there is none, there are several, or it keeps its offset in
-        its target.
-    """
-    if which is not None:
-        sink = choose_sink(pipeline, which)
-        if isinstance(sink, KafkaSink):
-            return sink
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"choose sink {sink.name!r}: it keeps how far it is in the same act as its data, in its target",
-            "`tailrace status FILE` shows it, and `tailrace replay` builds a target anew",
-        )
-    found = [sink for sink in pipeline.sinks if isinstance(sink, KafkaSink)]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(sink.name for sink in found)
-    raise TailraceError(
-        Kind.CONFIG_INVALID,
-        f"choose a sink: the configuration has {f'several of Kafka: {known}' if found else 'none of Kafka'}",
-        "name one of them with --sink" if found else "other sinks keep their offsets in their targets",
-    )
-
-
-# ---------------------------------------------------------------------- looking
 
 
 def kept(config: EngineConfig, which: str | None = None, source: str | None = None) -> list[dict[str, Any]]:
@@ -194,128 +123,3 @@ def _place(pipeline: PipelineConfig, log_id: str, log_offset: int | None) -> dic
     except TailraceError:
         return found  # without a log there is nothing to compare with
     return found
-
-
-# ---------------------------------------------------------------------- changing
-
-
-@contextlib.contextmanager
-def held_still(pipeline: PipelineConfig) -> Iterator[None]:
-    """Keep an engine from running this pipeline on this log, as long as it lasts.
-
-    :raises TailraceError: `LOG_LOCKED` if one runs.
-    """
-    with contextlib.ExitStack() as held:
-        try:
-            directory = LogDirectory.open(pipeline.log.path)
-        except TailraceError as error:
-            if error.kind is not Kind.LOG_MISSING:
-                raise
-        else:
-            if TASK in directory.tasks():
-                held.callback(os.close, _taken(directory.task_path(TASK)))
-        yield
-
-
-def _taken(path: Path) -> int:
-    try:
-        return take_lock(path)
-    except TailraceError as error:
-        if error.kind is not Kind.LOG_LOCKED:
-            raise
-        raise TailraceError(
-            Kind.LOG_LOCKED,
-            "change an offset: the pipeline is running, and would write its own over it",
-            "stop it first, then ask again; `tailrace status FILE` shows it",
-            error.context,
-        ) from None
-
-
-def planned_set(pipeline: PipelineConfig, sink: KafkaSink, point: Point) -> Change:
-    """Return the change that sets a sink's offset to a place of the log.
-
-    :raises TailraceError: `LOG_RANGE_GONE`, `LOG_RANGE_INVALID` if the place is not in the log, or inside
-        of a transaction; `LOG_MISSING`; what asking the cluster meets.
-    """
-    directory = LogDirectory.open(pipeline.log.path)
-    log_id = directory.identity.log_id
-    with LogReader.open(directory, TASK) as reader:
-        after = locate(reader, point)
-        if (boundary := reader.boundary_up_to(after)) != after:
-            raise TailraceError(
-                Kind.LOG_RANGE_INVALID,
-                f"set the offset of sink {sink.name!r} to {after}: that is inside of a transaction",
-                f"the transaction begins at {boundary}: set it to that",
-                {"sink": sink.name},
-            )
-        tasks, before, is_foreign = _now(sink, pipeline, log_id)
-        effect = Effect.UNKNOWN if is_foreign else _effect(before or 0, after)
-        low, high = sorted((before or 0, after))
-        rows = None if is_foreign else _rows(reader, low, high)
-    return Change(sink, tasks, log_id, before, after, effect, rows)
-
-
-def planned_reset(pipeline: PipelineConfig, sink: KafkaSink) -> Change:
-    """Return the change that takes a sink's offset back: it then begins at the log's start.
-
-    :raises TailraceError: what asking the cluster meets.
-    """
-    try:
-        directory = LogDirectory.open(pipeline.log.path)
-    except TailraceError as error:
-        if error.kind is not Kind.LOG_MISSING:
-            raise
-        tasks, _, _ = _now(sink, pipeline, "")
-        return Change(sink, tasks, "", None, None, Effect.UNKNOWN, None, "there is no log yet")
-    log_id = directory.identity.log_id
-    tasks, before, is_foreign = _now(sink, pipeline, log_id)
-    with LogReader.open(directory, TASK) as reader:
-        start = reader.start
-        effect = Effect.UNKNOWN if is_foreign else Effect.REPEATS if before else Effect.NOTHING
-        rows = None if is_foreign else _rows(reader, start, before or 0)
-    note = ""
-    if start > 0:
-        note = (
-            f"the log begins at {start}, what was before it is removed: without an offset the sink will not "
-            f"start (log_range_gone); `tailrace offsets set FILE --to {start}` has it begin there"
-        )
-    return Change(sink, tasks, log_id, before, None, effect, rows, note)
-
-
-def carry_out(pipeline: PipelineConfig, change: Change) -> None:
-    """Make the change; whoever wrote under the sink's transactional ids before can commit no more.
-
-    :raises TailraceError: as `kafka_offsets.commit_from_outside`.
-    """
-    offset: Mapping[str, Any] | None = None
-    if change.after is not None:
-        offset = offset_at(change.log_id, change.after)
-    kafka_offsets.commit_from_outside(change.sink, pipeline.name, change.tasks, offset)
-
-
-def _now(sink: KafkaSink, pipeline: PipelineConfig, log_id: str) -> tuple[tuple[str, ...], int | None, bool]:
-    """Return the tasks that have an offset, the least of them, and whether one is of another log."""
-    found: list[Committed] = kafka_offsets.committed(sink, pipeline.name)
-    if not found:
-        return (TASK,), None, False
-    tasks = tuple(each.task for each in found)
-    if any(each.log_id != log_id for each in found):
-        return tasks, None, True
-    return tasks, min(each.log_offset for each in found), False
-
-
-def _effect(before: int, after: int) -> Effect:
-    if after == before:
-        return Effect.NOTHING
-    return Effect.SKIPS if after > before else Effect.REPEATS
-
-
-def _rows(reader: LogReader, start: int, end: int) -> int | None:
-    """Return about how many changes lie in `[start, end)`; None where that is not all in the log."""
-    if start >= end:
-        return 0
-    try:
-        begin, upto = reader.boundary_up_to(start), reader.boundary_up_to(end)
-        return sum(block.header.rows for block in reader.blocks(begin, upto))
-    except TailraceError:
-        return None

@@ -31,7 +31,7 @@ def writer(
     """Return a writer of the pipeline `name`, not yet opened; its offsets are in `<name>-offsets`, or a
     topic that pipelines share.
     """
-    common = client.client(bootstrap, options or {})
+    common = client.client(bootstrap, options or {}, int(timeout_s * 1000))
     offsets = OffsetsTopic(
         offsets_topic or f"{name}-offsets",
         client.admin(common),

@@ -58,8 +58,8 @@ class Orders:
             f"name: {name}\n"
             "source: {type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody}\n"
             "log: {path: ./log}\n"
-            f"sinks: [{json.dumps(section)}]\n"  # JSON is YAML
             f"engine: {json.dumps(engine or {})}\n"
+            f"sinks: [{json.dumps(section)}]\n"  # JSON is YAML
         )
         log = LogOfOrders(directory / "log")
         self.ends = [log.insert(1, 2), log.insert(3), log.insert(4, 5, 6), log.insert(7)]

@@ -14,8 +14,9 @@ from tailrace.config import load_engine
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSink
 from tailrace.errors import Kind
-from tailrace.kafka.failures import answer, error_of, failure_of
+from tailrace.kafka.failures import error_of, failure_of
 from tailrace.kafka.offset_store import KafkaOffsetStore
+from tailrace.kafka.questions import answer
 from tailrace.kafka.writer import AtomicWriter, PlainWriter
 from tailrace.pipeline.findings import Severity
 from tailrace.pipeline.preflight import preflight

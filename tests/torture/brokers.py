@@ -25,6 +25,8 @@ _TRANSACTIONS = "__transaction_state"
 _ASK_TIMEOUT_S = 60.0
 #: Passed after each commit.
 _COMMITTED = "kafka.after_commit"
+#: One may be answered already when a broker is stopped.
+_UNDER_WAY = 1
 _BEGINS_S = 180.0
 
 
@@ -60,6 +62,47 @@ def kill_both(cluster: EmbeddedKafka, latest_s: float) -> Fault:
         return True
 
     return Fault("kill -9 of the coordinator and the engine", strike, transactions=None)
+
+
+def still_coordinator(cluster: EmbeddedKafka, latest_s: float) -> Fault:
+    """SIGSTOP to the broker that coordinates the transactions; SIGCONT when the pipeline goes on without."""
+
+    def strike(round_: Round) -> bool:
+        life = _begun(round_, latest_s)
+        node = _coordinator(cluster, round_)
+        cluster.pause(node)
+        try:
+            before = round_.hits()[_COMMITTED]
+            wait_until(
+                lambda: life.is_over or round_.hits()[_COMMITTED] > before + _UNDER_WAY,
+                _BEGINS_S, "commits without the broker that stands still",
+            )  # fmt: skip
+        finally:
+            cluster.resume(node)
+        time.sleep(round_.random.uniform(0.1, latest_s / 2))
+        assert not life.is_over, f"did not survive a broker that stood still:\n{life.last_words()}"
+        round_.finish(life)
+        return True
+
+    return Fault("the coordinator stands still", strike, transactions=None)
+
+
+def still_for_a_start(cluster: EmbeddedKafka, latest_s: float) -> Fault:
+    """SIGKILL to the engine, SIGSTOP to the coordinator; SIGCONT when the next life has begun without."""
+
+    def strike(round_: Round) -> bool:
+        _begun(round_, latest_s).kill()
+        node = _coordinator(cluster, round_)
+        cluster.pause(node)
+        try:
+            life = _begun(round_, 0)
+        finally:
+            cluster.resume(node)
+        assert not life.is_over, f"did not begin without a broker that stands still:\n{life.last_words()}"
+        round_.finish(life)
+        return True
+
+    return Fault("the coordinator stands still for a start", strike, transactions=None)
 
 
 def _survived(round_: Round, cluster: EmbeddedKafka, latest_s: float, choose: Callable[[], int]) -> bool:

@@ -3,9 +3,9 @@
     python -m torture.kafka [--cycles 200] [--seed N] [--version 18]
 
 As `torture.run`, on a cluster of three brokers: half of the faults kill at a failpoint; the others are
-kills at random moments, killed brokers, coordinators that move, a killed source. After each of them,
-with nobody writing, the offset and the records in the topics are held against each other; at the end
-of a round of ten, the topics, as a reader of committed records sees them, against the source.
+kills at random moments, killed brokers, coordinators that move or stand still, a killed source. After
+each of them, with nobody writing, the offset and the records in the topics are held against each other;
+at the end of a round of ten, the topics, as a reader of committed records sees them, against the source.
 Exit status 1 if anything was found, or if a failpoint that this pipeline has was never reached.
 """
 
@@ -70,6 +70,8 @@ def _faults(campaign: Campaign, cluster: EmbeddedKafka) -> Iterator[Fault]:
         brokers.kill_node(cluster, 6),
         brokers.move_coordinator(cluster, 6),
         brokers.kill_both(cluster, 6),
+        brokers.still_coordinator(cluster, 6),
+        brokers.still_for_a_start(cluster, 6),
     ]
     draw = campaign.random
     while True:

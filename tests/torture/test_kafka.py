@@ -57,6 +57,8 @@ def test_kills_at_each_failpoint_and_brokers_that_go_leave_each_change_once(
         brokers.kill_node(cluster, 4),
         brokers.move_coordinator(cluster, 4),
         brokers.kill_both(cluster, 4),
+        brokers.still_coordinator(cluster, 4),
+        brokers.still_for_a_start(cluster, 4),
     ]
     for fault in faults:
         assert round_.undergo(fault), fault.name

@@ -80,4 +80,4 @@ class Account:
         return AtomicWriter(task) if self.atomic else PlainWriter(task)
 
     def _common(self) -> dict[str, Any]:
-        return client.client(self.bootstrap, client_settings(self.options))
+        return client.client(self.bootstrap, client_settings(self.options), self.timeout_ms)

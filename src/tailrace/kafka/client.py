@@ -29,9 +29,21 @@ _logger.propagate = False
 _logger.addHandler(_ToLog())
 
 
-def client(bootstrap: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Return what every client has."""
-    return {**options, "bootstrap.servers": bootstrap, "logger": _logger}
+#: The part of the time for a commit after which an answer is no longer waited for, and the least of it: a
+#: broker that stands still closes nothing, and who has its place must be asked while there is time.
+_ANSWER_SHARE = 3
+_ANSWER_MS_MIN = 10_000
+#: By so much it must be shorter than the longest that a transaction may take.
+_ANSWER_MARGIN_MS = 100
+
+
+def client(bootstrap: str, options: Mapping[str, str], timeout_ms: int) -> dict[str, Any]:
+    """Return what every client has.
+
+    :param timeout_ms: longest that a commit may take, and a question.
+    """
+    answer_ms = max(timeout_ms // _ANSWER_SHARE, _ANSWER_MS_MIN)
+    return {"socket.timeout.ms": answer_ms, **options, "bootstrap.servers": bootstrap, "logger": _logger}
 
 
 def producer(common: Mapping[str, Any], timeout_ms: int, transactional_id: str | None) -> dict[str, Any]:
@@ -55,9 +67,10 @@ def producer(common: Mapping[str, Any], timeout_ms: int, transactional_id: str |
     if transactional_id is not None:
         found["transactional.id"] = transactional_id
         found.setdefault("transaction.timeout.ms", max(timeout_ms, 60_000))
-        found["message.timeout.ms"] = min(
-            int(found["message.timeout.ms"]), int(found["transaction.timeout.ms"])
-        )
+        longest = int(found["transaction.timeout.ms"])
+        found["message.timeout.ms"] = min(int(found["message.timeout.ms"]), longest)
+        if "socket.timeout.ms" in found:
+            found["socket.timeout.ms"] = min(int(found["socket.timeout.ms"]), longest - _ANSWER_MARGIN_MS)
     return found
 
 

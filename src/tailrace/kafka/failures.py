@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -109,17 +108,14 @@ def preempted(attempted: str, **context: object) -> TailraceError:
     )
 
 
-def answer(asked: Future[_Found], timeout_s: float) -> _Found:
-    """Return what an admin client was answered.
+def has_timed_out(error: KafkaError) -> bool:
+    """Tell whether an error says that an answer did not come in time."""
+    return error.code() in _TIMED_OUT
 
-    :raises KafkaException: what the cluster refused, or that it did not answer in time.
-    """
-    try:
-        return asked.result(timeout_s)
-    except TimeoutError:
-        # Of the future, which may be quicker than the client.
-        late = KafkaError(KafkaError._TIMED_OUT, f"no answer within {timeout_s:.0f} s")  # noqa: SLF001
-        raise KafkaException(late) from None
+
+def may_pass(error: KafkaError) -> bool:
+    """Tell whether asking again may help."""
+    return error.retriable() or error.code() in _PASSING
 
 
 def persist(timeout_s: float, act: Callable[[float], _Found]) -> _Found:
@@ -133,7 +129,6 @@ def persist(timeout_s: float, act: Callable[[float], _Found]) -> _Found:
             return act(max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             found = error_of(error)
-            passes = found.retriable() or found.code() in _PASSING
-            if not passes or found.fatal() or time.monotonic() >= deadline:
+            if not may_pass(found) or found.fatal() or time.monotonic() >= deadline:
                 raise
             time.sleep(_AGAIN_S)

@@ -99,7 +99,7 @@ def _not_reached(topic: str, partition: int, spans: Mapping[int, range], timeout
         Kind.OFFSETS_UNREADABLE,
         f"read offsets: the end of partition {partition}, {spans[partition].stop}, was not reached within "
         f"{timeout_s:.0f} s",
-        "a transaction that was begun there has not ended: it does within its transaction.timeout.ms; "
-        "then start again",
+        "a transaction that was begun there has not ended: it does within its transaction.timeout.ms; or the "
+        "partition's leader does not answer. Then start again",
         {"topic": topic},
     )

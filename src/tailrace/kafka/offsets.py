@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -23,11 +23,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import answer, error_of, failure_of, persist
+from tailrace.kafka.failures import error_of, failure_of
 from tailrace.kafka.newest import Newest, newest_of
 from tailrace.kafka.partitioning import partition_of
+from tailrace.kafka.questions import Clients, answer
 from tailrace.kafka.reach import require_reachable
 from tailrace.kafka.rights import TO_KEEP_OFFSETS, denied, is_denial, require_rights
+
+_Found = TypeVar("_Found")
 
 #: A topic that is made here; one that exists may have more or fewer partitions.
 PARTITIONS = 25
@@ -87,14 +90,14 @@ class OffsetsTopic:
         :raises TailraceError: `SINK_MISCONFIGURED` if it is not; `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
         require_reachable(self._admin_settings, self._timeout_s)
-        admin = AdminClient(self._admin_settings)
+        clients = Clients(self._admin_settings)
         is_there = self._may(TO_KEEP_OFFSETS)
         if not is_there:
             if not create:
                 raise self._missing()
-            self._create(admin)
-        self._partitions = self._wait_for_partitions(admin)
-        self._require_compaction(admin)
+            self._create(clients)
+        self._partitions = self._wait_for_partitions(clients)
+        self._require_compaction(clients)
         if not is_there:
             self._may(TO_KEEP_OFFSETS)
 
@@ -104,13 +107,13 @@ class OffsetsTopic:
         :raises TailraceError: as `require`.
         """
         require_reachable(self._admin_settings, self._timeout_s)
-        admin = AdminClient(self._admin_settings)
+        clients = Clients(self._admin_settings)
         if self._may(TO_KEEP_OFFSETS):
-            self._require_compaction(admin)
+            self._require_compaction(clients)
         elif not create:
             raise self._missing()
         else:
-            self._create(admin, only_check=True)
+            self._create(clients, only_check=True)
 
     def _missing(self) -> TailraceError:
         return TailraceError(
@@ -128,7 +131,7 @@ class OffsetsTopic:
         require_reachable(self._admin_settings, self._timeout_s)
         self._partitions = 0
         if self._may(("READ",)):
-            self._partitions = self._wait_for_partitions(AdminClient(self._admin_settings))
+            self._partitions = self._wait_for_partitions(Clients(self._admin_settings))
         return self._partitions > 0
 
     def _may(self, operations: Sequence[str]) -> bool:
@@ -193,35 +196,33 @@ class OffsetsTopic:
 
     def _spans(self, partitions: Sequence[int], isolation: IsolationLevel) -> dict[int, range]:
         # The ends last: what is there when this is called is before them.
-        admin = AdminClient(self._admin_settings)
-        starts = self._bounds(admin, partitions, OffsetSpec.earliest(), isolation)  # type: ignore[no-untyped-call]
-        ends = self._bounds(admin, partitions, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
+        clients = Clients(self._admin_settings)
+        starts = self._bounds(clients, partitions, OffsetSpec.earliest(), isolation)  # type: ignore[no-untyped-call]
+        ends = self._bounds(clients, partitions, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
         return {number: range(start, ends[number]) for number, start in starts.items()}
 
     def _bounds(
-        self, admin: AdminClient, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel
+        self, clients: Clients, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel
     ) -> dict[int, int]:
         where = {TopicPartition(self.name, number): spec for number in partitions}
 
-        def ask(timeout_s: float) -> dict[int, int]:
+        def ask(admin: AdminClient, timeout_s: float) -> dict[int, int]:
             every = admin.list_offsets(where, isolation_level=isolation, request_timeout=timeout_s)
             return {place.partition: int(answer(end, timeout_s).offset) for place, end in every.items()}
 
-        found: dict[int, int] = _asked(ask, self._timeout_s, "ask where offsets begin and end", self.name)
-        return found
+        return self._asked(clients, ask, "ask where offsets begin and end")
 
-    def _count(self, admin: AdminClient) -> int:
-        def ask(timeout: float) -> Any:
-            return admin.list_topics(self.name, timeout)
+    def _count(self, clients: Clients) -> int:
+        def ask(admin: AdminClient, timeout_s: float) -> Any:
+            return admin.list_topics(self.name, timeout_s).topics
 
-        topics = _asked(ask, self._timeout_s, "look for the offsets topic", self.name).topics
-        found = topics.get(self.name)
+        found = self._asked(clients, ask, "look for the offsets topic").get(self.name)
         return 0 if found is None or found.error is not None else len(found.partitions)
 
-    def _wait_for_partitions(self, admin: AdminClient) -> int:
+    def _wait_for_partitions(self, clients: Clients) -> int:
         # One that was made a moment ago is not known everywhere yet. Unknown is not empty.
         deadline = time.monotonic() + self._timeout_s
-        while not (count := self._count(admin)):
+        while not (count := self._count(clients)):
             if time.monotonic() >= deadline:
                 raise TailraceError(
                     Kind.SINK_WRITE_FAILED,
@@ -233,10 +234,15 @@ class OffsetsTopic:
             time.sleep(0.05)
         return count
 
-    def _create(self, admin: AdminClient, *, only_check: bool = False) -> None:
+    def _create(self, clients: Clients, *, only_check: bool = False) -> None:
         topic = NewTopic(self.name, PARTITIONS, config={"cleanup.policy": "compact"})
+
+        def ask(admin: AdminClient, timeout_s: float) -> None:
+            asked = admin.create_topics([topic], validate_only=only_check, request_timeout=timeout_s)
+            answer(asked[self.name], timeout_s)
+
         try:
-            answer(admin.create_topics([topic], validate_only=only_check)[self.name], self._timeout_s)
+            clients.ask(self._timeout_s, ask)
         except KafkaException as error:
             if is_denial(error_of(error)):
                 attempted = "create the offsets topic"
@@ -244,13 +250,14 @@ class OffsetsTopic:
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise failure_of(error_of(error), "create the offsets topic", topic=self.name) from error
 
-    def _require_compaction(self, admin: AdminClient) -> None:
+    def _require_compaction(self, clients: Clients) -> None:
         resource = ConfigResource(ResourceType.TOPIC, self.name)
 
-        def ask(timeout_s: float) -> Any:
-            return answer(admin.describe_configs([resource])[resource], timeout_s)
+        def ask(admin: AdminClient, timeout_s: float) -> Any:
+            asked = admin.describe_configs([resource], request_timeout=timeout_s)
+            return answer(asked[resource], timeout_s)
 
-        settings = _asked(ask, self._timeout_s, "look at the offsets topic", self.name)
+        settings = self._asked(clients, ask, "look at the offsets topic")
         policy = settings["cleanup.policy"].value
         if policy != "compact":
             raise TailraceError(
@@ -262,13 +269,14 @@ class OffsetsTopic:
                 {"topic": self.name},
             )
 
-
-def _asked(ask: Callable[[float], Any], timeout_s: float, attempted: str, topic: str) -> Any:
-    # A topic that was made a moment ago is not known everywhere yet.
-    try:
-        return persist(timeout_s, ask)
-    except KafkaException as error:
-        raise failure_of(error_of(error), attempted, topic=topic) from error
+    def _asked(
+        self, clients: Clients, question: Callable[[AdminClient, float], _Found], attempted: str
+    ) -> _Found:
+        # A topic that was made a moment ago is not known everywhere yet.
+        try:
+            return clients.ask(self._timeout_s, question)
+        except KafkaException as error:
+            raise failure_of(error_of(error), attempted, topic=self.name) from error
 
 
 def parsed(value: bytes | None, topic: str) -> dict[str, Any] | None:

@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.failures import error_of
 
 _Client = TypeVar("_Client")
 
-_POLL_S = 0.05
+#: The name of a topic and of a group that nobody has.
+_NOBODY = "tailrace-is-anybody-there"
+#: For one answer, longer each time: in between it is heard what keeps the cluster from answering.
+_WAIT_S = 0.25
+_WAIT_S_MAX = 10.0
 #: Another broker may let in whom one has refused.
 _SECOND_CHANCE_S = 2.0
 
@@ -40,29 +43,42 @@ def made(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str, Any])
 
 
 def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> None:
-    """Wait until the cluster answers.
+    """Wait until a broker answers, whichever.
 
+    What is asked is how a topic lies that nobody has: the answer is short, and nothing is made by it. A
+    question about the cluster itself goes to the controller alone, which may be the one that stands still.
+
+    :param settings: of an admin client.
     :raises TailraceError: `SINK_REFUSED` if credentials or certificates are refused, by us or by it;
         `SINK_MISCONFIGURED`; `SINK_WRITE_FAILED` if it does not answer in time, with why.
     """
     heard: list[KafkaError] = []
-    admin = made(AdminClient, {**settings, "error_cb": heard.append})
+    client = made(Consumer, {**settings, "group.id": _NOBODY, "error_cb": heard.append})
     deadline = time.monotonic() + timeout_s
-    asked = admin.describe_cluster(request_timeout=timeout_s)
     refused_s: float | None = None
-    while not asked.done() and time.monotonic() < deadline:
-        admin.poll(_POLL_S)
-        refusal = next((error for error in heard if error.code() in _REFUSALS), None)
-        if refusal is None:
-            del heard[:-10]
-            continue
-        refused_s = refused_s or time.monotonic()
-        if time.monotonic() >= refused_s + _SECOND_CHANCE_S or _are_all_down(heard):
-            raise _refused(refusal, settings)
+    wait_s = _WAIT_S
     try:
-        asked.result(0.1)
-    except (KafkaException, TimeoutError) as error:
-        raise _silent(heard, settings, timeout_s) from error
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                client.list_topics(_NOBODY, min(wait_s, max(0.1, left_s)))
+                return
+            except KafkaException as error:
+                failure = error
+            client.poll(0)  # hears what went wrong
+            refusal = next((error for error in heard if error.code() in _REFUSALS), None)
+            if refusal is not None:
+                refused_s = refused_s or time.monotonic()
+                over = left_s <= 0 or time.monotonic() >= refused_s + _SECOND_CHANCE_S
+                if over or _are_all_down(heard):
+                    raise _refused(refusal, settings)
+                continue
+            del heard[:-10]
+            if left_s <= 0:
+                raise _silent(heard, settings, timeout_s) from failure
+            wait_s = min(2 * wait_s, _WAIT_S_MAX)
+    finally:
+        client.close()
 
 
 def _are_all_down(heard: list[KafkaError]) -> bool:

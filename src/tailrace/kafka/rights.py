@@ -10,7 +10,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import answer, error_of, failure_of, persist
+from tailrace.kafka.failures import error_of, failure_of
+from tailrace.kafka.questions import Clients, answer
 
 #: Of a table's topic; `CREATE` beside it if it is to be made. Each of these includes DESCRIBE.
 TO_WRITE = ("WRITE",)
@@ -61,9 +62,8 @@ def require_rights(
     Makes none, even where the broker makes topics that are asked for.
     :raises TailraceError: `SINK_REFUSED`, with all that is missing; `SINK_WRITE_FAILED`.
     """
-    admin = AdminClient(dict(settings))
 
-    def ask(left_s: float) -> Any:
+    def ask(admin: AdminClient, left_s: float) -> Any:
         asked = admin.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=left_s
         )
@@ -75,7 +75,7 @@ def require_rights(
             raise
 
     try:
-        found = persist(timeout_s, ask)
+        found = Clients(settings).ask(timeout_s, ask)
     except KafkaException as error:
         if is_denial(error_of(error)):
             raise denied(settings, attempted, "topic", topic, operations) from None

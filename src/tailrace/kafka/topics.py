@@ -18,7 +18,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import answer, error_of, failure_of, persist
+from tailrace.kafka.failures import error_of, failure_of
+from tailrace.kafka.questions import Clients, answer
 from tailrace.kafka.rights import TO_WRITE, denied, is_denial, require_rights
 
 log = structlog.get_logger(__name__)
@@ -67,7 +68,7 @@ class Topics:
         self._there: set[str] = set()
         self._partitions: dict[str, int] = {}
         self._largest: dict[str, int | None] = {}
-        self._client: AdminClient | None = None
+        self._clients = Clients(admin)
 
     def of_table(self, schema: str, table: str) -> str:
         """Return the name of a table's topic, which need not be there yet.
@@ -140,17 +141,15 @@ class Topics:
             self._largest[name] = self._limit(name)
         return self._largest[name]
 
-    def _admin(self) -> AdminClient:
-        if self._client is None:
-            self._client = AdminClient(self._admin_settings)
-        return self._client
-
     def _count(self, name: str) -> int:
         deadline = time.monotonic() + self._timeout_s
-        admin = self._admin()
+
+        def ask(admin: AdminClient, timeout_s: float) -> Any:
+            return admin.list_topics(name, timeout_s).topics.get(name)
+
         while True:
             try:
-                found = persist(self._timeout_s, lambda left: admin.list_topics(name, left)).topics.get(name)
+                found = self._clients.ask(self._timeout_s, ask)
             except KafkaException as error:
                 raise failure_of(error_of(error), "ask for a topic's partitions", topic=name) from error
             if found is not None and found.error is None and found.partitions:
@@ -161,17 +160,16 @@ class Topics:
             time.sleep(_POLL_S)  # it was made a moment ago, and is not known everywhere yet
 
     def _limit(self, name: str) -> int | None:
-        admin, resource = self._admin(), ConfigResource(ResourceType.TOPIC, name)
+        resource = ConfigResource(ResourceType.TOPIC, name)
 
-        def ask(left: float) -> Any:
-            patience = max(left, _ASK_S)
-            return answer(admin.describe_configs([resource], request_timeout=patience)[resource], patience)
+        def ask(admin: AdminClient, timeout_s: float) -> Any:
+            asked = admin.describe_configs([resource], request_timeout=timeout_s)
+            return answer(asked[resource], timeout_s)
 
         try:
-            # One that was made a moment ago may not be known everywhere yet; others are asked for once.
-            return int(
-                persist(self._timeout_s if self._create_missing else 0, ask)["max.message.bytes"].value
-            )
+            # One that was made a moment ago may not be known everywhere yet.
+            patience_s = self._timeout_s if self._create_missing else _ASK_S
+            return int(self._clients.ask(patience_s, ask)["max.message.bytes"].value)
         except KafkaException as error:
             # It takes DESCRIBE_CONFIGS, which writing does not: the broker then says what is too large.
             log.info("size limit of a topic not known", topic=name, why=error_of(error).name())
@@ -181,8 +179,13 @@ class Topics:
         topic = NewTopic(
             name, making.partitions, making.replication_factor or -1, config=dict(making.settings)
         )
+
+        def ask(admin: AdminClient, timeout_s: float) -> None:
+            asked = admin.create_topics([topic], validate_only=only_check, request_timeout=timeout_s)
+            answer(asked[name], timeout_s)
+
         try:
-            answer(self._admin().create_topics([topic], validate_only=only_check)[name], self._timeout_s)
+            self._clients.ask(self._timeout_s, ask)
         except KafkaException as error:
             if is_denial(error_of(error)):
                 # One that is there need not be made.

@@ -27,6 +27,9 @@ from tailrace.records.events import Converted
 
 log = structlog.get_logger(__name__)
 
+#: Longest to wait for a connection before the client is told to begin.
+_CONNECTS_S = 2.0
+
 #: An object that JSON can hold.
 Offset = Mapping[str, Any]
 
@@ -155,7 +158,11 @@ class AtomicWriter:
         # A producer without a connection just when it looks for its coordinator looks again only after half
         # a second. The first answer comes over that to a bootstrap address, which may end with it.
         for _ in range(2):
-            self._producer.list_topics(self._task.offsets.name, timeout=_left_s(deadline))
+            # One that stands still may be asked: that half second is not worth all the time there is.
+            with contextlib.suppress(KafkaException):
+                self._producer.list_topics(
+                    self._task.offsets.name, timeout=min(_CONNECTS_S, _left_s(deadline))
+                )
         self._producer.init_transactions(_left_s(deadline))
 
     def _send_offsets(self, offsets: Mapping[bytes, Offset | None]) -> None:

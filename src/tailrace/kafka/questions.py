@@ -1,0 +1,77 @@
+"""Questions to a cluster, each asked again while there is time, of whoever answers.
+
+A broker that stands still with its connections open refuses nothing, closes nothing and answers nothing.
+The client would wait for it to the end, and most of its questions go to one broker only: a leader, or the
+controller that it was told of when it began. So none gets all the time that there is, and the next is
+asked by a client that begins anew, and is told who has that broker's place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from tailrace.kafka.failures import error_of, has_timed_out, may_pass
+
+_Found = TypeVar("_Found")
+
+#: The part of the time that one attempt gets, and the least of it: a busy cluster may take seconds.
+_SHARE = 4
+_LEAST_S = 5.0
+_AGAIN_S = 0.1
+
+
+class Clients:
+    """A client for questions, which is made anew after one that was not answered. One thread at a time.
+
+    :param settings: of an admin client.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = dict(settings)
+        self._client: AdminClient | None = None
+
+    def ask(self, timeout_s: float, question: Callable[[AdminClient, float], _Found]) -> _Found:
+        """Return the answer, asking again while that may help.
+
+        :param question: asks a client, within so many seconds; may be asked any number of times.
+        :raises KafkaException: what the last attempt met.
+        """
+        deadline = time.monotonic() + timeout_s
+        at_once_s = max(_LEAST_S, timeout_s / _SHARE)
+        while True:
+            left_s = max(0.1, deadline - time.monotonic())
+            try:
+                return question(self._made(), min(left_s, at_once_s))
+            except KafkaException as error:
+                found = error_of(error)
+                if has_timed_out(found):
+                    self._client = None
+                elif not may_pass(found):
+                    raise
+                if found.fatal() or time.monotonic() >= deadline:
+                    raise
+            time.sleep(_AGAIN_S)
+
+    def _made(self) -> AdminClient:
+        if self._client is None:
+            self._client = AdminClient(self._settings)
+        return self._client
+
+
+def answer(asked: Future[_Found], timeout_s: float) -> _Found:
+    """Return what an admin client was answered.
+
+    :raises KafkaException: what the cluster refused, or that it did not answer in time.
+    """
+    try:
+        return asked.result(timeout_s)
+    except TimeoutError:
+        # Of the future, which may be quicker than the client.
+        late = KafkaError(KafkaError._TIMED_OUT, f"no answer within {timeout_s:.0f} s")  # noqa: SLF001
+        raise KafkaException(late) from None

@@ -1,0 +1,189 @@
+"""A broker that stands still, its connections open: nothing is refused or closed, and nothing answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kafka.counting import PARTITIONS, read_numbers, require_each_once
+from kafka.once import numbers, reached, writer
+from tailrace.embedded.kafka import EmbeddedKafka
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.kafka import client
+from tailrace.kafka.questions import Clients
+from tailrace.kafka.reach import require_reachable
+from tailrace.kafka.writer import Writer
+
+BATCH = 20
+#: Longest that a commit may take; the broker stands still until that is over and the failure is told.
+SHORT_S = 2.0
+LONG_S = 60.0
+FAR_S = 150.0
+
+
+@contextmanager
+def still(kafka: EmbeddedKafka) -> Iterator[None]:
+    """Let the broker stand still while the context is open."""
+    kafka.pause(1)
+    try:
+        yield
+    finally:
+        kafka.resume(1)
+
+
+class Doing:
+    """A step, on a thread of its own."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self._step = step
+        self._error: TailraceError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._step()
+        except TailraceError as error:
+            self._error = error
+
+    def is_under_way_after(self, seconds: float) -> bool:
+        """Tell whether so much time is not enough for it."""
+        self._thread.join(seconds)
+        return self._thread.is_alive()
+
+    def end(self) -> TailraceError | None:
+        """Return the error that it ended with."""
+        assert not self.is_under_way_after(FAR_S), "no deadline was kept"
+        return self._error
+
+
+def opened(kafka: EmbeddedKafka, topic: str, timeout_s: float) -> tuple[Writer, int]:
+    out = writer(kafka.bootstrap, topic, timeout_s=timeout_s)
+    try:
+        return out, reached(out.open())
+    except BaseException:
+        out.close()
+        raise
+
+
+def opened_at_last(kafka: EmbeddedKafka, topic: str, timeout_s: float) -> tuple[Writer, int]:
+    """Return a writer that may do little in its time, which may be too little to begin on a busy machine."""
+    deadline = time.monotonic() + FAR_S
+    while True:
+        try:
+            return opened(kafka, topic, timeout_s)
+        except TailraceError as error:
+            if error.policy is not Policy.RETRY or time.monotonic() > deadline:
+                raise
+
+
+@pytest.fixture
+def topic(kafka: EmbeddedKafka, topic_name: str) -> str:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(topic_name, PARTITIONS, 1)])[topic_name].result(60)
+    return topic_name
+
+
+def given_up(step: Callable[[], object]) -> None:
+    error = Doing(step).end()
+    assert error is not None
+    assert error.policy is Policy.RETRY, error
+    assert error.kind in (Kind.SINK_WRITE_FAILED, Kind.OFFSETS_UNREADABLE), error
+
+
+def test_a_broker_that_stands_still_is_waited_for_or_given_up_in_time_and_each_record_is_there_once(
+    kafka: EmbeddedKafka, topic: str
+) -> None:
+    # For less time than a commit may take: waited for, in the same life.
+    out, last = opened(kafka, topic, LONG_S)
+    out.send(topic, numbers(last + 1, BATCH))
+    with still(kafka):
+        commit = Doing(lambda: out.commit({"number": BATCH}))
+        assert commit.is_under_way_after(1)
+    assert commit.end() is None
+    out.close()
+
+    # For longer: given up while it still stands, with records on their way, or only the commit.
+    for sent_before in (False, True):
+        out, last = opened_at_last(kafka, topic, SHORT_S)
+        if sent_before:
+            out.send(topic, numbers(last + 1, BATCH))
+        with still(kafka):
+            if not sent_before:
+                out.send(topic, numbers(last + 1, BATCH))
+            given_up(partial(out.commit, {"number": last + BATCH}))
+            out.close()
+            if sent_before:  # nor can anybody begin
+                given_up(lambda: opened(kafka, topic, SHORT_S))
+        # Whatever became of the transaction: the next life knows.
+        out, last = opened(kafka, topic, LONG_S)
+        require_each_once(read_numbers(kafka, topic), last)
+        out.send(topic, numbers(last + 1, BATCH))
+        out.commit({"number": last + BATCH})
+        out.close()
+        require_each_once(read_numbers(kafka, topic), last + BATCH)
+
+
+def test_one_that_never_answers_is_told_in_time_and_passed_over_where_another_does(
+    kafka: EmbeddedKafka,
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # connections are taken by the system, as for a process that stands still
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+
+        def settings(bootstrap: str) -> dict[str, object]:
+            return client.admin(client.client(bootstrap, {}, 1000))
+
+        given_up(lambda: require_reachable(settings(address), 1))
+        assert (
+            Doing(lambda: require_reachable(settings(f"{address},{kafka.bootstrap}"), LONG_S)).end() is None
+        )
+
+
+def test_a_question_that_is_not_answered_is_asked_again_by_a_client_that_begins_anew() -> None:
+    asked: list[AdminClient] = []
+
+    def question(code: int) -> Callable[[AdminClient, float], int]:
+        def ask(admin: AdminClient, timeout_s: float) -> int:
+            assert timeout_s <= LONG_S / 4
+            asked.append(admin)
+            if len(asked) == 1:
+                raise KafkaException(KafkaError(code))
+            return len(asked)
+
+        return ask
+
+    clients = Clients({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    assert clients.ask(LONG_S, question(KafkaError._TIMED_OUT)) == 2
+    assert asked[0] is not asked[1]
+    # What may pass is asked of the same.
+    asked.clear()
+    assert clients.ask(LONG_S, question(KafkaError.NOT_LEADER_FOR_PARTITION)) == 2
+    assert asked[0] is asked[1]
+    # And what a person must see to is told at once.
+    asked.clear()
+    with pytest.raises(KafkaException):
+        clients.ask(LONG_S, question(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    assert len(asked) == 1
+
+
+def test_an_answer_is_waited_for_so_long_that_another_broker_can_be_asked_in_time() -> None:
+    def waits(timeout_ms: int, **options: str) -> int:
+        found = client.producer(client.client("k:1", options, timeout_ms), timeout_ms, "some-id")
+        assert client.consumer(client.client("k:1", options, timeout_ms), "read_committed")
+        return int(found["socket.timeout.ms"])
+
+    assert waits(60_000) == 20_000
+    assert waits(3_000) == 10_000
+    assert waits(60_000, **{"socket.timeout.ms": "45000"}) == 45_000
+    # librdkafka takes no more than the transaction's time, less a little.
+    assert waits(600_000, **{"transaction.timeout.ms": "60000"}) == 59_900

@@ -20,6 +20,11 @@ from tailrace.engine.life import State
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import Fault, LinesSource, TestingEngine
 
+#: One of the run's own, the same in all of its workers; `TAILRACE_SEEDS=7,8` runs these instead.
+SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed] or [
+    random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(1_000_000)
+]
+
 FAR_S = 60.0
 TASKS = 3
 PARTITIONS = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 
 import pytest
@@ -11,16 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from fix_lives import PEACE, Leaks, World, script_of
+from fix_lives import PEACE, SEEDS, Leaks, World, script_of
 from tailrace.engine.committing import OffsetCommitter
 from tailrace.engine.engine import Engine
 from tailrace.engine.processing.flows import Flow
 from tailrace.testing.source import LinesTask
-
-#: One of the run's own, the same in all of its workers; `TAILRACE_SEEDS=7,8` runs these instead.
-SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed] or [
-    random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(1_000_000)
-]
 
 
 class Lives(RuleBasedStateMachine):

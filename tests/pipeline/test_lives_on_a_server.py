@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import threading
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from fix_lives import Leaks
+from fix_lives import SEEDS, Leaks
 from fix_postgres import Database
 from fix_wait import wait_until
 from tailrace import Callbacks, Engine, RetriableError, StopEngine, TailraceError
 
 pytestmark = pytest.mark.any_postgres("what an engine leaves behind does not depend on it")
 
-#: `TAILRACE_SEEDS=7,8` runs these instead.
-SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed]
 LATE_S = 120.0
 
 
@@ -130,7 +127,7 @@ def _close(engine: Engine) -> None:
             raise
 
 
-@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_lives_leave_no_connection_no_slot_no_thread_and_no_file(
     pg: Database, tmp_path: Path, seed: int
 ) -> None:
@@ -139,7 +136,7 @@ def test_lives_leave_no_connection_no_slot_no_thread_and_no_file(
 
 @pytest.mark.torture
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_thousand_lives_leave_no_connection_no_slot_no_thread_and_no_file(
     pg: Database, tmp_path: Path, seed: int
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fix_engine import Store, engine_of
-from fix_lives import Leaks
+from fix_lives import SEEDS, Leaks
 from fix_wait import wait_until
 from tailrace.engine.contracts import RetriableError, StopEngine
 from tailrace.engine.life import State
@@ -21,8 +21,6 @@ from tailrace.testing import LinesSource
 
 pytestmark = pytest.mark.timeout(600)
 
-#: `TAILRACE_SEEDS=7,8` runs these instead.
-SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "").split(",") if seed]
 LATE_S = 240.0
 
 ENDS: list[BaseException | None] = [ValueError("no"), RetriableError(), StopEngine(), None, None]
@@ -145,14 +143,14 @@ def lives(spark: Any, folder: Path, count: int, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_lives_on_spark_leave_no_job_no_thread_and_no_file(spark: Any, tmp_path: Path, seed: int) -> None:
     lives(spark, tmp_path, 6, seed)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("seed", SEEDS or [random.SystemRandom().randrange(1_000_000)])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_hundred_lives_on_spark_leave_no_job_no_thread_and_no_file(
     spark: Any, tmp_path: Path, seed: int
 ) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
+import traceback
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -310,8 +312,18 @@ class Leaks:
 
     def check(self) -> None:
         """Fail if there is more than there was."""
-        wait_until(lambda: not set(threading.enumerate()) - self._threads, FAR_S, "threads to end")
+        try:
+            wait_until(lambda: not self._left(), FAR_S, "threads to end")
+        except AssertionError as error:
+            frames = sys._current_frames()
+            for thread in self._left():
+                error.add_note(f"{thread.name}:")
+                error.add_note("".join(traceback.format_stack(frames.get(thread.ident or 0))))
+            raise
         assert len(os.listdir("/proc/self/fd")) <= self._files
+
+    def _left(self) -> set[threading.Thread]:
+        return set(threading.enumerate()) - self._threads
 
 
 def _names() -> list[str]:

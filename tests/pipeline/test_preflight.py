@@ -43,6 +43,17 @@ def test_a_fit_set_up_has_no_problem(each_pg, tmp_path):
     assert not (tmp_path / "log").exists()
 
 
+def test_captures_on_spark_need_a_core_more_than_there_are_sources(pg, tmp_path):
+    pg.execute("create table orders (id int primary key)")
+    file = pipeline_file(tmp_path, pg.server, pg.name)
+    content = file.read_text() + "engine: {tasks_on: spark}\n"
+    for master, problems in (("local[1]", 1), ("local[2]", 0), ("spark://nowhere:7077", 0)):
+        file.write_text(content + f"spark: {{master: '{master}'}}\n")
+        told = [str(finding.message) for finding in errors(file)]
+        assert len(told) == problems, told
+        assert not told or "1 tasks would take all 1 cores" in told[0]
+
+
 def test_tables_without_what_they_need_are_named(pg, tmp_path):
     pg.execute("create table keyless (a int)")
     pg.execute("create table full_rows (a int)")

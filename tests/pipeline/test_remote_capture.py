@@ -19,6 +19,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.remote import RemoteCapture, capture
 from tailrace.pipeline.remote.attempt import Order
 from tailrace.pipeline.remote.channel import Channel, Report, Wanted
+from tailrace.pipeline.remote.requirements import cores_of
 
 PROGRESS = CaptureProgress(
     phase="snapshot",
@@ -74,9 +75,13 @@ class Host:
         self.orders: list[Order] = []
         self.sparkContext = self
         self.defaultParallelism = cores
+        self.master = f"local[{cores}]"
 
     def session(self, stop: threading.Event) -> Any:
         return None if stop.is_set() else self
+
+    def getConf(self) -> dict[str, str]:  # noqa: N802 - as Spark calls it
+        return {}
 
     def capture(self, session: object, order: Order, group: str, name: str) -> None:
         self.orders.append(order)
@@ -112,6 +117,45 @@ def test_a_capture_that_would_leave_no_core_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TailraceError, match="3 tasks would take all 3 cores") as caught:
         RemoteCapture(pipeline(tmp_path), Host(3), 3).run()  # type: ignore[arg-type]
     assert caught.value.kind is Kind.CONFIG_INVALID
+
+
+class Cluster(Host):
+    """Of which executors come one by one."""
+
+    @property
+    def defaultParallelism(self) -> int:  # noqa: N802 - as Spark calls it
+        self.cores = min(self.cores + 1, self.cores_max)
+        return self.cores
+
+    @defaultParallelism.setter
+    def defaultParallelism(self, cores: int) -> None:  # noqa: N802
+        self.cores, self.cores_max = 0, cores
+
+
+@pytest.mark.parametrize("conf", [{}, {"spark.dynamicAllocation.enabled": "true"}])
+def test_the_executors_of_a_cluster_are_waited_for_unless_they_come_when_they_are_needed(
+    conf: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Cluster(4, None)
+    host.master = "spark://there:7077"
+    monkeypatch.setattr(host, "getConf", lambda: conf)
+    monkeypatch.setattr(capture, "_capture", host.capture)
+    RemoteCapture(pipeline(tmp_path), host, 3).run()  # type: ignore[arg-type]
+    assert len(host.orders) == 1
+    assert host.cores == (1 if conf else 4)
+    monkeypatch.setattr(capture, "CORES_S", 0.2)
+    if not conf:
+        with pytest.raises(TailraceError, match="4 tasks would take all 4 cores"):
+            RemoteCapture(pipeline(tmp_path), host, 4).run()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("master", "cores"),
+    [("local", 1), ("local[3]", 3), ("local[4, 2]", 4), ("local-cluster[2,1,1024]", None), ("yarn", None)],
+)
+def test_what_a_local_master_has_is_known(master: str, cores: int | None) -> None:
+    assert cores_of(master) == cores
+    assert (cores_of("local[*]") or 0) >= 1
 
 
 def test_what_the_driver_wants_reaches_the_task_and_its_answer_the_driver(

@@ -29,6 +29,7 @@ from tailrace.pipeline.log_offsets import LogOffsetStore
 from tailrace.pipeline.log_root import take_root
 from tailrace.pipeline.planning import spread
 from tailrace.pipeline.reading import LogReading, partition_of
+from tailrace.pipeline.remote.requirements import require_own_reading
 from tailrace.pipeline.showing import Showing
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.views import EngineView, SourceView
@@ -98,7 +99,7 @@ class PostgresConnector:
         self._settings, self._config = {"name": context.name, **context.settings}, config
         if context.tasks_on == "spark":
             self._remote_tasks = len(config.pipelines)
-            _require_own_reading(config)
+            require_own_reading(config)
         if self._remote_tasks or config.needs_spark:
             from tailrace.spark.java import require_java
 
@@ -363,16 +364,6 @@ class PostgresTask:
                     self._dropped = error
                 else:
                     log.warning("could not tell the log what it may let go of", error=str(error))
-
-
-def _require_own_reading(config: EngineConfig) -> None:
-    if any(pipeline.source.snapshot_read_on != "process" for pipeline in config.pipelines):
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            "start the connector postgresql: tasks_on is spark, and so is snapshot_read_on: a task on an "
-            "executor can't have Spark read for it",
-            "choose one of the two",
-        )
 
 
 def _wait_for_sinks(lanes: Sequence[Lane], deadline_s: float) -> bool:

@@ -29,6 +29,7 @@ from tailrace.pipeline.log_root import check_roots, logs_in
 from tailrace.pipeline.preflight_room import Room, room_findings
 from tailrace.pipeline.preflight_server import room_of, server_facts
 from tailrace.pipeline.preflight_source import source_findings
+from tailrace.pipeline.remote.requirements import cores_of, require_own_reading, too_few
 
 __all__ = ["Finding", "Severity", "preflight"]
 
@@ -52,6 +53,7 @@ def preflight(file: Path) -> list[Finding]:
     if pipeline.needs_spark:
         found += _guarded(_java)
     found += _guarded(lambda: _settings(pipeline))
+    found += _guarded(lambda: _captures(pipeline))
     found += _guarded(lambda: _rooms(pipeline))
     found += _guarded(lambda: _handlers(pipeline))
     found += _guarded(lambda: _transformations(pipeline))
@@ -197,6 +199,16 @@ def _settings(pipeline: EngineConfig) -> Iterator[Finding]:
                 f"sink {sink.name!r}: {name} has no effect without {wanted}",
                 f"set {wanted}, or leave {name} out",
             )
+
+
+def _captures(pipeline: EngineConfig) -> Iterator[Finding]:
+    if pipeline.engine.tasks_on != "spark":
+        return
+    require_own_reading(pipeline)
+    spark = pipeline.spark
+    cores = cores_of(spark.settings().get("spark.master", spark.master))
+    if cores is not None and (failure := too_few(cores, len(pipeline.pipelines))) is not None:
+        yield from_failure(failure)
 
 
 def _open_log(pipeline: PipelineConfig, found: list[Finding]) -> LogDirectory | None:

@@ -18,6 +18,7 @@ from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.remote.attempt import Order, carry_out
 from tailrace.pipeline.remote.channel import Channel, Report, Wanted
+from tailrace.pipeline.remote.requirements import cores_of, may_grow, too_few
 from tailrace.pipeline.spark_host import SparkHost
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.1
 _BEAT_S = 1.0
+#: How long the executors of a cluster may take to come.
+CORES_S = 60.0
 #: How long a task may take to end when that is wanted; then its job is cancelled.
 STOP_S = 8.0
 #: A job that got so far counts as a success: waits begin anew.
@@ -165,15 +168,13 @@ class RemoteCapture:
         return job.error
 
     def _require_cores(self, session: SparkSession) -> None:
-        cores = session.sparkContext.defaultParallelism
-        if cores <= self._tasks:
-            raise TailraceError(
-                Kind.CONFIG_INVALID,
-                f"capture on executors: {self._tasks} tasks would take all {cores} cores that they have",
-                "each source takes one core for as long as it is captured, and others must be left for what "
-                "else Spark does: give more executors, or, locally, a master such as "
-                f"local[{self._tasks + 2}]",
-            )
+        context = session.sparkContext
+        until_s = time.monotonic() + (CORES_S if cores_of(context.master or "") is None else 0.0)
+        while (error := too_few(context.defaultParallelism, self._tasks)) is not None:
+            if may_grow(context) or self._stopping.wait(_LOOK_S):
+                return
+            if time.monotonic() > until_s:
+                raise error
 
     def _ask(self, **changes: object) -> None:
         with self._lock:

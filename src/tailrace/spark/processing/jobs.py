@@ -73,11 +73,17 @@ class Jobs(Generic[Load, Done]):
         future: Future[Done] = Future()
         carried = wire.dumps(load)
         with self._lock:
-            self._waiting.append((carried, future))
-            if self._running >= self._at_once:
-                return future
-            self._running += 1
-        self._executor.submit(self._work)
+            is_over = self._cancelled
+            if not is_over:
+                self._waiting.append((carried, future))
+                if self._running >= self._at_once:
+                    return future
+                self._running += 1
+        if is_over:
+            # Nobody looks for it any more, and whoever submits would wait for ever.
+            future.cancel()
+        else:
+            self._go_on()
         return future
 
     def cancel(self) -> None:
@@ -108,7 +114,18 @@ class Jobs(Generic[Load, Done]):
             if not self._waiting:
                 self._running -= 1
                 return
-        self._executor.submit(self._work)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        try:
+            self._executor.submit(self._work)
+        except RuntimeError:  # the engine has ended
+            with self._lock:
+                self._running -= 1
+                waiting = list(self._waiting)
+                self._waiting.clear()
+            for _, future in waiting:
+                future.cancel()
 
     def _take(self) -> list[tuple[bytes, Future[Done]]]:
         taken: list[tuple[bytes, Future[Done]]] = []

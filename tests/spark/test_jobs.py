@@ -1,0 +1,63 @@
+"""Jobs of one life of a task, without Spark: whoever submits never waits for what nobody begins any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tailrace.spark.processing import jobs as jobs_module
+from tailrace.spark.processing.carrying import wire
+from tailrace.spark.processing.jobs import Jobs
+
+
+class Threads:
+    """In place of the engine's pool: keeps what it is to call, until it is closed."""
+
+    def __init__(self) -> None:
+        self.kept: list[Callable[[], None]] = []
+        self.closed = False
+
+    def submit(self, call: Callable[[], None]) -> None:
+        if self.closed:
+            raise RuntimeError("closed")
+        self.kept.append(call)
+
+
+def jobs_of(threads: Threads) -> Jobs[Any, Any]:
+    def session() -> Any:
+        raise RuntimeError("there is no Spark")
+
+    return Jobs(session, b"", threads, 1, threading.Event(), "test")  # type: ignore[arg-type]
+
+
+def test_what_is_submitted_after_the_end_is_cancelled() -> None:
+    threads = Threads()
+    jobs = jobs_of(threads)
+    first = jobs.submit(1)
+    jobs.cancel()
+    assert first.cancelled()
+    assert jobs.submit(2).cancelled()
+    threads.kept.pop()()
+    assert threads.kept == []
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_waits_when_the_threads_have_ended_is_cancelled(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "JOB_BYTES_MAX", 1)  # a load a job
+    threads = Threads()
+    jobs = jobs_of(threads)
+    monkeypatch.setattr(jobs, "_job", lambda loads: [wire.dumps((True, "done")) for _ in loads])
+    first = jobs.submit(1) if begun else None
+    second = jobs.submit(2) if begun else None
+    threads.closed = True
+    if first is None or second is None:
+        assert jobs.submit(3).cancelled()
+    else:
+        threads.kept.pop()()
+        assert first.result(0) == "done"
+        assert second.cancelled()

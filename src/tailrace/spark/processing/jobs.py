@@ -80,8 +80,7 @@ class Jobs(Generic[Load, Done]):
                     return future
                 self._running += 1
         if is_over:
-            # Nobody looks for it any more, and whoever submits would wait for ever.
-            future.cancel()
+            _drop(future)  # nobody looks for it any more
         else:
             self._go_on()
         return future
@@ -95,7 +94,7 @@ class Jobs(Generic[Load, Done]):
             waiting, running = list(self._waiting), self._running
             self._waiting.clear()
         for _, future in waiting:
-            future.cancel()
+            _drop(future)
         if not running:
             return
         try:
@@ -125,7 +124,7 @@ class Jobs(Generic[Load, Done]):
                 waiting = list(self._waiting)
                 self._waiting.clear()
             for _, future in waiting:
-                future.cancel()
+                _drop(future)
 
     def _take(self) -> list[tuple[bytes, Future[Done]]]:
         taken: list[tuple[bytes, Future[Done]]] = []
@@ -134,7 +133,7 @@ class Jobs(Generic[Load, Done]):
             while self._waiting and (not taken or size + len(self._waiting[0][0]) <= JOB_BYTES_MAX):
                 load, future = self._waiting.popleft()
                 if self._shut.is_set() or self._cancelled:
-                    future.cancel()
+                    _drop(future)
                 elif future.set_running_or_notify_cancel():
                     taken.append((load, future))
                     size += len(load)
@@ -161,6 +160,12 @@ class Jobs(Generic[Load, Done]):
         tasks = min(len(loads), 2 * context.defaultParallelism)
         found: list[bytes] = context.parallelize(loads, tasks).mapPartitions(self._errand).collect()
         return found
+
+
+def _drop(future: Future[Any]) -> None:
+    # `concurrent.futures.wait` takes one that is cancelled for done only once it was told so.
+    future.cancel()
+    future.set_running_or_notify_cancel()
 
 
 def pickled(function: Callable[[Any], Any], what: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -12,10 +13,11 @@ from pipeline.staged import FakeCapture, FakeSink
 from tailrace import Engine, TailraceError
 from tailrace.changelog.readers import Readers
 from tailrace.config import EngineConfig
+from tailrace.engine import tasks as tasks_module
 from tailrace.errors import Kind
 from tailrace.pipeline import lane as lane_module
 from tailrace.pipeline import reading as reading_module
-from tailrace.pipeline.postgres_connector import PostgresConnector
+from tailrace.pipeline.postgres_connector import PostgresConnector, PostgresTask
 from tailrace.pipeline.reading import reader_name
 from tailrace.pipeline.status import FILE_NAME, document
 from tailrace.ranges import changes as changes_module
@@ -49,7 +51,7 @@ def stage(tmp_path, monkeypatch):
                     connector=PostgresConnector,
                     settings=settings,
                     name="shop",
-                    options=QUICK,
+                    options=QUICK | handlers.pop("options", {}),
                     **handlers,
                 )
             )
@@ -145,6 +147,34 @@ def test_a_capture_that_fails_fails_the_engine_and_one_that_may_pass_is_begun_ag
     with pytest.raises(TailraceError) as raised:
         engine.wait(60)
     assert raised.value.kind is Kind.SLOT_MISSING
+
+
+def test_a_server_that_stays_away_uses_up_the_attempts_and_one_that_came_back_gives_them_back(
+    stage, monkeypatch
+):
+    monkeypatch.setattr(tasks_module, "POLL_S", 0.005)
+    polls, begun, poll = itertools.count(), [], PostgresTask.poll
+    polled = [0]
+
+    def counted(task, timeout_s):
+        found = poll(task, timeout_s)
+        polled[0] = next(polls)
+        return found
+
+    def run(capture):
+        begun.append(capture)
+        capture.phase = "streaming" if len(begun) <= 4 else "connecting"
+        before = polled[0]
+        wait_until(lambda: polled[0] > before + 2, 60, "polls that gave nothing")
+        raise TailraceError(Kind.SOURCE_UNREACHABLE, "away")
+
+    monkeypatch.setattr(PostgresTask, "poll", counted)
+    monkeypatch.setattr(FakeCapture, "run", run)
+    with pytest.raises(TailraceError) as raised:
+        stage.engine(on_batch=print, options={"errors_retries_max": 2}).run()
+    assert raised.value.kind is Kind.SOURCE_UNREACHABLE
+    # The fourth has failed, and two attempts were left.
+    assert len(begun) == 6
 
 
 def test_several_sources_are_dealt_out_and_one_that_fails_leaves_the_others_at_work(stage, tmp_path):

@@ -449,6 +449,18 @@ class SourceTask(Protocol):
         ...
 
 
+@runtime_checkable
+class Recovers(Protocol):
+    """A task whose `poll` may return without records while what it had failed with has not passed yet."""
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether that is so. Attempts are not counted anew then; asked on the task's thread, after a
+        `poll` that returned None.
+        """
+        ...
+
+
 def _nothing(*_: object) -> None:
     pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -29,6 +29,7 @@ class Retrying:
     :param what: what is tried, for the log: `task 3: poll`.
     :param stopping: ends a wait.
     :param failed: called at each failure that is tried again.
+    :param passed: tells of what was returned whether it is a success.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class Retrying:
         clock: Clock,
         stopping: threading.Event,
         failed: Callable[[], None] = lambda: None,
+        passed: Callable[[Any], bool] = lambda _: True,
     ) -> None:
         self._what = what
         self._backoff = backoff
         self._clock = clock
         self._stopping = stopping
         self._failed = failed
+        self._passed = passed
 
     def call(self, action: Callable[[], T]) -> T:
         """Return what `action` returns at last.
@@ -57,7 +60,8 @@ class Retrying:
             except Exception as error:  # noqa: BLE001 - what is final is raised again
                 self._wait_or_raise(error)
             else:
-                self._backoff = self._backoff.after_success()
+                if self._backoff.attempts and self._passed(found):
+                    self._backoff = self._backoff.after_success()
                 return found
 
     def _wait_or_raise(self, error: Exception) -> None:

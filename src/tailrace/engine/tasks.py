@@ -21,6 +21,7 @@ from tailrace.engine.contracts import (
     Metrics,
     OffsetReader,
     RecordProcessor,
+    Recovers,
     Settings,
     SourceTask,
     StopEngine,
@@ -231,7 +232,9 @@ class TaskThread:
         what = f"task {number}"
         clock, ending = company.clock, company.gates.ending
         self._start_backoff = company.backoff()
-        self._polling = Retrying(f"{what}: poll", company.backoff(), clock, ending, self._count_retry)
+        self._polling = Retrying(
+            f"{what}: poll", company.backoff(), clock, ending, self._count_retry, self._has_passed
+        )
         #: The first start has ended, well or not.
         self.start_ended = threading.Event()
         self.polling_ended = threading.Event()
@@ -378,6 +381,10 @@ class TaskThread:
 
     def _broke(self, error: BaseException, life: _Life) -> None:
         self._company.supervision.failed(self.number, error, life.doing, got_on=True, may_restart=False)
+
+    def _has_passed(self, polled: Batch | None) -> bool:
+        task = self.task
+        return polled is not None or not isinstance(task, Recovers) or not task.is_recovering
 
     def _count_retry(self) -> None:
         self.counts.retries += 1

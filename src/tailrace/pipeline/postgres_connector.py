@@ -48,6 +48,8 @@ KEEP_INTERVAL_S = 1.0
 LOOK_S = 0.05
 #: The same where capture tells of what is durable, once nothing has come for a while.
 QUIET_LOOK_S = 0.2
+#: States of a source that its server was reached for.
+AT_WORK = frozenset({"snapshot", "streaming", "waiting_for_disk"})
 #: How long sinks may take to finish their batch when the task stops; then it is given up,
 #: which is safe: it is written again at the next start.
 DRAIN_DEADLINE_S = 8.0
@@ -175,6 +177,7 @@ class PostgresTask:
         self._look_s = LOOK_S
         self._finished = False
         self._raised = False
+        self._recovering: list[Lane] = []
         self._dropped: TailraceError | None = None
         self._news = threading.Event()  # set when something may be new in a log
         self._stop_wanted = threading.Event()
@@ -234,6 +237,13 @@ class PostgresTask:
                 self._look_s = LOOK_S if self._remote_tasks else min(2 * look_s, QUIET_LOOK_S)
                 return None
             self._news.wait(min(left_s, look_s))
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether captures were begun again, and none of them has got to its server's changes yet."""
+        if any(lane.view().task.state in AT_WORK for lane in self._recovering):
+            self._recovering = []
+        return bool(self._recovering)
 
     def commit(self, partition: Partition, offset: Offset) -> None:
         """Take note, so that retention soon knows that what lies before is not needed here."""
@@ -331,6 +341,7 @@ class PostgresTask:
                 again.append(source.lane)
             sources.append(source)
         self._sources = tuple(sources)
+        self._recovering = again
         for lane in again:
             lane.start()
 

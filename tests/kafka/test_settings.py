@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from tailrace.config import load_engine
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSink
 from tailrace.errors import Kind
+from tailrace.kafka.client import ToLog
 from tailrace.kafka.failures import error_of, failure_of
 from tailrace.kafka.offset_store import KafkaOffsetStore
 from tailrace.kafka.questions import answer
@@ -138,6 +141,26 @@ def test_offsets_are_read_as_committed_unless_the_file_says_otherwise() -> None:
     assert OffsetStorage.model_validate(kept).consumer_isolation_level == "read_committed"
     careless = OffsetStorage.model_validate({**kept, "consumer_isolation_level": "read_uncommitted"})
     assert KafkaOffsetStore(careless, "shop", atomic=True)._account().isolation == "read_uncommitted"
+
+
+def test_what_the_client_says_again_and_again_is_logged_now_and_then() -> None:
+    seconds = [0.0]
+    handler = ToLog(lambda: seconds[0])
+
+    def say(*words: str) -> list[str]:
+        with capture_logs() as logged:
+            for word in words:
+                handler.handle(logging.LogRecord("kafka", logging.ERROR, "", 0, word, None, None))
+        return [f"{entry['says']} {entry.get('repeated', '')}" for entry in logged]
+
+    refused = [f"FAIL [rdkafka#producer-{n}] k:9: refused (after {n}ms in state CONNECT)" for n in range(9)]
+    assert say(*refused, "FAIL k:8: refused") == [f"{refused[0]} ", "FAIL k:8: refused "]
+    assert say(refused[3]) == []
+    seconds[0] += 31
+    assert say(refused[5]) == [f"{refused[5]} 9"]
+    for n in range(1000):
+        say(f"FAIL k:{n}x")
+    assert len(handler._said) <= 256
 
 
 def test_an_admin_client_that_stays_silent_is_a_cluster_that_does() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -15,18 +17,44 @@ _QUEUE_KBYTES = 1 << 20
 _QUEUE_MESSAGES = 2_000_000
 
 
-class _ToLog(logging.Handler):
-    """What librdkafka has to say, as events of our own log; it never shows values of settings."""
+#: What is said again within so many seconds is counted only: that a broker refuses connections, thirty
+#: times a second.
+_REPEATED_S = 30.0
+#: Most that is remembered of what was said.
+_SAID_MAX = 256
+#: In what it says: how long that took, and which client it is.
+_PASSING_PART = re.compile(r"\(after \d+ms|rdkafka#\w+-\d+")
+
+
+class ToLog(logging.Handler):
+    """What librdkafka has to say, as events of our own log; it never shows values of settings.
+
+    :param clock: seconds, rising.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said: dict[str, tuple[float, int]] = {}  # when it was last logged, how often it came since
 
     def emit(self, record: logging.LogRecord) -> None:
+        says, now = record.getMessage(), self._clock()
+        what = _PASSING_PART.sub("", says)
+        logged, withheld = self._said.get(what, (now - _REPEATED_S, 0))
+        if now < logged + _REPEATED_S:
+            self._said[what] = logged, withheld + 1
+            return
+        if len(self._said) >= _SAID_MAX:
+            self._said.clear()
+        self._said[what] = now, 0
         say = log.warning if record.levelno >= logging.ERROR else log.debug
-        say("kafka client", says=record.getMessage())
+        say("kafka client", says=says, **({"repeated": withheld} if withheld else {}))
 
 
 _logger = logging.getLogger("tailrace.kafka")
 _logger.setLevel(logging.INFO)
 _logger.propagate = False
-_logger.addHandler(_ToLog())
+_logger.addHandler(ToLog())
 
 
 #: The part of the time for a commit after which an answer is no longer waited for, and the least of it: a

@@ -12,6 +12,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewTopic,
     ResourceType,
 )
 
@@ -241,3 +242,22 @@ def test_a_cluster_that_can_not_be_reached_is_told_in_the_entry(tmp_path: Path) 
     (entry,) = json.loads(run("offsets", "show", file, "--json"))["offsets"]
     assert entry["error"]["kind"] == "sink_write_failed"
     assert "can't be read" in run("offsets", "show", file)
+
+
+def test_topics_that_are_missing_or_can_not_be_made_so_are_told(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    offsets = NewTopic(f"{topic_name}-offsets", 1, 1, config={"cleanup.policy": "compact"})
+    admin.create_topics([offsets])[offsets.topic].result(60)
+    rule = {"tables": ["*.*"], "settings": {"no.such.setting": "1"}}
+    for at, (told, sink) in enumerate(
+        [("does not exist", {"create_topics": False}), ("correct `topics`", {"topics": [rule]})]
+    ):
+        directory = tmp_path / str(at)
+        directory.mkdir()
+        orders = Orders(directory, kafka, topic_name, **sink)
+        said = run("replay", orders.file, "--sink", "out", status=1)
+        assert "sink_misconfigured" in said
+        assert told in said
+        assert orders.shown()["log_offset"] is None

@@ -143,6 +143,14 @@ def test_offsets_are_read_as_committed_unless_the_file_says_otherwise() -> None:
     assert KafkaOffsetStore(careless, "shop", atomic=True)._account().isolation == "read_uncommitted"
 
 
+@pytest.mark.parametrize("name", ["", "bad name!", "x" * 250, "..", "a\n"])
+def test_what_is_no_name_of_a_topic_is_told_with_the_file(name: str) -> None:
+    with pytest.raises(ValidationError, match="no name of a topic"):
+        sink_of(offsets_topic=name)
+    with pytest.raises(ValidationError, match="no name of a topic"):
+        OffsetStorage.model_validate({"type": "kafka", "bootstrap_servers": "k", "topic": name})
+
+
 def test_what_the_client_says_again_and_again_is_logged_now_and_then() -> None:
     seconds = [0.0]
     handler = ToLog(lambda: seconds[0])

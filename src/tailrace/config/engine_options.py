@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from tailrace.config.converters import ConverterSection
 from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section, Text
-from tailrace.config.kafka_clients import ClientOptions
+from tailrace.config.kafka_clients import ClientOptions, TopicName
 from tailrace.config.predicates import AnyPredicate
 from tailrace.config.transformations import AnyTransformation
 
@@ -94,9 +94,8 @@ class OffsetStorage(Section):
     bootstrap_servers: str | None = Field(
         default=None, min_length=1, description="`host:port`, several with commas between, for `kafka`."
     )
-    topic: str = Field(
+    topic: TopicName = Field(
         default="tailrace-offsets",
-        min_length=1,
         description="Compacted topic, for `kafka`. Engines and sinks may share it.",
     )
     create_topic: bool = Field(default=True, description="Whether it is made if it is missing.")

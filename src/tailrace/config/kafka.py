@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from tailrace.config.converters import ConverterSection
 from tailrace.config.engine_options import Milliseconds
 from tailrace.config.fields import Extension, Name, Section
-from tailrace.config.kafka_clients import ClientOptions
+from tailrace.config.kafka_clients import ClientOptions, TopicName
 from tailrace.config.patterns import Patterns
 from tailrace.config.predicates import AnyPredicate
 from tailrace.config.sinks import Pacing, SinkConfig
@@ -102,9 +102,8 @@ class KafkaSink(SinkConfig):
         "transaction. `false`: at least once, the offset is written when the records are acknowledged. "
         "Default: `engine.atomic_source_offset_commit`.",
     )
-    offsets_topic: str = Field(
+    offsets_topic: TopicName = Field(
         default="tailrace-offsets",
-        min_length=1,
         description="Compacted topic of the offsets; made if missing. Pipelines may share it.",
     )
     transaction_boundary: Literal["poll", "interval", "records", "transaction"] = Field(

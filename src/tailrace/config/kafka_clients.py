@@ -24,6 +24,16 @@ ALLOWED_OPTIONS = re.compile(
 _SECRET_OPTIONS = re.compile(r".*(password|secret|passphrase|key\.pem)")
 
 
+def _as_kafka_has_it(topic: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic) or topic in (".", ".."):
+        raise ValueError("is no name of a topic: letters, digits, '.', '_' and '-', at most 249 of them")
+    return topic
+
+
+#: The name of a topic as it is, not one that it is made of.
+TopicName = Annotated[str, AfterValidator(_as_kafka_has_it)]
+
+
 def _allowed(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if not ALLOWED_OPTIONS.fullmatch(name):

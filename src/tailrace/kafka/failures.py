@@ -35,6 +35,8 @@ _PASSING = frozenset(
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     }
 )
+#: Of topics that can't be made as they are wanted.
+_UNFIT = frozenset({KafkaError.INVALID_CONFIG, KafkaError.INVALID_PARTITIONS, KafkaError.POLICY_VIOLATION})
 _DENIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "the principal needs WRITE (and DESCRIBE) on the topic",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the principal needs WRITE and DESCRIBE on it",
@@ -93,6 +95,15 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
     if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):  # noqa: SLF001
         return TailraceError(
             Kind.SINK_WRITE_FAILED, found, "create the topic, or set create_topics: true", context
+        )
+    if code in _UNFIT:
+        return TailraceError(Kind.SINK_MISCONFIGURED, found, "correct `topics` of the sink", context)
+    if code == KafkaError.INVALID_REPLICATION_FACTOR:
+        return TailraceError(
+            Kind.SINK_WRITE_FAILED,
+            found,
+            "see that so many brokers run, or correct replication_factor in `topics` of the sink",
+            context,
         )
     return TailraceError(Kind.SINK_WRITE_FAILED, found, "see whether the cluster can be reached", context)
 

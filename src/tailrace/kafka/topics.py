@@ -101,12 +101,17 @@ class Topics:
     def require(self, name: str, schema: str = "", table: str = "") -> None:
         """Make sure that a topic may be written and is there, missing ones being made if that is wanted.
 
-        :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+        :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and not to be made, or
+            can't be made so; `SINK_WRITE_FAILED`.
         """
         if name not in self._there:
             if self._create_missing:
                 self._create(name, self._making(schema, table) if table else Making())
-            require_rights(self._admin_settings, name, TO_WRITE, "write to a topic", self._timeout_s)
+            is_there = require_rights(
+                self._admin_settings, name, TO_WRITE, "write to a topic", self._timeout_s
+            )
+            if not is_there and not self._create_missing and not self._appears(name):
+                raise _missing(name)
             self._there.add(name)
 
     def check(self, name: str, schema: str, table: str) -> None:
@@ -118,12 +123,7 @@ class Topics:
         if require_rights(self._admin_settings, name, TO_WRITE, "write to a topic", self._timeout_s):
             return
         if not self._create_missing:
-            raise TailraceError(
-                Kind.SINK_MISCONFIGURED,
-                f"look for the topic {name!r}: it does not exist",
-                "create it, or set create_topics: true",
-                {"topic": name},
-            )
+            raise _missing(name)
         self._create(name, self._making(schema, table), only_check=True)
 
     def partitions(self, name: str) -> int:
@@ -140,6 +140,19 @@ class Topics:
         if name not in self._largest:
             self._largest[name] = self._limit(name)
         return self._largest[name]
+
+    def _appears(self, name: str) -> bool:
+        """Tell whether a topic is there after all: brokers may make those that a producer looks for."""
+        deadline = time.monotonic() + _ASK_S
+        while time.monotonic() < deadline:
+            try:
+                found = self._clients.ask(_ASK_S, lambda admin, left_s: admin.list_topics(name, left_s))
+            except KafkaException as error:
+                raise failure_of(error_of(error), "look for a topic", topic=name) from error
+            if name in found.topics and found.topics[name].partitions:
+                return True
+            time.sleep(_POLL_S)
+        return False
 
     def _count(self, name: str) -> int:
         deadline = time.monotonic() + self._timeout_s
@@ -193,6 +206,15 @@ class Topics:
                     raise denied(self._admin_settings, "create a topic", "topic", name, ["CREATE"]) from None
             elif error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise failure_of(error_of(error), "create a topic", topic=name) from error
+
+
+def _missing(name: str) -> TailraceError:
+    return TailraceError(
+        Kind.SINK_MISCONFIGURED,
+        f"look for the topic {name!r}: it does not exist",
+        "create it, or set create_topics: true",
+        {"topic": name},
+    )
 
 
 def legal(name: str, owner: str) -> str:

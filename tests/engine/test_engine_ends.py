@@ -14,6 +14,7 @@ from fix_engine import Heard, Seen, Store, engine_of
 from fix_wait import wait_until
 from tailrace.engine.contracts import RetriableError, StopEngine
 from tailrace.engine.life import State
+from tailrace.engine.processing import manual
 from tailrace.engine.supervision import Phase
 from tailrace.engine.tasks import TaskThread
 from tailrace.errors import Kind, TailraceError
@@ -252,6 +253,26 @@ def test_records_under_way_are_waited_for_within_their_limit():
     release.set()
     closing.join(FAR_S)
     assert store.line() == 10
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_handlers_that_mark_later_are_waited_for_within_the_limit_too(marks):
+    store, timers = Store(), []
+
+    def handle(batch, committer):
+        if marks:
+            timers.append(threading.Timer(0.2, committer.mark_processed, (batch,)))
+            timers[-1].start()
+
+    engine_of(
+        LinesSource(30),
+        on_batch=manual(handle),
+        offsets=store,
+        options={"record_processing": {"shutdown_timeout_ms": 60_000 if marks else 50}},
+    ).run()
+    assert store.line() == (30 if marks else 0)
+    for timer in timers:
+        timer.join()
 
 
 def test_a_connector_that_hangs_at_its_stop_holds_up_nothing():

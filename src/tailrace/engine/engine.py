@@ -270,6 +270,12 @@ class Engine:
         except BaseException:
             # Ctrl-C, just now: if the thread has begun, it ends at once; nobody would close the engine.
             self._report_event(Event.CLOSE_CALLED, None)
+            begun_by_s = time.monotonic() + GRACE_S
+            while self._thread is not None and time.monotonic() < begun_by_s:
+                if self._thread.ident is not None:
+                    self._wait_stopped(None)
+                    break
+                time.sleep(0.01)
             raise
 
     def _live(self) -> None:

@@ -42,6 +42,9 @@ log = structlog.get_logger(__name__)
 #: How long a poll may wait for records: so often policies are asked while nothing comes.
 POLL_S = 0.5
 
+#: How often who waits for marks looks.
+LOOK_S = 0.01
+
 
 class Gates:
     """What the engine lets tasks do. It opens each gate once."""
@@ -127,6 +130,7 @@ class _Life:
     commits: TaskCommits
     doing: str = "start"
     started: bool = False
+    taken: int = 0  # records
     finished: threading.Event = field(default_factory=threading.Event)
     processor: RecordProcessor | None = None
     _stopped: threading.Lock = field(default_factory=threading.Lock)
@@ -167,6 +171,7 @@ class _Life:
         self.counts.polled += batch.polled
         self.counts.batches += 1
         self.commits.take(batch)
+        self.taken += batch.polled
         self.processor.process(batch)
 
     def _poll(self) -> Batch | None:
@@ -193,13 +198,22 @@ class _Life:
         if processor is None:
             return
         self.doing = "process"
+        until_s = time.monotonic() + timeout_s
         try:
-            if not processor.drain(timeout_s):
+            if not (processor.drain(timeout_s) and self._all_marked(until_s)):
                 log.warning(
                     "records under way are given up: they come again", task=self.number, after_s=timeout_s
                 )
         finally:
             processor.close()
+
+    def _all_marked(self, until_s: float) -> bool:
+        # Handlers that mark by themselves may still be about it, on threads of their own.
+        while self.commits.processed < self.taken:
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(LOOK_S)
+        return True
 
     def stop(self) -> bool:
         """Commit what can be committed and stop the task; tell whether it is this call that did.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
 from torture import validator
@@ -167,7 +167,7 @@ def _to_the_end(consumer: Consumer, places: list[TopicPartition]) -> list[Messag
     while waiting:
         assert time.monotonic() < began + _READ_TIMEOUT_S, f"{len(waiting)} partitions could not be read"
         if not ends and time.monotonic() > began + _ENDLESS_S:
-            ends = {each: consumer.get_watermark_offsets(TopicPartition(*each), 60)[1] for each in waiting}
+            ends = {each: _end(consumer, TopicPartition(*each)) for each in waiting}
         for message in consumer.consume(1_000, 0.2):
             error = message.error()
             if error is None:
@@ -178,6 +178,17 @@ def _to_the_end(consumer: Consumer, places: list[TopicPartition]) -> list[Messag
             now = consumer.position([TopicPartition(*each) for each in waiting])
             waiting -= {(at.topic, at.partition) for at in now if at.offset >= ends[at.topic, at.partition]}
     return sorted(found, key=lambda message: (message.topic(), message.partition(), message.offset()))
+
+
+def _end(consumer: Consumer, place: TopicPartition) -> int:
+    deadline = time.monotonic() + _ADMIN_TIMEOUT_S
+    while True:
+        try:
+            return int(consumer.get_watermark_offsets(place, 10)[1])
+        except KafkaException:  # its leader may just have been killed
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def _changes(messages: list[Message]) -> Iterator[Change]:

@@ -31,7 +31,7 @@ _JOIN_S = 10.0
 
 @dataclass
 class Fault:
-    """What befalls the first request of its name that comes from now on.
+    """What befalls the first request of its name that comes from now on; of a producer, not of a group.
 
     :param commits_only: of `EndTxn`, whether it must ask for a commit.
     """
@@ -46,7 +46,9 @@ class Fault:
     def fits(self, asked: wire.Request) -> bool:
         """Tell whether this is the request that it waits for."""
         wanted = wire.NAMES[self.name]
-        return asked.key == wanted and (wanted != wire.END_TXN or not self.commits_only or asked.commits)
+        if asked.key != wanted or asked.is_of_a_group:
+            return False
+        return wanted != wire.END_TXN or not self.commits_only or asked.commits
 
     def release(self) -> None:
         """Let a held answer go."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fix_postgres import Database
+from fix_wait import wait_until
 from torture.harness import Round, kill_at
 
 pytestmark = pytest.mark.any_postgres("what is deleted are files of the log and of sinks")
@@ -30,10 +32,14 @@ def test_positions_hints_and_half_written_files_may_all_go(
 
 
 def _delete(path: Path) -> bool:
-    if path.is_dir():
-        for each in path.iterdir():
-            _delete(each)
-        path.rmdir()
-    else:
-        path.unlink()
+    # Workers of the process that was killed may write a last file meanwhile.
+    wait_until(lambda: _is_gone(path), 60)
     return True
+
+
+def _is_gone(path: Path) -> bool:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+    return not path.exists()

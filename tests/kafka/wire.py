@@ -54,6 +54,11 @@ class Request:
         reader.number("!qh")
         return bool(reader.number("!b"))
 
+    @property
+    def is_of_a_group(self) -> bool:
+        """Whether it looks for the coordinator of a group, as every consumer does, and of no transaction."""
+        return self.key == FIND_COORDINATOR and (self.version == 0 or self.body[-1] == 0)
+
 
 def request(frame: bytes) -> Request:
     """Return what a client's frame, without its length, asks."""

@@ -13,21 +13,26 @@ import threading
 import time
 from base64 import b64encode
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 
 @dataclass
 class Fault:
-    """What the next requests meet: a status, or silence for some seconds."""
+    """What the next requests meet: a status, silence for some seconds, an end without an answer, or another
+    answer.
+    """
 
     status: int = 0
     silent_s: float = 0.0
     times: int = 1
+    is_cut: bool = False
+    page: bytes = b""
 
 
 class _Server(ThreadingHTTPServer):
@@ -45,16 +50,38 @@ class FakeRegistry:
     keystore: Path | None = None  # key and certificate: then it speaks TLS
     clients: Path | None = None  # who must have signed clients' certificates
     level: str = "BACKWARD"
+    levels: dict[str, str] = field(default_factory=dict)  # of subjects that have one of their own
+    idle_s: float | None = None  # then it closes a connection that nothing comes by
+    tells_all: bool = True  # on registering: the schema, in the form that it keeps, with the id
     compares_all: bool = True  # at one question, as its level says; older ones compare with one version
     subjects: dict[str, list[int]] = field(default_factory=dict)
     schemas: list[tuple[str, str]] = field(default_factory=list)  # (kind, text); the id is the place + 1
     requests: Counter[str] = field(default_factory=Counter)
+    queries: list[str] = field(default_factory=list)  # of requests that have one: method, path and query
+    headers: list[dict[str, str]] = field(default_factory=list)  # of requests, names in lower case
+    connected: int = 0
+    open: int = 0  # connections that there are now
     faults: list[Fault] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # connections stay
+            timeout = registry.idle_s
+            disable_nagle_algorithm = True
+
+            def setup(self) -> None:
+                super().setup()
+                with registry._lock:
+                    registry.connected += 1
+                    registry.open += 1
+
+            def finish(self) -> None:
+                with registry._lock:
+                    registry.open -= 1
+                super().finish()
+
             def log_message(self, *args: Any) -> None:
                 """Say nothing."""
 
@@ -67,8 +94,12 @@ class FakeRegistry:
             def _answer(self, method: str) -> None:
                 size = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(size) or b"null")
-                status, document = registry.reply(method, self.path, body, self.headers.get("Authorization"))
-                content = json.dumps(document).encode()
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                status, document = registry.reply(method, self.path, body, headers)
+                if not status:
+                    self.close_connection = True
+                    return
+                content = document if isinstance(document, bytes) else json.dumps(document).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
                 self.send_header("Content-Length", str(len(content)))
@@ -105,21 +136,30 @@ class FakeRegistry:
         """Return the schema with this id, parsed."""
         return json.loads(self.schemas[number - 1][1])
 
-    def reply(self, method: str, target: str, body: Any, authorization: str | None) -> tuple[int, Any]:
-        """Return status and document of a request."""
+    def reply(self, method: str, target: str, body: Any, headers: dict[str, str]) -> tuple[int, Any]:
+        """Return status and document of a request; no status: the connection ends without an answer."""
         path = [unquote(part) for part in urlsplit(target).path.split("/")[1:]]
+        query = dict(parse_qsl(urlsplit(target).query))
         with self._lock:
             self.requests[f"{method} /{path[0]}"] += 1
+            self.headers.append(headers)
+            if query:
+                self.queries.append(f"{method} {target}")
             fault = self._fault()
         if fault is not None:
             time.sleep(fault.silent_s)
+            if fault.is_cut:
+                return 0, None
+            if fault.page:
+                return 200, fault.page
             if fault.status:
                 return fault.status, {"error_code": fault.status, "message": "on demand"}
+        authorization = headers.get("authorization")
         if authorization != self._expected():
             # As careless ones do: it tells what it was told.
             return 401, {"error_code": 401, "message": f"Unauthorized: {authorization}"}
         with self._lock:
-            return self._route(method, path, body)
+            return self._route(method, path, body, query.get("normalize", "").lower() == "true")
 
     def _expected(self) -> str | None:
         if self.token:
@@ -136,64 +176,83 @@ class FakeRegistry:
             self.faults.pop(0)
         return fault
 
-    def _route(self, method: str, path: list[str], body: Any) -> tuple[int, Any]:
+    def _route(self, method: str, path: list[str], body: Any, normalize: bool) -> tuple[int, Any]:
         match method, path:
             case "POST", ["subjects", subject, "versions"]:
-                return self._register(subject, body)
+                return self._register(subject, body, normalize)
             case "POST", ["subjects", subject]:
-                return self._find(subject, body)
-            case "GET", ["subjects", subject, "versions", "latest"] if subject in self.subjects:
-                versions = self.subjects[subject]
-                return 200, {"version": len(versions), "schema": self.schemas[versions[-1] - 1][1]}
+                return self._find(subject, body, normalize)
+            case "GET", ["subjects", subject, "versions", version] if subject in self.subjects:
+                last = len(self.subjects[subject]) if version == "latest" else int(version)
+                return 200, self._registered(subject, self.subjects[subject][last - 1])
             case "GET", ["subjects", subject, "versions"] if subject in self.subjects:
                 return 200, list(range(1, len(self.subjects[subject]) + 1))
-            case "GET", ["subjects", subject, "versions", version] if subject in self.subjects:
-                number = self.subjects[subject][int(version) - 1]
-                return 200, {"version": int(version), "schema": self.schemas[number - 1][1]}
             case "GET", ["schemas", "types"]:
                 return 200, ["JSON", "AVRO"]
             case "POST", ["compatibility", "subjects", subject, *_] if subject not in self.subjects:
                 return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
-            case "GET", ["config", _]:
+            case "GET", ["config"]:
                 return 200, {"compatibilityLevel": self.level}
+            case "GET", ["config", subject] if subject in self.levels:
+                return 200, {"compatibilityLevel": self.levels[subject]}
+            case "GET", ["config", subject]:
+                words = f"Subject '{subject}' does not have subject-level compatibility configured"
+                return 404, {"error_code": 40408, "message": words}
             case "POST", ["compatibility", "subjects", subject, "versions"] if self.compares_all:
-                found = self._conflicts(subject, body["schema"])
-                return 200, {"is_compatible": not found, "messages": found}
+                return 200, {"is_compatible": not self._conflicts(subject, body["schema"])}
             case "POST", ["compatibility", "subjects", subject, "versions", version]:
                 last = len(self.subjects[subject]) if version == "latest" else int(version)
                 found = self._conflicts_with(self.subjects[subject][last - 1], body["schema"])
-                return 200, {"is_compatible": not found, "messages": found}
+                return 200, {"is_compatible": not found}
         return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
 
-    def _register(self, subject: str, body: Any) -> tuple[int, Any]:
+    def _registered(self, subject: str, number: int) -> dict[str, Any]:
+        kind, text = self.schemas[number - 1]
+        version = self.subjects[subject].index(number) + 1
+        said = {} if kind == "AVRO" else {"schemaType": kind}
+        return {"subject": subject, "version": version, "id": number, **said, "schema": text}
+
+    def _register(self, subject: str, body: Any, normalize: bool) -> tuple[int, Any]:
         kind, text = body.get("schemaType", "AVRO"), body["schema"]
         if kind == "AVRO" and not _is_avro(text):
             return 422, {"error_code": 42201, "message": "Invalid schema"}
-        versions = self.subjects.get(subject, [])
-        known = self.schemas.index((kind, text)) + 1 if (kind, text) in self.schemas else 0
-        if known in versions:
-            return 200, {"id": known}
-        if conflicts := self._conflicts(subject, text):
-            words = f"Schema being registered is incompatible with an earlier schema; {conflicts}"
-            return 409, {"error_code": 409, "message": words}
+        known = self._number(self.subjects.get(subject, []), kind, text, normalize)
         if not known:
-            self.schemas.append((kind, text))
+            if conflicts := self._conflicts(subject, text):
+                words = f"Schema being registered is incompatible with an earlier schema; {conflicts}"
+                return 409, {"error_code": 409, "message": words}
+            known = self._number(range(1, len(self.schemas) + 1), kind, text, normalize)
+        if not known:
+            self.schemas.append((kind, _normal(text) if normalize else text))
             known = len(self.schemas)
-        self.subjects.setdefault(subject, []).append(known)
-        return 200, {"id": known}
+        if known not in self.subjects.setdefault(subject, []):
+            self.subjects[subject].append(known)
+        if not self.tells_all:
+            return 200, {"id": known}
+        return 200, {**self._registered(subject, known), "schema": _normal(text)}
 
-    def _find(self, subject: str, body: Any) -> tuple[int, Any]:
+    def _find(self, subject: str, body: Any, normalize: bool) -> tuple[int, Any]:
         if subject not in self.subjects:
             return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
-        for number in self.subjects[subject]:
-            if self.schemas[number - 1][1] == body["schema"]:
-                return 200, {"subject": subject, "id": number, "schema": body["schema"]}
+        kind, text = body.get("schemaType", "AVRO"), body["schema"]
+        if known := self._number(self.subjects[subject], kind, text, normalize):
+            return 200, self._registered(subject, known)
         return 404, {"error_code": 40403, "message": "Schema not found"}
 
+    def _number(self, among: Iterable[int], kind: str, text: str, normalize: bool) -> int:
+        same = _normal if normalize else str
+        wanted = (kind, same(text))
+        for number in among:
+            its, schema = self.schemas[number - 1]
+            if (its, same(schema)) == wanted:
+                return number
+        return 0
+
     def _conflicts(self, subject: str, text: str) -> list[str]:
-        if self.level == "NONE" or not self.subjects.get(subject):
+        level = self.levels.get(subject, self.level)
+        if level == "NONE" or not self.subjects.get(subject):
             return []
-        compared = self.subjects[subject][0 if self.level.endswith("_TRANSITIVE") else -1 :]
+        compared = self.subjects[subject][0 if level.endswith("_TRANSITIVE") else -1 :]
         return [found for number in compared for found in self._conflicts_with(number, text)]
 
     def _conflicts_with(self, number: int, text: str) -> list[str]:
@@ -203,6 +262,10 @@ class FakeRegistry:
         return [f"READER_FIELD_MISSING_DEFAULT_VALUE: {name}" for name in lacking] + [
             f"TYPE_MISMATCH: {name}" for name in other
         ]
+
+
+def _normal(text: str) -> str:
+    return json.dumps(json.loads(text), sort_keys=True)
 
 
 def _is_avro(text: str) -> bool:

@@ -11,8 +11,11 @@ from tailrace.config.fields import Extension, FileName, Section, Setting
 
 
 def _url(text: str) -> str:
-    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", text):
-        raise ValueError("must be of the form http://host:port or https://host:port/path, without a user")
+    if not re.fullmatch(r"https?://[^\s/@?#,]+(/[^\s@?#,]*)?", text):
+        raise ValueError(
+            "must be of the form http://host:port or https://host:port/path, without a user; "
+            "several are a list"
+        )
     return text
 
 
@@ -85,6 +88,12 @@ class RegistryOptions(_Named):
     registry_username: Setting = Field(default="", description="User, for basic authentication.")
     registry_password: Setting = Field(default="", description="Its password: a reference.")
     registry_token: Setting = Field(default="", description="Bearer token instead: a reference.")
+    registry_logical_cluster: Setting = Field(
+        default="", description="With a token for Confluent's cloud: the id of the registry there (`lsrc-…`)."
+    )
+    registry_identity_pool: Setting = Field(
+        default="", description="With a token for Confluent's cloud: the id of the identity pool (`pool-…`)."
+    )
     registry_ca_file: FileName = Field(
         default="", validate_default=False, description="Roots that the registry's certificate is checked by."
     )
@@ -126,6 +135,9 @@ class RegistryOptions(_Named):
     def _one_way_in(self) -> Self:
         if self.registry_token and (self.registry_username or self.registry_password):
             raise ValueError("registry_token stands in the place of a user and password: give either")
+        for name in ("registry_logical_cluster", "registry_identity_pool"):
+            if getattr(self, name) and not self.registry_token:
+                raise ValueError(f"{name} needs registry_token")
         if self.registry_password and not self.registry_username:
             raise ValueError("registry_password needs registry_username")
         if self.registry_key_file and not self.registry_certificate_file:

@@ -26,7 +26,7 @@ from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.json_schema import json_schema
 from tailrace.converters.options import checked
 from tailrace.converters.registry import Registry
-from tailrace.converters.registry_request import Access
+from tailrace.converters.registry_clients import Access
 from tailrace.converters.schemas import Schema, written
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
@@ -73,6 +73,7 @@ class _Registered:
             provide_transaction_metadata=options.provide_transaction_metadata,
         )
         self._registry: Registry | None = None
+        self._asking: Registry | None = None
         self._lock = threading.Lock()
         self._known: dict[tuple[str, bool, str], Callable[[pa.Array], pa.Array]] = {}
 
@@ -110,10 +111,10 @@ class _Registered:
         return writer
 
     def check(self) -> None:
-        self._asking().require_reachable()
+        self._open_to_ask().require_reachable()
 
     def check_shape(self, group: Group) -> None:
-        schemas, registry, options = self._json.payload_schemas(group), self._asking(), self._options
+        schemas, registry, options = self._json.payload_schemas(group), self._open_to_ask(), self._options
         key = schemas.key if options.keys == "same" else None
         for schema, is_key in ((schemas.value, False), (key, True)):
             if schema is None:
@@ -127,9 +128,12 @@ class _Registered:
                 normalize=options.normalize_schemas,
             )
 
-    def _asking(self) -> Registry:
-        access = _access(self._options)
-        return Registry(replace(access, deadline_s=min(access.deadline_s, _ASK_S)))
+    def close(self) -> None:
+        with self._lock:
+            for registry in (self._registry, self._asking):
+                if registry is not None:
+                    registry.close()
+            self._registry = self._asking = None
 
     def _subject(self, topic: str, name: str, *, is_key: bool) -> str:
         strategy = self._options.key_subject if is_key else self._options.value_subject
@@ -140,6 +144,13 @@ class _Registered:
             if self._registry is None:
                 self._registry = Registry(_access(self._options))
             return self._registry
+
+    def _open_to_ask(self) -> Registry:
+        with self._lock:
+            if self._asking is None:
+                access = _access(self._options)
+                self._asking = Registry(replace(access, deadline_s=min(access.deadline_s, _ASK_S)))
+            return self._asking
 
 
 class AvroConverter:
@@ -178,7 +189,8 @@ class AvroConverter:
         self._registered.check_shape(group)
 
     def close(self) -> None:
-        """Let go of nothing: connections last as long as a request."""
+        """Let go of connections to the registry."""
+        self._registered.close()
 
 
 class JsonSchemaConverter:
@@ -213,7 +225,8 @@ class JsonSchemaConverter:
         self._registered.check_shape(group)
 
     def close(self) -> None:
-        """Let go of nothing: connections last as long as a request."""
+        """Let go of connections to the registry."""
+        self._registered.close()
 
 
 def subject_of(strategy: str, topic: str, name: str, *, is_key: bool) -> str:
@@ -263,6 +276,8 @@ def _access(options: RegistryOptions) -> Access:
         resolved(options.registry_username),
         password,
         token,
+        resolved(options.registry_logical_cluster),
+        resolved(options.registry_identity_pool),
         resolved(options.registry_ca_file),
         resolved(options.registry_certificate_file),
         resolved(options.registry_key_file),

@@ -1,34 +1,31 @@
-"""A schema registry's client: the calls of Confluent's REST API that a writer needs.
+"""A schema registry, as a writer needs it: ids of schemas, and what is said when one is refused.
 
-Why not the one that comes with confluent-kafka: that one wants httpx, authlib (with cryptography),
-cachetools, attrs and fastavro, five packages and what they need, for what are a few requests over
-HTTP; its serializers go record by record; and it raises what the registry said, not what to do about
-it. This one is made of the standard library, so that Avro comes with Tailrace itself.
+The conversation is that of confluent-kafka's client. What is ours is around it: attempts until a deadline,
+which the client's own know nothing of, at one address after another; and what to do about a refusal.
 
-Ids are kept for as long as the client lives: an id of a registry never means another schema. Threads
-share one client; each request has a connection of its own, since there is one for each new schema.
-
-Source: Confluent Schema Registry API reference (paths, error codes 40401, 40403, 409, 42201).
+Source: Confluent Schema Registry API reference (error codes 40401, 40402, 40403, 40408, 409, 42201).
 """
 
 from __future__ import annotations
 
-import http.client
 import threading
 import time
-from collections.abc import Callable, Mapping
-from urllib.parse import quote
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tailrace.converters.differences import differences
-from tailrace.converters.registry_request import Access, Reply, request
+from tailrace.converters.registry_clients import Access, Clients, PassingError, RefusedError
 from tailrace.errors import Kind, TailraceError
-from tailrace.secrets import redact
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
+
+T = TypeVar("T")
+_Version = int | Literal["latest"]
 
 #: Waits between attempts, the last one again and again.
 _WAITS_S = (0.1, 0.3, 1.0, 2.0)
-#: Statuses that may pass.
-_PASSING = frozenset({408, 429, 500, 502, 503, 504})
-_SUBJECT_MISSING, _VERSION_MISSING, _SCHEMA_MISSING = 40401, 40402, 40403
+_SUBJECT_MISSING, _VERSION_MISSING, _SCHEMA_MISSING, _LEVEL_MISSING = 40401, 40402, 40403, 40408
 #: Of HTTP itself: the registry does not know the path, or not for questions.
 _NO_SUCH_QUESTION = frozenset({404, 405})
 #: How many versions a schema is compared with one by one.
@@ -49,8 +46,10 @@ class Registry:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._access = access
+        self._clients = Clients(access)
         self._clock = clock
         self._sleep = sleep
+        # The client's own go by the text that a registry gives back, which may be another form of it.
         self._ids: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
         self._first = 0  # the registry that answered last
@@ -79,138 +78,152 @@ class Registry:
         :raises TailraceError: `REGISTRY_REFUSED`, `REGISTRY_UNREACHABLE`; `SCHEMA_REFUSED` if this is no
             registry.
         """
-        reply = self._call("GET", "/schemas/types", None)
-        if reply.status != 200 or not isinstance(reply.document, list):
-            raise _unexpected("its kinds of schemas", reply)
+        try:
+            self._asked(lambda client: _of(list, client.get_schema_types()))
+        except RefusedError as refused:
+            raise _unexpected("its kinds of schemas", refused) from None
 
     def check(self, subject: str, schema: str, kind: str, *, register: bool, normalize: bool = False) -> None:
         """As `id_of`, but nothing is registered: only whether it could be, as far as that can be asked.
 
         :raises TailraceError: as `id_of`. Whether one may write the subject shows when it is written.
         """
-        name, body, query = quote(subject, safe=""), _body(schema, kind), _query(normalize)
-        found = self._call("POST", f"/subjects/{name}{query}", body)
-        if found.status == 200:
+        offered = _schema(schema, kind)
+        try:
+            self._asked(lambda client: client.lookup_schema(subject, offered, normalize))
+        except RefusedError as refused:
+            if refused.code not in (_SUBJECT_MISSING, _SCHEMA_MISSING):
+                raise self._refusal(subject, offered, refused) from None
+            if not register:
+                raise _not_registered(subject, refused) from None
+            if refused.code == _SUBJECT_MISSING:
+                return  # the first schema is compatible
+        else:
             return
-        if found.code not in (_SUBJECT_MISSING, _SCHEMA_MISSING):
-            raise self._refusal(subject, schema, kind, found)
-        if not register:
-            raise _not_registered(subject, found)
-        if found.code == _SUBJECT_MISSING:
-            return  # the first schema is compatible
-        told = self._compared(name, body, normalize)
-        if told.status == 200 and told.member("is_compatible") is True:
+        try:
+            is_compatible = self._is_compatible(subject, offered, normalize)
+        except RefusedError as refused:
+            if refused.code not in (_SUBJECT_MISSING, _VERSION_MISSING):
+                raise self._refusal(subject, offered, refused) from None
             return
-        if told.status == 200 and told.member("is_compatible") is False:
-            raise self._incompatible(subject, schema, kind, told, told)
-        if told.code not in (_SUBJECT_MISSING, _VERSION_MISSING):
-            raise self._refusal(subject, schema, kind, told)
+        if not is_compatible:
+            raise self._incompatible(subject, offered, "the registry does not say what differs")
 
-    def _compared(self, name: str, body: Mapping[str, str], normalize: bool = False) -> Reply:
-        """Return what the registry says of a schema and those that the subject's level compares it with."""
-        query = "?verbose=true" + ("&normalize=true" if normalize else "")
-        told = self._call("POST", f"/compatibility/subjects/{name}/versions{query}", body)
-        if told.code not in _NO_SUCH_QUESTION:
-            return told
+    def close(self) -> None:
+        """Let go of connections; another question makes new ones."""
+        self._clients.close()
+
+    def _is_compatible(self, subject: str, schema: Schema, normalize: bool) -> bool:
+        # With those versions that the subject's level is about.
+        try:
+            return self._asked(
+                lambda client: _of(bool, client.test_compatibility_all_versions(subject, schema, normalize))
+            )
+        except RefusedError as refused:
+            if refused.code not in _NO_SUCH_QUESTION:
+                raise
         # An older registry, or another maker's: one version at a question.
-        for version in self._versions_compared(name, self._level(name)):
-            told = self._call("POST", f"/compatibility/subjects/{name}/versions/{version}{query}", body)
-            if told.member("is_compatible") is not True:
-                break
-        return told
+        for version in self._versions_compared(subject, self._level(subject)):
+            if not self._asked(_comparison(subject, schema, version, normalize)):
+                return False
+        return True
 
-    def _versions_compared(self, name: str, level: str) -> list[object]:
+    def _versions_compared(self, subject: str, level: str) -> list[_Version]:
         """Return the versions that a new schema must be compatible with, newest first."""
         if not level.endswith("_TRANSITIVE"):
             return ["latest"]
-        listed = self._look(f"/subjects/{name}/versions").document
-        return listed[: -_VERSIONS_MAX - 1 : -1] if isinstance(listed, list) and listed else ["latest"]
+        listed = self._look(lambda client: _of(list, client.get_versions(subject)))
+        return list(listed[: -_VERSIONS_MAX - 1 : -1]) if listed else ["latest"]
 
-    def _level(self, name: str) -> str:
-        found = self._look(f"/config/{name}?defaultToGlobal=true").member("compatibilityLevel")
-        return str(found or "unknown")
+    def _level(self, subject: str) -> str:
+        try:
+            found = self._asked(lambda client: client.get_compatibility(subject), attempts=1)
+        except RefusedError as refused:
+            if refused.code not in (_LEVEL_MISSING, 404):
+                return "unknown"
+            found = self._look(lambda client: client.get_compatibility()) or "unknown"
+        except TailraceError:
+            return "unknown"
+        return str(found)
 
     def _ask(self, subject: str, schema: str, kind: str, register: bool, normalize: bool) -> int:
-        path = f"/subjects/{quote(subject, safe='')}" + ("/versions" if register else "")
-        reply = self._call("POST", path + _query(normalize), _body(schema, kind))
-        found = reply.member("id")
-        if reply.status == 200 and isinstance(found, int):
-            return found
-        raise self._refusal(subject, schema, kind, reply)
+        offered = _schema(schema, kind)
 
-    def _refusal(self, subject: str, schema: str, kind: str, reply: Reply) -> TailraceError:
-        if reply.code in (_SUBJECT_MISSING, _SCHEMA_MISSING):
-            return _not_registered(subject, reply)
-        if reply.status == 409:
-            # It is asked what differs; but if it does not answer any more, that must not hide what it said.
-            try:
-                explained = self._compared(quote(subject, safe=""), _body(schema, kind))
-            except TailraceError:
-                explained = _NO_REPLY
-            return self._incompatible(subject, schema, kind, reply, explained)
-        if reply.status == 422:
-            return _refused(subject, f"it is not valid to the registry: {reply.words}", _AS_BUG)
-        return _unexpected(repr(subject), reply, subject=subject)
+        def question(client: SchemaRegistryClient) -> int:
+            if register:
+                return _of(int, client.register_schema(subject, offered, normalize))
+            return _of(int, client.lookup_schema(subject, offered, normalize).schema_id)
 
-    def _incompatible(
-        self, subject: str, schema: str, kind: str, refused: Reply, explained: Reply
-    ) -> TailraceError:
+        try:
+            return self._asked(question)
+        except RefusedError as refused:
+            raise self._refusal(subject, offered, refused) from None
+
+    def _refusal(self, subject: str, schema: Schema, refused: RefusedError) -> TailraceError:
+        if refused.code in (_SUBJECT_MISSING, _SCHEMA_MISSING):
+            return _not_registered(subject, refused)
+        if refused.status == 409:
+            return self._incompatible(subject, schema, refused.words)
+        if refused.status == 422:
+            return _refused(subject, f"it is not valid to the registry: {refused.words}", _AS_BUG)
+        return _unexpected(repr(subject), refused, subject=subject)
+
+    def _incompatible(self, subject: str, schema: Schema, words: str) -> TailraceError:
         # What has changed is worked out here, from the newest schema that it does not go with.
-        name = quote(subject, safe="")
-        level = self._level(name)
-        before = self._opponent(name, level, _body(schema, kind))
-        version, old = before.member("version"), before.member("schema")
-        changed = differences(str(old), schema, kind) if old else []
-        messages = explained.member("messages")
-        said = [redact(str(one))[:300] for one in messages[:5]] if isinstance(messages, list) else []
-        found = "; ".join(changed[:10]) or "; ".join(said) or refused.words
-        newest = f"version {version}" if version else "an earlier version"
+        level = self._level(subject)
+        before = self._opponent(subject, level, schema)
+        changed: list[str] = []
+        if before is not None:
+            changed = differences(
+                str(before.schema.schema_str), str(schema.schema_str), str(schema.schema_type)
+            )
+        newest = "an earlier version" if before is None else f"version {before.version}"
         return TailraceError(
             Kind.SCHEMA_REFUSED,
-            f"register a schema under {subject!r}: it is not compatible ({level}) with {newest}: {found}",
+            f"register a schema under {subject!r}: it is not compatible ({level}) with {newest}: "
+            f"{'; '.join(changed[:10]) or words}",
             f'let the change through (`PUT /config/{subject}` with {{"compatibility": "NONE"}}, or what '
             "readers can bear, and back afterwards), or undo it in the table, or write to other topics: "
             "topic_prefix, routes or another subject strategy. Nothing with this schema was written",
             {"subject": subject, "compatibility": level},
         )
 
-    def _opponent(self, name: str, level: str, body: Mapping[str, str]) -> Reply:
+    def _opponent(self, subject: str, level: str, schema: Schema) -> RegisteredSchema | None:
         """Return the newest version that a schema is not compatible with, as far as that can be told."""
         deadline = self._clock() + self._access.deadline_s
-        versions = self._versions_compared(name, level)
-        for version in versions if len(versions) > 1 else ():
-            told = self._look(f"/compatibility/subjects/{name}/versions/{version}", body)
-            if told.member("is_compatible") is False:
-                return self._look(f"/subjects/{name}/versions/{version}")
+        versions = self._versions_compared(subject, level)
+        if len(versions) == 1:
+            return self._look(lambda client: client.get_version(subject))
+        for version in versions:
+            if self._look(_comparison(subject, schema, version)) is False:
+                return self._look(_version(subject, version))
             if self._clock() > deadline:
                 break
-        return self._look(f"/subjects/{name}/versions/latest") if len(versions) == 1 else _NO_REPLY
+        return None
 
-    def _look(self, path: str, body: Mapping[str, str] | None = None) -> Reply:
+    def _look(self, question: Callable[[SchemaRegistryClient], T]) -> T | None:
         # What is asked only to explain: no answer is none.
         try:
-            reply = self._call("GET" if body is None else "POST", path, body, attempts=1)
-        except TailraceError:
-            return _NO_REPLY
-        return reply if reply.status == 200 else _NO_REPLY
+            return self._asked(question, attempts=1)
+        except (RefusedError, TailraceError):
+            return None
 
-    def _call(
-        self, method: str, path: str, body: Mapping[str, str] | None, attempts: int | None = None
-    ) -> Reply:
+    def _asked(self, question: Callable[[SchemaRegistryClient], T], attempts: int | None = None) -> T:
         deadline = self._clock() + self._access.deadline_s
-        attempt, last = 0, ""
+        attempt = 0
         while True:
             place = (self._first + attempt) % len(self._access.urls)
             url = self._access.urls[place]
             try:
-                reply = request(self._access, url, method, path, body)
-            except (OSError, http.client.HTTPException) as error:
-                last = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+                found = self._clients.ask(url, question)
+            except RefusedError:
+                self._first = place
+                raise
+            except PassingError as failure:
+                last = str(failure)
             else:
-                if reply.status not in _PASSING:
-                    self._first = place
-                    return reply
-                last = f"status {reply.status} {reply.words}".rstrip()
+                self._first = place
+                return found
             attempt += 1
             wait_s = _WAITS_S[min(attempt, len(_WAITS_S)) - 1]
             if attempt == attempts or self._clock() + wait_s > deadline:
@@ -218,15 +231,27 @@ class Registry:
             self._sleep(wait_s)
 
 
-_NO_REPLY = Reply(0, None)
+def _schema(text: str, kind: str) -> Schema:
+    from confluent_kafka.schema_registry import Schema
+
+    return Schema(text, kind)
 
 
-def _body(schema: str, kind: str) -> dict[str, str]:
-    return {"schema": schema, **({} if kind == "AVRO" else {"schemaType": kind})}
+def _of(kind: type[T], answer: object) -> T:
+    # The client gives what it got: of somebody else it may be anything.
+    if not isinstance(answer, kind):
+        raise TypeError
+    return answer
 
 
-def _query(normalize: bool) -> str:
-    return "?normalize=true" if normalize else ""
+def _comparison(
+    subject: str, schema: Schema, version: _Version, normalize: bool = False
+) -> Callable[[SchemaRegistryClient], bool]:
+    return lambda client: _of(bool, client.test_compatibility(subject, schema, version, normalize))
+
+
+def _version(subject: str, version: _Version) -> Callable[[SchemaRegistryClient], RegisteredSchema]:
+    return lambda client: client.get_version(subject, version)
 
 
 _AS_BUG = "please report it with the table's definition, or exclude the table"
@@ -238,8 +263,10 @@ def _refused(subject: str, found: str, hint: str) -> TailraceError:
     )
 
 
-def _not_registered(subject: str, reply: Reply) -> TailraceError:
-    missing = "the subject does not exist" if reply.code == _SUBJECT_MISSING else "this schema is none of its"
+def _not_registered(subject: str, refused: RefusedError) -> TailraceError:
+    missing = (
+        "the subject does not exist" if refused.code == _SUBJECT_MISSING else "this schema is none of its"
+    )
     return TailraceError(
         Kind.SCHEMA_REFUSED,
         f"look for a schema under {subject!r}: {missing}",
@@ -248,10 +275,10 @@ def _not_registered(subject: str, reply: Reply) -> TailraceError:
     )
 
 
-def _unexpected(about: str, reply: Reply, **context: str) -> TailraceError:
+def _unexpected(about: str, refused: RefusedError, **context: str) -> TailraceError:
     return TailraceError(
         Kind.SCHEMA_REFUSED,
-        f"ask the registry about {about}: it answered {reply.code} {reply.words}".rstrip(),
+        f"ask the registry about {about}: it answered {refused.code} {refused.words}".rstrip(),
         "see whether registry_url is that of a schema registry, and what its own log says",
         context,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import numpy as np
 
@@ -41,9 +42,9 @@ _OF_THE_REGISTRY = frozenset({Kind.REGISTRY_UNREACHABLE, Kind.REGISTRY_REFUSED, 
 def converter_findings(sink: KafkaSink) -> Iterator[Finding]:
     """Yield what keeps the sink's converter from its registry."""
     try:
-        converter = _converter(sink)
-        if isinstance(converter, ChecksAhead):
-            converter.check()
+        with closing(_converter(sink)) as converter:
+            if isinstance(converter, ChecksAhead):
+                converter.check()
     except TailraceError as failure:
         yield from_failure(failure)
 
@@ -59,8 +60,18 @@ def schema_findings(
         converter = _converter(sink)
     except TailraceError:
         return  # told by `converter_findings`
-    if sink.transformations or not isinstance(converter, ChecksAhead):
-        return
+    with closing(converter):
+        if not sink.transformations and isinstance(converter, ChecksAhead):
+            yield from _of_tables(converter, sink, pipeline, session, tables)
+
+
+def _of_tables(
+    converter: ChecksAhead,
+    sink: KafkaSink,
+    pipeline: PipelineConfig,
+    session: Session,
+    tables: Sequence[Table],
+) -> Iterator[Finding]:
     wanted = [table.oid for table in tables if sink.wants(table.schema, table.name)]
     prefix = sink.topic_prefix or pipeline.name
     topics = topics_of(sink, {}, prefix, ASK_TABLES_S)

@@ -84,7 +84,7 @@ class KafkaSink:
         :raises TailraceError: `SINK_FOREIGN` if the offset is another log's; `SINK_PREEMPTED`,
             `SINK_REFUSED`, `SINK_MISCONFIGURED`, `OFFSETS_UNREADABLE`, `SINK_WRITE_FAILED`.
         """
-        self.close()
+        self._let_go()
         config = self._config
         account = account_of(config, pipeline)
         offsets = account.offsets()
@@ -132,6 +132,10 @@ class KafkaSink:
 
     def close(self) -> None:
         """As `contract.Sink.close`."""
+        self._let_go()
+        self._converter.close()
+
+    def _let_go(self) -> None:
         found, self._open = self._open, None
         if found is not None:
             found.close()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import pickle
 import socket
 import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +22,17 @@ from converters.registry import FakeRegistry, Fault
 from converters.test_avro import decoded
 from decode.wire import insert, relation
 from fix_kafka import Authority
+from fix_wait import wait_until
+from tailrace.config.disclosure import Disclosure
+from tailrace.config.kafka import KafkaSink as KafkaConfig
 from tailrace.converters.contract import Converter
 from tailrace.converters.differences import differences
 from tailrace.converters.registered import AvroConverter, JsonSchemaConverter
 from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.model import OWN_FORMS
+from tailrace.pipeline.preflight_registry import converter_findings
 from tailrace.records.group import Group
+from tailrace.sinks.build import build
 
 BASE = [("id", 23, -1), ("name", 25, -1)]
 
@@ -163,6 +173,9 @@ def test_credentials_are_references_and_are_sent(monkeypatch: pytest.MonkeyPatch
         error = refused(AvroConverter(**given), of_columns(BASE, "1", "a"))
         assert (error.kind, error.policy) == (Kind.REGISTRY_REFUSED, Policy.STOP)
         assert "401" in error.message
+        registry.password = "another"
+        error = refused(copy, of_columns([*BASE, ("more", 20, -1)], "1", "a", "5"))
+        assert "401 Unauthorized: Basic ***" in error.message
     for wrong in ({"registry_password": "in-clear"}, {"registry_url": "http://user:pass@r:1"}, {"url": "x"}):
         with pytest.raises(TailraceError) as caught:
             AvroConverter(**{"registry_url": "http://r:1", **wrong})
@@ -281,6 +294,11 @@ def test_over_tls_it_is_let_in_by_token_password_or_certificate_and_told_why_not
                 Kind.REGISTRY_REFUSED, True,
             )  # fmt: skip
             assert "registry_ca_file" in error.hint
+        with monkeypatch.context() as roots_of_system:
+            roots_of_system.setenv("SSL_CERT_FILE", str(authority.certificate))
+            asked(registry.url, **token).check()
+            roots_of_system.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+            assert "SSL_CERT_FILE" in refusal(registry, **token).message
         rubbish = tmp_path / "rubbish.pem"
         rubbish.write_text("none")
         for file in (rubbish, tmp_path / "missing.pem"):
@@ -353,6 +371,202 @@ def test_ways_in_that_exclude_each_other_are_refused() -> None:
         ({"registry_token": "${env:T}", "registry_username": "u"}, "give either"),
         ({"registry_password": "${env:T}"}, "needs registry_username"),
         ({"registry_key_file": "/k.pem"}, "needs registry_certificate_file"),
+        ({"registry_logical_cluster": "lsrc-1"}, "registry_logical_cluster needs registry_token"),
+        ({"registry_identity_pool": "pool-1"}, "registry_identity_pool needs registry_token"),
+        ({"registry_url": "https://a:1,https://b:1"}, "several are a list"),
     ):
         with pytest.raises(TailraceError, match=said):
-            asked("https://registry:1", **wrong)
+            asked(**{"registry_url": "https://registry:1", **wrong})
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_schemas_are_compared_in_a_normal_form_where_it_is_asked_for(normalize: bool) -> None:
+    group, subject = of_columns(BASE, "1", "a"), "shop.public.customers-value"
+    with FakeRegistry() as registry:
+        AvroConverter(registry_url=registry.url, keys="json").convert(group)
+        kind, text = registry.schemas[0]
+        otherwise_written = json.dumps(json.loads(text), sort_keys=True)
+        registry.schemas[0] = kind, otherwise_written
+        registry.queries.clear()
+        given = {"registry_url": registry.url, "normalize_schemas": normalize, "keys": "json"}
+        strict = AvroConverter(**given, auto_register_schemas=False)
+        if normalize:
+            strict.check_shape(group)
+            assert ids(strict.convert(group).values) == {1}
+        else:
+            assert "none of its" in refused(strict, group).message
+        assert ids(AvroConverter(**given).convert(group).values) == ({1} if normalize else {2})
+        assert registry.subjects[subject] == ([1] if normalize else [1, 2])
+        AvroConverter(**given).check_shape(of_columns([*BASE, ("more", 20, -1)], "1", "a", "5"))
+        asked_in = {str(normalize) in target for target in registry.queries if "normalize=" in target}
+        assert asked_in == {True}
+        assert [
+            one for one in registry.queries if one.startswith("POST /compatibility") and "normalize=" in one
+        ]
+
+
+def test_a_token_goes_to_confluents_cloud_with_cluster_and_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "t0ken-canary")
+    with FakeRegistry(token="t0ken-canary") as registry:
+        token = {"registry_token": "${env:TOKEN}"}
+        asked(registry.url, **token).check()
+        asked(
+            registry.url, **token, registry_logical_cluster="lsrc-1", registry_identity_pool="pool-1"
+        ).check()
+        sent = [
+            {name: headers.get(name) for name in ("target-sr-cluster", "confluent-identity-pool-id")}
+            for headers in registry.headers
+        ]
+        assert sent == [
+            {"target-sr-cluster": "", "confluent-identity-pool-id": None},
+            {"target-sr-cluster": "lsrc-1", "confluent-identity-pool-id": "pool-1"},
+        ]
+        with pytest.raises(TailraceError, match="registry_identity_pool holds what no header can"):
+            asked(registry.url, **token, registry_identity_pool="pool\n1").check()
+
+
+@pytest.mark.parametrize("tells_all", [True, False])
+def test_a_schema_is_asked_for_once_whoever_else_waits_for_it(tells_all: bool) -> None:
+    group, got = of_columns(BASE, "1", "a"), []
+    with FakeRegistry(tells_all=tells_all, faults=[Fault(silent_s=0.3)]) as registry:
+        converter = AvroConverter(registry_url=registry.url, keys="json")
+        threads = [
+            threading.Thread(target=lambda: got.append(ids(converter.convert(group).values)))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (got, registry.requests) == ([{1}] * 4, {"POST /subjects": 1})
+
+
+def test_connections_stay_and_one_that_the_registry_has_closed_meanwhile_is_no_failure() -> None:
+    shapes = [of_columns([*BASE, (f"c{n}", 20, -1)], "1", "a", "5") for n in range(4)]
+    with FakeRegistry(idle_s=0.5) as registry:
+        converter = AvroConverter(registry_url=registry.url, keys="json", registry_deadline_ms=1000)
+        converter.convert(shapes[0])
+        converter.convert(shapes[1])
+        assert registry.connected == 1
+        wait_until(lambda: registry.open == 0)
+        converter.convert(shapes[2])
+        assert (registry.connected, registry.requests["POST /subjects"]) == (2, 3)
+        registry.faults = [Fault(is_cut=True)]  # just when it is asked again
+        converter.convert(shapes[3])
+        assert (registry.connected, registry.requests["POST /subjects"]) == (3, 5)
+        assert len(registry.schemas) == 4
+
+
+@pytest.mark.parametrize("end", ["close", "forget"])
+def test_connections_are_let_go(end: str) -> None:
+    with FakeRegistry() as registry:
+        converter = AvroConverter(registry_url=registry.url)
+        converter.check()
+        converter.check_shape(of_columns(BASE, "1", "a"))
+        converter.convert(of_columns(BASE, "1", "a"))
+        assert (registry.connected, registry.open) == (2, 2)
+        if end == "close":
+            converter.close()
+            wait_until(lambda: registry.open == 0)
+            converter.check()
+            assert registry.open == 1
+        del converter
+        gc.collect()
+        wait_until(lambda: registry.open == 0)
+
+
+def test_who_makes_a_converter_closes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[AvroConverter] = []
+
+    def close(converter: AvroConverter) -> None:
+        closed.append(converter)
+
+    monkeypatch.setattr(AvroConverter, "close", close)
+    with FakeRegistry() as registry:
+        converter = {"type": "avro", "registry_url": registry.url}
+        config = KafkaConfig.model_validate(
+            {"type": "kafka", "name": "k", "bootstrap_servers": "127.0.0.1:1", "converter": converter}
+        )
+        assert list(converter_findings(config)) == []
+        assert len(closed) == 1
+        sink = build(config, Disclosure(), OWN_FORMS, tmp_path)
+        assert len(closed) == 1
+        sink.close()
+        assert len(closed) == 2
+
+
+def test_an_answer_that_is_none_of_a_registry_is_asked_for_again() -> None:
+    group = of_columns(BASE, "1", "a")
+    for page in (b"<html>", b"[]", b"{}", b'"x"', b"null", b'{"id": "one"}'):
+        with FakeRegistry(faults=[Fault(page=page)]) as registry:
+            converter = AvroConverter(registry_url=registry.url, keys="json")
+            assert ids(converter.convert(group).values) == {1}
+            registry.faults = [Fault(page=page, times=1000)]
+            for use in (AvroConverter.convert, AvroConverter.check_shape):
+                with pytest.raises(TailraceError) as caught:
+                    use(asked(registry.url, keys="json"), group)
+                assert caught.value.kind is Kind.REGISTRY_UNREACHABLE
+                assert "none of a registry" in caught.value.message
+
+
+def test_the_level_of_a_subject_is_its_own_or_that_of_all() -> None:
+    wider = of_columns([("id", 23, -1), ("name", 20, -1)], "1", "2")
+    with FakeRegistry() as registry:
+        converter = AvroConverter(registry_url=registry.url, keys="json")
+        converter.convert(of_columns(BASE, "1", "a"))
+        assert "(BACKWARD)" in refused(converter, wider).message
+        registry.levels["shop.public.customers-value"] = "FULL"
+        assert "(FULL)" in refused(converter, wider).message
+
+
+def test_no_secret_is_in_the_log_lines_of_the_client(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SECRET", "s3cr3t-canary")
+    group = of_columns(BASE, "1", "a")
+    for given, way in (
+        (
+            {"registry_username": "cdc", "registry_password": "${env:SECRET}"},
+            {"username": "cdc", "password": "s3cr3t-canary"},
+        ),
+        ({"registry_token": "${env:SECRET}"}, {"token": "s3cr3t-canary"}),
+    ):
+        with FakeRegistry(**way) as registry, caplog.at_level(logging.DEBUG):  # type: ignore[arg-type]
+            converter = AvroConverter(registry_url=registry.url, **given)
+            converter.convert(group)
+            authorization = registry.headers[0]["authorization"].split()[1]
+    said = caplog.text + "".join(capfd.readouterr())
+    assert "httpx2" in said
+    assert not [one for one in ("canary", authorization) if one in said]
+
+
+def test_a_proxy_that_can_not_be_used_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    for proxy in ("socks5://u:canary@p:1", "ftp://u:canary@p:1", "http://u:canary@p:x"):
+        monkeypatch.setenv("ALL_PROXY", proxy)
+        with pytest.raises(TailraceError, match="NO_PROXY") as caught:
+            asked("https://registry:1").check()
+        assert caught.value.kind is Kind.CONFIG_INVALID
+        assert "canary" not in str(caught.value)
+
+
+_QUIET = """
+import sys
+import tailrace.cli.main
+from tailrace.cli.logs import configure_logs
+from tailrace.converters.registered import AvroConverter
+configure_logs("debug")
+converter = AvroConverter(registry_url=sys.argv[1])
+early = {name.split(".")[0] for name in sys.modules} & {"authlib", "httpx2", "confluent_kafka"}
+converter.check()
+print(sorted(early), "httpx2" in sys.modules)
+"""
+
+
+def test_the_client_is_loaded_when_it_is_needed_and_says_nothing() -> None:
+    with FakeRegistry() as registry:
+        done = subprocess.run(
+            [sys.executable, "-c", _QUIET, registry.url], check=True, capture_output=True, text=True
+        )
+    assert (done.stdout, done.stderr) == ("[] True\n", "")

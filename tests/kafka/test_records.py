@@ -17,6 +17,7 @@ from converters.registry import FakeRegistry
 from converters.test_avro import decoded
 from fix_kafka import Authority
 from fix_postgres import Database
+from fix_wait import wait_until
 from kafka.reading import QUIET, Message, read_topic
 from tailrace.cli.main import app
 from tailrace.embedded.kafka import EmbeddedKafka
@@ -233,7 +234,8 @@ def test_avro_goes_out_under_the_topics_subjects_and_a_refused_change_stops_it(
         file = made()
         assert problems(file) == []
         assert registry.subjects == {}
-        run(file)
+        wait_until(lambda: registry.open == 0)
+        assert "HTTP Request" not in run(file)
         # What was asked about before is exactly what is registered.
         assert problems(made(auto_register_schemas=False)) == []
         file = made()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -267,13 +268,16 @@ def _written_by(write: Write, schema_id: int, texts: pa.Array) -> pa.Array:
 
 
 def _access(options: RegistryOptions) -> Access:
+    username = resolved(options.registry_username)
     password, token = resolved(options.registry_password), resolved(options.registry_token)
-    # What a registry says in return may repeat them.
+    # What a registry says in return may repeat them, also as they are sent.
     remember(password)
     remember(token)
+    if password:
+        remember(b64encode(f"{username}:{password}".encode()).decode())
     return Access(
         options.urls,
-        resolved(options.registry_username),
+        username,
         password,
         token,
         resolved(options.registry_logical_cluster),

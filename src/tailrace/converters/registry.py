@@ -90,7 +90,7 @@ class Registry:
         """
         offered = _schema(schema, kind)
         try:
-            self._asked(lambda client: client.lookup_schema(subject, offered, normalize))
+            self._asked(_lookup(subject, offered, normalize))
         except RefusedError as refused:
             if refused.code not in (_SUBJECT_MISSING, _SCHEMA_MISSING):
                 raise self._refusal(subject, offered, refused) from None
@@ -148,14 +148,9 @@ class Registry:
 
     def _ask(self, subject: str, schema: str, kind: str, register: bool, normalize: bool) -> int:
         offered = _schema(schema, kind)
-
-        def question(client: SchemaRegistryClient) -> int:
-            if register:
-                return _of(int, client.register_schema(subject, offered, normalize))
-            return _of(int, client.lookup_schema(subject, offered, normalize).schema_id)
-
+        question = _registration if register else _lookup
         try:
-            return self._asked(question)
+            return self._asked(question(subject, offered, normalize))
         except RefusedError as refused:
             raise self._refusal(subject, offered, refused) from None
 
@@ -242,6 +237,14 @@ def _of(kind: type[T], answer: object) -> T:
     if not isinstance(answer, kind):
         raise TypeError
     return answer
+
+
+def _registration(subject: str, schema: Schema, normalize: bool) -> Callable[[SchemaRegistryClient], int]:
+    return lambda client: _of(int, client.register_schema(subject, schema, normalize))
+
+
+def _lookup(subject: str, schema: Schema, normalize: bool) -> Callable[[SchemaRegistryClient], int]:
+    return lambda client: _of(int, client.lookup_schema(subject, schema, normalize).schema_id)
 
 
 def _comparison(

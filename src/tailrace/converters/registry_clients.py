@@ -108,7 +108,8 @@ class Clients:
         except httpx2.RequestError as error:
             raise _failed(url, error) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # A proxy's page, or a place that is no registry.
+            # A proxy's page, or a place that is no registry; an id that is none would be kept.
+            client.clear_caches()  # type: ignore[no-untyped-call]
             raise PassingError(f"an answer that is none of a registry ({type(error).__name__})") from None
 
     def close(self) -> None:
@@ -129,6 +130,7 @@ def _close(made: dict[str, SchemaRegistryClient]) -> None:
 
 
 def _client(access: Access, url: str) -> SchemaRegistryClient:
+    import httpx2
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     # One attempt: those who ask know until when they may.
@@ -152,6 +154,15 @@ def _client(access: Access, url: str) -> SchemaRegistryClient:
                 raise _unusable(name, access.certificate_file, error) from None
         name = "registry_ca_file" if is_tls and access.ca_file else "SSL_CERT_FILE, or the system's roots,"
         raise _unusable(name, roots or os.environ.get("SSL_CERT_FILE", ""), error) from None
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        # Not its words: there may be a password in a proxy's address.
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            "ask the schema registry: the proxy that the environment names can't be used "
+            f"({type(error).__name__})",
+            "see HTTPS_PROXY, HTTP_PROXY and ALL_PROXY (http:// and https:// can be used), or set NO_PROXY",
+            {"registry": url},
+        ) from None
 
 
 def _let_in(access: Access) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class OffsetsTopic:
         self, name: str, admin: Mapping[str, Any], consumer: Mapping[str, Any], timeout_s: float
     ) -> None:
         self.name = name
-        self._admin_settings = dict(admin)
+        self._clients = Clients(admin)
         self._consumer_settings = dict(consumer)
         self._timeout_s = timeout_s
         self._partitions = 0
@@ -89,15 +89,14 @@ class OffsetsTopic:
 
         :raises TailraceError: `SINK_MISCONFIGURED` if it is not; `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
-        require_reachable(self._admin_settings, self._timeout_s)
-        clients = Clients(self._admin_settings)
+        require_reachable(self._clients.settings, self._timeout_s)
         is_there = self._may(TO_KEEP_OFFSETS)
         if not is_there:
             if not create:
                 raise self._missing()
-            self._create(clients)
-        self._partitions = self._wait_for_partitions(clients)
-        self._require_compaction(clients)
+            self._create()
+        self._partitions = self._wait_for_partitions()
+        self._require_compaction()
         if not is_there:
             self._may(TO_KEEP_OFFSETS)
 
@@ -106,14 +105,13 @@ class OffsetsTopic:
 
         :raises TailraceError: as `require`.
         """
-        require_reachable(self._admin_settings, self._timeout_s)
-        clients = Clients(self._admin_settings)
+        require_reachable(self._clients.settings, self._timeout_s)
         if self._may(TO_KEEP_OFFSETS):
-            self._require_compaction(clients)
+            self._require_compaction()
         elif not create:
             raise self._missing()
         else:
-            self._create(clients, only_check=True)
+            self._create(only_check=True)
 
     def _missing(self) -> TailraceError:
         return TailraceError(
@@ -128,18 +126,23 @@ class OffsetsTopic:
 
         :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
-        require_reachable(self._admin_settings, self._timeout_s)
-        self._partitions = 0
-        if self._may(("READ",)):
-            self._partitions = self._wait_for_partitions(Clients(self._admin_settings))
+        require_reachable(self._clients.settings, self._timeout_s)
+        return self.is_there()
+
+    def is_there(self) -> bool:
+        """As `exists`, at one question: who is not let in learns that less well.
+
+        :raises TailraceError: as `exists`.
+        """
+        self._partitions = self._may(("READ",))
         return self._partitions > 0
 
-    def _may(self, operations: Sequence[str]) -> bool:
+    def _may(self, operations: Sequence[str]) -> int:
         attempted = "look at the offsets topic"
-        return require_rights(self._admin_settings, self.name, operations, attempted, self._timeout_s)
+        return require_rights(self._clients, self.name, operations, attempted, self._timeout_s)
 
     def partition(self, key: bytes) -> int:
-        """Return the partition of `key`; after `require` or `exists`."""
+        """Return the partition of `key`; after `require`, `exists` or `is_there`."""
         return partition_of(key, self._partitions)
 
     def read(self, key: bytes, isolation: str = "read_committed") -> dict[str, Any] | None:
@@ -196,13 +199,12 @@ class OffsetsTopic:
 
     def _spans(self, partitions: Sequence[int], isolation: IsolationLevel) -> dict[int, range]:
         # The ends last: what is there when this is called is before them.
-        clients = Clients(self._admin_settings)
-        starts = self._bounds(clients, partitions, OffsetSpec.earliest(), isolation)  # type: ignore[no-untyped-call]
-        ends = self._bounds(clients, partitions, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
+        starts = self._bounds(partitions, OffsetSpec.earliest(), isolation)  # type: ignore[no-untyped-call]
+        ends = self._bounds(partitions, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
         return {number: range(start, ends[number]) for number, start in starts.items()}
 
     def _bounds(
-        self, clients: Clients, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel
+        self, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel
     ) -> dict[int, int]:
         where = {TopicPartition(self.name, number): spec for number in partitions}
 
@@ -210,19 +212,19 @@ class OffsetsTopic:
             every = admin.list_offsets(where, isolation_level=isolation, request_timeout=timeout_s)
             return {place.partition: int(answer(end, timeout_s).offset) for place, end in every.items()}
 
-        return self._asked(clients, ask, "ask where offsets begin and end")
+        return self._asked(ask, "ask where offsets begin and end")
 
-    def _count(self, clients: Clients) -> int:
+    def _count(self) -> int:
         def ask(admin: AdminClient, timeout_s: float) -> Any:
             return admin.list_topics(self.name, timeout_s).topics
 
-        found = self._asked(clients, ask, "look for the offsets topic").get(self.name)
+        found = self._asked(ask, "look for the offsets topic").get(self.name)
         return 0 if found is None or found.error is not None else len(found.partitions)
 
-    def _wait_for_partitions(self, clients: Clients) -> int:
+    def _wait_for_partitions(self) -> int:
         # One that was made a moment ago is not known everywhere yet. Unknown is not empty.
         deadline = time.monotonic() + self._timeout_s
-        while not (count := self._count(clients)):
+        while not (count := self._count()):
             if time.monotonic() >= deadline:
                 raise TailraceError(
                     Kind.SINK_WRITE_FAILED,
@@ -234,7 +236,7 @@ class OffsetsTopic:
             time.sleep(0.05)
         return count
 
-    def _create(self, clients: Clients, *, only_check: bool = False) -> None:
+    def _create(self, *, only_check: bool = False) -> None:
         topic = NewTopic(self.name, PARTITIONS, config={"cleanup.policy": "compact"})
 
         def ask(admin: AdminClient, timeout_s: float) -> None:
@@ -242,22 +244,22 @@ class OffsetsTopic:
             answer(asked[self.name], timeout_s)
 
         try:
-            clients.ask(self._timeout_s, ask)
+            self._clients.ask(self._timeout_s, ask)
         except KafkaException as error:
             if is_denial(error_of(error)):
                 attempted = "create the offsets topic"
-                raise denied(self._admin_settings, attempted, "topic", self.name, ["CREATE"]) from None
+                raise denied(self._clients.settings, attempted, "topic", self.name, ["CREATE"]) from None
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise failure_of(error_of(error), "create the offsets topic", topic=self.name) from error
 
-    def _require_compaction(self, clients: Clients) -> None:
+    def _require_compaction(self) -> None:
         resource = ConfigResource(ResourceType.TOPIC, self.name)
 
         def ask(admin: AdminClient, timeout_s: float) -> Any:
             asked = admin.describe_configs([resource], request_timeout=timeout_s)
             return answer(asked[resource], timeout_s)
 
-        settings = self._asked(clients, ask, "look at the offsets topic")
+        settings = self._asked(ask, "look at the offsets topic")
         policy = settings["cleanup.policy"].value
         if policy != "compact":
             raise TailraceError(
@@ -269,12 +271,10 @@ class OffsetsTopic:
                 {"topic": self.name},
             )
 
-    def _asked(
-        self, clients: Clients, question: Callable[[AdminClient, float], _Found], attempted: str
-    ) -> _Found:
+    def _asked(self, question: Callable[[AdminClient, float], _Found], attempted: str) -> _Found:
         # A topic that was made a moment ago is not known everywhere yet.
         try:
-            return clients.ask(self._timeout_s, question)
+            return self._clients.ask(self._timeout_s, question)
         except KafkaException as error:
             raise failure_of(error_of(error), attempted, topic=self.name) from error
 

@@ -33,7 +33,7 @@ class Clients:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = dict(settings)
+        self.settings = dict(settings)
         self._client: AdminClient | None = None
 
     def ask(self, timeout_s: float, question: Callable[[AdminClient, float], _Found]) -> _Found:
@@ -60,7 +60,7 @@ class Clients:
 
     def _made(self) -> AdminClient:
         if self._client is None:
-            self._client = AdminClient(self._settings)
+            self._client = AdminClient(self.settings)
         return self._client
 
 

@@ -55,9 +55,9 @@ def denied(
 
 
 def require_rights(
-    settings: Mapping[str, Any], topic: str, operations: Sequence[str], attempted: str, timeout_s: float
-) -> bool:
-    """Check what may be done with a topic; tell whether there is one.
+    clients: Clients, topic: str, operations: Sequence[str], attempted: str, timeout_s: float
+) -> int:
+    """Check what may be done with a topic; return how many partitions it has, 0 if there is none.
 
     Makes none, even where the broker makes topics that are asked for.
     :raises TailraceError: `SINK_REFUSED`, with all that is missing; `SINK_WRITE_FAILED`.
@@ -75,16 +75,16 @@ def require_rights(
             raise
 
     try:
-        found = Clients(settings).ask(timeout_s, ask)
+        found = clients.ask(timeout_s, ask)
     except KafkaException as error:
         if is_denial(error_of(error)):
-            raise denied(settings, attempted, "topic", topic, operations) from None
+            raise denied(clients.settings, attempted, "topic", topic, operations) from None
         raise failure_of(error_of(error), attempted, topic=topic) from error
     if found is None:
-        return False
+        return 0
     allowed = {operation.name for operation in found.authorized_operations or ()}
     # A cluster that does not tell lets the attempt decide.
     missing = [operation for operation in operations if operation not in allowed] if allowed else []
     if missing:
-        raise denied(settings, attempted, "topic", topic, missing)
-    return True
+        raise denied(clients.settings, attempted, "topic", topic, missing)
+    return len(found.partitions)

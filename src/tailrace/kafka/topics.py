@@ -58,7 +58,6 @@ class Topics:
         create: bool,
         timeout_s: float,
     ) -> None:
-        self._admin_settings = dict(admin)
         self._prefix = prefix
         self._making = making
         self._routed = routed
@@ -104,15 +103,15 @@ class Topics:
         :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and not to be made, or
             can't be made so; `SINK_WRITE_FAILED`.
         """
-        if name not in self._there:
+        if name in self._there:
+            return
+        if not self._may_write(name):
             if self._create_missing:
                 self._create(name, self._making(schema, table) if table else Making())
-            is_there = require_rights(
-                self._admin_settings, name, TO_WRITE, "write to a topic", self._timeout_s
-            )
-            if not is_there and not self._create_missing and not self._appears(name):
+                self._may_write(name)
+            elif not self._appears(name):
                 raise _missing(name)
-            self._there.add(name)
+        self._there.add(name)
 
     def check(self, name: str, schema: str, table: str) -> None:
         """As `require`, for one that must be there at the end; but nothing is made, only whether it could be.
@@ -120,7 +119,7 @@ class Topics:
         :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and not to be made;
             `SINK_WRITE_FAILED`.
         """
-        if require_rights(self._admin_settings, name, TO_WRITE, "write to a topic", self._timeout_s):
+        if self._may_write(name):
             return
         if not self._create_missing:
             raise _missing(name)
@@ -140,6 +139,9 @@ class Topics:
         if name not in self._largest:
             self._largest[name] = self._limit(name)
         return self._largest[name]
+
+    def _may_write(self, name: str) -> bool:
+        return require_rights(self._clients, name, TO_WRITE, "write to a topic", self._timeout_s) > 0
 
     def _appears(self, name: str) -> bool:
         """Tell whether a topic is there after all: brokers may make those that a producer looks for."""
@@ -201,9 +203,11 @@ class Topics:
             self._clients.ask(self._timeout_s, ask)
         except KafkaException as error:
             if is_denial(error_of(error)):
-                # One that is there need not be made.
-                if not require_rights(self._admin_settings, name, TO_WRITE, "write to", self._timeout_s):
-                    raise denied(self._admin_settings, "create a topic", "topic", name, ["CREATE"]) from None
+                # One that was made by another in the meantime need not be made.
+                if not self._may_write(name):
+                    raise denied(
+                        self._clients.settings, "create a topic", "topic", name, ["CREATE"]
+                    ) from None
             elif error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise failure_of(error_of(error), "create a topic", topic=name) from error
 

@@ -117,7 +117,7 @@ def write_share(job: ShareJob, number: int) -> Written:
     :raises TailraceError: `SINK_PREEMPTED` if another engine has taken the task; what writing meets.
     """
     offsets = job.account.offsets()
-    if not offsets.exists():
+    if not offsets.is_there():
         raise TailraceError(
             Kind.SINK_MISCONFIGURED,
             f"look for the offsets topic {offsets.name!r}: it does not exist any more",

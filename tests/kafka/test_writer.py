@@ -112,7 +112,8 @@ def test_an_offsets_topic_whose_partitions_are_not_told_is_not_taken_for_an_empt
     kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = writer(kafka.bootstrap, topic, timeout_s=2.0)
-    monkeypatch.setattr(OffsetsTopic, "_count", lambda _self, _admin: 0)
+    monkeypatch.setattr(OffsetsTopic, "_count", lambda _self: 0)
+    monkeypatch.setattr(OffsetsTopic, "_may", lambda _self, _operations: 0)
     assert isinstance(known, AtomicWriter)
     for ask in (known._task.offsets.exists, lambda: writer(kafka.bootstrap, topic, timeout_s=2.0)):
         with pytest.raises(TailraceError) as unknown:

@@ -22,6 +22,7 @@ class Account:
     :param options: of librdkafka; secrets are references.
     :param atomic: whether records and offsets are written in transactions.
     :param isolation: how offsets are read.
+    :param batch_bytes: of producers, where `options` give none.
     """
 
     bootstrap: str
@@ -33,6 +34,7 @@ class Account:
     atomic: bool
     isolation: str
     timeout_ms: int
+    batch_bytes: int = client.BATCH_BYTES
 
     @property
     def timeout_s(self) -> float:
@@ -75,7 +77,7 @@ class Account:
 
     def _writer(self, offsets: OffsetsTopic, key: bytes, transactional_id: str) -> Writer:
         wanted = transactional_id if self.atomic else None
-        settings = client.producer(self._common(), self.timeout_ms, wanted)
+        settings = client.producer(self._common(), self.timeout_ms, wanted, self.batch_bytes)
         task = Task(settings, offsets, key, self.isolation, self.timeout_s)
         return AtomicWriter(task) if self.atomic else PlainWriter(task)
 

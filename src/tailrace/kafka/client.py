@@ -17,6 +17,15 @@ _QUEUE_KBYTES = 1 << 20
 _QUEUE_MESSAGES = 2_000_000
 
 
+#: Of records in one batch, before compression. Brokers compare batches with a topic's `max.message.bytes`
+#: (1 048 588, unless it is set) after it, and changes as JSON shrink to a fifth or less; each batch is a
+#: request, and a broker spends on one of 1 MB as much as on one of 4.
+BATCH_BYTES = 4_000_000
+#: Of those that fit whether they shrink or not, and librdkafka's own measure.
+SAFE_BATCH_BYTES = 1_000_000
+#: Of such batches; small records are many.
+_BATCH_MESSAGES = 100_000
+
 #: What is said again within so many seconds is counted only: that a broker refuses connections, thirty
 #: times a second.
 _REPEATED_S = 30.0
@@ -74,17 +83,25 @@ def client(bootstrap: str, options: Mapping[str, str], timeout_ms: int) -> dict[
     return {"socket.timeout.ms": answer_ms, **options, "bootstrap.servers": bootstrap, "logger": _logger}
 
 
-def producer(common: Mapping[str, Any], timeout_ms: int, transactional_id: str | None) -> dict[str, Any]:
+def producer(
+    common: Mapping[str, Any],
+    timeout_ms: int,
+    transactional_id: str | None,
+    batch_bytes: int = SAFE_BATCH_BYTES,
+) -> dict[str, Any]:
     """Return a producer's settings: idempotent, in order, acknowledged by all replicas.
 
     :param timeout_ms: longest that a message may take.
     :param transactional_id: None for a producer without transactions.
+    :param batch_bytes: size of a batch, where `common` gives none.
     """
-    found = {
+    found: dict[str, Any] = {
         "partitioner": "murmur2_random",  # as Java's clients place keys
         "linger.ms": "20",
         "compression.type": "lz4",
         "delivery.report.only.error": True,
+        "batch.size": batch_bytes,
+        "batch.num.messages": _BATCH_MESSAGES,
         "message.timeout.ms": timeout_ms,
         **common,
         "enable.idempotence": True,
@@ -92,6 +109,10 @@ def producer(common: Mapping[str, Any], timeout_ms: int, transactional_id: str |
         "queue.buffering.max.messages": _QUEUE_MESSAGES,
         "queue.buffering.max.kbytes": _QUEUE_KBYTES,
     }
+    # The client's measure of a batch, too. What a record may have was looked at before.
+    found["message.max.bytes"] = max(
+        int(found["batch.size"]), int(common.get("message.max.bytes", SAFE_BATCH_BYTES))
+    )
     if transactional_id is not None:
         found["transactional.id"] = transactional_id
         found.setdefault("transaction.timeout.ms", max(timeout_ms, 60_000))

@@ -27,6 +27,8 @@ _PASSING = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
@@ -35,6 +37,9 @@ _PASSING = frozenset(
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     }
 )
+#: In the context of an error: who found too large what was sent, if not we did.
+REFUSED_BY = "refused_by"
+
 #: Of topics that can't be made as they are wanted.
 _UNFIT = frozenset({KafkaError.INVALID_CONFIG, KafkaError.INVALID_PARTITIONS, KafkaError.POLICY_VIOLATION})
 _DENIED = {
@@ -90,7 +95,7 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
             found,
             "raise max.message.bytes of the topic (and message.max.bytes in `options`), or lower batch.size "
             "in `options` to it: the broker compares whole batches; or take too_large: dead_letter",
-            context,
+            {**context, REFUSED_BY: "broker"},
         )
     if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):  # noqa: SLF001
         return TailraceError(

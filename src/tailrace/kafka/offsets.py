@@ -90,7 +90,7 @@ class OffsetsTopic:
         :raises TailraceError: `SINK_MISCONFIGURED` if it is not; `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
         require_reachable(self._clients.settings, self._timeout_s)
-        is_there = self._may(TO_KEEP_OFFSETS)
+        is_there = self._may(TO_KEEP_OFFSETS) is not None
         if not is_there:
             if not create:
                 raise self._missing()
@@ -106,7 +106,7 @@ class OffsetsTopic:
         :raises TailraceError: as `require`.
         """
         require_reachable(self._clients.settings, self._timeout_s)
-        if self._may(TO_KEEP_OFFSETS):
+        if self._may(TO_KEEP_OFFSETS) is not None:
             self._require_compaction()
         elif not create:
             raise self._missing()
@@ -134,10 +134,11 @@ class OffsetsTopic:
 
         :raises TailraceError: as `exists`.
         """
-        self._partitions = self._may(("READ",))
+        told = self._may(("READ",))
+        self._partitions = 0 if told is None else told or self._wait_for_partitions()
         return self._partitions > 0
 
-    def _may(self, operations: Sequence[str]) -> int:
+    def _may(self, operations: Sequence[str]) -> int | None:
         attempted = "look at the offsets topic"
         return require_rights(self._clients, self.name, operations, attempted, self._timeout_s)
 

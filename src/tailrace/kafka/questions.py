@@ -27,7 +27,7 @@ _AGAIN_S = 0.1
 
 
 class Clients:
-    """A client for questions, which is made anew after one that was not answered. One thread at a time.
+    """A client for questions, which is made anew after one that was answered in vain. One thread at a time.
 
     :param settings: of an admin client.
     """
@@ -50,12 +50,11 @@ class Clients:
                 return question(self._made(), min(left_s, at_once_s))
             except KafkaException as error:
                 found = error_of(error)
-                if has_timed_out(found):
-                    self._client = None
-                elif not may_pass(found):
-                    raise
                 if found.fatal() or time.monotonic() >= deadline:
                     raise
+                if not (has_timed_out(found) or may_pass(found)):
+                    raise
+                self._client = None  # what it knows of the cluster may be what is wrong
             time.sleep(_AGAIN_S)
 
     def _made(self) -> AdminClient:

@@ -56,8 +56,8 @@ def denied(
 
 def require_rights(
     clients: Clients, topic: str, operations: Sequence[str], attempted: str, timeout_s: float
-) -> int:
-    """Check what may be done with a topic; return how many partitions it has, 0 if there is none.
+) -> int | None:
+    """Check what may be done with a topic; return how many partitions it is told to have; None: no topic.
 
     Makes none, even where the broker makes topics that are asked for.
     :raises TailraceError: `SINK_REFUSED`, with all that is missing; `SINK_WRITE_FAILED`.
@@ -81,7 +81,7 @@ def require_rights(
             raise denied(clients.settings, attempted, "topic", topic, operations) from None
         raise failure_of(error_of(error), attempted, topic=topic) from error
     if found is None:
-        return 0
+        return None
     allowed = {operation.name for operation in found.authorized_operations or ()}
     # A cluster that does not tell lets the attempt decide.
     missing = [operation for operation in operations if operation not in allowed] if allowed else []

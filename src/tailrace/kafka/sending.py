@@ -44,11 +44,12 @@ class Sender:
         self._under_way: deque[tuple[int, int]] = deque()  # messages sent until then, bytes of the chunk
         self._under_way_bytes = 0
         self._error: KafkaError | None = None
+        self._refused_in = ""  # the topic of the message that met it
 
     @property
-    def error(self) -> KafkaError | None:
-        """What the first message that could not be delivered met."""
-        return self._error
+    def met(self) -> dict[str, str]:
+        """Of the first message that could not be delivered its topic, for errors; empty: all were."""
+        return {"topic": self._refused_in} if self._refused_in else {}
 
     def send(self, topic: str, events: Converted, partitions: Partitions = None) -> None:
         """Hand events over in order, waiting for room.
@@ -60,7 +61,7 @@ class Sender:
         try:
             self._hand_over(topic, events, partitions)
         except KafkaException as error:  # a fatal one, met by the producer and not by a message
-            self.raise_if_failed(topic)
+            self.raise_if_failed()
             raise failure_of(error_of(error), "send records", topic=topic) from error
 
     def _hand_over(self, topic: str, events: Converted, partitions: Partitions) -> None:
@@ -78,7 +79,7 @@ class Sender:
                     chosen = [keys[row] for row in rows], [values[row] for row in rows]
                     self._send_batch(topic, *chosen, [at + row for row in rows], int(places[rows[0]]))
             failpoints.hit("kafka.in_batch")
-            self.raise_if_failed(topic)
+            self.raise_if_failed()
 
     def send_offset(self, topic: OffsetsTopic, key: bytes, value: bytes | None) -> None:
         """Hand one offset over.
@@ -133,24 +134,24 @@ class Sender:
         try:
             left = self._producer.flush(timeout_s)
         except KafkaException as error:  # a fatal one, met by the producer and not by a message
-            self.raise_if_failed("")
+            self.raise_if_failed()
             raise failure_of(error_of(error), "deliver records") from error
-        self.raise_if_failed("")
+        self.raise_if_failed()
         if left:
             raise _no_room(f"deliver {left} messages", timeout_s)
 
-    def raise_if_failed(self, topic: str) -> None:
-        """Raise what a message met.
+    def raise_if_failed(self) -> None:
+        """Raise what a message met, with its topic.
 
         :raises TailraceError: see `failures.failure_of`.
         """
         if self._error is not None:
-            raise failure_of(self._error, "send records", **({"topic": topic} if topic else {}))
+            raise failure_of(self._error, "send records", **self.met)
 
-    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
         # What is purged is so after an error, which is told when the transaction is to be committed.
         if error is not None and self._error is None and error.code() not in _PURGED:
-            self._error = error
+            self._error, self._refused_in = error, message.topic() or ""
 
     def _refuse(self, topic: str, chunk: list[dict[str, Any]], rows: Sequence[int]) -> None:
         refused = ((place, message["_error"]) for place, message in enumerate(chunk) if "_error" in message)

@@ -141,7 +141,7 @@ class Topics:
         return self._largest[name]
 
     def _may_write(self, name: str) -> bool:
-        return require_rights(self._clients, name, TO_WRITE, "write to a topic", self._timeout_s) > 0
+        return require_rights(self._clients, name, TO_WRITE, "write to a topic", self._timeout_s) is not None
 
     def _appears(self, name: str) -> bool:
         """Tell whether a topic is there after all: brokers may make those that a producer looks for."""

@@ -195,7 +195,7 @@ class AtomicWriter:
 
     def _failure(self, found: KafkaError, attempted: str) -> TailraceError:
         if found.code() != KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            return failure_of(found, attempted, **self._whose())
+            return failure_of(found, attempted, **self._whose(), **self._sender.met)
         # WRITE includes DESCRIBE, which is what may be missing first.
         settings = self._task.settings
         return denied(settings, attempted, "transactional-id", str(settings["transactional.id"]), ["WRITE"])

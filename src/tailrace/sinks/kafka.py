@@ -10,9 +10,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from tailrace import failpoints
 from tailrace.converters.contract import Converter
@@ -20,6 +23,7 @@ from tailrace.decode.debezium import SourceFacts
 from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.account import Account
+from tailrace.kafka.failures import REFUSED_BY
 from tailrace.kafka.layout import Head, OpenOwn, Standing, TakingStep, WriteHead, beginning, taking
 from tailrace.kafka.offsets import OffsetsTopic
 from tailrace.kafka.writer import Writer
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from tailrace.changelog.directory import LogIdentity
     from tailrace.config.disclosure import Disclosure
     from tailrace.config.kafka import KafkaSink as KafkaConfig
+
+says = structlog.get_logger(__name__)
 
 #: The one task of a log that a sink is fed from.
 TASK = "0"
@@ -160,7 +166,28 @@ class _Open:
     def write(
         self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece], have: int
     ) -> SinkCommit:
-        """Write the changes of `span` from `have` on."""
+        """Write the changes of `span` from `have` on.
+
+        A batch that does not shrink enough for its topic is refused by the broker: then all is written in
+        smaller ones, now and until the sink is opened again.
+        """
+        try:
+            return self._write(spark, log, span, pieces, have)
+        except TailraceError as error:
+            if error.kind is not Kind.SINK_RECORD_TOO_LARGE or REFUSED_BY not in error.context:
+                raise
+            topic = str(error.context.get("topic", ""))
+            fitting = self._records.fits(topic)
+            if fitting >= self._account.batch_bytes or "batch.size" in self._account.options:
+                raise
+            says.warning("batches are too large for a topic: smaller ones now", topic=topic, bytes=fitting)
+            self._account = replace(self._account, batch_bytes=fitting)
+        self.take()
+        return self._write(spark, log, span, pieces, self.standing.position or have)
+
+    def _write(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece], have: int
+    ) -> SinkCommit:
         if self.standing.head is None and self._producers:
             self.standing = self._carry_out(beginning(self._log_id, have, self._producers, _fresh))
         head = self.standing.head

@@ -28,6 +28,7 @@ from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka import side_records
 from tailrace.kafka.boundaries import Boundaries
+from tailrace.kafka.client import SAFE_BATCH_BYTES
 from tailrace.kafka.dead_letters import letters
 from tailrace.kafka.heartbeats import Heartbeats
 from tailrace.kafka.partitioning import by_transaction
@@ -134,6 +135,11 @@ class Records:
         if share is None:
             self.beat(writer)
         return sent
+
+    def fits(self, topic: str) -> int:
+        """Return the most bytes that a batch for a topic may have, however little it shrinks."""
+        limit = self._topics.largest(topic) if topic else None
+        return SAFE_BATCH_BYTES if limit is None else min(SAFE_BATCH_BYTES, limit * 9 // 10)
 
     @property
     def is_beat_due(self) -> bool:

@@ -1,0 +1,102 @@
+"""Batches that brokers find too large: as large as pays off, and smaller where they do not shrink."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from structlog.testing import capture_logs
+
+from kafka.shares_rig import ORDERS, opened, records, sink_of, write
+from spark.wire import HandmadeLog, insert
+from tailrace.embedded.kafka import EmbeddedKafka
+from tailrace.errors import Kind, TailraceError
+
+WARNING = "batches are too large for a topic: smaller ones now"
+
+
+def shrinking(_random: random.Random, length: int) -> str:
+    return "again " * (length // 6)
+
+
+def not_shrinking(random_: random.Random, length: int) -> str:
+    return "".join(map(chr, (random_.randrange(0x21, 0x2FFF) for _ in range(length // 3))))
+
+
+def fill(log: HandmadeLog, rows: int, length: int, text: Callable[[random.Random, int], str]) -> int:
+    """Write one transaction; its rows have keys from 0 on."""
+    random_ = random.Random(7)
+    return log.commit(ORDERS, *(insert(1, row, text(random_, length)) for row in range(rows)))
+
+
+def written(kafka: EmbeddedKafka, name: str) -> Counter[bytes | None]:
+    return Counter(key for key, _ in records(kafka, f"{name}.public.orders"))
+
+
+def warnings(logs: list[Any]) -> list[dict[str, Any]]:
+    return [dict(line) for line in logs if line["event"] == WARNING]
+
+
+@pytest.mark.parametrize(("producers", "atomic"), [(0, True), (0, False), (2, True)])
+def test_batches_that_do_not_shrink_are_sent_again_in_smaller_ones(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, producers: int, atomic: bool
+) -> None:
+    with HandmadeLog(tmp_path / "log") as log, capture_logs() as logs:
+        ends = [fill(log, 1500, 6000, not_shrinking), fill(log, 1500, 6000, not_shrinking)]
+        sink = opened(sink_of(kafka, topic_name, producers, atomic_source_offset_commit=atomic), log)
+        for end in ends:
+            assert write(sink, log, end).rows == 1500
+        assert sink.position("0") == ends[-1]
+        sink.close()
+    [warning] = warnings(logs)  # the second range began with smaller ones
+    assert (warning["topic"], warning["bytes"]) == (f"{topic_name}.public.orders", 943_729)
+    found = written(kafka, topic_name)
+    assert set(found) == {f'{{"id":{row}}}'.encode() for row in range(1500)}
+    assert set(found.values()) == {2} if atomic else min(found.values()) >= 2
+
+
+def test_batches_that_shrink_are_as_large_as_they_may_be(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    with HandmadeLog(tmp_path / "log") as log, capture_logs() as logs:
+        end = fill(log, 3000, 6000, shrinking)
+        sink = opened(sink_of(kafka, topic_name, 0), log)
+        assert write(sink, log, end).rows == 3000
+        sink.close()
+    assert warnings(logs) == []
+    assert set(written(kafka, topic_name).values()) == {1}
+
+
+def test_a_topic_of_somebody_elses_with_a_lower_limit_is_taken_account_of(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    admin, topic = AdminClient({"bootstrap.servers": kafka.bootstrap}), f"{topic_name}.public.orders"
+    admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": "60000"})])[topic].result(60)
+    with HandmadeLog(tmp_path / "log") as log, capture_logs() as logs:
+        end = fill(log, 200, 20_000, not_shrinking)
+        sink = opened(sink_of(kafka, topic_name, 0), log)
+        assert write(sink, log, end).rows == 200
+        sink.close()
+    assert [warning["bytes"] for warning in warnings(logs)] == [54_000]
+    assert set(written(kafka, topic_name).values()) == {1}
+
+
+def test_batches_that_the_options_give_are_theirs(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    options = {"batch.size": "3000000", "linger.ms": "1000"}
+    with HandmadeLog(tmp_path / "log") as log:
+        end = fill(log, 600, 6000, not_shrinking)
+        sink = opened(sink_of(kafka, topic_name, 0, options=options), log)
+        with pytest.raises(TailraceError) as refused:
+            write(sink, log, end)
+        sink.close()
+    assert refused.value.kind is Kind.SINK_RECORD_TOO_LARGE
+    assert refused.value.context["topic"] == f"{topic_name}.public.orders"
+    assert "batch.size" in refused.value.hint
+    assert written(kafka, topic_name) == Counter()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ BYTES_MAX = 64 << 20
 CHUNK = 10_000
 
 _POLL_S = 0.05
+#: What the client takes before headers: the report by its other name, and the time, which is now.
+_BEFORE_HEADERS = (repeat(None), repeat(0))
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 
 Partitions = npt.NDArray[np.int32] | None
@@ -58,26 +62,14 @@ class Sender:
         :raises TailraceError: what the first of them met that was refused at once (its `row` in the
             context), or an earlier one later; `SINK_WRITE_FAILED` if there is no room in time.
         """
-        try:
-            self._hand_over(topic, events, partitions)
-        except KafkaException as error:  # a fatal one, met by the producer and not by a message
-            self.raise_if_failed()
-            raise failure_of(error_of(error), "send records", topic=topic) from error
-
-    def _hand_over(self, topic: str, events: Converted, partitions: Partitions) -> None:
         headers = _headers(events)
         for at in range(0, len(events), CHUNK):
             keys, values = _objects(events.keys, at, len(events)), _objects(events.values, at, len(events))
-            places = None if partitions is None else partitions[at : at + CHUNK]
+            places = repeat(BY_KEY) if partitions is None else partitions[at : at + CHUNK].tolist()
+            others = [keys, places, repeat(self._delivered)]
             if headers is not None:
-                self._send_each(topic, keys, values, places, headers[at : at + CHUNK].to_pylist())
-            elif places is None:
-                self._send_batch(topic, keys, values, range(at, at + len(keys)))
-            else:
-                # The client takes one partition a call (it does not heed those of single messages).
-                for rows in _together(places):
-                    chosen = [keys[row] for row in rows], [values[row] for row in rows]
-                    self._send_batch(topic, *chosen, [at + row for row in rows], int(places[rows[0]]))
+                others += [*_BEFORE_HEADERS, _on_the_wire(headers[at : at + CHUNK])]
+            self._produce(topic, at, values, others)
             failpoints.hit("kafka.in_batch")
             self.raise_if_failed()
 
@@ -88,37 +80,18 @@ class Sender:
         """
         self._producer.produce(topic.name, value, key, topic.partition(key), on_delivery=self._delivered)
 
-    def _send_batch(
-        self,
-        topic: str,
-        keys: Sequence[Any],
-        values: Sequence[Any],
-        rows: Sequence[int],
-        partition: int = BY_KEY,
-    ) -> None:
-        chunk = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
+    def _produce(self, topic: str, at: int, values: Sequence[Any], others: Sequence[Iterable[Any]]) -> None:
         size = sum(map(len, filter(None, values)))
         self._wait_for_room(size)
-        taken = self._producer.produce_batch(topic, chunk, partition, on_delivery=self._delivered)
-        self._note(taken, size)
-        if taken != len(chunk):
-            self._refuse(topic, chunk, rows)
-
-    def _send_each(
-        self,
-        topic: str,
-        keys: Sequence[Any],
-        values: Sequence[Any],
-        places: Partitions,
-        headers: Sequence[Mapping[str, Any] | None],
-    ) -> None:
-        # The client takes headers one message at a call only.
-        where = [BY_KEY] * len(keys) if places is None else places.tolist()
-        for key, value, place, named in zip(keys, values, where, headers, strict=True):
-            self._wait_for_room(len(value or b""))
-            wire = [(name, held) for name, held in (named or {}).items() if held is not None]
-            self._producer.produce(topic, value, key, place, headers=wire, on_delivery=self._delivered)
-            self._note(1, len(value or b""))
+        left = iter(values)
+        try:
+            # A call a message, looped over in C: the client's call for many wants a dictionary for each.
+            deque(map(self._producer.produce, repeat(topic), left, *others), maxlen=0)
+        except (KafkaException, BufferError) as error:
+            self.raise_if_failed()  # what a message met before is why
+            row = at + len(values) - length_hint(left) - 1
+            raise failure_of(error_of(error), "send a record", topic=topic, row=row) from error
+        self._note(len(values), size)
 
     def _note(self, messages: int, size: int) -> None:
         self._sent += messages
@@ -153,11 +126,6 @@ class Sender:
         if error is not None and self._error is None and error.code() not in _PURGED:
             self._error, self._refused_in = error, message.topic() or ""
 
-    def _refuse(self, topic: str, chunk: list[dict[str, Any]], rows: Sequence[int]) -> None:
-        refused = ((place, message["_error"]) for place, message in enumerate(chunk) if "_error" in message)
-        place, error = next(refused, (0, KafkaError(KafkaError._FAIL, "the client took fewer")))  # noqa: SLF001
-        raise failure_of(error_of(error), "send a record", topic=topic, row=rows[place])
-
     def _wait_for_room(self, size: int) -> None:
         deadline = time.monotonic() + self._timeout_s
         self._producer.poll(0)
@@ -172,14 +140,6 @@ class Sender:
             self._under_way_bytes -= self._under_way.popleft()[1]
         fits = self._under_way_bytes + size <= BYTES_MAX
         return not self._under_way or (left < MESSAGES_MAX and fits)
-
-
-def _together(places: npt.NDArray[np.int32]) -> list[list[int]]:
-    """Return the rows that may be sent at one call, calls in an order that keeps each partition's."""
-    if (places == BY_KEY).any():
-        # Which partition these go to is not known here: nothing may overtake them.
-        return [run.tolist() for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(places)) + 1)]
-    return [np.flatnonzero(places == place).tolist() for place in np.unique(places)]
 
 
 def _no_room(attempted: str, timeout_s: float) -> TailraceError:
@@ -207,3 +167,10 @@ def _headers(events: Converted) -> pa.StructArray | None:
     if found is None or found.null_count == len(found):
         return None
     return None if all(child.null_count == len(child) for child in found.flatten()) else found
+
+
+def _on_the_wire(headers: pa.StructArray) -> list[list[tuple[str, Any]]]:
+    return [
+        [(name, held) for name, held in (named or {}).items() if held is not None]
+        for named in headers.to_pylist()
+    ]

@@ -147,7 +147,7 @@ class _Attempt:
         self._job = job
         self._number = number
         self._offsets = offsets
-        self._writer: Writer | None = None
+        self._writer: Writer = job.account.member(offsets, number)
         self._written = Written()
 
     def run(self) -> Written | None:
@@ -157,27 +157,25 @@ class _Attempt:
         """
         steps = sharing(self._job.head, self._number, self._job.end)
         result: Any = None
+        self._writer.connect()  # while the head is read
         try:
             while True:
                 result = self._perform(steps.send(result))
         except StopIteration as end:
             return None if end.value is None else self._written
         finally:
-            if self._writer is not None:
-                self._writer.close()
+            self._writer.close()
 
     def _perform(self, step: ReadHead | OpenMember | WriteShare) -> Any:
         if isinstance(step, ReadHead):
             found = self._offsets.read(self._job.account.key)
             return None if found is None else Head.of(found)
         if isinstance(step, OpenMember):
-            self._writer = self._job.account.member(self._offsets, step.number)
             return self._writer.open()
         self._write(step)
         return None
 
     def _write(self, step: WriteShare) -> None:
-        assert self._writer is not None  # by the order of the steps
         job = self._job
         share = Share(step.number, job.head.producers)
         started = time.perf_counter()

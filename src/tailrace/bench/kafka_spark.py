@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ROWS = 1_000_000
-PAIRS = 7
+PAIRS = 15
 JARS = Path(sys.prefix) / "share" / "tailrace" / "spark-kafka"
 
 

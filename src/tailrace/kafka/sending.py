@@ -81,11 +81,11 @@ class Sender:
         self._producer.produce(topic.name, value, key, topic.partition(key), on_delivery=self._delivered)
 
     def _produce(self, topic: str, at: int, values: Sequence[Any], others: Sequence[Iterable[Any]]) -> None:
+        # By `produce` for each message, looped over in C: the client's call for many wants dictionaries.
         size = sum(map(len, filter(None, values)))
         self._wait_for_room(size)
         left = iter(values)
         try:
-            # A call a message, looped over in C: the client's call for many wants a dictionary for each.
             deque(map(self._producer.produce, repeat(topic), left, *others), maxlen=0)
         except (KafkaException, BufferError) as error:
             self.raise_if_failed()  # what a message met before is why

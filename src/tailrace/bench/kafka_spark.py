@@ -1,10 +1,12 @@
 """The change log to Kafka on Spark: our sink, exactly once, in turn with Spark's own, at least once.
 
-Both read the same log, and bring the same keys and values, made by the same converter, into topics of as
-many partitions. The reference is the quickest job that we know of for Spark's sink: each task decodes a
-piece of the log and converts it in the same kernels, hands the columns to Java as Arrow, and
-`format("kafka")` sends them with a producer that is set as ours is. It keeps no order across pieces and
-commits nothing.
+All read the same log, and bring it into topics of as many partitions, with producers that are set as ours
+is. Spark's sink keeps no order across pieces of the log and commits nothing. It is given
+
+- the rows of `format("tailrace")`, made texts by Spark's `to_json`: what whoever has no sink of ours would
+  write, and the reference;
+- keys and values as ours are, made in tasks of Python by the same kernels and handed to Java as Arrow. No
+  user has such a source. It tells the sinks alone apart, as far as that can be done (`sinks_ratio`).
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ from tailrace.spark.session import session, warm
 
 if TYPE_CHECKING:
     import psutil
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 log = structlog.get_logger(__name__)
 
 ROWS = 1_000_000
-PAIRS = 15
+TURNS = 9
 JARS = Path(sys.prefix) / "share" / "tailrace" / "spark-kafka"
 
 
@@ -56,8 +58,12 @@ class Pass:
     cpu_seconds: float  # of this process, of Spark and of its workers; without the broker
 
 
+#: Ours, Spark's sink of public rows, Spark's sink of the same keys and values.
+Turn = tuple[Pass, Pass, Pass]
+
+
 def measure(rows: int | None = None) -> Result:
-    """Write a log of `rows` rows with either sink, in pairs, after a pair that is not counted.
+    """Write a log of `rows` rows with either sink, in turns, after one that is not counted.
 
     :raises TailraceError: `ENVIRONMENT_UNFIT` if Spark's Kafka sink is not here: there is nothing else to
         compare with.
@@ -77,20 +83,27 @@ def measure(rows: int | None = None) -> Result:
         warm(spark)
         spark.dataSource.register(EventsSource)
         runs = _Runs(spark, kafka.bootstrap, path, rows, broker)
-        pairs = [runs.pair(turn) for turn in range(PAIRS + 1)][1:]
+        turns = [runs.turn(number) for number in range(TURNS + 1)][1:]
         spark.stop()
-    return _result(rows, pairs)
+    return _result(rows, turns)
 
 
-def _result(rows: int, pairs: list[tuple[Pass, Pass]]) -> Result:
-    ratios = [theirs.seconds / ours.seconds for ours, theirs in pairs]
-    cpu_ratios = [theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in pairs]
+def _result(rows: int, turns: list[Turn]) -> Result:
+    def rate(passes: list[Pass]) -> int:
+        return round(rows / median([each.seconds for each in passes]))
+
+    def cpu_us(passes: list[Pass]) -> float:
+        return round(median([each.cpu_seconds for each in passes]) / rows * 1e6, 2)
+
+    ours, public, given = ([turn[place] for turn in turns] for place in range(3))
+    ratios = [theirs.seconds / our.seconds for our, theirs in zip(ours, public, strict=True)]
+    sinks = [theirs.seconds / our.seconds for our, theirs in zip(ours, given, strict=True)]
     return Result(
         name="kafka_spark",
-        value=rows / median([ours.seconds for ours, _ in pairs]),
+        value=rows / median([each.seconds for each in ours]),
         unit="records/s",
         ratio=median(ratios),
-        reference="Spark's own Kafka sink, at least once, given the same keys and values by the same kernels",
+        reference='Spark\'s own Kafka sink, at least once, given the rows of format("tailrace") by to_json',
         limit=f"the {cores()} cores, which the broker shares with Spark's workers: each producer reads the "
         "whole range and finds all keys",
         setup=machine()
@@ -98,20 +111,27 @@ def _result(rows: int, pairs: list[tuple[Pass, Pass]]) -> Result:
             "rows": rows,
             "partitions": topics.PARTITIONS,
             "producers": cores(),
-            "pairs": len(pairs),
+            "turns": len(turns),
             "reference_producer": PRODUCER,
         },
         details={
-            "ratio_interval_95": [round(end, 3) for end in median_interval(ratios)],
+            "ratio_interval_95": _interval(ratios),
             "ratios": [round(ratio, 3) for ratio in ratios],
-            "cpu_ratio": round(median(cpu_ratios), 3),
-            "reference_records_s": round(rows / median([theirs.seconds for _, theirs in pairs])),
-            "cpu_us_a_record": round(median([ours.cpu_seconds for ours, _ in pairs]) / rows * 1e6, 2),
-            "reference_cpu_us_a_record": round(
-                median([theirs.cpu_seconds for _, theirs in pairs]) / rows * 1e6, 2
-            ),
+            "cpu_us_a_record": cpu_us(ours),
+            "reference_records_s": rate(public),
+            "reference_cpu_us_a_record": cpu_us(public),
+            "sinks_ratio": round(median(sinks), 3),
+            "sinks_ratio_interval_95": _interval(sinks),
+            "sinks_ratios": [round(ratio, 3) for ratio in sinks],
+            "sinks_reference": "Spark's sink, given the same keys and values by the same kernels",
+            "sinks_reference_records_s": rate(given),
+            "sinks_reference_cpu_us_a_record": cpu_us(given),
         },
     )
+
+
+def _interval(ratios: list[float]) -> list[float]:
+    return [round(end, 3) for end in median_interval(ratios)]
 
 
 class _Runs:
@@ -127,15 +147,15 @@ class _Runs:
         self._broker = broker
         self._names = itertools.count(1)
 
-    def pair(self, turn: int) -> tuple[Pass, Pass]:
-        """Write the log with ours and with Spark's sink; Spark's first in every other turn."""
-        if turn % 2:
-            theirs, ours = self.theirs(), self.ours()
-        else:
-            ours, theirs = self.ours(), self.theirs()
-        log.info("a pair", number=turn, of=PAIRS, ours=round(self._rows / ours.seconds),
-                 theirs=round(self._rows / theirs.seconds))  # fmt: skip
-        return ours, theirs
+    def turn(self, number: int) -> Turn:
+        """Write the log with ours, with Spark's sink of public rows, and of the same keys and values."""
+        found: dict[str, Pass] = {}
+        works = [("ours", self.ours), ("public", self.public), ("given", self.given)]
+        for name, work in works[number % 3 :] + works[: number % 3]:  # each is first in a third of the turns
+            found[name] = work()
+        log.info("a turn", number=number, of=TURNS,
+                 **{name: round(self._rows / each.seconds) for name, each in found.items()})  # fmt: skip
+        return found["ours"], found["public"], found["given"]
 
     def ours(self) -> Pass:
         """Write the log exactly once, as a pipeline with a backlog does; opening the sink is not counted."""
@@ -148,15 +168,22 @@ class _Runs:
         finally:
             sink.close()
 
-    def theirs(self) -> Pass:
+    def public(self) -> Pass:
+        """Write the rows with Spark's sink, as a user would."""
+        rows = self._spark.read.format("tailrace").option("table", "public.orders").load(str(self._path))
+        return self._theirs("rows", rows.selectExpr("to_json(struct(id)) key", "to_json(struct(*)) value"))
+
+    def given(self) -> Pass:
         """Write the same keys and values with Spark's sink."""
-        name = f"them-{next(self._names):03}"
+        given = {"path": str(self._path), "name": "ours-000"}
+        return self._theirs("them", self._spark.read.format(EventsSource.name()).options(**given).load())
+
+    def _theirs(self, kind: str, events: DataFrame) -> Pass:
+        name = f"{kind}-{next(self._names):03}"
         topic = f"{name}.public.orders"
         topics.create(self._bootstrap, topic)
         settings = {f"kafka.{key}": value for key, value in PRODUCER.items()}
         settings |= {"kafka.bootstrap.servers": self._bootstrap, "topic": topic}
-        given = {"path": str(self._path), "name": name}
-        events = self._spark.read.format(EventsSource.name()).options(**given).load()
         return self._timed(name, events.write.format("kafka").options(**settings).save)
 
     def _config(self, name: str) -> KafkaSink:

@@ -20,7 +20,7 @@ from fix_orders_log import LogOfOrders
 from kafka.orders import Orders, run
 from tailrace.changelog.lock import take_lock
 from tailrace.config.engine_options import OffsetStorage
-from tailrace.embedded.kafka import EmbeddedKafka
+from tailrace.embedded.kafka import EmbeddedKafka, find_jars
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offset_store import KafkaOffsetStore
 from tailrace.kafka.writer import AtomicWriter
@@ -261,3 +261,12 @@ def test_topics_that_are_missing_or_can_not_be_made_so_are_told(
         assert "sink_misconfigured" in said
         assert told in said
         assert orders.shown()["log_offset"] is None
+
+
+def test_a_broker_may_make_topics_by_itself(topic_name: str, tmp_path: Path) -> None:
+    with EmbeddedKafka(find_jars(), settings={"auto.create.topics.enable": "true"}) as kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+        offsets = NewTopic(f"{topic_name}-offsets", 1, 1, config={"cleanup.policy": "compact"})
+        admin.create_topics([offsets])[offsets.topic].result(60)
+        orders = Orders(tmp_path, kafka, topic_name, create_topics=False)
+        assert orders.replay() == [1, 2, 3, 4, 5, 6, 7]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import structlog
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from kafka.counting import read_numbers, require_each_once
@@ -19,8 +20,10 @@ from kafka.once import numbers, reached, writer
 from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets import OffsetsTopic
+from tailrace.kafka.sending import Sender
 from tailrace.kafka.transaction import State
 from tailrace.kafka.writer import AtomicWriter
+from tailrace.records.events import Converted
 
 QUIET = {"log_level": 0}
 POINTS = [
@@ -143,3 +146,33 @@ def _life(kafka: EmbeddedKafka, topic: str, environment: dict[str, str]) -> int:
         check=False,
     )
     return done.returncode
+
+
+@pytest.mark.parametrize("where", ["poll", "produce", "flush"])
+def test_who_was_fenced_is_told_so_wherever_the_client_says_it(where: str) -> None:
+    class Fenced:
+        def __len__(self) -> int:
+            return 0
+
+        def _call(self, name: str) -> int:
+            if name == where:
+                raise KafkaException(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
+            return 0
+
+        def poll(self, _timeout_s: float) -> int:
+            return self._call("poll")
+
+        def produce(self, *_message: object) -> None:
+            self._call("produce")
+
+        def flush(self, _timeout_s: float) -> int:
+            return self._call("flush")
+
+    def send_all() -> None:
+        sender = Sender(Fenced(), timeout_s=1.0)  # type: ignore[arg-type]
+        sender.send("topic", Converted(None, pa.array([b"value"])))
+        sender.flush()
+
+    with pytest.raises(TailraceError) as fenced:
+        send_all()
+    assert fenced.value.kind is Kind.SINK_PREEMPTED

@@ -62,6 +62,13 @@ class Sender:
         :raises TailraceError: what the first of them met that was refused at once (its `row` in the
             context), or an earlier one later; `SINK_WRITE_FAILED` if there is no room in time.
         """
+        try:
+            self._hand_over(topic, events, partitions)
+        except KafkaException as error:  # a fatal one, which the client raises wherever it is called
+            self.raise_if_failed()
+            raise failure_of(error_of(error), "send records", topic=topic) from error
+
+    def _hand_over(self, topic: str, events: Converted, partitions: Partitions) -> None:
         headers = _headers(events)
         for at in range(0, len(events), CHUNK):
             keys, values = _objects(events.keys, at, len(events)), _objects(events.values, at, len(events))

@@ -60,9 +60,7 @@ def test_batches_that_do_not_shrink_are_sent_again_in_smaller_ones(
     assert set(found.values()) == {2} if atomic else min(found.values()) >= 2
 
 
-def test_batches_that_shrink_are_as_large_as_they_may_be(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
-) -> None:
+def test_batches_that_shrink_are_not_refused(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
     with HandmadeLog(tmp_path / "log") as log, capture_logs() as logs:
         end = fill(log, 3000, 6000, shrinking)
         sink = opened(sink_of(kafka, topic_name, 0), log)

@@ -6,6 +6,7 @@ is committed only when it and all before it were processed, and what was not com
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -308,10 +309,11 @@ class Leaks:
 
     def __init__(self) -> None:
         self._threads = set(threading.enumerate())
-        self._files = len(os.listdir("/proc/self/fd"))
+        self._files = _files()
 
     def check(self) -> None:
-        """Fail if there is more than there was."""
+        """Fail if there is more than there was, and remains so: what is in nobody's hands any more, as a
+        client of an earlier test, may have had a descriptor open just then."""
         try:
             wait_until(lambda: not self._left(), FAR_S, "threads to end")
         except AssertionError as error:
@@ -320,10 +322,23 @@ class Leaks:
                 error.add_note(f"{thread.name}:")
                 error.add_note("".join(traceback.format_stack(frames.get(thread.ident or 0))))
             raise
-        assert len(os.listdir("/proc/self/fd")) <= self._files
+        try:
+            wait_until(lambda: len(_files()) <= len(self._files), FAR_S, "descriptors to be closed")
+        except AssertionError as error:
+            error.add_note(f"open since: {dict(_files().items() - self._files.items())}")
+            raise
 
     def _left(self) -> set[threading.Thread]:
         return set(threading.enumerate()) - self._threads
+
+
+def _files() -> dict[str, str]:
+    # What each open descriptor is of; not the one that lists them.
+    open_now = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            open_now[number] = os.readlink(f"/proc/self/fd/{number}")
+    return open_now
 
 
 def _names() -> list[str]:

@@ -7,11 +7,12 @@ order of its key, and the offset says the same.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from fix_kafka_proxy import Fault, How, KafkaProxy
@@ -202,14 +203,20 @@ class Shop:
             self.done = goal
 
     def close(self) -> None:
-        """Let go of the producer, as a feed does after a failure."""
+        """Let go of the producer, as a feed does after a failure; it must then be gone."""
         if self._writer is not None:
+            left = _producers() - 1
             self._writer.close()
             self._writer = None
+            assert _producers() <= left, "its threads and connections would stay"
 
     def check(self) -> None:
         """Hold what is committed against what is said to be."""
         require_each_once(read_numbers(self._kafka, self.topic), self.done)
+
+
+def _producers() -> int:
+    return sum(isinstance(each, Producer) for each in gc.get_objects())
 
 
 def _strike(shop: Shop, fault: Fault) -> Outcome:

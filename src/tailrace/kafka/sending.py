@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -127,6 +128,16 @@ class Sender:
         """
         if self._error is not None:
             raise failure_of(self._error, "send records", **self.met)
+
+    def close(self) -> None:
+        """Give up what is under way, and let go of the producer."""
+        self._producer.purge()
+        # One that has met a fatal error raises it here once more; whoever ended this life knows it.
+        with contextlib.suppress(KafkaException):
+            self._producer.flush(0)
+        # A client ends when nobody has it, and the trace of an error may have this object for long: for ever
+        # where the client raised a fatal error while that one was handled, of which it loses a reference.
+        del self._producer
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         # What is purged is so after an error, which is told when the transaction is to be committed.

@@ -55,7 +55,7 @@ class Writer(Protocol):
         """As `commit`, with the offsets of several keys; it may take so long, or as long as any commit."""
 
     def close(self) -> None:
-        """Give up what was sent and not committed, and let go of the producer."""
+        """Give up what was sent and not committed, and end the producer's threads and connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +150,13 @@ class AtomicWriter:
         elif self._life.state is State.OPEN:
             self._step(Event.STOP)
             self._abort()
-        _let_go(self._producer)
+        self._sender.close()
+        del self._producer
 
     def _begin(self) -> None:
         _, commands = self._life.step(Event.RECORDS)
         if Command.BEGIN in commands:
-            self._attempt("begin a transaction", self._producer.begin_transaction)
+            self._attempt("begin a transaction", self._begin_once)
             failpoints.hit("kafka.after_begin")
         self._step(Event.RECORDS)
 
@@ -179,11 +180,22 @@ class AtomicWriter:
             self._sender.send_offset(self._task.offsets, key, value_of(offset))
 
     def _commit(self, timeout_s: float | None) -> None:
-        persist(timeout_s or self._task.timeout_s, self._producer.commit_transaction)
+        persist(timeout_s or self._task.timeout_s, self._commit_once)
+
+    # By methods of its own, as `_fence`: the trace of an error has these, and not the producer.
+
+    def _begin_once(self) -> None:
+        self._producer.begin_transaction()
+
+    def _commit_once(self, timeout_s: float) -> None:
+        self._producer.commit_transaction(timeout_s)
+
+    def _abort_once(self, timeout_s: float) -> None:
+        self._producer.abort_transaction(timeout_s)
 
     def _abort(self) -> None:
         try:
-            persist(self._task.timeout_s, self._producer.abort_transaction)
+            persist(self._task.timeout_s, self._abort_once)
         except KafkaException as error:
             # Whoever comes next aborts it by fencing.
             found = error_of(error)
@@ -281,7 +293,8 @@ class PlainWriter:
 
     def close(self) -> None:
         """As `Writer.close`."""
-        _let_go(self._producer)
+        self._sender.close()
+        del self._producer
 
 
 def _left_s(deadline: float) -> float:
@@ -292,10 +305,3 @@ def _knock(producer: Producer, topic: str) -> None:
     # Who asks for a first time waits for a twentieth of a second while the client connects.
     with contextlib.suppress(KafkaException):
         producer.list_topics(topic, timeout=_NOT_WAITED_S)
-
-
-def _let_go(producer: Producer) -> None:
-    producer.purge()
-    # One that has met a fatal error raises it here once more; whoever ended this life knows it.
-    with contextlib.suppress(KafkaException):
-        producer.flush(0)

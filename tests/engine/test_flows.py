@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future
 from decimal import Decimal
 from typing import Any
 
@@ -33,6 +34,7 @@ from fix_wait import wait_until
 from tailrace.engine.commit_policies import Periodic
 from tailrace.engine.contracts import Committer, RetriableError, StopEngine
 from tailrace.engine.processing import Order, manual, on_batch, on_record, stage
+from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch
 from tailrace.records.events import Converted, Event, Events
 from tailrace.records.group import Group
@@ -177,6 +179,40 @@ def test_a_handler_that_fails_is_an_error_of_the_task_and_its_record_is_never_pa
     if order == "ordered":
         assert got == list(range(poison))
         assert run.store.last == poison
+
+
+async def awaited(_: Any) -> None:
+    """Does nothing until somebody awaits it."""
+
+
+PROMISES: list[Callable[[Any], Any]] = [
+    awaited,
+    lambda one: (each for each in [one]),
+    lambda _: Future(),
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [on_batch, on_record])
+@pytest.mark.parametrize("promise", PROMISES, ids=["coroutine", "generator", "future"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_a_handler_only_promises_does_not_count_as_processed(
+    order: Order, promise: Callable[[Any], Any], kind: Callable[..., Any]
+) -> None:
+    with running(kind(promise), order) as run:
+        with pytest.raises(TailraceError, match="the handler returned a") as raised:
+            run.work_off(stream(5))
+        assert run.committer.finish(SOON_S)
+    assert raised.value.kind is Kind.CONFIG_INVALID
+    assert run.store.last == 0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_else_a_handler_returns_is_of_no_interest(order: Order) -> None:
+    with running(on_record(number_of), order) as run:
+        run.work_off(stream(5))
+        assert run.committer.finish(SOON_S)
+    assert run.store.last == len(expected(5, drops=False))
 
 
 def test_retries_are_bounded_and_counted_anew_after_success() -> None:

@@ -178,6 +178,17 @@ def test_nothing_passes_over_a_record_that_fails_for_good(
 
 
 @pytest.mark.parametrize("order", THERE)
+def test_what_a_handler_only_promises_does_not_count_as_processed(
+    order: Order, on_spark: Callable[..., Any]
+) -> None:
+    with running(on_record(lambda one: (each for each in [one])), order, new_processor=on_spark) as run:
+        with pytest.raises(TailraceError, match="the handler returned a generator"):
+            run.work_off(stream(5), LATE_S)
+        assert run.committer.finish(SOON_S)
+    assert run.store.last == 0
+
+
+@pytest.mark.parametrize("order", THERE)
 def test_a_handler_on_an_executor_may_end_the_engine(
     order: Order, on_spark: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ import structlog
 
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.contracts import StopEngine
-from tailrace.engine.processing.handlers import where
+from tailrace.engine.processing.handlers import check_done, where
 from tailrace.engine.processing.lanes import KeyTypes, in_order
 from tailrace.engine.processing.stage import Ready, Stager, Staging
 from tailrace.engine.processing.terms import Means, Terms
@@ -259,7 +259,8 @@ class Crew:
                 return
             done = (mark, item.of.batch, item.place) if item.at == last else (_nothing,)
             try:
-                self._call(item.given[item.at])
+                if (returned := self._call(item.given[item.at])) is not None:
+                    check_done(returned)
             except StopEngine as stop:
                 room.leave(*done)
                 room.fail(stop)

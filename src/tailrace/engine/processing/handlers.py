@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import inspect
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from tailrace.engine.contracts import Committer
+from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch
 from tailrace.records.events import Events
 
@@ -56,6 +59,26 @@ def manual(call: Callable[[Batch, Committer], None] | Callable[[Events, Committe
     that is never marked holds up the commits of all after it.
     """
     return Manual(call)
+
+
+def check_done(returned: object) -> None:
+    """Refuse what a handler returned if it is work that is still to be done: nobody waits for it.
+
+    What was handed over counts as processed when its handler returns. Called when it is not None.
+    :raises TailraceError: `CONFIG_INVALID`, which is final.
+    """
+    generates = inspect.isgenerator(returned) or inspect.isasyncgen(returned)
+    if not (generates or inspect.isawaitable(returned) or isinstance(returned, Future)):
+        return
+    if inspect.iscoroutine(returned):
+        returned.close()
+    raise TailraceError(
+        Kind.CONFIG_INVALID,
+        f"handle records: the handler returned a {type(returned).__name__}, whose work may not be done, "
+        "and what was handed over would count as processed",
+        "do the work before returning: asyncio.run a coroutine, exhaust a generator, wait for a future's "
+        "result; or give on_batch=manual(…) and mark what is processed when it is",
+    )
 
 
 def where(error: BaseException, batch: Batch, place: int | None) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 from tailrace.engine.contracts import Committer, StopEngine
-from tailrace.engine.processing.handlers import Takes, where
+from tailrace.engine.processing.handlers import Takes, check_done, where
 from tailrace.engine.processing.room import Room
 from tailrace.engine.processing.stage import Ready, Stager, Staging
 from tailrace.engine.processing.terms import Means, Terms
@@ -111,7 +111,8 @@ class Serial:
         if not room.enter():
             raise GivenUpError
         try:
-            self._handler.call(*given)
+            if (returned := self._handler.call(*given)) is not None:
+                check_done(returned)
         except StopEngine as stop:
             room.leave(mark, batch, place)
             room.fail(stop)

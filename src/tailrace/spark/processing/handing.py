@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tailrace.engine.backoff import is_retriable
 from tailrace.engine.contracts import StopEngine
+from tailrace.engine.processing.handlers import check_done
 from tailrace.engine.processing.lanes import in_order
 from tailrace.engine.processing.stage import Ready, Stage, Staged
 from tailrace.records.batch import Batch, Partition
@@ -64,7 +65,7 @@ class Handing:
     """
 
     stage: Stage | None
-    handler: Callable[[Any], None]
+    handler: Callable[[Any], object]
 
     def __call__(self, portions: Sequence[Portion]) -> list[Outcome]:
         """Return what became of each portion.
@@ -100,7 +101,8 @@ class Handing:
         # Returns how many of the record's events the handler has had.
         for event in range(record.begun, len(record.given)):
             try:
-                self.handler(record.given[event])
+                if (returned := self.handler(record.given[event])) is not None:
+                    check_done(returned)
             except StopEngine:
                 found.wants_end = True
                 return event + 1

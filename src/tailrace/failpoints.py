@@ -63,6 +63,7 @@ NAMES: frozenset[str] = frozenset(
         "kafka.after_head",
         "kafka.after_fence",
         "kafka.in_share",
+        "kafka.after_refusal",
         "log.before_retention",
         "log.in_retention",
         "log.after_retention",

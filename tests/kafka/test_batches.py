@@ -14,8 +14,10 @@ from structlog.testing import capture_logs
 
 from kafka.shares_rig import ORDERS, opened, records, sink_of, write
 from spark.wire import HandmadeLog, insert
+from tailrace import failpoints
 from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
+from tailrace.failpoints import FailpointError
 
 WARNING = "batches are too large for a topic: smaller ones now"
 
@@ -58,6 +60,24 @@ def test_batches_that_do_not_shrink_are_sent_again_in_smaller_ones(
     found = written(kafka, topic_name)
     assert set(found) == {f'{{"id":{row}}}'.encode() for row in range(1500)}
     assert set(found.values()) == {2} if atomic else min(found.values()) >= 2
+
+
+@pytest.mark.parametrize("producers", [0, 2])
+def test_who_ends_before_writing_again_leaves_that_to_the_next(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, producers: int
+) -> None:
+    with HandmadeLog(tmp_path / "log") as log:
+        end = fill(log, 1500, 6000, not_shrinking)
+        died = opened(sink_of(kafka, topic_name, producers), log)  # as a process that is killed: never closed
+        failpoints.arm("kafka.after_refusal=error")
+        with pytest.raises(FailpointError):
+            write(died, log, end)
+        failpoints.arm("")
+        sink = opened(sink_of(kafka, topic_name, producers), log)
+        write(sink, log, end)
+        assert sink.position("0") == end
+        sink.close()
+    assert written(kafka, topic_name) == {f'{{"id":{row}}}'.encode(): 1 for row in range(1500)}
 
 
 def test_batches_that_shrink_are_not_refused(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ class _Open:
                 raise
             says.warning("batches are too large for a topic: smaller ones now", topic=topic, bytes=fitting)
             self._account = replace(self._account, batch_bytes=fitting)
+        failpoints.hit("kafka.after_refusal")
         self.take()
         return self._write(spark, log, span, pieces, self.standing.position or have)
 

@@ -45,7 +45,14 @@ def fill(log: HandmadeLog, transactions: int, first: int = 0) -> list[int]:
 
 
 def sink_of(
-    kafka: EmbeddedKafka, name: str, producers: int, *, prefix: str = "", converter: Any = None, **more: Any
+    kafka: EmbeddedKafka,
+    name: str,
+    producers: int,
+    *,
+    prefix: str = "",
+    converter: Any = None,
+    chain: Chain | None = None,
+    **more: Any,
 ) -> KafkaSink:
     """Return a sink of the group `name`, not yet opened.
 
@@ -66,7 +73,7 @@ def sink_of(
     }
     converter = converter or JsonConverter(schemas_enable=False)
     config = KafkaConfig.model_validate(given)
-    return KafkaSink(config, converter, Chain(), Disclosure(), OWN_FORMS, __version__)
+    return KafkaSink(config, converter, chain or Chain(), Disclosure(), OWN_FORMS, __version__)
 
 
 def opened(sink: KafkaSink, log: HandmadeLog) -> KafkaSink:

@@ -137,9 +137,13 @@ class KafkaSink:
             self._open.beat()
 
     def close(self) -> None:
-        """As `contract.Sink.close`."""
+        """As `contract.Sink.close`; that of a transformation or converter may fail, and is told of only."""
         self._let_go()
-        self._converter.close()
+        for close in (self._chain.close, self._converter.close):
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001 - the end goes on
+                says.warning("what is closed with a sink failed", sink=self.name, error=type(error).__name__)
 
     def _let_go(self) -> None:
         found, self._open = self._open, None

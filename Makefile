@@ -9,9 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-KERNELS := $(shell grep -rl njit src --include='*.py')
-BENCHMARKS := capture watches snapshot decode convert replay e2e stages idle engine latency kafka kafka_peer kafka_spark
-# Of `make torture`; empty: a hundred for each sink, two hundred for Kafka.
+KERNELS := $(shell grep -rl njit src tools --include='*.py')
+BENCHMARKS := capture snapshot tables decode convert replay e2e stages idle engine records latency kafka kafka_peer kafka_spark
+# Of `make torture`; empty: a hundred for each sink, two hundred for Kafka, an hour of chaos. CYCLES=10: ten
+# of each, and ten minutes.
 CYCLES :=
 # Processes that run tests side by side. The tests wait more than they work; each process has servers of
 # its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order.
@@ -26,14 +27,14 @@ help: ## Show this list.
 demo: setup ## A small shop, its pipeline killed in the middle, and the proof that nothing got lost.
 	$(BIN)/tailrace demo --dir .demo
 
-test: setup brokers ## The test suite.
+test: setup brokers $(STAMPS)/debezium ## The test suite.
 	$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
-matrix: setup brokers ## The test suite on each version of PostgreSQL: 15, 16 and 18.
+matrix: setup brokers $(STAMPS)/debezium ## The test suite on each version of PostgreSQL: 15, 16 and 18.
 	$(BIN)/python scripts/run_matrix.py $(PYTEST) $(PYTEST_ARGS)
 
 check: setup ## Lint, types, layers, documents.
-	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff check src tools tests scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_docs.py
@@ -43,8 +44,9 @@ bench: setup brokers bench-peers ## Every benchmark, each with its ratio and its
 	@for name in $(BENCHMARKS); do $(BIN)/tailrace bench $$name || exit 1; done
 
 torture: setup brokers ## Kill cycles at every failpoint, for each sink (CYCLES=10: fewer).
-	PYTHONPATH=tests $(BIN)/python -m torture.run $(if $(CYCLES),--cycles $(CYCLES))
-	PYTHONPATH=tests $(BIN)/python -m torture.kafka $(if $(CYCLES),--cycles $(CYCLES))
+	PYTHONPATH=. $(BIN)/python -m tests.support.torture.run $(if $(CYCLES),--cycles $(CYCLES))
+	PYTHONPATH=. $(BIN)/python -m tests.support.torture.kafka $(if $(CYCLES),--cycles $(CYCLES))
+	PYTHONPATH=. $(BIN)/python -m tests.support.torture.chaos $(if $(CYCLES),--minutes $(CYCLES))
 
 setup: $(STAMPS)/jars $(STAMPS)/kernels ## Make .venv, fetch Delta's jars, compile the kernels.
 
@@ -71,7 +73,7 @@ $(STAMPS)/venv: requirements.lock pyproject.toml | java
 	@python=$$(sh scripts/find_python.sh) && $$python -m venv $(VENV)
 	@echo "installing the locked packages into $(VENV) (the first time: some 700 MB, minutes)"
 	$(PIP) install --require-hashes -r requirements.lock
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(PIP) install --no-deps --no-build-isolation --editable . --editable tools
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/jars: jars.lock scripts/ivy.xml $(STAMPS)/venv

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -23,7 +24,6 @@ from pydantic_core import PydanticUndefined
 from tailrace.cli.main import app
 from tailrace.config import predicates, steps, transformations
 from tailrace.config.converters import AvroOptions, CloudEventsOptions, JsonOptions
-from tailrace.config.disclosure import Disclosure, Mask
 from tailrace.config.engine import EngineConfig
 from tailrace.config.engine_options import (
     EngineOptions,
@@ -32,24 +32,35 @@ from tailrace.config.engine_options import (
     RecordProcessing,
 )
 from tailrace.config.fields import MIB, Section
-from tailrace.config.kafka import KafkaSink, TopicRoute, TopicRule
-from tailrace.config.postgres import LibpqOptions, NamedSource, PostgresSource
+from tailrace.config.kafka import KafkaSinkConfig, TopicRoute, TopicRule
 from tailrace.config.sections import (
-    DeltaSink,
+    DeltaSinkConfig,
     FolderSink,
     JsonlSink,
     LogConfig,
     ParquetSink,
-    PythonSink,
+    PythonSinkConfig,
     RetentionConfig,
     SparkConfig,
 )
-from tailrace.config.slot_care import HeartbeatConfig, SlotWatchConfig
+from tailrace.config.source.column_policy import ColumnMask, ColumnPolicy
+from tailrace.config.source.postgres import LibpqOptions, NamedSource, PostgresSource
+from tailrace.config.source.slot_care import HeartbeatConfig, SlotWatchConfig
 from tailrace.config.values import ValueHandling
 from tailrace.secrets import Secret
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("configuration", "cli", "postgresql", "snapshots", "types", "transformations", "converters")
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "docs/configuration.md",
+    "docs/cli.md",
+    "docs/postgresql.md",
+    "docs/snapshots.md",
+    "docs/types.md",
+    "docs/transformations.md",
+    "docs/converters.md",
+)
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -142,31 +153,31 @@ def described(name: str, command: typing.Any) -> Iterator[str]:
 
 PARTS: dict[str, Callable[[], str]] = {
     "pipeline": lambda: fields(EngineConfig),
-    "source": lambda: fields(PostgresSource, LibpqOptions, Disclosure, ValueHandling),
+    "source": lambda: fields(PostgresSource, LibpqOptions, ColumnPolicy, ValueHandling),
     "snapshot": lambda: fields(PostgresSource, begin="snapshot"),
     "heartbeat": lambda: fields(HeartbeatConfig),
     "slot_watch": lambda: fields(SlotWatchConfig),
     "named": lambda: fields(NamedSource, PostgresSource),
-    "disclosure": lambda: fields(Disclosure),
-    "mask": lambda: fields(Mask),
+    "disclosure": lambda: fields(ColumnPolicy),
+    "mask": lambda: fields(ColumnMask),
     "values": lambda: fields(ValueHandling),
     "connection": lambda: fields(LibpqOptions),
     "log": lambda: fields(LogConfig),
     "retention": lambda: fields(RetentionConfig),
     "sink": lambda: fields(FolderSink),
-    "delta": lambda: fields(DeltaSink, FolderSink),
+    "delta": lambda: fields(DeltaSinkConfig, FolderSink),
     "parquet": lambda: fields(ParquetSink, FolderSink),
     "jsonl": lambda: fields(JsonlSink, FolderSink),
-    "kafka": lambda: fields(KafkaSink),
+    "kafka": lambda: fields(KafkaSinkConfig),
     "topic_rule": lambda: fields(TopicRule),
     "topic_route": lambda: fields(TopicRoute),
-    "python": lambda: fields(PythonSink),
+    "python": lambda: fields(PythonSinkConfig),
     "spark": lambda: fields(SparkConfig),
     "engine": lambda: fields(EngineOptions),
     "record_processing": lambda: fields(RecordProcessing),
     "offset_commit": lambda: fields(OffsetCommit),
     "offset_storage": lambda: fields(OffsetStorage),
-    "transformation": lambda: fields(steps.Step),
+    "transformation": lambda: fields(steps.TransformationConfig),
     "json-converter": lambda: fields(JsonOptions),
     "avro-converter": lambda: fields(AvroOptions),
     "cloudevents-converter": lambda: fields(CloudEventsOptions),
@@ -175,13 +186,39 @@ PARTS: dict[str, Callable[[], str]] = {
     "edges": types_table.edges,
 } | {name: functools.partial(types_table.modes, name) for name in types_table.OPTIONS}
 PARTS |= {
-    f"{kind}-{name}": functools.partial(fields, model, steps.Step)
+    f"{kind}-{name}": functools.partial(fields, model, steps.TransformationConfig)
     for kind, models in (
         ("transformation", transformations.TRANSFORMATIONS),
         ("predicate", predicates.PREDICATES),
     )
     for name, model in models.items()
 }
+
+
+def contract(name: str) -> dict[str, typing.Any]:
+    """Return the contract of import-linter whose name begins so."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    return next(each for each in settings["contracts"] if each["name"].startswith(name))
+
+
+def layers() -> str:
+    """Return the layers of packages, the topmost first, as import-linter checks them."""
+    return "\n".join(["```", *contract("Layers")["layers"], "```", ""])
+
+
+def pure_modules() -> str:
+    """Return the modules that import-linter keeps pure, by package."""
+    found: dict[str, list[str]] = {}
+    for module in contract("The pure ring")["source_modules"]:
+        package, _, name = module.removeprefix("tailrace.").partition(".")
+        found.setdefault(package, []).append(f"`{name}`" if name else "")
+    rows = [
+        f"| `{package}` | {', '.join(filter(None, names)) or 'all'} |" for package, names in found.items()
+    ]
+    return "\n".join(["| Package | Pure modules |", "|---|---|", *sorted(rows), ""])
+
+
+PARTS |= {"layers": layers, "pure": pure_modules}
 
 
 def generated(page: str) -> str:
@@ -192,7 +229,7 @@ def generated(page: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the pages, or under `--check` compare them; return the exit status."""
     stale = []
-    for page in (DOCS / f"{name}.md" for name in PAGES):
+    for page in (ROOT / name for name in PAGES):
         before = page.read_text("utf-8")
         after = generated(before)
         if after != before:

@@ -1,6 +1,6 @@
 """The test suite on each version of PostgreSQL: `make matrix`.
 
-The newest version runs everything, the others what needs a server (tests/fix_postgres.py). A
+The newest version runs everything, the others what needs a server (tests/support/postgres.py). A
 version that is not installed is named at the end; under CI that fails. Arguments go to pytest.
 """
 
@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 
-from fix_postgres import ALL_VERSIONS  # noqa: E402 - found by the line above
-from tailrace.embedded.install import has_install  # noqa: E402
+from tailrace_servers.install import has_install  # noqa: E402
+from tests.support.postgres import ALL_VERSIONS  # noqa: E402 - found by the line above
 
 #: By pytest's exit status: 5 is that of a choice in which no test needs a server.
 VERDICTS = {0: "passed", 5: "nothing to test"}

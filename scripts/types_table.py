@@ -16,12 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.config import values as options
-from tailrace.decode.changes import TableChanges, decode_block
-from tailrace.decode.debezium import SourceFacts
-from tailrace.decode.postgres_types import BUILT_IN, ITEMS, OIDS
-from tailrace.decode.types import value_type
 from tailrace.model import OWN_FORMS, ValueModes, ValueType
 from tailrace.protocol.frames import xlog_frame
+from tailrace.records.group import Group
+from tailrace.records.record import Record
+from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.sources.postgres.decode.postgres_types import BUILT_IN, ITEMS, OIDS
+from tailrace.sources.postgres.decode.types import value_type
 from tailrace.spark.schema import to_spark
 
 _NOT_BUILT_IN = 20_000
@@ -141,12 +143,17 @@ def edges() -> str:
     for subject in EDGES:
         changes = _decoded(subject, OWN_FORMS)
         typed = changes.rows()
-        for text, value, special, json in zip(
-            subject.examples, typed.column(0), typed.column("_special"), _json(changes), strict=True
+        group = Group.of_changes("", np.arange(len(changes)), changes)
+        records = [Record(group, row, {}) for row in range(len(group))]
+        for text, value, special, record, json in zip(
+            subject.examples, typed.column(0), typed.column("_special"), records, _json(changes), strict=True
         ):
             told = "" if special.as_py() is None else code(dict(special.as_py())["v"])
-            rows.append(_row(code(subject.name), code(text), _shown(value, text), told, code(json)))
-    return _table(("PostgreSQL", "Text", "Typed column", "`_special`", "JSON"), rows)
+            python = repr((record.after or {})["v"])
+            rows.append(
+                _row(code(subject.name), code(text), _shown(value, text), told, code(python), code(json))
+            )
+    return _table(("PostgreSQL", "Text", "Typed column", "`_special`", "Python", "JSON"), rows)
 
 
 def code(text: str) -> str:
@@ -190,7 +197,7 @@ def _shown(value: pa.Scalar, text: str) -> str:
 
 
 def _json(changes: TableChanges) -> list[str]:
-    lines = changes.json_lines("0", SourceFacts("", "", "")).to_pylist()
+    lines = changes.json_lines("0", SourceInfo("", "", "")).to_pylist()
     return [line.partition('"after":{"v":')[2].rpartition('},"source":')[0] for line in lines]
 
 

@@ -6,7 +6,6 @@ tasks/<task>/lock             held by the writer
 tasks/<task>/end              how far the log is durable, and the writer's epoch
 tasks/<task>/<offset>.seg     segments
 tasks/<task>/<name>.state     whatever else a task keeps, in two generations
-tasks/<task>/staged/          rows of a snapshot on their way into the log; nothing of it lasts
 """
 
 from __future__ import annotations

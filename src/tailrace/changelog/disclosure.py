@@ -1,8 +1,11 @@
 """What is let out of a task's log, kept beside it for readers that have only the log's path.
 
-Capture writes it before the log's first byte, and again whenever the configuration has changed.
-It names secrets by reference only, and says nothing to who may read the log's segments: those
+Capture writes the rules before the log's first byte, and again whenever the configuration has changed.
+They name secrets by reference only, and say nothing to who may read the log's segments: those
 hold what the server sent.
+
+Rules name columns, and follow them when they are renamed. So the names that columns have had are kept,
+too: durably, before the log has a row under the new name.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from tailrace.changelog.directory import LogDirectory, encode_name
-from tailrace.config.disclosure import Disclosure
+from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.renames import Renames
 
 
-def keep_disclosure(log: LogDirectory, task: str, rules: Disclosure) -> None:
+def keep_disclosure(log: LogDirectory, task: str, rules: ColumnPolicy) -> None:
     """Keep `rules` for the readers of a task's log, durably.
 
     :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
@@ -24,16 +28,16 @@ def keep_disclosure(log: LogDirectory, task: str, rules: Disclosure) -> None:
         log.state_write(_name(task), content)
 
 
-def kept_disclosure(log: LogDirectory, task: str) -> Disclosure:
+def kept_disclosure(log: LogDirectory, task: str) -> ColumnPolicy:
     """Return what was last kept; everything is let out of a log that was never told otherwise.
 
     :raises TailraceError: `LOG_CORRUPT`; `LOG_FORMAT_UNKNOWN` if a later version wrote it.
     """
     content = log.state_read(_name(task))
     if content is None:
-        return Disclosure()
+        return ColumnPolicy()
     try:
-        return Disclosure.model_validate(content)
+        return ColumnPolicy.model_validate(content)
     except ValidationError:
         raise TailraceError(
             Kind.LOG_FORMAT_UNKNOWN,
@@ -43,5 +47,49 @@ def kept_disclosure(log: LogDirectory, task: str) -> Disclosure:
         ) from None
 
 
+def disclosure_is_kept(log: LogDirectory, task: str, rules: ColumnPolicy) -> bool:
+    """Tell whether capture has begun with `rules`, and has asked the server under which names it has
+    the columns now.
+    """
+    return log.state_read(_name(task)) == rules.model_dump(mode="json") and (
+        log.state_read(_renames_name(task)) is not None
+    )
+
+
+def keep_renames(log: LogDirectory, task: str, renames: Renames) -> None:
+    """Keep the names that columns have had, durably.
+
+    :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
+    """
+    content = renames.as_json()
+    if log.state_read(_renames_name(task)) != content:
+        # Twice: should the newest generation be damaged, the one before it has the name, too.
+        log.state_write(_renames_name(task), content)
+        log.state_write(_renames_name(task), content)
+
+
+def kept_renames(log: LogDirectory, task: str) -> Renames | None:
+    """Return the names that columns have had; None if a version that did not keep them wrote the log.
+
+    :raises TailraceError: `LOG_CORRUPT`; `LOG_FORMAT_UNKNOWN` if a later version wrote it.
+    """
+    content = log.state_read(_renames_name(task))
+    if content is None:
+        return None
+    try:
+        return Renames.from_json(content)
+    except ValueError:
+        raise TailraceError(
+            Kind.LOG_FORMAT_UNKNOWN,
+            "read the former names of columns: this version does not know how they are written",
+            "read the log with the version of tailrace that captures into it",
+            {"path": str(log.path)},
+        ) from None
+
+
 def _name(task: str) -> str:
     return f"tasks/{encode_name(task)}/disclosure.state"
+
+
+def _renames_name(task: str) -> str:
+    return f"tasks/{encode_name(task)}/renames.state"

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import crc32c
+import structlog
 
 from tailrace.errors import Kind, TailraceError
+
+log = structlog.get_logger(__name__)
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -163,6 +166,8 @@ def decode_state(data: bytes) -> dict[str, Any] | None:
 def read_state(path: Path) -> dict[str, Any] | None:
     """Return the newest generation of a state file that is sound; `None`: never written.
 
+    That the generation before it is taken is said in the log.
+
     :raises TailraceError: `LOG_CORRUPT`, if there are generations and none of them is sound.
     """
     found = False
@@ -171,9 +176,13 @@ def read_state(path: Path) -> dict[str, Any] | None:
             data = candidate.read_bytes()
         except FileNotFoundError:
             continue
-        found = True
         if (content := decode_state(data)) is not None:
+            if found:
+                log.warning(
+                    "a file is damaged: the generation before it is read", file=str(path), read=candidate.name
+                )
             return content
+        found = True
     if found:
         raise TailraceError(
             Kind.LOG_CORRUPT,

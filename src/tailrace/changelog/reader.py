@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Self
@@ -23,6 +23,7 @@ import numpy as np
 from tailrace.changelog import format as codec
 from tailrace.changelog import index
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import kept_renames
 from tailrace.changelog.endmark import MARK_NAME, UNKNOWN, Tail, read_mark
 from tailrace.changelog.format import BlockRef, DamageError, SegmentHeader
 from tailrace.changelog.index import DamageAtError, SegmentFile, SegmentIndex, corrupt
@@ -30,6 +31,7 @@ from tailrace.changelog.recovery import durable_end
 from tailrace.changelog.runs import RunBuilder
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Bytes, Numbers, schema_frames, units_of
+from tailrace.protocol.renames import Renames, renames_in
 
 #: Segments whose indexes (an entry a MiB) are kept at a time.
 _INDEXES_KEPT = 32
@@ -55,6 +57,9 @@ class LogReader:
         self._heads: dict[int, SegmentHeader] = {}
         self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
         self._units: OrderedDict[tuple[int, int], Numbers] = OrderedDict()
+        # The blocks of the run that was looked into last, which may have grown since.
+        self._run_blocks: list[index.Block] = []
+        self._run_at: tuple[str, int] | None = None  # its segment, and its place there
         self._start: tuple[int, int] | None = None  # first segment, first boundary in it
         self._end = Tail(0, 0, 0)
 
@@ -166,6 +171,14 @@ class LogReader:
                     found += [frame for _, frame in schema_frames(self.read(ref))]
             return found
 
+    def renames(self) -> Renames:
+        """Return the names that columns have had: as capture keeps them, else as the log tells.
+
+        :raises TailraceError: `LOG_CORRUPT`, `LOG_FORMAT_UNKNOWN`; `LOG_RANGE_GONE`.
+        """
+        kept = kept_renames(self._directory, self._task)
+        return kept if kept is not None else renames_in(self.all_schema_frames(self.start, self.end().offset))
+
     def boundary_within(self, start: int, rows_max: int, bytes_max: int, end: int) -> int:
         """Return the largest boundary up to `end` so that rows and raw bytes from `start` stay
         within the limits; but at least one unit, however large; `end` if it is `start`.
@@ -185,6 +198,10 @@ class LogReader:
                     rows += run.rows
                     best = max(best, run.boundary)
                     continue
+                if run.end == self._end.offset:
+                    # It grows, so that what was known of it would have to be read anew from its start.
+                    ref = self._deciding(ref, start, rows_max - rows, bytes_max, end)  # noqa: PLW2901
+                    run = ref.header
                 units = self._units_in(ref)
                 before, upto = np.searchsorted(units[:, 0], (start, end), side="right")
                 rows_before = int(units[before - 1, 1]) if before else 0
@@ -197,6 +214,16 @@ class LogReader:
                     return best if best > start else int(units[0, 0])
                 rows += run.rows - rows_before
             return best
+
+    def boundaries(self, start: int, end: int) -> Numbers:
+        """Return the boundaries in `(start, end]`, in order; both are boundaries themselves.
+
+        :raises TailraceError: as `blocks`.
+        """
+        with self._lock:
+            found = [self._units_in(ref)[:, 0] for ref in self.blocks(start, end)]
+            every: Numbers = np.concatenate([np.empty(0, np.int64), *found])
+            return every[(every > start) & (every <= end)]
 
     def boundary_up_to(self, offset: int) -> int:
         """Return the last boundary up to `offset`, inclusive: where to begin in order to read on there.
@@ -296,6 +323,8 @@ class LogReader:
             # The segment itself tells: the one before may be going, for nobody needs it any more.
             return any(ref.header.open_at_start is None for ref in self._runs(offset, offset + 1))
         for ref in self._runs(offset - 1, offset):
+            if ref.header.end == self._end.offset:
+                ref = self._clip(ref, offset - 1, offset)  # noqa: PLW2901 - as in `boundary_within`
             if ref.header.boundary == offset:
                 return True
             units = self._units_in(ref)
@@ -411,23 +440,64 @@ class LogReader:
 
     def _schema_in(self, found: SegmentIndex, ref: BlockRef, before: int) -> list[tuple[str, bytes]]:
         """Return the schema frames of a run's blocks that start before a log offset."""
-        if ref.header.end > before:
-            ref = self._clip(ref, ref.header.log_offset, before)
-        key = ref.file_at, ref.blocks
-        if key not in found.schemas:
-            found.schemas[key] = schema_frames(self.read(ref))
-        return found.schemas[key]
+        if ref.header.end > before and ref.blocks > 1:
+            blocks = [block for block in self._blocks_in(ref) if block.header.has_schema]
+            parts = [_run_of(ref.segment, [block]) for block in blocks if block.header.log_offset < before]
+        else:
+            parts = [ref]
+        frames: list[tuple[str, bytes]] = []
+        for part in parts:
+            key = part.file_at, part.blocks
+            if key not in found.schemas:
+                found.schemas[key] = schema_frames(self.read(part))
+            frames += found.schemas[key]
+        return frames
 
     def _clip(self, ref: BlockRef, start: int, end: int) -> BlockRef:
         """Return the part of a run whose blocks hold bytes of `[start, end)`."""
         if ref.blocks == 1 or (ref.header.log_offset >= start and ref.header.end <= end):
             return ref
-        builder = RunBuilder(ref.segment)
-        with self._opened(ref) as fd:
-            for block in index.run_blocks(fd, ref, self._seed):
-                if block.header.end > start and block.header.log_offset < end:
-                    builder.add(*block)
-        return builder.refs()[0]
+        blocks = self._blocks_in(ref)
+        first = bisect.bisect_right(blocks, start, key=lambda block: block.header.end)
+        upto = bisect.bisect_left(blocks, end, key=lambda block: block.header.log_offset)
+        return _run_of(ref.segment, blocks[first:upto])
+
+    def _deciding(self, ref: BlockRef, start: int, rows_max: int, bytes_max: int, end: int) -> BlockRef:
+        """Return the part of a run from `start` in which a unit ends and the limits are exceeded, or up to
+        `end`.
+        """
+        blocks = self._blocks_in(ref)
+        rows = units = 0
+        # What of a block before `start` does not count is not known: of that one, nothing does.
+        for block in blocks[bisect.bisect_left(blocks, start, key=lambda block: block.header.log_offset) :]:
+            rows, units = rows + block.header.rows, units + block.header.units
+            if units and (rows > rows_max or block.header.end > start + bytes_max):
+                end = min(end, block.header.end)
+                break
+        return self._clip(ref, start, end)
+
+    def _blocks_in(self, ref: BlockRef) -> list[index.Block]:
+        """Return the blocks of a run: the last one is looked into again and again while it grows."""
+        place = ref.segment, ref.file_at
+        known = self._run_blocks[: ref.blocks] if self._run_at == place else []
+        rest = ref
+        if known:
+            last = known[-1]
+            at = last.file_at + last.header.size_on_disk
+            left = ref.file_at + ref.size_on_disk - at
+            header = ref.header._replace(log_offset=last.header.end)
+            rest = BlockRef(ref.segment, at, header, ref.blocks - len(known), left)
+        if rest.blocks:
+            with self._opened(rest) as fd:
+                more = index.run_blocks(fd, rest, self._seed)
+                if known and more[0].header.chain != known[-1].header.crc:
+                    raise DamageAtError("a block does not follow on from the block before it", rest.file_at)
+            known += more
+            self._run_at, self._run_blocks = place, known
+        elif known[-1].header.crc != ref.header.crc:
+            self._run_at = None
+            return self._blocks_in(ref)
+        return known
 
     @contextlib.contextmanager
     def _opened(self, ref: BlockRef) -> Iterator[int]:
@@ -443,3 +513,11 @@ class LogReader:
             raise corrupt(path, damage.file_at, str(damage)) from None
         finally:
             os.close(fd)
+
+
+def _run_of(segment: str, blocks: Sequence[index.Block]) -> BlockRef:
+    """Return consecutive blocks of a run, at least one, as a run."""
+    builder = RunBuilder(segment)
+    for block in blocks:
+        builder.add(*block)
+    return builder.refs()[0]

@@ -26,7 +26,7 @@ _STATE_SUFFIXES = (".state", ".state" + durable.PREVIOUS_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Damage:
     """Something that is not as written, and where it starts."""
 
     file: str  # inside the log's directory
@@ -39,7 +39,7 @@ class VerifyReport:
     """What was read and what was found. `notes` say what is unusual, but no damage."""
 
     path: str
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     tasks: int = 0
     segments: int = 0
@@ -65,7 +65,7 @@ def verify(path: Path | str) -> VerifyReport:
     except TailraceError as error:
         if error.kind is not Kind.LOG_CORRUPT:
             raise
-        report.problems.append(Problem("identity.json", 0, error.message))
+        report.problems.append(Damage("identity.json", 0, error.message))
         report.notes.append("nothing else can be checked without the identity")
         return report
     # A running pipeline removes folders meanwhile, which this walk bears.
@@ -84,7 +84,7 @@ def _check_state(report: VerifyReport, file: Path, inside: str) -> None:
         return
     with contextlib.suppress(FileNotFoundError):  # a new generation came meanwhile
         if durable.decode_state(file.read_bytes()) is None:
-            report.problems.append(Problem(inside, 0, "it does not match its checksum"))
+            report.problems.append(Damage(inside, 0, "it does not match its checksum"))
 
 
 class _TaskCheck:
@@ -220,7 +220,7 @@ class _TaskCheck:
 
     def _problem(self, path: Path, byte: int, what: str) -> None:
         inside = str(path.relative_to(self._log.path))
-        self._report.problems.append(Problem(inside, byte, what))
+        self._report.problems.append(Damage(inside, byte, what))
 
 
 def _footer_problem(file: SegmentFile, walk: Walk, builder: RunBuilder, *, sealed: bool) -> str | None:

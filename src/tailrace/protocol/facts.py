@@ -21,9 +21,11 @@ class ColumnFacts:
 
     `missing`: the text that rows from before the column have in it, where PostgreSQL added it with
     a default and wrote no row. `unknown`: those rows were written with values that nobody sent
-    (a default such as `random()`, a sequence). `types` says, by oid, what is under the column's type
+    (a default such as `random()`, a sequence), or may have those of another column, because nobody can tell
+    which one this was. `types` says, by oid, what is under the column's type
     if it is not built in: of a domain its `base` and `modifier`, of an array its `item` and
-    `delimiter`, and so on down; of every one its `name`.
+    `delimiter`, and so on down; of every one its `name`; of all others their `kind` (`pg_type.typtype`) and
+    `parts` (of an enumeration its labels by oid, of a composite its attributes' types by number).
     """
 
     name: str
@@ -46,7 +48,8 @@ class Facts:
     `version` counts the shapes that the log has had under the table's name, from 1; 0: not
     known. `filenode` changes when PostgreSQL wrote all rows anew. `replaced` is the relation that
     had the name before, if another one, and `replaced_name` what that is called when this is
-    written, if it is still there.
+    written, if it is still there. `read_from`: a snapshot has read the whole table, and each row that it
+    has here was read or changed at this log offset or later; 0: not known.
     """
 
     relation: int
@@ -58,6 +61,8 @@ class Facts:
     filenode: int = 0
     replaced: int = 0
     replaced_name: tuple[str, str] | None = None
+    read_from: int = 0
+    pending: int = 0
 
     @property
     def qualified_name(self) -> str:
@@ -81,6 +86,8 @@ class Facts:
         replaced = {} if not self.replaced else {"replaced": self.replaced}
         if self.replaced_name is not None:
             replaced["replaced_name"] = list(self.replaced_name)  # type: ignore[assignment]
+        if self.read_from:
+            replaced["read_from"] = self.read_from
         return {
             "relation": self.relation,
             "schema": self.schema,
@@ -90,6 +97,7 @@ class Facts:
             "primary_key": list(self.primary_key),
             "columns": columns,
             **replaced,
+            **({"pending": self.pending} if self.pending else {}),
         }
 
     @classmethod
@@ -114,6 +122,8 @@ class Facts:
                 filenode=int(content.get("filenode", 0)),
                 replaced=int(content.get("replaced", 0)),
                 replaced_name=None if replaced_name is None else (replaced_name[0], replaced_name[1]),
+                read_from=int(content.get("read_from", 0)),
+                pending=int(content.get("pending", 0)),
             )
         except (KeyError, TypeError, ValueError, IndexError, OverflowError):
             raise _violation("a number or name is missing") from None
@@ -158,9 +168,15 @@ def differences(before: Facts, after: Facts) -> list[str]:
             found.append(f"column {old.name} renamed to {column.name}")
         if (old.type_oid, old.type_modifier) != (column.type_oid, column.type_modifier):
             found.append(f"column {column.name}: {old.type} to {column.type}")
+        elif _parts(old) != _parts(column):
+            found.append(f"column {column.name}: labels or attributes of its type changed")
         if old.not_null != column.not_null:
             found.append(f"column {column.name}: {'not null' if column.not_null else 'nullable'}")
     found += [f"column {column.name} dropped" for column in before.columns if column.name not in kept]
     if before.primary_key != after.primary_key:
         found.append(f"primary key ({', '.join(before.primary_key)}) to ({', '.join(after.primary_key)})")
     return found
+
+
+def _parts(column: ColumnFacts) -> list[tuple[str, Any]]:
+    return [(oid, of["parts"]) for oid, of in sorted(column.types.items()) if of.get("parts")]

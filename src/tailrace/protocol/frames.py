@@ -475,6 +475,14 @@ def schema_frames(frames: Bytes) -> list[tuple[str, bytes]]:
 
     :raises TailraceError: `PROTOCOL_VIOLATION` if a length does not fit.
     """
+    return [(key, frame) for _, key, frame in schema_frames_at(frames)]
+
+
+def schema_frames_at(frames: Bytes) -> list[tuple[int, str, bytes]]:
+    """Return `schema_frames` with the place of each.
+
+    :raises TailraceError: as `schema_frames`.
+    """
     places = np.empty(_SCHEMA_PLACES, np.int64)
     count = _find_schema(frames, places)
     if count > len(places):
@@ -486,7 +494,7 @@ def schema_frames(frames: Bytes) -> list[tuple[str, bytes]]:
     found = []
     for at in places[:count].tolist():
         frame = bytes(view[at : at + 1 + struct.unpack_from("!i", view, at + 1)[0]])
-        found.append((_schema_key(frame), frame))
+        found.append((at, _schema_key(frame), frame))
     return found
 
 

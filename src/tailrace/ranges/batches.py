@@ -13,19 +13,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.decode.changes import TableChanges
-from tailrace.decode.debezium import SourceFacts
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Numbers
-from tailrace.ranges.changes import Stretch
+from tailrace.ranges.changes import DecodedBatch
 from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.records.group import Group, Places
+from tailrace.sources.postgres.decode.changes import TableChanges
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 
 #: The members of an offset.
 LOG, LOG_OFFSET = "log", "log_offset"
 
 #: Where logical messages go, which belong to no table.
 MESSAGES_TOPIC = "message"
+
+#: Most values in a batch, those that are null among them. The log has a byte of a null; as an object, or as
+#: JSON with schemas, each takes up to some hundreds.
+VALUES_MAX = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +41,13 @@ class LogOffsets:
 
     def __getitem__(self, place: int, /) -> Offset:
         return offset_of(self.log_id, int(self.log_offsets[place]) + 1)
+
+
+#: What a hint says where offsets have to go.
+REMOVE_OFFSETS = (
+    "remove the offsets (of a file, also the one beside it that ends in .previous; in "
+    "Kafka, by tailrace offsets reset)"
+)
 
 
 def offset_of(log_id: str, log_offset: int) -> Offset:
@@ -54,17 +65,18 @@ def log_offset_of(offset: Offset, log_id: str) -> int:
         raise TailraceError(
             Kind.OFFSETS_FOREIGN,
             f"read an offset: it is not one of the change log {log_id}",
-            "the offsets are those of an earlier log. Restore that log, or remove the offsets to be given "
+            f"the offsets are those of an earlier log. Restore that log; or {REMOVE_OFFSETS}, to be given "
             "this one from its beginning",
         )
     return found
 
 
 def batches_of(
-    partition: Partition, log_id: str, stretch: Stretch, rows_max: int, origin: SourceFacts | None
+    partition: Partition, log_id: str, stretch: DecodedBatch, rows_max: int, origin: SourceInfo | None
 ) -> Iterator[Batch]:
     """Yield the changes of a stretch in batches of at most `rows_max` records, in log order.
 
+    They have fewer where a table has so many columns that they would hold more than `VALUES_MAX` values.
     A stretch without changes gives one batch without records. The `end` of a batch is behind its
     last record; that of the last one is the stretch's.
     """
@@ -74,6 +86,8 @@ def batches_of(
     order = np.argsort(offsets, kind="stable")
     offsets = offsets[order]
     ends = _transaction_ends(stretch, order)
+    columns = [len(of_table.relation.columns) for of_table in changes if of_table.relation is not None]
+    rows_max = min(rows_max, max(1, VALUES_MAX // max([1, *columns])))
     for first in range(0, max(len(offsets), 1), rows_max):
         upto = min(first + rows_max, len(offsets))
         is_last = upto == len(offsets)
@@ -96,7 +110,7 @@ def _between(changes: Sequence[TableChanges], start: int, end: int) -> list[Tabl
     return [part for part in parts if part.count]
 
 
-def _transaction_ends(stretch: Stretch, order: Numbers) -> npt.NDArray[np.bool_]:
+def _transaction_ends(stretch: DecodedBatch, order: Numbers) -> npt.NDArray[np.bool_]:
     if not len(order):
         return np.empty(0, np.bool_)
     ordinals = np.concatenate([of_table.ordinal for of_table in stretch.changes])[order]
@@ -106,6 +120,6 @@ def _transaction_ends(stretch: Stretch, order: Numbers) -> npt.NDArray[np.bool_]
     return np.append(ordinals[1:] == 0, is_end)
 
 
-def _group(changes: TableChanges, index: Places, origin: SourceFacts | None) -> Group:
+def _group(changes: TableChanges, index: Places, origin: SourceInfo | None) -> Group:
     topic = MESSAGES_TOPIC if changes.relation is None else changes.relation.qualified_name
     return Group.of_changes(topic, index, changes, origin)

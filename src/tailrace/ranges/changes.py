@@ -6,7 +6,7 @@ changes to all of them. Nothing is kept between calls: a piece carries what is n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,13 @@ import numpy as np
 
 from tailrace.changelog.format import BlockRef
 from tailrace.changelog.reader import LogReader
-from tailrace.decode.catalog import Catalog
-from tailrace.decode.changes import TableChanges, decode_block
-from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.model import OWN_FORMS, ValueModes
-from tailrace.protocol.frames import Bytes, OpenUnit, schema_frames
+from tailrace.protocol.facts import Facts
+from tailrace.protocol.frames import Bytes, OpenUnit, control_json, schema_frames
 from tailrace.ranges.plan import MIB, Piece
+from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
+from tailrace.sources.postgres.decode.column_policy import EVERYTHING, TablePolicy
+from tailrace.sources.postgres.decode.schemas import Catalog, pending_version
 
 #: Blocks are decoded together up to this size: capture writes small ones when little happens,
 #: and a decoding call has a fixed cost. It bounds an executor's memory, too.
@@ -27,7 +28,7 @@ STRETCH_BYTES_MAX = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class DecodedBatch:
     """What was decoded together.
 
     :param changes: table by table, each in log order; only tables that changed.
@@ -41,17 +42,17 @@ class Stretch:
 
 
 def changes_of(
-    log: Path | str,
+    log: LogReader | Path | str,
     piece: Piece,
     tables: Collection[str] | None = None,
     modes: ValueModes = OWN_FORMS,
-    disclosed: Disclosed = EVERYTHING,
+    table_policy: TablePolicy = EVERYTHING,
 ) -> Iterator[list[TableChanges]]:
     """Yield the changes of `piece`, stretch by stretch, in log order: those of `stretches_of`.
 
     :raises TailraceError: as `stretches_of`.
     """
-    for stretch in stretches_of(log, piece, tables, modes, disclosed):
+    for stretch in stretches_of(log, piece, tables, modes, table_policy):
         yield stretch.changes
 
 
@@ -60,8 +61,8 @@ def stretches_of(
     piece: Piece,
     tables: Collection[str] | None = None,
     modes: ValueModes = OWN_FORMS,
-    disclosed: Disclosed = EVERYTHING,
-) -> Iterator[Stretch]:
+    table_policy: TablePolicy = EVERYTHING,
+) -> Iterator[DecodedBatch]:
     """Yield what is in `piece`, stretch by stretch, in log order.
 
     Every change lies in `[piece.start, piece.end)`, and from one stretch to the next the log offsets
@@ -70,14 +71,18 @@ def stretches_of(
     :param log: where the log is, or a reader of the piece's task.
     :param tables: qualified names (`schema.table`) to decode; None: all, and logical messages.
     :param modes: how values are given.
-    :param disclosed: what of the tables is let out.
-    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`, `CONFIG_INVALID`.
+    :param table_policy: what of the tables is let out.
+    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`, `CONFIG_INVALID`,
+        `SCHEMA_PENDING`.
     """
     if not piece.blocks:
         return
     reader = log if isinstance(log, LogReader) else LogReader.open(log, piece.task)
+    # Now that the piece is durable: a new name is kept before the log has rows under it.
+    table_policy = with_renames(table_policy, reader)
     schema = _Schema(reader.schema_before(piece.blocks[0]))
     waiting = list(piece.blocks)
+    settled: dict[tuple[int, int], bytes] = {}
     while waiting:
         wanted = None if tables is None else schema.oids(tables)
         stretch, waiting = _next_stretch(waiting, wanted)
@@ -86,6 +91,10 @@ def stretches_of(
         raw = _joined([reader.read(block) for block in stretch])
         first = stretch[0].header
         changes_shape = any(block.header.has_schema for block in stretch)
+        in_stretch = [frame for _, frame in schema_frames(raw)] if changes_shape else []
+        if more := settled_facts(reader, first.log_offset, [*schema.frames(), *in_stretch]):
+            settled |= more
+            table_policy = with_renames(table_policy, reader)  # kept before these facts were in the log
         decoded = decode_block(
             raw,
             first.log_offset,
@@ -94,7 +103,8 @@ def stretches_of(
             # A table that gets a wanted name within the stretch is not among `wanted`.
             tables=None if changes_shape else wanted,
             modes=modes,
-            disclosed=disclosed,
+            table_policy=table_policy,
+            settled=settled,
         )
         if changes_shape:
             schema.apply(raw)
@@ -104,11 +114,46 @@ def stretches_of(
             if tables is None or (changes.relation and changes.relation.qualified_name in tables)
         ]
         last = stretch[-1].header
-        yield Stretch(
+        yield DecodedBatch(
             [changes for changes in found if changes.count],
             min(last.end, piece.end),
             last.open_at_end if last.end <= piece.end else None,
         )
+
+
+def settled_facts(
+    reader: LogReader, log_offset: int, frames: Iterable[bytes]
+) -> dict[tuple[int, int], bytes]:
+    """Return facts frames that the log has by now for those of `frames` that are pending, by relation and
+    version.
+
+    :param log_offset: where to begin to look for them: a boundary, or within a unit.
+    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`.
+    """
+    pending = {version for frame in frames if (version := pending_version(frame)) is not None}
+    if not pending:
+        return {}
+    found: dict[tuple[int, int], bytes] = {}
+    end = reader.end().offset
+    for block in reader.blocks(reader.boundary_up_to(log_offset), end):
+        if not block.header.has_schema:
+            continue
+        for key, frame in schema_frames(reader.read(block)):
+            if key[0] == "F" and pending_version(frame) is None:
+                facts = Facts.from_json(control_json(frame))
+                if (facts.relation, facts.version) in pending:
+                    found.setdefault((facts.relation, facts.version), frame)
+        if len(found) == len(pending):
+            break
+    return found
+
+
+def with_renames(table_policy: TablePolicy, reader: LogReader) -> TablePolicy:
+    """Return `table_policy` with what the log knows now of former and later names of its columns.
+
+    :raises TailraceError: as `LogReader.renames`.
+    """
+    return table_policy if table_policy.discloses_all else table_policy.knowing(reader.renames())
 
 
 class _Schema:

@@ -1,0 +1,1 @@
+"""Connections to the server: sessions, transports, the server's errors."""

@@ -1,0 +1,205 @@
+"""Facts of the server, and the replication commands that capture uses.
+
+Columns of system views differ from version 13 to 18; they are read by name, and a column that
+is not there means what its absence meant then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import format_lsn, parse_lsn
+from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.slot.invalidation import invalidation
+from tailrace.sources.postgres.streaming.reconcile import ServerState, SlotFacts
+
+#: Creating a slot waits for every transaction that is older; somebody may have left one open.
+SLOT_CREATION_DEADLINE_S = 3600.0
+
+#: The first version that knows the option `origin`.
+ORIGIN_VERSION_MIN = 160000
+
+#: The first version with failover slots.
+FAILOVER_VERSION = 170000
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedSlot:
+    """What CREATE_REPLICATION_SLOT answered."""
+
+    consistent_point: int
+    snapshot: str
+
+
+def system(session: Session) -> tuple[str, int, int, str]:
+    """Return system identifier, timeline, WAL end and database. A replication session.
+
+    On a standby the WAL end is what it has replayed or received, whichever the server tells.
+    """
+    row = session.run("IDENTIFY_SYSTEM", "identify the server")[0]
+    return (
+        _text(row, "systemid"),
+        int(_text(row, "timeline")),
+        parse_lsn(_text(row, "xlogpos")),
+        _text(row, "dbname"),
+    )
+
+
+def facts(session: Session, slot: str, stored_timeline: int | None) -> ServerState:
+    """Return what `reconcile.decide` asks of the server. A replication session."""
+    system_identifier, timeline, flush_lsn, database = system(session)
+    left_at = None
+    if stored_timeline is not None and stored_timeline < timeline:
+        left_at = _left_at(session, timeline, stored_timeline)
+    return ServerState(
+        system_identifier,
+        database,
+        timeline,
+        flush_lsn,
+        slot_facts(session, slot),
+        left_at,
+        standby=is_standby(session),
+    )
+
+
+def is_standby(session: Session) -> bool:
+    """Tell whether the server follows another one."""
+    return session.run("SELECT pg_is_in_recovery() AS standby", "look at the server")[0]["standby"] == "t"
+
+
+def slot_facts(session: Session, slot: str) -> SlotFacts | None:
+    """Return the slot as it is, None if there is none."""
+    rows = session.run(
+        "SELECT *, pg_is_in_recovery() AS standby FROM pg_replication_slots "  # noqa: S608 - quoted
+        f"WHERE slot_name = {quote_literal(slot)}",
+        "look at the replication slot",
+    )
+    if not rows:
+        return None
+    row = rows[0]
+    return SlotFacts(
+        plugin=row["plugin"] or "",
+        database=row["database"] or "",
+        temporary=row["temporary"] == "t",
+        active_pid=int(row["active_pid"]) if row["active_pid"] else None,
+        restart_lsn=_lsn(row, "restart_lsn"),
+        confirmed_flush_lsn=_lsn(row, "confirmed_flush_lsn"),
+        invalidation=invalidation(row),
+        failover=row.get("failover") == "t",
+        synced=row.get("synced") == "t",
+    )
+
+
+def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool = False) -> CreatedSlot:
+    """Create the slot and export its snapshot, which lives until the session's next command.
+
+    :param failover: have standbys synchronise it. A temporary slot can't be one of those.
+    :raises TailraceError: `SLOT_FOREIGN` if there is one, `SOURCE_MISCONFIGURED`,
+        `SOURCE_PRIVILEGE_MISSING`.
+    """
+    option = "(SNAPSHOT 'export')" if session.server_version >= 150000 else "EXPORT_SNAPSHOT"
+    kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
+    if failover and not temporary:
+        option = "(SNAPSHOT 'export', FAILOVER true)"
+    # It waits for the locks that transactions hold on their own numbers, for as long as they run.
+    session.run("SET lock_timeout = 0", "create the replication slot")
+    try:
+        row = session.run(
+            f"CREATE_REPLICATION_SLOT {quote_identifier(slot)} {kind} pgoutput {option}",
+            "create the replication slot",
+            deadline_s=SLOT_CREATION_DEADLINE_S + 60.0,  # who waits for it gives up first
+        )[0]
+    except TailraceError as error:
+        if error.context.get("sqlstate") != "55000":
+            raise
+        # Only a server that can't decode at all answers so here.
+        raise TailraceError(
+            Kind.SOURCE_MISCONFIGURED,
+            error.message,
+            "ALTER SYSTEM SET wal_level = logical, then restart the server",
+            error.context,
+        ) from None
+    return CreatedSlot(parse_lsn(_text(row, "consistent_point")), _text(row, "snapshot_name"))
+
+
+def make_failover(session: Session, slot: str) -> None:
+    """Have standbys synchronise the slot from now on. A replication session; nobody uses the slot.
+
+    :raises TailraceError: `SOURCE_MISCONFIGURED`, `SLOT_IN_USE`.
+    """
+    session.run(
+        f"ALTER_REPLICATION_SLOT {quote_identifier(slot)} (FAILOVER true)", "make the slot a failover slot"
+    )
+
+
+def drop_slot(session: Session, slot: str) -> None:
+    """Drop the slot; it must be one that this log made."""
+    session.run(f"DROP_REPLICATION_SLOT {quote_identifier(slot)}", "drop the slot of an unfinished start")
+
+
+def require_supported(source: PostgresSource, server_version: int) -> None:
+    """Check that the server knows what `source` asks of its stream.
+
+    :raises TailraceError: `SOURCE_MISCONFIGURED`.
+    """
+    if source.slot_failover and server_version < FAILOVER_VERSION:
+        raise TailraceError(
+            Kind.SOURCE_MISCONFIGURED,
+            f"make the slot a failover slot: the server is PostgreSQL {server_version // 10000}, and only 17 "
+            "and later have them",
+            "upgrade the server, or take source.slot_failover out",
+        )
+    if source.origin != "any" and server_version < ORIGIN_VERSION_MIN:
+        raise TailraceError(
+            Kind.SOURCE_MISCONFIGURED,
+            f"ask for changes with source.origin {source.origin!r}: the server is PostgreSQL "
+            f"{server_version // 10000}, and only 16 and later can leave changes out by their origin",
+            "upgrade the server, or take source.origin out",
+        )
+
+
+def status_interval_s(session: Session, wanted_s: float) -> float:
+    """Return the seconds between status messages: `wanted_s`, or less where the server would take a client
+    for dead that it does not hear for so long. It asks before, but while the stream waits nobody reads that.
+    """
+    [row] = session.run(
+        "SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'", "look at the server's settings"
+    )
+    timeout_s = int(row["setting"] or 0) / 1000
+    return min(wanted_s, timeout_s / 3) if timeout_s else wanted_s
+
+
+def start_command(source: PostgresSource, position: int, server_version: int) -> str:
+    """Return START_REPLICATION at `position` with what `source` asks for."""
+    options = f"proto_version '1', publication_names {quote_literal(quote_identifier(source.publication))}"
+    if source.messages and server_version >= 140000:
+        options += ", messages 'true'"
+    if source.origin != "any":
+        options += f", origin {quote_literal(source.origin)}"
+    return (
+        f"START_REPLICATION SLOT {quote_identifier(source.slot)} LOGICAL {format_lsn(position)} ({options})"
+    )
+
+
+def _left_at(session: Session, timeline: int, stored: int) -> int | None:
+    """Return where the history of `timeline` left `stored`, None if it was never on it."""
+    row = session.run(f"TIMELINE_HISTORY {timeline}", "read the server's timeline history")[0]
+    for line in (row.get("content") or "").splitlines():
+        parts = line.split()
+        if len(parts) >= 2 and parts[0] == str(stored):
+            return parse_lsn(parts[1])
+    return None
+
+
+def _lsn(row: Row, name: str) -> int | None:
+    value = row.get(name)
+    return parse_lsn(value) if value else None
+
+
+def _text(row: Row, name: str) -> str:
+    value = row.get(name)
+    if not value:
+        raise TailraceError(Kind.PROTOCOL_VIOLATION, f"read the server's answer: it has no {name}")
+    return value

@@ -1,0 +1,269 @@
+"""Sessions with the server: connecting, and commands with a deadline.
+
+libpq connects and authenticates. Whatever waits for the server after that can be interrupted
+and has a deadline, so nothing here uses libpq's blocking calls. Neither conninfo nor password
+is logged or put into an error.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import psycopg
+import structlog
+from psycopg import pq
+
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import redact
+from tailrace.sources.postgres.connection.backend_messages import split_wire, unwrap_copy
+from tailrace.sources.postgres.connection.errors import connection_lost
+from tailrace.sources.postgres.connection.refusals import from_connecting
+from tailrace.sources.postgres.connection.transport import (
+    LibpqTransport,
+    SocketTransport,
+    Transport,
+    result_failure,
+)
+
+log = structlog.get_logger(__name__)
+
+#: What the text of values depends on, and what could end a session of ours from the server's
+#: side. Given at connecting, so that settings of the role or the database don't come first.
+SESSION_SETTINGS = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "search_path": "pg_catalog",
+    "client_min_messages": "warning",  # a warning that changes are skipped must come through
+    "standard_conforming_strings": "on",
+    "row_security": "off",  # a policy must be an error, not missing rows
+    "idle_in_transaction_session_timeout": "0",
+}
+
+#: Settings that older servers don't know, with the first version that does.
+LATER_SETTINGS = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
+
+#: Small questions to the catalogue.
+QUERY_DEADLINE_S = 60.0
+
+#: No command waits longer than this for a lock that somebody else holds, unless it says so.
+LOCK_WAIT_S = 5.0
+
+#: A peer that vanished without a word is noticed after about a minute.
+_LIVENESS = {
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+
+Row = dict[str, str | None]
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: somebody asked to stop
+    """Raised out of a wait when stopping was asked for."""
+
+
+def quote_identifier(name: str) -> str:
+    """Return `name` as an SQL or replication command holds it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(text: str) -> str:
+    """Return `text` as a literal, in SQL under `standard_conforming_strings` or a command."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+class Session:
+    """One connection to the source, for SQL and, if `replication`, its commands.
+
+    Used by one thread at a time.
+    """
+
+    def __init__(self, connection: psycopg.Connection[object], stopping: threading.Event) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._stopping = stopping
+        self.server_version = self._pgconn.server_version
+
+    @classmethod
+    def connect(
+        cls,
+        source: PostgresSource,
+        stopping: threading.Event,
+        *,
+        replication: bool = False,
+        statement_s: float = QUERY_DEADLINE_S,
+        lock_wait_s: float = LOCK_WAIT_S,
+    ) -> Self:
+        """Connect within `source.connect_timeout`.
+
+        :param statement_s: after so long the server ends a statement of SQL; 0: never.
+        :param lock_wait_s: after so long it ends one that waits for a lock; 0: never.
+        :raises TailraceError: `SOURCE_UNREACHABLE`, `SOURCE_AUTH_FAILED`, `SOURCE_MISCONFIGURED`,
+            `SOURCE_SHUTTING_DOWN`, `SECRET_MISSING`.
+        """
+        settings = {
+            **SESSION_SETTINGS,
+            "statement_timeout": f"{statement_s * 1000:.0f}",
+            "lock_timeout": f"{lock_wait_s * 1000:.0f}",
+        }
+        given = {name for name in _LIVENESS if getattr(source, name) is not None}
+        conninfo = source.conninfo(
+            replication="database" if replication else None,
+            client_encoding="UTF8",
+            options=" ".join(f"-c {name}={value}" for name, value in settings.items()),
+            **{name: value for name, value in _LIVENESS.items() if name not in given},
+        )
+        try:
+            connection: psycopg.Connection[object] = psycopg.connect(conninfo, autocommit=True)
+        except psycopg.Error as error:
+            raise from_connecting(str(error), source.address) from None
+        session = cls(connection, stopping)
+        try:
+            if session.server_encoding == "SQL_ASCII":
+                # Asked for UTF-8, the server checks each text and ends at the first that is none. Decoding
+                # gives such a text a form of its own.
+                session.run("SET client_encoding = 'SQL_ASCII'", "set client_encoding")
+            for version, setting in LATER_SETTINGS:
+                if session.server_version >= version:
+                    session.run(f"SET {setting} = 0", f"set {setting}")
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def run(self, command: str, attempted: str, *, deadline_s: float = QUERY_DEADLINE_S) -> list[Row]:
+        """Run one SQL or replication command; return its rows by column name, values as text.
+
+        :param attempted: what is being done, for the error.
+        :raises TailraceError: what the server refused with, or `SOURCE_UNREACHABLE`.
+        :raises Stopped: if stopping was asked for meanwhile; the session is then of no use.
+        """
+        result = self._result(self._pgconn.send_query, command, attempted, deadline_s)
+        names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+        return [
+            {
+                name: None
+                if (value := result.get_value(row, column)) is None
+                else value.decode("utf-8", "replace")
+                for column, name in enumerate(names)
+            }
+            for row in range(result.ntuples)
+        ]
+
+    def affected(self, command: str, attempted: str) -> int | None:
+        """Run SQL; return how many rows its last statement touched, None if it is of another kind.
+
+        :raises TailraceError: what the server refused with, or `SOURCE_UNREACHABLE`.
+        """
+        return self._result(self._pgconn.send_query, command, attempted, QUERY_DEADLINE_S).command_tuples
+
+    def parse(self, statement: str, attempted: str) -> None:
+        """Have the server parse one statement of SQL, by the extended protocol; it is not run.
+
+        :raises TailraceError: what the server refused with, or `SOURCE_UNREACHABLE`.
+        """
+
+        def send(command: bytes) -> None:
+            self._pgconn.send_prepare(b"", command)
+
+        self._result(send, statement, attempted, QUERY_DEADLINE_S)
+
+    def _result(
+        self, send: Callable[[bytes], None], command: str, attempted: str, deadline_s: float
+    ) -> pq.abc.PGresult:
+        until = time.monotonic() + deadline_s
+        readable = select.poll()
+        with _in_words(attempted):
+            readable.register(self._pgconn.socket, select.POLLIN)
+            send(command.encode())
+            last: pq.abc.PGresult | None = None
+            failure: TailraceError | None = None
+            while True:
+                while self._pgconn.is_busy():
+                    if self._stopping.is_set():
+                        raise Stopped
+                    if time.monotonic() > until:
+                        raise connection_lost(attempted, f"no answer within {deadline_s:g} s")
+                    self._pgconn.flush()
+                    if readable.poll(100):
+                        self._pgconn.consume_input()
+                result = self._pgconn.get_result()
+                if result is None:
+                    break
+                last = result
+                if result.status == pq.ExecStatus.FATAL_ERROR:
+                    # What follows is read, too: the session may be used again.
+                    failure = failure or result_failure(result, attempted)
+        if failure is not None:
+            raise failure
+        if last is None or last.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
+            raise TailraceError(Kind.SOURCE_QUERY_FAILED, f"{attempted}: an answer of an unexpected kind")
+        return last
+
+    def streaming(self, frame_bytes_max: int) -> Transport:
+        """Return the transport for START_REPLICATION; the session itself is not used again."""
+        with _in_words("start replication"):
+            if self.encrypted:
+                return LibpqTransport(self._pgconn, frame_bytes_max)
+            return SocketTransport(self._pgconn, split_wire, frame_bytes_max)
+
+    def copying(self, row_bytes_max: int, attempted: str = "copy a table") -> Transport:
+        """Return the transport for one COPY … TO STDOUT; `release` it before the next command."""
+        with _in_words(attempted):
+            if self.encrypted:
+                return LibpqTransport(self._pgconn, row_bytes_max, copies=True, attempted=attempted)
+            return SocketTransport(self._pgconn, unwrap_copy, row_bytes_max, copies=True, attempted=attempted)
+
+    @property
+    def server_encoding(self) -> str:
+        """The encoding of the database, as PostgreSQL calls it."""
+        return (self._pgconn.parameter_status(b"server_encoding") or b"").decode()
+
+    @property
+    def backend_pid(self) -> int:
+        """The server's process for this connection."""
+        return self._pgconn.backend_pid
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether only libpq can read what comes: TLS or GSSAPI encryption is in use."""
+        if self._pgconn.ssl_in_use:
+            return True
+        gss = {option.keyword: option.val for option in self._pgconn.info}.get(b"gssencmode")
+        if gss == b"disable" or self._pgconn.host.startswith(b"/"):
+            return False
+        rows = self.run(
+            "SELECT gss_encrypted AS encrypted FROM pg_stat_get_activity(pg_backend_pid()) LIMIT 1"
+            if self.server_version < 120000
+            else "SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()",
+            "ask whether the connection is encrypted",
+        )
+        return bool(rows) and rows[0]["encrypted"] == "t"
+
+    def close(self) -> None:
+        """Close the connection; what runs on it ends."""
+        self._connection.close()
+
+
+@contextmanager
+def _in_words(attempted: str) -> Iterator[None]:
+    """Have what libpq raises of a connection that broke be `SOURCE_UNREACHABLE`."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise connection_lost(attempted, f"the connection broke: {_short(error)}") from None
+
+
+def _short(error: Exception) -> str:
+    return " ".join(redact(str(error)).split())

@@ -1,0 +1,215 @@
+"""Which texts are JSON (RFC 8259), by a compiled reader: they are written into documents as they stand.
+
+Libraries that read columns of JSON also take `NaN` and a comma before a bracket. Every index is checked
+against the text's end, and every loop advances.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.compiled import KERNEL
+
+_BYTES: Any = nb.types.Array(nb.uint8, 1, "C", readonly=True)
+
+_QUOTE, _BACKSLASH, _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = 34, 92, 123, 125, 91, 93
+_COMMA, _COLON, _MINUS, _PLUS, _POINT, _ZERO, _NINE = 44, 58, 45, 43, 46, 48, 57
+_LETTER_U = 117
+
+
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+def _after_space(b, p, end):  # type: ignore[no-untyped-def]
+    while p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
+        p += 1
+    return p
+
+
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+def _hexadecimal(b, p, end):  # type: ignore[no-untyped-def]
+    """The value of four hexadecimal digits, -1 if there are none."""
+    if p + 4 > end:
+        return np.int64(-1)
+    value = np.int64(0)
+    for k in range(p, p + 4):
+        c = np.int64(b[k])
+        if 48 <= c <= 57:
+            digit = c - 48
+        elif 65 <= c <= 70:
+            digit = c - 55
+        elif 97 <= c <= 102:
+            digit = c - 87
+        else:
+            return np.int64(-1)
+        value = value * 16 + digit
+    return value
+
+
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+def _string_end(b, p, end):  # type: ignore[no-untyped-def]
+    """The place after the string whose quote is at `p`, -1 if it is none."""
+    if p >= end or b[p] != _QUOTE:
+        return np.int64(-1)
+    p += 1
+    while p < end:
+        c = b[p]
+        if c == _QUOTE:
+            return p + 1
+        if c < 32:
+            return np.int64(-1)
+        if c == _BACKSLASH:
+            p += 1
+            if p >= end:
+                return np.int64(-1)
+            c = b[p]
+            if c == _LETTER_U:
+                if _hexadecimal(b, p + 1, end) < 0:
+                    return np.int64(-1)
+                p += 4
+            elif not (
+                c == 34 or c == 92 or c == 47 or c == 98 or c == 102 or c == 110 or c == 114 or c == 116
+            ):
+                return np.int64(-1)
+        p += 1
+    return np.int64(-1)
+
+
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+def _digits_end(b, p, end):  # type: ignore[no-untyped-def]
+    """The place after one digit or more, -1 if there is none."""
+    first = p
+    while p < end and _ZERO <= b[p] <= _NINE:
+        p += 1
+    return p if p > first else np.int64(-1)
+
+
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+def _number_end(b, p, end):  # type: ignore[no-untyped-def]
+    if p < end and b[p] == _MINUS:
+        p += 1
+    if p < end and b[p] == _ZERO:
+        p += 1
+    else:
+        p = _digits_end(b, p, end)
+    if p >= 0 and p < end and b[p] == _POINT:
+        p = _digits_end(b, p + 1, end)
+    if p >= 0 and p < end and (b[p] == 101 or b[p] == 69):
+        p += 1
+        if p < end and (b[p] == _PLUS or b[p] == _MINUS):
+            p += 1
+        p = _digits_end(b, p, end)
+    return p
+
+
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+def _word_end(b, p, end):  # type: ignore[no-untyped-def]
+    if p + 4 <= end and b[p] == 116 and b[p + 1] == 114 and b[p + 2] == 117 and b[p + 3] == 101:
+        return p + 4
+    if p + 4 <= end and b[p] == 110 and b[p + 1] == 117 and b[p + 2] == 108 and b[p + 3] == 108:
+        return p + 4
+    if p + 5 <= end and b[p] == 102 and b[p + 1] == 97 and b[p + 2] == 108 and b[p + 3] == 115:
+        return p + 5 if b[p + 4] == 101 else np.int64(-1)
+    return np.int64(-1)
+
+
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+def _key_end(b, p, end):  # type: ignore[no-untyped-def]
+    """The place after a member's name and colon, -1 if that is not what stands at `p`."""
+    p = _string_end(b, _after_space(b, p, end), end)
+    if p < 0:
+        return np.int64(-1)
+    p = _after_space(b, p, end)
+    return p + 1 if p < end and b[p] == _COLON else np.int64(-1)
+
+
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64, nb.uint8[::1]), **KERNEL)
+def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
+    """Return the place after the JSON value that begins at `p` or after spaces; -1: there is none.
+
+    `stack` is room for a letter for each array and object that are open at once.
+    """
+    depth = 0
+    while True:
+        p = _after_space(b, p, end)
+        if p >= end:
+            return np.int64(-1)
+        c = b[p]
+        if c == _OPEN or c == _OPEN_LIST:
+            if depth == len(stack):
+                return np.int64(-1)
+            p = _after_space(b, p + 1, end)
+            if p < end and b[p] == c + 2:  # the bracket that closes is two further on
+                p += 1
+            else:
+                stack[depth] = c
+                depth += 1
+                if c == _OPEN:
+                    p = _key_end(b, p, end)
+                    if p < 0:
+                        return np.int64(-1)
+                continue
+        elif c == _QUOTE:
+            p = _string_end(b, p, end)
+        elif c == _MINUS or _ZERO <= c <= _NINE:
+            p = _number_end(b, p, end)
+        else:
+            p = _word_end(b, p, end)
+        if p < 0:
+            return np.int64(-1)
+        while True:
+            if depth == 0:
+                return p
+            p = _after_space(b, p, end)
+            if p >= end:
+                return np.int64(-1)
+            if b[p] == _COMMA:
+                p += 1
+                if stack[depth - 1] == _OPEN:
+                    p = _key_end(b, p, end)
+                    if p < 0:
+                        return np.int64(-1)
+                break
+            if b[p] != stack[depth - 1] + 2:
+                return np.int64(-1)
+            depth -= 1
+            p += 1
+
+
+@nb.njit(nb.void(_BYTES, nb.int64[::1], nb.boolean[::1], nb.boolean[::1], nb.uint8[::1]), **KERNEL)
+def _check(b, offsets, present, valid, stack):  # type: ignore[no-untyped-def]
+    for r in range(len(offsets) - 1):
+        valid[r] = False
+        if present[r]:
+            after = value_end(b, offsets[r], offsets[r + 1], stack)
+            valid[r] = after >= 0 and _after_space(b, after, offsets[r + 1]) == offsets[r + 1]
+
+
+def are_json(texts: pa.StringArray) -> npt.NDArray[np.bool_]:
+    """Return which of the texts are JSON; a null is none."""
+    count = len(texts)
+    _, places, data = texts.buffers()
+    offsets = np.frombuffer(places, np.int32)[texts.offset : texts.offset + count + 1].astype(np.int64)
+    valid = np.empty(count, np.bool_)
+    _check(
+        np.frombuffer(data or b"", np.uint8),
+        offsets,
+        np.ascontiguousarray(texts.is_valid().to_numpy(zero_copy_only=False)),
+        valid,
+        np.empty(int(np.diff(offsets).max(initial=0)), np.uint8),
+    )
+    return valid
+
+
+def quoted(texts: pa.StringArray) -> pa.StringArray:
+    """Return each text as a JSON text; null stays null."""
+    for letter, escape in _ESCAPES.items():
+        texts = pc.replace_substring(texts, letter, escape)
+    return pc.binary_join_element_wise('"', texts, '"', "")
+
+
+_ESCAPES = {"\\": "\\\\", '"': '\\"'} | {chr(code): f"\\u{code:04x}" for code in range(32)}

@@ -1,0 +1,262 @@
+"""Preflight of columns, masks and keys: do the settings fit the tables and the publication?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import kept_disclosure, kept_renames
+from tailrace.config import ColumnPolicy, PostgresSource, matches, matches_any
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.renames import Renames
+from tailrace.sources.findings import Finding, error, from_failure, warning
+from tailrace.sources.postgres.connection.session import Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.schema.column_lists import (
+    list_command,
+    listed_tables,
+    published_columns,
+    widening_command,
+)
+from tailrace.sources.postgres.schema.column_patterns import unmatched_patterns
+from tailrace.sources.postgres.schema.column_selection import TableColumns
+from tailrace.sources.postgres.schema.published_tables import COLUMN_LISTS_VERSION_MIN
+from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
+from tailrace.sources.postgres.streaming.capture_task import TASK
+
+#: A shorter salt can be found by trying, and with it the values.
+SALT_LENGTH_MIN = 16
+
+
+# Which columns a filter uses stands nowhere but in its tree.
+_FILTERS = r"""
+SELECT n.nspname AS schema, c.relname AS table, json_agg(DISTINCT a.attname)::text AS names
+  FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+  JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL regexp_matches(r.prqual::text, ':varattno (\d+)', 'g') AS used(number)
+  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = used.number[1]::int
+ WHERE p.pubname = {name} AND (p.pubupdate OR p.pubdelete) GROUP BY 1, 2
+"""
+
+
+def column_findings(
+    session: Session,
+    source: PostgresSource,
+    tables: list[SourceTable],
+    columns: dict[int, TableColumns],
+    log: LogDirectory | None,
+    *,
+    begun: bool,
+) -> Iterator[Finding]:
+    """Yield what is wrong with columns, masks and keys of the tables that are meant.
+
+    :param columns: of the tables, by oid.
+    :param log: the pipeline's, if there is one; `begun`: it has rows of the tables.
+    """
+    yield from _secret_findings(source)
+    yield from _pattern_findings(session, source, tables, columns, log)
+    published: dict[Name, set[str]] = {}
+    filters: dict[Name, set[str]] = {}
+    if session.server_version >= COLUMN_LISTS_VERSION_MIN:
+        published = published_columns(session, source.publication)
+        filters = _filters(session, source.publication)
+    for table in tables:
+        found = columns[table.oid]
+        used = filters.get((table.schema, table.name), set())
+        yield from _filter_findings(source, table, found, used)
+        yield from _conflict_findings(source, table, found)
+        yield from _unchanged_findings(source, table)
+        if table.partitioned and source.publish_via_partition_root:
+            yield from _partition_findings(source, table, found)
+        if (sent := published.get((table.schema, table.name))) is not None:
+            yield from _published_findings(session, source, table, found, frozenset(sent), begun=begun)
+            continue
+        leaving = found.left_out(source) - found.needed
+        if leaving and not found.column_list(source, session.server_version):
+            yield _leaving(session, table, found, leaving, "")
+
+
+def _secret_findings(source: PostgresSource) -> Iterator[Finding]:
+    try:
+        TablePolicy.of(source.disclosure)
+    except TailraceError as failure:
+        yield from_failure(failure)
+        return
+    for number, mask in enumerate(source.masks):
+        if mask.salt is not None and len(mask.salt.resolve()) < SALT_LENGTH_MIN:
+            yield warning(
+                Kind.CONFIG_INVALID,
+                f"source.masks[{number}]: the salt {mask.salt} is shorter than {SALT_LENGTH_MIN} characters, "
+                "so it can be found by trying, and with it the values",
+                "use a longer one, before the first run: hashes change with it",
+            )
+
+
+def _pattern_findings(
+    session: Session,
+    source: PostgresSource,
+    tables: list[SourceTable],
+    columns: Mapping[int, TableColumns],
+    log: LogDirectory | None,
+) -> Iterator[Finding]:
+    kept = ColumnPolicy() if log is None else kept_disclosure(log, TASK)
+    renames = (None if log is None else kept_renames(log, TASK)) or Renames()
+    for found in unmatched_patterns(session, source, tables, columns, kept, renames):
+        if found.refused:
+            yield error(Kind.CONFIG_INVALID, found.message, found.repair)
+        else:
+            yield warning(Kind.TABLE_MISSING, found.message, found.repair)
+    for pattern in source.message_keys:
+        if not any(matches(pattern, table.schema, table.name) for table in tables):
+            yield warning(
+                Kind.TABLE_MISSING,
+                f"source.message_keys: no captured table matches {pattern!r}",
+                "correct source.message_keys",
+            )
+
+
+def _conflict_findings(
+    source: PostgresSource, table: SourceTable, columns: TableColumns
+) -> Iterator[Finding]:
+    for conflict in source.conflicts(table.schema, table.name, columns.columns):
+        repair = conflict.repair
+        if conflict.needs_full and table.may_be_full:
+            repair = "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY FULL" for part in table.parts)
+            repair += f"; or {conflict.repair}"
+        yield error(Kind.CONFIG_INVALID, conflict.message, repair, table.qualified_name)
+
+
+def _unchanged_findings(source: PostgresSource, table: SourceTable) -> Iterator[Finding]:
+    partial = [part for part in table.parts if part.identity != "f"]
+    if not source.skip_unchanged_updates or not partial:
+        return
+    repair = "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY FULL" for part in partial)
+    if table.partitioned:
+        repair += f"; ALTER TABLE {table.sql} REPLICA IDENTITY FULL"
+    yield warning(
+        Kind.SOURCE_MISCONFIGURED,
+        "source.skip_unchanged_updates leaves out no update of the table: without REPLICA IDENTITY FULL they "
+        "don't send the old row",
+        f"{repair}; or name it in source.replica_identity" if table.may_be_full else "leave it so",
+        table.qualified_name,
+    )
+
+
+def _partition_findings(
+    source: PostgresSource, table: SourceTable, columns: TableColumns
+) -> Iterator[Finding]:
+    partial = [part for part in table.parts if part.identity != "f"]
+    if columns.columns.full and partial:
+        # The server fills a row that it calls whole from a key: the rest of it reads as NULL.
+        yield error(
+            Kind.SOURCE_MISCONFIGURED,
+            "the root has REPLICA IDENTITY FULL and partitions have not: their old rows would arrive with "
+            "NULL in place of what was not sent",
+            "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY FULL" for part in partial) + ";"
+            if table.may_be_full
+            else f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT;",
+            table.qualified_name,
+        )
+    for part in table.parts:
+        if matches_any(source.tables_exclude, part.schema, part.name):
+            yield warning(
+                Kind.CONFIG_INVALID,
+                f"source.tables_exclude means the partition {part.schema}.{part.name}, whose rows are "
+                "captured with its root all the same",
+                "take it out of source.tables_exclude, or set source.publish_via_partition_root: false and "
+                "name the partitions in source.tables",
+                table.qualified_name,
+            )
+
+
+def _filters(session: Session, publication: str) -> dict[Name, set[str]]:
+    """Return which columns the publication's row filters use, by table."""
+    rows = session.run(_FILTERS.format(name=quote_literal(publication)), "look at the row filters")
+    return {(row["schema"] or "", row["table"] or ""): set(json.loads(row["names"] or "[]")) for row in rows}
+
+
+def _filter_findings(
+    source: PostgresSource, table: SourceTable, columns: TableColumns, used: set[str]
+) -> Iterator[Finding]:
+    unknown = used - columns.columns.identity
+    if unknown and not columns.columns.full:
+        names = ", ".join(map(repr, sorted(unknown)))
+        repair = "; ".join(f"ALTER TABLE {sql} REPLICA IDENTITY FULL" for sql in _with_root(table)) + ";"
+        if not table.may_be_full:
+            repair = "take the filter out of the publication, or make its columns part of the key"
+        yield error(
+            Kind.PUBLICATION_MISMATCH,
+            f"the row filter of the table in the publication {source.publication!r} uses {names}, which its "
+            "replica identity has not: PostgreSQL refuses updates and deletes of the table",
+            repair,
+            table.qualified_name,
+        )
+
+
+def _with_root(table: SourceTable) -> list[str]:
+    return list(dict.fromkeys([table.sql, *(part.sql for part in table.parts)]))
+
+
+def _published_findings(
+    session: Session,
+    source: PostgresSource,
+    table: SourceTable,
+    columns: TableColumns,
+    sent: frozenset[str],
+    *,
+    begun: bool,
+) -> Iterator[Finding]:
+    needed = frozenset(columns.sendable) if columns.full_somewhere else columns.needed
+    fit = f"{list_command(session, source, columns)};"
+    if lost := needed - sent:
+        generated = f"ALTER PUBLICATION {quote_identifier(source.publication)} SET "
+        generated += "(publish_generated_columns = stored);"
+        names = ", ".join(map(repr, sorted(lost)))
+        yield error(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {source.publication!r} does not send {names}, which the table's replica "
+            "identity needs: PostgreSQL refuses updates and deletes of the table",
+            generated if lost <= columns.generated else fit,
+            table.qualified_name,
+        )
+    elif columns.full_somewhere and (table.schema, table.name) in listed_tables(session, source.publication):
+        yield error(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {source.publication!r} has a column list for the table, which has REPLICA "
+            "IDENTITY FULL: PostgreSQL refuses updates and deletes of the table, whatever the list has",
+            fit,
+            table.qualified_name,
+        )
+    if late := frozenset(columns.sendable) - columns.generated - sent - columns.left_out(source) - lost:
+        names = ", ".join(map(repr, sorted(late)))
+        yield warning(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {source.publication!r} does not send the columns {names}",
+            widening_command(session, source, columns) if begun else fit,
+            table.qualified_name,
+        )
+    if leaving := (columns.left_out(source) & sent) - columns.needed:
+        yield _leaving(session, table, columns, leaving, fit)
+
+
+def _leaving(
+    session: Session, table: SourceTable, columns: TableColumns, leaving: frozenset[str], sql: str
+) -> Finding:
+    names = ", ".join(map(repr, sorted(leaving)))
+    if columns.full_somewhere:
+        why = "the table has REPLICA IDENTITY FULL, under which PostgreSQL must send all columns"
+        full = [part for part in table.parts if part.identity == "f"]
+        sql = "; ".join(f"ALTER TABLE {part.sql} REPLICA IDENTITY DEFAULT" for part in full)
+        sql += f"; if it has a primary key, before the first run; else leave it: {names} are in the log only"
+    elif session.server_version < COLUMN_LISTS_VERSION_MIN:
+        why = "PostgreSQL before 15 sends all columns"
+        sql = "upgrade the server, or leave it"
+    else:
+        why = "the publication has them"
+    return warning(
+        Kind.PUBLICATION_MISMATCH,
+        f"the columns {names} are left out, but leave the server and get into the log, because {why}",
+        sql,
+        table.qualified_name,
+    )

@@ -1,0 +1,334 @@
+"""Preflight of the server, the connection to it, the role, and the slot with all that threatens it.
+
+Whether log and slot still fit together is asked of the same function that decides it when the
+pipeline starts (`reconcile.decide`), on a replication connection like the pipeline's own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.lock_probe import is_written
+from tailrace.changelog.reader import LogReader
+from tailrace.config import PipelineConfig, PostgresSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.findings import Finding, error, from_failure, warning
+from tailrace.sources.postgres.connection.server import facts, require_supported, slot_facts
+from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.preflight.capacity import SourceCapacity
+from tailrace.sources.postgres.slot.health import OpenTransaction, SlotWarning, concerns, mib
+from tailrace.sources.postgres.slot.monitor import holders, look
+from tailrace.sources.postgres.slot.recovery_hints import RENEWAL, with_way_out
+from tailrace.sources.postgres.snapshot.slot_creation import temporary_prefix
+from tailrace.sources.postgres.streaming.capture_task import STATE_NAME, TASK
+from tailrace.sources.postgres.streaming.reconcile import CaptureState, LogFacts, decide
+from tailrace.sources.postgres.streaming.text_encoding import own_encoding
+
+#: Between two looks at open transactions: those that are in both are not just passing by.
+SECOND_LOOK_S = 1.0
+#: Less WAL than this is written by a busy server in minutes.
+KEEP_BYTES_WARNED = 1 << 30
+#: A pipeline may well be down for so long.
+IDLE_TIMEOUT_S_WARNED = 24 * 3600
+#: A catalogue that was not vacuumed for so many transactions makes every query slow.
+XMIN_AGE_WARNED = 50_000_000
+
+_SERVER = """
+SELECT current_setting('wal_level') AS wal_level,
+       pg_postmaster_start_time() || ' ' || current_setting('port') AS instance,
+       current_setting('max_replication_slots')::int AS slots_max,
+       (SELECT count(*) FROM pg_replication_slots) AS slots,
+       current_setting('max_wal_senders')::int AS senders_max,
+       (SELECT count(*) FROM pg_stat_replication) AS senders,
+       pg_size_bytes(current_setting('max_slot_wal_keep_size')) AS keep_bytes,
+       extract(epoch FROM coalesce(current_setting('idle_replication_slot_timeout', true), '0')
+                          ::interval)::int AS idle_timeout_s,
+       current_setting('hot_standby_feedback') AS feedback,
+       pg_is_in_recovery() AS standby,
+       current_user AS role,
+       current_database() AS database,
+       (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()) AS tls,
+       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS superuser,
+       (SELECT rolreplication FROM pg_roles WHERE rolname = current_user) AS replication,
+       EXISTS (SELECT FROM pg_roles r
+                WHERE r.rolname IN ('rds_replication', 'rds_superuser', 'cloudsqlsuperuser')
+                  AND pg_has_role(current_user, r.oid, 'member')) AS managed_replication,
+       has_database_privilege(current_database(), 'CREATE') AS may_create
+"""
+
+_OTHER_SLOTS = """
+SELECT slot_name AS name,
+       pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                            ELSE pg_current_wal_lsn() END, restart_lsn)::bigint AS retained,
+       greatest(age(xmin), age(catalog_xmin)) AS xmin_age
+  FROM pg_replication_slots WHERE NOT active AND slot_name <> {slot} ORDER BY 1
+"""
+
+_WINDOWS = """
+SELECT count(*) AS open FROM pg_replication_slots WHERE temporary AND starts_with(slot_name, {prefix})
+"""
+
+_PHYSICAL = """
+SELECT string_agg(slot_name, ',') AS names FROM pg_replication_slots
+ WHERE slot_type = 'physical' AND current_setting('synchronized_standby_slots') = ''
+"""
+
+
+def server_facts(session: Session) -> Row:
+    """Return what the checks of the source need to know of the server and the role."""
+    return session.run(_SERVER, "look at the server")[0]
+
+
+def room_of(
+    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None
+) -> SourceCapacity:
+    """Return what the pipeline will take of the server's slots and WAL senders."""
+    slot = slot_facts(session, pipeline.source.slot)
+    prefix = quote_literal(temporary_prefix(pipeline.source.slot))
+    [windows] = session.run(_WINDOWS.format(prefix=prefix), "look at the replication slots")
+    return SourceCapacity(
+        source=pipeline.source_name,
+        server=server["instance"] or "",
+        takes_slot=slot is None and not _has_begun(log),
+        slots=_number(server, "slots"),
+        slots_max=_number(server, "slots_max"),
+        takes_sender=slot is None or slot.active_pid is None,
+        senders=_number(server, "senders"),
+        senders_max=_number(server, "senders_max"),
+        windows=0 if pipeline.source.snapshot == "only" else 1,
+        windows_open=min(1, _number(windows, "open")),
+    )
+
+
+def server_findings(session: Session, server: Row, source: PostgresSource) -> Iterator[Finding]:
+    """Yield what is wrong with the server, the role and the connection."""
+    yield from _logical_findings(server)
+    yield from _role_findings(server)
+    yield from _tls_findings(server, source)
+    yield from _encoding_findings(session)
+    try:
+        require_supported(source, session.server_version)
+    except TailraceError as failure:
+        yield from_failure(failure)
+    if _true(server, "standby"):
+        yield from _standby_findings(session, server, source)
+    elif source.slot_failover and session.server_version >= 170000:
+        yield from _failover_findings(session)
+
+
+def slot_findings(
+    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None, gate: threading.Lock
+) -> Iterator[Finding]:
+    """Yield what keeps the pipeline from using its slot, and what threatens the slot.
+
+    :param gate: lets one source of a server at a time take a WAL sender to ask with.
+    """
+    source = pipeline.source
+    begun = _has_begun(log)
+    slot = slot_facts(session, source.slot)
+    if slot is not None and not begun:
+        yield error(
+            Kind.SLOT_FOREIGN,
+            f"the slot {source.slot!r} exists, but this pipeline has no log yet: it is not known whose it is",
+            f"if nobody needs it: SELECT pg_drop_replication_slot({quote_literal(source.slot)}); Otherwise "
+            "choose another name in source.slot",
+        )
+    if _may_replicate(server):
+        with gate:
+            yield from _start_findings(pipeline, log if begun else None)
+    yield from _health_findings(session, pipeline, exists=slot is not None)
+    yield from _other_slots(session, source)
+    yield from _limit_findings(server)
+
+
+def _logical_findings(server: Row) -> Iterator[Finding]:
+    if server["wal_level"] != "logical":
+        yield error(
+            Kind.SOURCE_MISCONFIGURED,
+            f"wal_level is {server['wal_level']}; capture needs logical",
+            "ALTER SYSTEM SET wal_level = logical; then restart the server"
+            + ("" if not _true(server, "standby") else ": the primary and this standby"),
+        )
+
+
+def _role_findings(server: Row) -> Iterator[Finding]:
+    if not (
+        _true(server, "superuser") or _true(server, "replication") or _true(server, "managed_replication")
+    ):
+        yield error(
+            Kind.SOURCE_PRIVILEGE_MISSING,
+            f"the role {server['role']!r} may not replicate",
+            f"ALTER ROLE {quote_identifier(server['role'] or '')} REPLICATION;",
+        )
+
+
+def _tls_findings(server: Row, source: PostgresSource) -> Iterator[Finding]:
+    is_local, sslmode = source.tls()
+    if is_local:
+        return
+    if not _true(server, "tls"):
+        yield warning(
+            Kind.SOURCE_MISCONFIGURED,
+            f"the connection is not encrypted (sslmode {sslmode}): rows travel in plain text",
+            "ALTER SYSTEM SET ssl = on; with a certificate, then set sslmode: verify-full in source",
+        )
+    elif not sslmode.startswith("verify"):
+        yield warning(
+            Kind.SOURCE_MISCONFIGURED,
+            f"the server's certificate is not verified (sslmode {sslmode}): anybody between could be it",
+            "set sslmode: verify-full in source, and sslrootcert to the file of the authority's certificate",
+        )
+
+
+def _encoding_findings(session: Session) -> Iterator[Finding]:
+    if session.server_encoding == "SQL_ASCII":
+        which = "is SQL_ASCII, which checks no text: one that is not UTF-8"
+    elif (encoding := own_encoding(session)) is not None:
+        which = f"is {encoding}: a text with bytes that stand for no character there"
+    else:
+        return
+    yield warning(
+        Kind.SOURCE_MISCONFIGURED,
+        f"the database's encoding {which} is given in bytea's hexadecimal form",
+        "repair such texts (docs/postgresql.md, Encodings), or move the database to UTF8",
+    )
+
+
+def _standby_findings(session: Session, server: Row, source: PostgresSource) -> Iterator[Finding]:
+    if session.server_version < 160000:
+        yield error(
+            Kind.SOURCE_MISCONFIGURED,
+            "the server is a standby, which can't decode before PostgreSQL 16",
+            "name the primary in source.host",
+        )
+        return
+    if server["feedback"] != "on":
+        yield warning(
+            Kind.SLOT_AT_RISK,
+            "the server is a standby without hot_standby_feedback: its primary may vacuum away what the slot "
+            "needs, and the slot is then invalidated",
+            "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();",
+        )
+    if source.heartbeat.writes:
+        yield warning(
+            Kind.SOURCE_MISCONFIGURED,
+            "source.heartbeat writes, and the server is a standby, where nothing can be written",
+            "take action and query out of source.heartbeat: keepalives are enough",
+        )
+
+
+def _failover_findings(session: Session) -> Iterator[Finding]:
+    names = session.run(_PHYSICAL, "look at synchronized_standby_slots")[0]["names"]
+    if names:
+        yield warning(
+            Kind.SLOT_AT_RISK,
+            "synchronized_standby_slots is empty: the log may have changes that a standby does not have yet "
+            "when it takes over, and the pipeline then stops",
+            f"ALTER SYSTEM SET synchronized_standby_slots = {quote_literal(names)}; SELECT pg_reload_conf();",
+        )
+
+
+def _has_begun(log: LogDirectory | None) -> bool:
+    return log is not None and TASK in log.tasks()
+
+
+def _may_replicate(server: Row) -> bool:
+    may = ("superuser", "replication", "managed_replication")
+    free = _number(server, "senders_max") > _number(server, "senders")
+    return free and any(_true(server, name) for name in may)
+
+
+def _start_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Iterator[Finding]:
+    """Connect as the capture does, and decide as it does: nothing is created or changed."""
+    source = pipeline.source
+    try:
+        with closing(Session.connect(source, threading.Event(), replication=True)) as session:
+            if log is None:
+                return
+            content = log.state_read(STATE_NAME)
+            state = None if content is None else CaptureState.from_json(content)
+            with LogReader.open(log, TASK) as reader:
+                position = reader.end().position
+            found = facts(session, source.slot, state.timeline if state else None)
+            start = decide(found, LogFacts(log.identity.source, position, state), source.snapshot)
+            if start.lost is not None:
+                yield warning(start.lost.kind, start.lost.message, f"at the next start, {RENEWAL}")
+    except TailraceError as failure:
+        if failure.kind is Kind.SLOT_IN_USE and is_written(pipeline.log.path, TASK):
+            return  # this pipeline itself uses it
+        yield from_failure(with_way_out(failure, pipeline))
+
+
+def _health_findings(session: Session, pipeline: PipelineConfig, *, exists: bool) -> Iterator[Finding]:
+    source = pipeline.source
+    if exists:
+        health = look(session, source.slot)
+        if health is not None and not health.invalidation:
+            for concern in concerns(source.slot, health, source.slot_watch):
+                yield _at_risk(concern)
+        return
+    for holder in _lasting_holders(session):
+        yield warning(
+            Kind.TRANSACTION_OPEN,
+            f"creating the slot will wait for the end of {holder.words}",
+            f"end the transaction; if nobody can: {holder.repair}",
+        )
+
+
+def _lasting_holders(session: Session) -> list[OpenTransaction]:
+    first = {holder.identity for holder in holders(session)}
+    if not first:
+        return []
+    time.sleep(SECOND_LOOK_S)
+    return [holder for holder in holders(session) if holder.identity in first]
+
+
+def _at_risk(concern: SlotWarning) -> Finding:
+    kind = Kind.TRANSACTION_OPEN if concern.key.startswith("wal_held") else Kind.SLOT_AT_RISK
+    return warning(kind, concern.message, concern.repair)
+
+
+def _other_slots(session: Session, source: PostgresSource) -> Iterator[Finding]:
+    rows = session.run(_OTHER_SLOTS.format(slot=quote_literal(source.slot)), "look at the other slots")
+    for row in rows:
+        retained, xmin_age = _number(row, "retained"), _number(row, "xmin_age")
+        if retained <= source.slot_watch.retained_bytes_warned and xmin_age <= XMIN_AGE_WARNED:
+            continue
+        yield warning(
+            Kind.SLOT_AT_RISK,
+            f"the slot {row['name']!r}, which nobody uses, holds {mib(retained)} of WAL and keeps "
+            f"{xmin_age} transactions from being vacuumed: it fills the disk for all",
+            f"if nobody needs it: SELECT pg_drop_replication_slot({quote_literal(row['name'] or '')});",
+        )
+
+
+def _limit_findings(server: Row) -> Iterator[Finding]:
+    keep = _number(server, "keep_bytes")
+    if 0 <= keep < KEEP_BYTES_WARNED:
+        yield warning(
+            Kind.SLOT_AT_RISK,
+            f"max_slot_wal_keep_size is {mib(keep)}: the server gives the slot up once the pipeline is so "
+            "far behind, and only a new snapshot leads on",
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '64GB'; SELECT pg_reload_conf(); or what the disk has "
+            "room for",
+        )
+    idle_s = _number(server, "idle_timeout_s")
+    if 0 < idle_s < IDLE_TIMEOUT_S_WARNED:
+        yield warning(
+            Kind.SLOT_AT_RISK,
+            f"idle_replication_slot_timeout is {idle_s} s: the server gives the slot up when the pipeline is "
+            "down for longer, and only a new snapshot leads on",
+            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
+        )
+
+
+def _true(row: Row, name: str) -> bool:
+    return row[name] == "t"
+
+
+def _number(row: Row, name: str) -> int:
+    return int(row[name] or 0)

@@ -1,0 +1,338 @@
+"""Preflight at the source: the publication and each table, after the server and the slot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.config import PipelineConfig, PostgresSource, is_exact
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
+from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.preflight.columns import column_findings
+from tailrace.sources.postgres.preflight.server import server_findings, slot_findings
+from tailrace.sources.postgres.schema.publication import (
+    add_command,
+    all_operations_command,
+    create_command,
+    made_elsewhere,
+    matching_tables,
+    not_meant,
+    operations_left_out,
+    publication_exists,
+    published_names,
+    refusal,
+    refusal_repair,
+    snapshot_command,
+    split_refused,
+    table_columns,
+    unmatched,
+    why_missing,
+)
+from tailrace.sources.postgres.schema.replica_identity import (
+    IdentityChange,
+    columns_as_set,
+    identity_changes,
+    tables_as_set,
+)
+from tailrace.sources.postgres.schema.source_tables import SourceTable
+from tailrace.sources.postgres.snapshot.requests import check_condition
+from tailrace.sources.postgres.streaming.capture_task import STATE_NAME, TASK
+from tailrace.sources.postgres.streaming.reconcile import CapturePhase, CaptureState
+
+_TABLES = """
+SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
+       pg_has_role(current_user, c.relowner, 'usage') AS owned,
+       has_schema_privilege(n.oid, 'USAGE') AS may_use_schema,
+       has_table_privilege(c.oid, 'SELECT') AS may_select,
+       row_security_active(c.oid) AS row_security,
+       EXISTS (SELECT FROM pg_index i
+                WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate) AS has_key,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident) AS has_identity_index
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+"""
+
+_PUBLICATION = """
+SELECT pubviaroot AS via_root
+  FROM pg_publication WHERE pubname = {name}
+"""
+
+
+def source_findings(
+    session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None, gate: threading.Lock
+) -> Iterator[Finding]:
+    """Yield what is wrong at the source.
+
+    :param server: what `server_facts` returned.
+    :param log: the pipeline's log, if it exists.
+    :param gate: lets one source of a server at a time take a WAL sender to ask with.
+    :raises TailraceError: if the source can't be asked.
+    """
+    yield from server_findings(session, server, pipeline.source)
+    yield from slot_findings(session, server, pipeline, log, gate)
+    tables = matching_tables(session, pipeline.source)
+    yield from _pattern_findings(session, pipeline, tables)
+    rows = {(row["schema"], row["table"]): row for row in session.run(_TABLES, "look at the tables")}
+    changes = identity_changes(session, pipeline.source, tables)
+    yield from _identity_findings(server, changes)
+    tables = tables_as_set(tables, changes)
+    published = published_names(session, pipeline.source.publication)
+    tables, left = split_refused(pipeline.source, tables, published)
+    publish = publication_exists(session, pipeline.source.publication)
+    for table in left:
+        repair = refusal_repair(session, pipeline.source, table, publish=publish)
+        yield (warning if tables else error)(
+            Kind.SOURCE_MISCONFIGURED, refusal(table), repair, table.qualified_name
+        )
+    if not tables:
+        return
+    yield from _publication_findings(session, server, pipeline, tables, rows, log)
+    meant = {table.oid for table in tables}
+    changes = [change for change in changes if change.table.oid in meant and change.happens]
+    for change in changes:
+        row = rows[change.table.schema, change.table.name]
+        row["identity"] = change.letter
+        row["has_identity_index"] = "t" if change.letter == "i" else row["has_identity_index"]
+    columns = columns_as_set(table_columns(session, tables), tables, changes)
+    yield from column_findings(session, pipeline.source, tables, columns, log, begun=_has_begun(log))
+    for table in tables:
+        yield from _condition_findings(session, pipeline.source, table)
+        yield from _table_findings(table, rows[table.schema, table.name], server, pipeline)
+
+
+def _identity_findings(server: Row, changes: list[IdentityChange]) -> Iterator[Finding]:
+    for change in changes:
+        if not change.happens:
+            found = from_failure(change.failure)
+            severity = Severity.WARNING if change.refused and not change.named else Severity.ERROR
+            yield replace(found, severity=severity, table=change.table.qualified_name)
+        elif _true(server, "standby"):
+            yield error(
+                Kind.SOURCE_MISCONFIGURED,
+                f"source.replica_identity asks for {change.wanted}, and a standby can't set it",
+                f"on the primary: {change.sql}",
+                change.table.qualified_name,
+            )
+
+
+def _pattern_findings(
+    session: Session, pipeline: PipelineConfig, tables: list[SourceTable]
+) -> Iterator[Finding]:
+    for pattern in unmatched(pipeline.source.tables, tables):
+        if is_exact(pattern):
+            yield error(
+                Kind.TABLE_MISSING,
+                f"source.tables: {why_missing(session, pipeline.source, pattern)}",
+                "create the table, or correct source.tables",
+            )
+        else:
+            yield (warning if tables else error)(
+                Kind.TABLE_MISSING,
+                f"source.tables: no table matches {pattern!r}",
+                "create the table, or correct source.tables",
+            )
+    for number, sink in enumerate(pipeline.sinks):
+        for pattern in unmatched(sink.tables or (), tables):
+            missing = warning(
+                Kind.TABLE_MISSING,
+                f"sinks[{number}].tables: no captured table matches {pattern!r}",
+                f"correct sinks[{number}].tables",
+            )
+            yield replace(missing, everywhere=True)
+
+
+def _publication_findings(
+    session: Session,
+    server: Row,
+    pipeline: PipelineConfig,
+    tables: list[SourceTable],
+    rows: dict[tuple[str | None, str | None], Row],
+    log: LogDirectory | None,
+) -> Iterator[Finding]:
+    name = pipeline.source.publication
+    begun = _has_begun(log)
+    found = session.run(_PUBLICATION.format(name=quote_literal(name)), "look at the publication")
+    if not found:
+        if begun:
+            yield error(
+                Kind.PUBLICATION_MISSING,
+                f"the log has begun, but its publication {name!r} is gone",
+                "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
+            )
+        elif _true(server, "standby"):
+            yield from_failure(
+                made_elsewhere(pipeline.source, create_command(session, pipeline.source, tables))
+            )
+        elif not _true(server, "superuser"):
+            yield from _may_publish(session, server, pipeline.source, tables, rows)
+        return
+    publication = found[0]
+    if left_out := operations_left_out(session, name):
+        yield warning(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {name!r} leaves out {', '.join(left_out)}",
+            f"{all_operations_command(name)};",
+        )
+    published = published_names(session, name)
+    adds = log is not None and _begins_again(log)
+    for table in tables:
+        if not table.is_among(published) and not adds:
+            add = f"{add_command(session, pipeline.source, [table])};"
+            again = f" -- then, for its rows: {snapshot_command(table.schema, table.name)}"
+            # A first start is refused. Later the others go on without it.
+            yield (warning if begun else error)(
+                Kind.PUBLICATION_MISMATCH,
+                f"the publication {name!r} does not have this table" + ": it is not captured" * begun,
+                add + again * begun,
+                table.qualified_name,
+            )
+    for schema, table_name in not_meant(published, tables):
+        yield warning(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {name!r} has this table, source.tables does not; it is captured too",
+            "name it in source.tables, or take it out of the publication",
+            f"{schema}.{table_name}",
+        )
+    if _true(publication, "via_root") != pipeline.source.publish_via_partition_root and any(
+        table.partitioned for table in tables
+    ):
+        wanted = str(pipeline.source.publish_via_partition_root).lower()
+        yield warning(
+            Kind.PUBLICATION_MISMATCH,
+            f"the publication {name!r} has publish_via_partition_root = "
+            f"{str(_true(publication, 'via_root')).lower()}, the configuration says {wanted}; the "
+            "publication counts",
+            f"before the first run: ALTER PUBLICATION {quote_identifier(name)} SET "
+            f"(publish_via_partition_root = {wanted}); later: set source.publish_via_partition_root to what "
+            "the publication has",
+        )
+
+
+def _has_begun(log: LogDirectory | None) -> bool:
+    return log is not None and TASK in log.tasks() and bool(log.segments(TASK))
+
+
+def _begins_again(log: LogDirectory) -> bool:
+    """Tell whether the next start is a first one again, and adds to the publication what it lacks."""
+    content = log.state_read(STATE_NAME)
+    if content is None:
+        return False
+    state = CaptureState.from_json(content)
+    if state.phase is not CapturePhase.BEGINNING or not state.own_publication:
+        return False
+    if TASK not in log.tasks() or not log.segments(TASK):
+        return True
+    with LogReader.open(log, TASK) as reader:
+        return reader.end().position == 0
+
+
+def _may_publish(
+    session: Session,
+    server: Row,
+    source: PostgresSource,
+    tables: list[SourceTable],
+    rows: dict[tuple[str | None, str | None], Row],
+) -> Iterator[Finding]:
+    role = quote_identifier(server["role"] or "")
+    command = f"{create_command(session, source, tables)};"
+    if not _true(server, "may_create"):
+        yield error(
+            Kind.SOURCE_PRIVILEGE_MISSING,
+            f"the role {server['role']!r} may not create the publication {source.publication!r} in this "
+            "database",
+            f"GRANT CREATE ON DATABASE {quote_identifier(server['database'] or '')} TO {role}; "
+            f"or let its owner create it: {command}",
+        )
+    for table in tables:
+        if not _true(rows[table.schema, table.name], "owned"):
+            yield error(
+                Kind.SOURCE_PRIVILEGE_MISSING,
+                f"the role {server['role']!r} does not own the table, so it can't put it into a publication",
+                f"ALTER TABLE {table.sql} OWNER TO {role}; or let a superuser run: {command}",
+                table.qualified_name,
+            )
+
+
+def _condition_findings(session: Session, source: PostgresSource, table: SourceTable) -> Iterator[Finding]:
+    if where := source.snapshot_condition(table.schema, table.name):
+        try:
+            check_condition(session, table.schema, table.name, where)
+        except TailraceError as failure:
+            yield from_failure(failure)
+
+
+def _table_findings(table: SourceTable, row: Row, server: Row, pipeline: PipelineConfig) -> Iterator[Finding]:
+    name, role = f"{table.schema}.{table.name}", quote_identifier(server["role"] or "")
+    if pipeline.source.snapshot != "never":
+        if not _true(row, "may_use_schema"):
+            yield error(
+                Kind.SOURCE_PRIVILEGE_MISSING,
+                f"the role {server['role']!r} may not use the schema {table.schema!r}",
+                f"GRANT USAGE ON SCHEMA {quote_identifier(table.schema)} TO {role};",
+                name,
+            )
+        if not _true(row, "may_select"):
+            yield error(
+                Kind.SOURCE_PRIVILEGE_MISSING,
+                f"the role {server['role']!r} may not read the table, which the snapshot needs",
+                f"GRANT SELECT ON {table.sql} TO {role};",
+                name,
+            )
+        if _true(row, "row_security"):
+            yield error(
+                Kind.SOURCE_PRIVILEGE_MISSING,
+                f"row security would hide rows of the table from the role {server['role']!r}",
+                f"ALTER ROLE {role} BYPASSRLS;",
+                name,
+            )
+    if table.refused:
+        yield warning(
+            Kind.SOURCE_MISCONFIGURED,
+            "once it is published, PostgreSQL refuses updates and deletes of the table, because "
+            f"{table.refused}",
+            f"{table.identity_repair}; or give it a primary key",
+            name,
+        )
+    has_key = _true(row, "has_key") if row["identity"] in ("d", "f") else _true(row, "has_identity_index")
+    if not has_key and not pipeline.source.key_of(table.schema, table.name):
+        if pipeline.source.snapshot == "when_needed":
+            yield warning(
+                Kind.SINK_KEY_MISSING,
+                "snapshot: when_needed stops once changes are lost, because the table has no key by which "
+                "rows that are read again could be told apart",
+                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or name columns that tell its rows apart in "
+                "source.message_keys",
+                name,
+            )
+        yield from _keyless_findings(table, name, pipeline)
+
+
+def _keyless_findings(table: SourceTable, name: str, pipeline: PipelineConfig) -> Iterator[Finding]:
+    for number, sink in enumerate(pipeline.sinks):
+        refuses = getattr(sink, "mode", "") == "mirror" and getattr(sink, "keyless", "") == "refuse"
+        if refuses and sink.wants(table.schema, table.name):
+            repair = f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…);"
+            if table.may_be_full:
+                repair += (
+                    " or name columns that tell its rows apart in source.message_keys, or set keyless: "
+                    f"full_row in sinks[{number}], and ALTER TABLE {table.sql} REPLICA IDENTITY FULL;"
+                )
+            yield error(
+                Kind.SINK_KEY_MISSING,
+                f"sinks[{number}] is a mirror, and the table has no key to mirror it by (a deferrable one is "
+                "none)",
+                repair,
+                name,
+            )
+
+
+def _true(row: Row, name: str) -> bool:
+    return row[name] == "t"
+
+
+def _number(row: Row, name: str) -> int:
+    return int(row[name] or 0)

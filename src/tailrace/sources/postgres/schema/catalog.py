@@ -1,0 +1,372 @@
+"""Published tables as the catalogue has them, put into the frames that the log holds.
+
+Before a table's snapshot rows stand a Type frame for each type that is not built in and a
+Relation frame, both in pgoutput's own bytes: the same columns, in the same order, with the
+same flags that the server will send when the table changes. What pgoutput does not tell is in
+a facts frame: the primary key, and the names of the columns' types.
+
+All names are data: quoted where SQL is made of them, never taken apart.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tailrace.config.source.column_policy import ColumnRoles
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Column
+from tailrace.protocol import frames
+from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
+from tailrace.sources.postgres.schema.published_tables import GENERATED_VERSION_MIN, published, terms
+from tailrace.sources.postgres.schema.table_metadata import (
+    CatalogTable,
+    KnownFacts,
+    catalog_tables,
+    facts_of,
+    versioned,
+)
+
+#: Types from here on are not built in, and pgoutput sends a Type message for them.
+FIRST_OID_NOT_BUILT_IN = 10_000
+
+#: So many tables are described by one answer of the server.
+TABLES_AT_ONCE = 1000
+
+_TABLES = """
+WITH RECURSIVE {published}
+SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table, c.relkind AS kind,
+       c.relreplident AS identity, c.reltuples::bigint AS estimate,
+       {numbers} AS numbers, {filtered} AS filtered, p.generated AS generated
+  FROM published t CROSS JOIN publication p
+  JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace {join}
+ WHERE true {condition}
+ ORDER BY 2, 3
+"""
+_MEANT = """
+SELECT c.oid AS oid, n.nspname AS schema, c.relname AS table, c.relkind AS kind,
+       c.relreplident AS identity, c.reltuples::bigint AS estimate,
+       NULL AS numbers, false AS filtered, true AS generated
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid IN ({oids})
+ ORDER BY 2, 3
+"""
+
+# To write a filter as SQL the server locks its table.
+_FILTERS = """
+SELECT r.prrelid AS oid, pg_get_expr(r.prqual, r.prrelid) AS filter
+  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+ WHERE p.pubname = {publication} AND r.prrelid IN ({oids})
+"""
+
+_NAME = """
+SELECT n.nspname AS schema, c.relname AS table
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = {oid}
+"""
+
+_FILE = "SELECT relfilenode AS file FROM pg_class WHERE oid = {oid}"
+
+#: A digest of a relation's name and columns: `c` of `pg_class`, `n` of `pg_namespace`.
+SHAPE = """md5(concat_ws(' ', n.nspname, c.relname, c.relkind, (
+         SELECT string_agg(concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod), ','
+                           ORDER BY a.attnum)
+           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)))"""
+
+_SHAPE = f"""
+SELECT {SHAPE} AS shape, c.relfilenode AS file
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = {{oid}}
+"""  # noqa: S608 - a constant
+
+_COLUMNS = """
+WITH RECURSIVE base(type, oid, modifier) AS (
+    SELECT DISTINCT a.atttypid, a.atttypid, a.atttypmod FROM pg_attribute a
+     WHERE a.attrelid IN ({oids}) AND a.attnum > 0 AND NOT a.attisdropped
+  UNION ALL
+    SELECT b.type, t.typbasetype, t.typtypmod FROM base b JOIN pg_type t ON t.oid = b.oid
+     WHERE t.typtype = 'd'
+)
+SELECT a.attrelid AS oid, a.attnum AS number, a.attname AS name, a.atttypid AS type,
+       a.atttypmod AS modifier, a.attgenerated AS generated,
+       a.attnotnull AS required, format_type(a.atttypid, a.atttypmod) AS declared,
+       t.oid AS base, b.modifier AS base_modifier, t.typname AS base_name, tn.nspname AS base_schema,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisvalid
+                AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts
+                AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                                        WHEN 'i' THEN i.indisreplident ELSE false END) AS identity,
+       (SELECT array_position(i.indkey::int2[], a.attnum) FROM pg_index i
+         WHERE i.indrelid = a.attrelid AND i.indisprimary AND i.indimmediate
+           AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS key_place
+  FROM pg_attribute a
+  JOIN pg_class c ON c.oid = a.attrelid
+  JOIN base b ON b.type = a.atttypid AND (b.type <> b.oid OR b.modifier = a.atttypmod)
+  JOIN pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
+  JOIN pg_namespace tn ON tn.oid = t.typnamespace
+ WHERE a.attrelid IN ({oids}) AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attrelid, a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedColumn:
+    """A column that the publication sends."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    declared: str  # the type as SQL writes it, for people
+    base_oid: int  # of a domain, the type under it; else the type itself
+    base_modifier: int
+    base_name: str
+    base_schema: str
+    in_identity: bool
+    key_place: int | None  # in the primary key, from 0
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table that the publication sends, with what the server sends of it."""
+
+    oid: int
+    schema: str
+    name: str
+    partitioned: bool
+    identity: str  # pg_class.relreplident
+    rows_estimated: int
+    row_filter: str | None
+    columns: tuple[PublishedColumn, ...]
+    primary_key: tuple[str, ...]
+    catalog: CatalogTable | None = None  # what the facts are made of
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def key(self) -> tuple[PublishedColumn, ...]:
+        """Columns by which the stream tells rows apart, in the key's order; empty if none do."""
+        if self.identity == "f":
+            named = set(self.primary_key)
+        else:
+            named = {column.name for column in self.columns if column.in_identity}
+        chosen = [column for column in self.columns if column.name in named]
+        if len(chosen) < len(named):
+            return ()
+        last = len(self.primary_key)
+        return tuple(sorted(chosen, key=lambda c: last if c.key_place is None else c.key_place))
+
+    def schema_frames(self, lsn: int, server_time_us: int) -> bytes:
+        """Return the Type frames and the Relation frame as of `lsn`; time since 2000."""
+        messages = [
+            b"Y" + struct.pack("!I", column.type_oid) + _text(column.base_schema) + _text(column.base_name)
+            for column in {c.type_oid: c for c in self.columns}.values()
+            if column.type_oid >= FIRST_OID_NOT_BUILT_IN
+        ]
+        full = self.identity == "f"
+        messages.append(
+            b"R"
+            + struct.pack("!I", self.oid)
+            + _text("" if self.schema == "pg_catalog" else self.schema)
+            + _text(self.name)
+            + self.identity.encode()
+            + struct.pack("!H", len(self.columns))
+            + b"".join(
+                struct.pack("!B", full or column.in_identity)
+                + _text(column.name)
+                + struct.pack("!Ii", column.type_oid, column.type_modifier)
+                for column in self.columns
+            )
+        )
+        return b"".join(frames.xlog_frame(lsn, lsn, server_time_us, message) for message in messages)
+
+    def facts_frame(
+        self,
+        lsn: int,
+        in_force: KnownFacts | None = None,
+        name_of: Callable[[int], tuple[str, str] | None] = lambda _: None,
+    ) -> bytes:
+        """Return the facts frame as of `lsn`; equal facts have equal json.
+
+        :param in_force: facts in force where it is to stand: the table's version goes on from them.
+        :param name_of: returns what a relation is called now, None if it is gone.
+        """
+        known = in_force or KnownFacts()
+        sent = [
+            Column(column.name, column.type_oid, column.type_modifier, column.in_identity)
+            for column in self.columns
+        ]
+        name = (self.schema, self.name)
+        facts = facts_of(sent, name, self.catalog, known.get(self.oid), relation=self.oid, xid=None)
+        before, facts = known.get(self.oid), versioned(facts, known, reshaped=False)
+        if facts.replaced and (before is None or before.replaced != facts.replaced):
+            facts = replace(facts, replaced_name=name_of(facts.replaced))
+        return frames.control_frame(frames.FACTS, lsn, 0, facts.as_json())
+
+
+def published_tables(session: Session, source: PostgresSource) -> list[PublishedTable]:
+    """Return the tables of `source`'s publication, by name, as the session's snapshot sees them.
+
+    Only a table with a row filter is locked for that, for a moment.
+    """
+    return _tables(session, source, _listed(session, source))
+
+
+def published_table(
+    session: Session, source: PostgresSource, oid: int, *, with_filter: bool = True
+) -> PublishedTable | None:
+    """Return one of the publication's tables as the session's snapshot sees it, None if it is none.
+
+    :param with_filter: have its row filter, for which the table must be locked, if it has one.
+    """
+    rows = _listed(session, source, f"AND c.oid = {oid}")
+    found = _tables(session, source, rows if with_filter else [{**row, "filtered": "f"} for row in rows])
+    return found[0] if found else None
+
+
+def meant_tables(session: Session, source: PostgresSource, oids: Sequence[int]) -> list[PublishedTable]:
+    """Return tables as they are sent once the publication has them, by name; there need be none."""
+    if not oids:
+        return []
+    rows = session.run(_MEANT.format(oids=", ".join(map(str, oids))), "look at the tables")
+    return _tables(session, source, rows)
+
+
+def published_oids(session: Session, source: PostgresSource) -> dict[tuple[str, str], int]:
+    """Return the oids of the publication's tables by schema and name. One query."""
+    return {
+        (row["schema"] or "", row["table"] or ""): int(row["oid"] or 0) for row in _listed(session, source)
+    }
+
+
+def shape_of(session: Session, oid: int) -> tuple[str | None, str | None]:
+    """Return a digest of a relation's name and columns, and its file as `file_of`; None for one that is
+    not there.
+    """
+    rows = session.run(_SHAPE.format(oid=oid), "look at the columns of a table")
+    return (rows[0]["shape"], rows[0]["file"]) if rows else (None, None)
+
+
+def name_of(session: Session, oid: int) -> tuple[str, str] | None:
+    """Return schema and name of a relation, None if it is gone."""
+    rows = session.run(_NAME.format(oid=oid), "look at a table")
+    return (rows[0]["schema"] or "", rows[0]["table"] or "") if rows else None
+
+
+def file_of(session: Session, oid: int) -> str | None:
+    """Return which file holds a relation's rows, as the session's snapshot sees it.
+
+    A statement that rewrites the table, or empties it, gives it another one.
+    """
+    rows = session.run(_FILE.format(oid=oid), "look at a table")
+    return rows[0]["file"] if rows else None
+
+
+def _tables(session: Session, source: PostgresSource, rows: list[Row]) -> list[PublishedTable]:
+    filters = _filters(session, source, [row["oid"] or "" for row in rows if row["filtered"] == "t"])
+    tables = []
+    for at in range(0, len(rows), TABLES_AT_ONCE):
+        some = rows[at : at + TABLES_AT_ONCE]
+        columns: dict[str | None, list[Row]] = {row["oid"]: [] for row in some}
+        command = _COLUMNS.format(oids=", ".join(row["oid"] or "" for row in some))
+        for column in session.run(command, "read the columns of the tables"):
+            columns[column["oid"]].append(column)
+        described = [_table(session, source, row, columns[row["oid"]], filters) for row in some]
+        found = catalog_tables(session, [table.oid for table in described])
+        tables += [replace(table, catalog=found.get(table.oid)) for table in described]
+    return tables
+
+
+def _filters(session: Session, source: PostgresSource, oids: list[str]) -> dict[str | None, str | None]:
+    if not oids:
+        return {}
+    command = _FILTERS.format(publication=quote_literal(source.publication), oids=", ".join(oids))
+    return {row["oid"]: row["filter"] for row in session.run(command, "read the publication's row filters")}
+
+
+def _listed(session: Session, source: PostgresSource, condition: str = "") -> list[Row]:
+    join, numbers, filtered = terms(session.server_version)
+    command = _TABLES.format(
+        published=published(source.publication, session.server_version),
+        join=join,
+        numbers=numbers,
+        filtered=filtered,
+        condition=condition,
+    )
+    return session.run(command, "read the publication")
+
+
+def _table(
+    session: Session,
+    source: PostgresSource,
+    row: Row,
+    rows: list[Row],
+    filters: Mapping[str | None, str | None],
+) -> PublishedTable:
+    name = f"{row['schema']}.{row['table']}"
+    listed = None if row["numbers"] is None else frozenset(json.loads(row["numbers"]))
+    kinds = (
+        ("", "s") if session.server_version >= GENERATED_VERSION_MIN and row["generated"] == "t" else ("",)
+    )
+    sent = [
+        r for r in rows if (r["generated"] in kinds if listed is None else int(r["number"] or 0) in listed)
+    ]
+    key = sorted((int(r["key_place"]), r["name"] or "") for r in rows if r["key_place"] is not None)
+    left_out = _left_out(source, row, rows)
+    columns = tuple(_column(r) for r in sent if r["name"] not in left_out)
+    lost = {r["name"] for r in rows if r["identity"] == "t"} - {column.name for column in columns}
+    if lost:
+        raise TailraceError(
+            Kind.PUBLICATION_MISMATCH,
+            f"read the publication: its column list for {name} leaves out key columns",
+            "publish the columns of the replica identity too: without them no row can be told from another",
+            {"table": name, "columns": ", ".join(sorted(str(column) for column in lost))},
+        )
+    return PublishedTable(
+        oid=int(row["oid"] or 0),
+        schema=row["schema"] or "",
+        name=row["table"] or "",
+        partitioned=row["kind"] == "p",
+        identity=row["identity"] or "d",
+        rows_estimated=max(0, int(row["estimate"] or 0)),
+        row_filter=filters.get(row["oid"]),
+        columns=columns,
+        primary_key=tuple(column for _, column in key),
+    )
+
+
+def _left_out(source: PostgresSource, table: Row, columns: list[Row]) -> frozenset[str]:
+    """Return the columns that need not be copied, because nobody will see them."""
+    if not source.leaves_columns_out:
+        return frozenset()
+    identity = frozenset(row["name"] or "" for row in columns if row["identity"] == "t")
+    known = ColumnRoles(
+        names=tuple(row["name"] or "" for row in columns),
+        identity=identity,
+        full=table["identity"] == "f",
+        primary_key=frozenset(row["name"] or "" for row in columns if row["key_place"] is not None),
+    )
+    return source.left_out(table["schema"] or "", table["table"] or "", known) - identity
+
+
+def _column(row: Row) -> PublishedColumn:
+    return PublishedColumn(
+        name=row["name"] or "",
+        type_oid=int(row["type"] or 0),
+        type_modifier=int(row["modifier"] or -1),
+        declared=row["declared"] or "",
+        base_oid=int(row["base"] or 0),
+        base_modifier=int(row["base_modifier"] or -1),
+        base_name=row["base_name"] or "",
+        base_schema=row["base_schema"] or "",
+        in_identity=row["identity"] == "t",
+        key_place=None if row["key_place"] is None else int(row["key_place"]),
+        required=row["required"] == "t",
+    )
+
+
+def _text(value: str) -> bytes:
+    return value.encode() + b"\0"

@@ -1,0 +1,171 @@
+"""Which columns of the catalogue a Relation message speaks of, though the catalogue may be ahead.
+
+The stream lags behind the database, by hours where a backlog is read. What the catalogue says
+when a Relation message arrives may be of a later version of the table. PostgreSQL keeps the rows
+of dropped columns, never uses a number twice, gives new columns higher numbers, and sends columns
+in the order of their numbers. So a message is laid beside the columns that are there and those
+that were dropped since, in order, and the best fit is taken. A row's `xmin` tells which
+transaction wrote it last: what is older than the transaction that sent the message was so then,
+unless that older one ended after it.
+
+Where another fit is about as good for a column, nobody can tell which one it was, and none is taken.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from tailrace.model import Column
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogColumn:
+    """A row of `pg_attribute`. `later`: it was written by the message's transaction or a later one;
+    `own`: by that one.
+    """
+
+    number: int
+    name: str
+    dropped: bool
+    type_oid: int
+    type_modifier: int
+    later: bool
+    unsent: bool = False  # generated, or left out by the publication
+    own: bool = False
+
+
+_SURE, _LIKELY, _POSSIBLE, _ALTERED_TWICE, _SAME_TYPE = 100, 60, 20, 10, 3
+_SKIPPED, _SENT_BEFORE, _UNMATCHED = -30, -100, -40
+_IMPOSSIBLE = -(10**6)
+#: Fits that differ by no more are as good as each other.
+_WITHIN_REACH = _SAME_TYPE + 1
+
+
+def aligned(sent: Sequence[Column], catalog: Sequence[CatalogColumn], before: Mapping[str, int]) -> list[int]:
+    """Return the number of each column that was sent; 0 where it can't be told, or not for sure.
+
+    :param catalog: in the order of their numbers.
+    :param before: numbers of the columns in the version that was in force, by name.
+    """
+    known = frozenset(before.values())
+    there = [column for column in catalog if not column.dropped or column.later]
+    if all(not column.dropped for column in there):
+        direct = _direct(sent, there, known)
+        if direct is not None:
+            return direct
+    there = [column for column in catalog if not column.dropped or column.later or column.number in known]
+    first, last = _anchored(sent, there), _anchored(sent[::-1], there[::-1])
+    last = min(last, len(sent) - first, len(there) - first)
+    numbers = [column.number for column in there]
+    return [
+        *numbers[:first],
+        *_best(sent[first : len(sent) - last], there[first : len(there) - last], before, ended=not last),
+        *numbers[len(there) - last :],
+    ]
+
+
+def _anchored(sent: Sequence[Column], there: Sequence[CatalogColumn]) -> int:
+    """Return how many columns from the first on are in their places for sure."""
+    pairs = zip(sent, there, strict=False)
+    alike = (not (o.later or o.dropped or o.unsent) and o.name == c.name for c, o in pairs)
+    return sum(1 for _ in itertools.takewhile(bool, alike))
+
+
+def _direct(
+    sent: Sequence[Column], there: Sequence[CatalogColumn], known: Collection[int]
+) -> list[int] | None:
+    """Return the numbers where each name is found, in order, and nothing speaks against it."""
+    names = {column.name: column for column in there}
+    found = [names.get(column.name) for column in sent]
+    numbers = [0 if column is None else column.number for column in found]
+    if 0 in numbers or any(first >= second for first, second in itertools.pairwise(numbers)):
+        return None
+    taken, last = frozenset(numbers), max(numbers, default=0)
+    skipped = [other for other in there if other.later and other.number not in taken]
+    if any(_skipping(other, known, last=other.number > last) for other in skipped):
+        return None  # it was there, and so is among those that were sent
+    same = all(
+        other is not None and (other.type_oid, other.type_modifier) == (column.type_oid, column.type_modifier)
+        for column, other in zip(sent, found, strict=True)
+    )
+    return numbers if same else None
+
+
+def _best(
+    sent: Sequence[Column], there: Sequence[CatalogColumn], before: Mapping[str, int], *, ended: bool
+) -> list[int]:
+    # As the alignment of two texts: rows for what was sent, columns for the catalogue's. What the best that
+    # takes a pair is worth is the best of what lies before it, the pair, and the best of what lies behind.
+    fits = [[_fit(column, other, before) for other in there] for column in sent]
+    known = frozenset(before.values())
+    within = [_skipping(other, known, last=False) for other in there]
+    behind = [_skipping(other, known, last=ended) for other in there]
+    ahead_of = _scores(fits, within, within)
+    turned = _scores([row[::-1] for row in fits[::-1]], within[::-1], behind[::-1])
+    rows, columns = len(sent), len(there)
+    numbers = []
+    for r in range(rows):
+        rest = turned[rows - r - 1]
+        choices = [
+            (ahead_of[r][c] + fits[r][c] + rest[columns - c - 1], there[c].number) for c in range(columns)
+        ]
+        choices += [(ahead_of[r][c] + _UNMATCHED + rest[columns - c], 0) for c in range(columns + 1)]
+        best, number = max(choices)
+        doubtful = any(other != number and score >= best - _WITHIN_REACH for score, other in choices)
+        numbers.append(0 if doubtful else number)
+    return numbers
+
+
+def _scores(
+    fits: Sequence[Sequence[int]], skipped: Sequence[int], at_first: Sequence[int]
+) -> list[list[int]]:
+    """Return the best score of the first so many rows laid beside the first so many columns.
+
+    :param fits: of each row and column.
+    :param skipped: what leaving a column out costs; `at_first`: before any row.
+    """
+    columns = len(skipped)
+    scores = [[0, *itertools.accumulate(at_first)]]
+    for fit in fits:
+        above, row = scores[-1], [scores[-1][0] + _UNMATCHED]
+        for c in range(1, columns + 1):
+            row.append(max(above[c - 1] + fit[c - 1], row[c - 1] + skipped[c - 1], above[c] + _UNMATCHED))
+        scores.append(row)
+    return scores
+
+
+def _fit(column: Column, other: CatalogColumn, before: Mapping[str, int]) -> int:
+    same_type = (column.type_oid, column.type_modifier) == (other.type_oid, other.type_modifier)
+    bonus = _SAME_TYPE if same_type else 0
+    held = before.get(column.name) == other.number
+    if not other.later and (other.dropped or column.name != other.name):
+        # As it is, it was not sent; but it was there before, so who altered it ended after the message.
+        return _POSSIBLE + bonus if held else _IMPOSSIBLE
+    if other.dropped:  # its name and type are gone
+        return _SURE + _SAME_TYPE + 1 if held else _POSSIBLE
+    if column.name == other.name:
+        return _SURE + bonus
+    if held:
+        return _LIKELY + bonus
+    # Under another name and of another type it was altered twice; that one was dropped is more likely.
+    return _POSSIBLE + bonus if same_type else _ALTERED_TWICE
+
+
+def _skipping(other: CatalogColumn, known: Collection[int], *, last: bool) -> int:
+    """Return what it costs that a column was not sent.
+
+    :param last: no column of a higher number was.
+    """
+    if other.unsent:
+        return 0
+    if other.dropped:
+        # One that was sent before, and was dropped later than the message, was there.
+        return _SKIPPED if other.number in known and other.later and not other.own else 0
+    if other.number in known:
+        return _SENT_BEFORE  # and it is there: a column list leaves it out since
+    # What came later was not sent, but it came before any column of a higher number.
+    return 0 if other.later and last else _SKIPPED

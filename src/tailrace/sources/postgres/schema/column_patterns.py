@@ -1,0 +1,160 @@
+"""Patterns of columns that find no column: a slip there would let out what was to be masked or left out.
+
+A pattern that names one column must find it when the log first learns of the pattern. Any other pattern may
+find nothing, and so may one that the log had before: its column may have been dropped since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from tailrace.config.patterns import matches_column, one_column
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.renames import ColumnName, Renames
+from tailrace.sources.postgres.connection.session import Session, quote_literal
+from tailrace.sources.postgres.schema.column_selection import TableColumns
+from tailrace.sources.postgres.schema.publication import matching_tables, table_columns
+from tailrace.sources.postgres.schema.published_tables import partitions
+from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
+
+log = structlog.get_logger(__name__)
+
+#: Columns that an error names at most.
+_NAMED_MAX = 50
+
+_TABLE_COLUMNS = """
+SELECT a.attname AS name, c.relkind = 'p' AND EXISTS (
+         SELECT FROM {partitions} p WHERE p.oid = ANY ('{{{oids}}}'::oid[])) AS in_parts
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = {schema} AND c.relname = {table} AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """A pattern that finds no column of a captured table; `refused`: no start may go on with it."""
+
+    message: str
+    repair: str
+    refused: bool
+
+
+def unmatched_patterns(
+    session: Session,
+    source: PostgresSource,
+    tables: Collection[SourceTable],
+    columns: Mapping[int, TableColumns],
+    kept: ColumnPolicy,
+    renames: Renames,
+) -> Iterator[Unmatched]:
+    """Yield the patterns of columns that find none, under its name now or an earlier one.
+
+    :param tables: that are meant, `columns` theirs, by oid.
+    :param kept: the settings that the log had before.
+    :param renames: the names that the log knows its columns to have had.
+    """
+    names = {
+        (*name, column)
+        for table in tables
+        for name in _row_names(source, table)
+        for column in columns[table.oid].columns.names
+    }
+    names |= renames.names()
+    before = {pattern for _, pattern in kept.column_patterns()}
+    for place, pattern in source.column_patterns():
+        if any(matches_column(pattern, *name) for name in names):
+            continue
+        one = one_column(pattern)
+        if one is None or pattern in before:
+            message = f"{place}: no column of a captured table matches {pattern!r}"
+            yield Unmatched(message, f"correct {place}", refused=False)
+        else:
+            yield _named(session, source, place, pattern, one, tables)
+
+
+def require_columns(session: Session, source: PostgresSource, kept: ColumnPolicy, renames: Renames) -> None:
+    """Check that each pattern that names one column finds it, and warn of other patterns that find none.
+
+    :param kept: and `renames`: as `unmatched_patterns` takes them.
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    if not source.column_patterns():
+        return
+    tables = matching_tables(session, source)
+    columns = table_columns(session, tables)
+    for found in unmatched_patterns(session, source, tables, columns, kept, renames):
+        if found.refused:
+            raise TailraceError(Kind.CONFIG_INVALID, f"look for the columns of {found.message}", found.repair)
+        log.warning("a pattern finds no column", found=found.message)
+
+
+def _named(
+    session: Session,
+    source: PostgresSource,
+    place: str,
+    pattern: str,
+    one: ColumnName,
+    tables: Collection[SourceTable],
+) -> Unmatched:
+    schema, name, column = one
+    root = _root_of((schema, name), tables) if source.publish_via_partition_root else None
+    if root is not None:
+        return Unmatched(
+            f"{place}: {pattern!r} names a partition, whose rows come under the name of "
+            f"{root.qualified_name}",
+            f"name {root.qualified_name}.{column}",
+            refused=True,
+        )
+    command = _TABLE_COLUMNS.format(
+        schema=quote_literal(schema),
+        table=quote_literal(name),
+        partitions=partitions("c.oid"),
+        oids=",".join(str(table.oid) for table in tables),
+    )
+    rows = session.run(command, "look for a column")
+    there = [row["name"] or "" for row in rows]
+    if column in there and rows[0]["in_parts"] == "t":
+        return Unmatched(
+            f"{place}: {pattern!r} names a partitioned table, whose rows come under the names of its "
+            "partitions",
+            f"name the column in its partitions, by a pattern such as {schema}.*.{column}",
+            refused=True,
+        )
+    if column in there:
+        message = f"{place}: {pattern!r} names a column of a table that source.tables does not mean"
+        return Unmatched(message, f"correct {place}, or leave it so", refused=False)
+    if there:
+        message = f"{place}: {pattern!r} names no column of the table"
+        columns = ", ".join(there[:_NAMED_MAX]) + (", …" if len(there) > _NAMED_MAX else "")
+        repair = f"the columns of {schema}.{name} are: {columns}; correct {place}"
+    else:
+        message = f"{place}: {pattern!r} names a column of a table that does not exist"
+        repair = f"correct {place}, or create the table first"
+    repair += "; a pattern with * or a /regular expression/ may name what is not there yet"
+    return Unmatched(message, repair, refused=True)
+
+
+def _row_names(source: PostgresSource, table: SourceTable) -> list[Name]:
+    """Return the names under which rows of a table come."""
+    if table.partitioned and not source.publish_via_partition_root:
+        return [(part.schema, part.name) for part in table.parts]
+    return [(table.schema, table.name)]
+
+
+def _root_of(name: Name, tables: Iterable[SourceTable]) -> SourceTable | None:
+    """Return the captured table whose partition has this name."""
+    return next(
+        (
+            table
+            for table in tables
+            if name != (table.schema, table.name)
+            and any(name == (part.schema, part.name) for part in table.parts)
+        ),
+        None,
+    )

@@ -1,0 +1,513 @@
+"""The publication: which tables it should have, and which it has.
+
+Tables in which engines keep their offsets are never captured: each commit would be a change, and each
+change a commit.
+
+The publication is created before the slot, because the server looks for it as of each change.
+One that exists is never altered: what is missing in it is said, with the SQL. Only to one that an
+interrupted beginning made, and nothing was read by, tables are added that came since.
+
+With `publish_via_partition_root` a partitioned table is published as itself, under its root's
+name and columns; without it each partition is a table of its own, also those that come later.
+Children by inheritance are tables of their own always.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from tailrace.config.patterns import is_exact, matches
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.postgres.connection.session import Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.schema.column_selection import TableColumns, columns_of, require_disclosable
+from tailrace.sources.postgres.schema.published_tables import (
+    GENERATED_VERSION_MIN,
+    leaves,
+    published,
+    tree,
+)
+from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, table_of
+
+log = structlog.get_logger(__name__)
+
+#: SQLSTATE of a write where nothing may be written.
+READ_ONLY = "25006"
+
+
+# What a change may lack of the old row is decided by each table that holds rows: a partition's
+# replica identity is its own, whatever its root's.
+_TABLES = f"""
+WITH RECURSIVE {tree("relkind IN ('r', 'p')")}, parts AS (
+  SELECT t.root, json_agg(json_build_array(ln.nspname, l.relname, l.relreplident,
+             l.relreplident = 'n'
+             OR l.relreplident = 'd' AND l.oid NOT IN (
+               SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate)
+             OR l.relreplident = 'i' AND l.oid NOT IN (
+               SELECT indrelid FROM pg_index WHERE indisreplident),
+             l.oid IN (SELECT attrelid FROM pg_attribute WHERE attgenerated = 'v' AND NOT attisdropped),
+             l.oid IN (SELECT indrelid FROM pg_index WHERE indisprimary AND indimmediate))
+             ORDER BY ln.nspname, l.relname) AS parts
+    FROM tree t JOIN pg_class l ON l.oid = t.oid AND l.relkind = 'r'
+    JOIN pg_namespace ln ON ln.oid = l.relnamespace
+   GROUP BY t.root
+)
+SELECT n.nspname AS schema, c.relname AS table, c.oid AS oid, c.relkind = 'p' AS partitioned,
+       c.relhassubclass AND c.relkind = 'r' AS has_children,
+       CASE WHEN c.relispartition THEN (
+         SELECT string_agg(a.relid::oid::text, ' ') FROM pg_partition_ancestors(c.oid) AS a
+          WHERE a.relid <> c.oid) END AS ancestors,
+       p.parts AS parts
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN parts p ON p.root = c.oid
+ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+   AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
+ ORDER BY 1, 2
+"""  # noqa: S608 - a constant
+
+# With `publish_via_partition_root` the server sends the Relation message of a partition, too, beside
+# that of the table under whose name its rows come: both are in the log.
+_LEFT_OUT = """
+WITH RECURSIVE {published}
+SELECT n.nspname AS schema, c.relname AS table
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = ANY ({oids})
+   AND EXISTS (SELECT FROM publication)
+   AND c.oid NOT IN (SELECT oid FROM published)
+   AND NOT EXISTS (SELECT FROM pg_partition_ancestors(c.oid) a
+                    WHERE a.relid <> c.oid
+                      AND (a.relid IN (SELECT oid FROM published) OR a.relid = ANY ({oids})))
+   AND (c.relkind <> 'p' OR EXISTS (SELECT FROM {leaves} l WHERE l.oid NOT IN (SELECT oid FROM published)))
+ ORDER BY 1, 2
+"""
+
+_PUBLISHED = """
+WITH RECURSIVE {published}
+SELECT n.nspname AS schema, c.relname AS table
+  FROM (SELECT oid FROM published UNION
+        SELECT r.prrelid FROM pg_publication_rel r JOIN publication p ON r.prpubid = p.oid) t
+  JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+"""
+
+_PUBLISHES_OLD_ROWS = "SELECT FROM pg_publication WHERE pubname = {name} AND (pubupdate OR pubdelete)"
+
+_OPERATIONS = """
+SELECT pubinsert AS insert, pubupdate AS update, pubdelete AS delete, pubtruncate AS truncate
+  FROM pg_publication WHERE pubname = {name}
+"""
+_OTHER_THINGS = """
+SELECT n.nspname AS schema, c.relname AS name, c.relkind AS kind, c.relpersistence AS persistence
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('v', 'm', 'f', 'S') OR c.relkind IN ('r', 'p') AND c.relpersistence <> 'p'
+"""
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
+_PERSISTENCES = {"u": "an unlogged table", "t": "a temporary table"}
+
+
+def matching_tables(session: Session, source: PostgresSource) -> list[SourceTable]:
+    """Return the tables that `source` means, by name; a partition only if no ancestor is meant."""
+    rows = session.run(_TABLES, "list the tables")
+    meant = [row for row in rows if source.captures(row["schema"] or "", row["table"] or "")]
+    oids = {row["oid"] for row in meant}
+    return [table_of(row) for row in meant if oids.isdisjoint((row["ancestors"] or "").split())]
+
+
+def split_refused(
+    source: PostgresSource, tables: Iterable[SourceTable], published: frozenset[Name] = frozenset()
+) -> tuple[list[SourceTable], list[SourceTable]]:
+    """Return those of `tables` that are to be captured, and those that are left out.
+
+    Publishing a table whose updates and deletes the server refuses then breaks whoever writes to it. So one
+    that only a pattern means is left out; one that is named, or that somebody has published, is not.
+    """
+    tables = list(tables)
+    left = [
+        table
+        for table in tables
+        if table.refused
+        and not table.is_among(published)
+        and not any(is_exact(each) and matches(each, table.schema, table.name) for each in source.tables)
+    ]
+    return [table for table in tables if table not in left], left
+
+
+def refusal(table: SourceTable) -> str:
+    """Return in words why a table is left out."""
+    return (
+        f"the table is left out: once it is published, PostgreSQL refuses its updates and deletes, because "
+        f"{table.refused}"
+    )
+
+
+def refusal_repair(session: Session, source: PostgresSource, table: SourceTable, *, publish: bool) -> str:
+    """Return what lets a table be captured that was left out; `publish`: there is a publication."""
+    repair = f"{table.identity_repair};"
+    if publish:
+        repair += f" {_adding(session, source, table)}"
+    named = f"{_part(table.schema)}.{_part(table.name)}"
+    return f"{repair} or, if it is only inserted into, name it in source.tables: {named}"
+
+
+def _adding(session: Session, source: PostgresSource, table: SourceTable) -> str:
+    then = f"then, for the rows that it has by now: {snapshot_command(table.schema, table.name)}"
+    return f"{add_command(session, source, [table])}; -- {then}"
+
+
+def _part(name: str) -> str:
+    plain = name and not any(letter in name for letter in '."*/')
+    return name if plain else quote_identifier(name)
+
+
+def require_matches(session: Session, source: PostgresSource, tables: Iterable[SourceTable]) -> None:
+    """Check that each pattern of `source.tables` that names one table found it; tell of others.
+
+    :param tables: as `matching_tables` returns them.
+    :raises TailraceError: `TABLE_MISSING`.
+    """
+    tables = list(tables)
+    for pattern in unmatched(source.tables, tables):
+        if is_exact(pattern):
+            raise TailraceError(
+                Kind.TABLE_MISSING,
+                f"look for the tables: {why_missing(session, source, pattern)}",
+                "create the table first, or correct source.tables",
+                {"pattern": pattern},
+            )
+        log.warning("no table matches a pattern of source.tables", pattern=pattern)
+    if not tables:
+        raise TailraceError(
+            Kind.TABLE_MISSING,
+            f"look for the tables: no table matches {', '.join(source.tables)}",
+            "create the tables first, or correct source.tables",
+        )
+
+
+def unmatched(patterns: Iterable[str], tables: Iterable[SourceTable]) -> list[str]:
+    """Return those of `patterns` that mean none of `tables` nor of their partitions."""
+    names = [(table.schema, table.name) for table in tables]
+    names += [(part.schema, part.name) for table in tables for part in table.parts]
+    return [pattern for pattern in patterns if not any(matches(pattern, *name) for name in names)]
+
+
+def why_missing(session: Session, source: PostgresSource, pattern: str) -> str:
+    """Return in words why a pattern of `source.tables` found no table."""
+    for row in session.run(_OTHER_THINGS, "look for the table"):
+        if matches(pattern, row["schema"] or "", row["name"] or ""):
+            kind = row["kind"] or ""
+            what = _KINDS.get(kind) or _PERSISTENCES.get(row["persistence"] or "", "no table")
+            return f"{pattern!r} is {what}, which PostgreSQL does not replicate"
+    if source.tables_exclude:
+        return f"no table matches {pattern!r}, or source.tables_exclude leaves it out"
+    return f"no table matches {pattern!r}"
+
+
+def publication_exists(session: Session, publication: str) -> bool:
+    """Tell whether there is a publication of this name."""
+    rows = session.run(
+        f"SELECT pubname FROM pg_publication WHERE pubname = {quote_literal(publication)}",  # noqa: S608 - quoted
+        "look for the publication",
+    )
+    return bool(rows)
+
+
+def require_publication(session: Session, publication: str) -> None:
+    """Make sure that the publication is still there.
+
+    :raises TailraceError: `PUBLICATION_MISSING`.
+    """
+    if not publication_exists(session, publication):
+        raise TailraceError(
+            Kind.PUBLICATION_MISSING,
+            f"resume: the publication {publication!r} does not exist any more",
+            "the server can't decode without it; if it was dropped, begin a new log with a new snapshot: "
+            "set log.path to a new directory and drop the slot",
+            {"publication": publication},
+        )
+
+
+def uncaptured(session: Session, source: PostgresSource) -> list[tuple[SourceTable, str, str]]:
+    """Return the tables that match and are not published, each with why and what to run; none is added
+    silently.
+    """
+    published = published_names(session, source.publication)
+    tables = [table for table in matching_tables(session, source) if not table.is_among(published)]
+    kept, left = split_refused(source, tables)
+    why = f"matches source.tables and is not in the publication {source.publication!r}: it is not captured"
+    found = [(table, f"the table {table.sql} {why}", _adding(session, source, table)) for table in kept]
+    found += [
+        (table, f"{table.sql}: {refusal(table)}", refusal_repair(session, source, table, publish=True))
+        for table in left
+    ]
+    return found
+
+
+def refusing(session: Session, source: PostgresSource) -> list[SourceTable]:
+    """Return the published tables of which the server refuses updates and deletes, now or since they were
+    published: a partition came without an identity, an index or a key was dropped.
+    """
+    rows = session.run(
+        _PUBLISHES_OLD_ROWS.format(name=quote_literal(source.publication)), "look at the publication"
+    )
+    if not rows:
+        return []
+    published = published_names(session, source.publication)
+    return [
+        table for table in matching_tables(session, source) if table.refused and table.is_among(published)
+    ]
+
+
+def operations_left_out(session: Session, publication: str) -> list[str]:
+    """Return which operations the publication does not publish."""
+    rows = session.run(_OPERATIONS.format(name=quote_literal(publication)), "look at the publication")
+    return [name for row in rows for name, published in row.items() if published != "t"]
+
+
+def all_operations_command(publication: str) -> str:
+    """Return the SQL that has the publication publish every operation."""
+    alter = f"ALTER PUBLICATION {quote_identifier(publication)}"
+    return f"{alter} SET (publish = 'insert, update, delete, truncate')"
+
+
+def snapshot_command(schema: str, name: str) -> str:
+    """Return the command that has the rows of a published table read beside the stream."""
+    return shlex.join(["tailrace", "snapshot", "FILE", "--table", f"{schema}.{name}"])
+
+
+def warn_of_new_tables(session: Session, source: PostgresSource) -> None:
+    """Say which tables match by now and are not published, and of which updates and deletes are refused."""
+    for table, why, repair in uncaptured(session, source):
+        log.warning("a table is not captured", table=table.qualified_name, reason=why, sql=repair)
+    for table in refusing(session, source):
+        _warn_refused(table)
+    warn_of_operations(session, source)
+
+
+def warn_of_operations(session: Session, source: PostgresSource) -> None:
+    """Say which operations the publication leaves out."""
+    if left := operations_left_out(session, source.publication):
+        log.warning(
+            "the publication leaves out operations: they are not captured",
+            publication=source.publication,
+            operations=left,
+            sql=all_operations_command(source.publication),
+        )
+
+
+def _warn_refused(table: SourceTable) -> None:
+    log.warning(
+        "a table is published, and the server refuses updates and deletes of it",
+        table=table.qualified_name,
+        reason=table.refused,
+        sql=table.identity_repair,
+    )
+
+
+def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Name]:
+    """Return the names of those of the tables `oids` that exist and that the publication does not have.
+
+    None at all if there is no such publication: the stream says that by itself. A partition that
+    is published through a table above it is not left out, nor is a table whose partitions all are
+    published; of a table that is left out, its partitions are not named beside it.
+    """
+    listed = ",".join(str(oid) for oid in oids)
+    if not listed:
+        return []
+    command = _LEFT_OUT.format(
+        oids=f"'{{{listed}}}'::oid[]",
+        published=published(publication, session.server_version),
+        leaves=leaves("c.oid"),
+    )
+    rows = session.run(command, "compare the publication with what is captured")
+    return [(row["schema"] or "", row["table"] or "") for row in rows]
+
+
+#: SQLSTATE of a name that another command has taken, before this one began or while it ran.
+_EXISTS = ("42710", "23505")
+
+
+def create_publication(session: Session, source: PostgresSource) -> None:
+    """Create the publication for the tables that `source` means. Before the slot is created.
+
+    :raises TailraceError: as `require_matches`; `SOURCE_PRIVILEGE_MISSING`; `CONFIG_INVALID`.
+    """
+    tables = matching_tables(session, source)
+    require_matches(session, source, tables)
+    tables = _without_refused(session, source, tables)
+    try:
+        _publish(session, source, tables, create_command, "create the publication")
+    except TailraceError as error:
+        if error.context.get("sqlstate") not in _EXISTS:
+            raise
+        # The command of a start that was killed waited for a lock, and was carried out meanwhile.
+        complete_publication(session, source)
+        return
+    log.info("created the publication", publication=source.publication, tables=len(tables))
+
+
+def complete_publication(session: Session, source: PostgresSource) -> None:
+    """Add to the publication the tables that `source` means and that are not in it: it is what an
+    interrupted beginning made, and they came since. Before the slot is created.
+
+    :raises TailraceError: as `create_publication`.
+    """
+    meant = matching_tables(session, source)
+    require_matches(session, source, meant)
+    published = published_names(session, source.publication)
+    tables = _without_refused(session, source, meant, published)
+    tables = [table for table in tables if not table.is_among(published)]
+    if not tables:
+        return
+    _publish(session, source, tables, add_command, "add tables to the publication")
+    log.info(
+        "added tables that came since the interrupted start to its publication",
+        publication=source.publication,
+        tables=[table.qualified_name for table in tables],
+    )
+
+
+def _without_refused(
+    session: Session,
+    source: PostgresSource,
+    tables: list[SourceTable],
+    published: frozenset[Name] = frozenset(),
+) -> list[SourceTable]:
+    """Return what is to be published of `tables`; say what is left out.
+
+    :raises TailraceError: `TABLE_MISSING` if nothing stays.
+    """
+    kept, left = split_refused(source, tables, published)
+    for table in left:
+        repair = refusal_repair(session, source, table, publish=False)
+        log.warning(refusal(table), table=table.qualified_name, sql=repair)
+    if not kept:
+        raise TailraceError(
+            Kind.TABLE_MISSING,
+            "look for the tables: PostgreSQL would refuse updates and deletes of every table that matches, "
+            "once it is published",
+            refusal_repair(session, source, left[0], publish=False),
+            {"tables": ", ".join(table.qualified_name for table in left)},
+        )
+    return kept
+
+
+def _publish(
+    session: Session,
+    source: PostgresSource,
+    tables: list[SourceTable],
+    command_for: Callable[[Session, PostgresSource, list[SourceTable]], str],
+    attempted: str,
+) -> None:
+    for table in tables:
+        if table.refused:
+            _warn_refused(table)
+    if not source.discloses_all:
+        require_disclosable(source, table_columns(session, tables).values())
+    command = command_for(session, source, tables)
+    try:
+        session.run(command, attempted)
+    except TailraceError as error:
+        if error.context.get("sqlstate") == READ_ONLY:
+            raise made_elsewhere(source, command) from None
+        if error.kind is not Kind.SOURCE_PRIVILEGE_MISSING:
+            raise
+        raise TailraceError(
+            error.kind, error.message, f"let somebody who may run: {command}", error.context
+        ) from None
+
+
+def made_elsewhere(source: PostgresSource, command: str) -> TailraceError:
+    """Return the error for a server on which no publication can be made, as on a standby."""
+    return TailraceError(
+        Kind.SOURCE_MISCONFIGURED,
+        f"create the publication {source.publication!r}: the server is read only, as a standby is",
+        f"on the primary: {command};",
+        {"publication": source.publication},
+    )
+
+
+def create_command(session: Session, source: PostgresSource, tables: Iterable[SourceTable]) -> str:
+    """Return the SQL that creates the publication for `tables`."""
+    options = [f"publish_via_partition_root = {str(source.publish_via_partition_root).lower()}"]
+    if session.server_version >= GENERATED_VERSION_MIN:
+        options.append("publish_generated_columns = stored")
+    return (
+        f"CREATE PUBLICATION {quote_identifier(source.publication)} FOR TABLE "
+        f"{_clauses(session, source, tables)} WITH ({', '.join(options)})"
+    )
+
+
+def add_command(session: Session, source: PostgresSource, tables: Iterable[SourceTable]) -> str:
+    """Return the SQL that adds `tables` to the publication."""
+    return (
+        f"ALTER PUBLICATION {quote_identifier(source.publication)} ADD TABLE "
+        f"{_clauses(session, source, tables)}"
+    )
+
+
+def _clauses(session: Session, source: PostgresSource, tables: Iterable[SourceTable]) -> str:
+    tables = list(tables)
+    lists: dict[int, str] = {}
+    if source.leaves_columns_out:
+        lists = {
+            oid: columns.column_list(source, session.server_version)
+            for oid, columns in table_columns(session, tables).items()
+        }
+    # Without ONLY the children of a table would come along, named in source.tables or not.
+    return ", ".join(
+        f"{'ONLY ' if table.has_children else ''}{table.sql}{lists.get(table.oid, '')}" for table in tables
+    )
+
+
+def table_columns(session: Session, tables: Iterable[SourceTable]) -> dict[int, TableColumns]:
+    """Return the columns of `tables` by the tables' oid."""
+    return columns_of(session, [(table.oid, table.schema, table.name) for table in tables])
+
+
+def check_publication(session: Session, source: PostgresSource) -> None:
+    """Check that the publication, which somebody else made, has what `source` means.
+
+    :raises TailraceError: `PUBLICATION_MISMATCH`, with the SQL; `TABLE_MISSING` if it is empty.
+    """
+    publication = source.publication
+    published = published_names(session, publication)
+    meant = matching_tables(session, source)
+    tables = _without_refused(session, source, meant, published)
+    missing = [table for table in tables if not table.is_among(published)]
+    if missing:
+        lacking = ", ".join(table.qualified_name for table in missing)
+        raise TailraceError(
+            Kind.PUBLICATION_MISMATCH,
+            f"check the publication {publication!r}: it does not have {lacking}",
+            add_command(session, source, missing),
+            {"publication": publication},
+        )
+    if not published:
+        raise TailraceError(
+            Kind.TABLE_MISSING,
+            f"check the publication {publication!r}: it has no table",
+            "add tables to it, or drop it and let it be created",
+            {"publication": publication},
+        )
+    warn_of_operations(session, source)
+    if strange := not_meant(published, meant):
+        log.warning(
+            "the publication has tables that source.tables does not name; they are captured too",
+            publication=publication,
+            tables=[f"{schema}.{table}" for schema, table in strange],
+        )
+
+
+def published_names(session: Session, publication: str) -> frozenset[Name]:
+    """Return the names under which the publication has tables, and those that it lists."""
+    command = _PUBLISHED.format(published=published(publication, session.server_version))
+    rows = session.run(command, "read the publication")
+    return frozenset((row["schema"] or "", row["table"] or "") for row in rows)
+
+
+def not_meant(names: frozenset[Name], tables: Iterable[SourceTable]) -> list[Name]:
+    """Return which of `names` are neither of `tables` nor of their partitions."""
+    known = {(table.schema, table.name) for table in tables}
+    known |= {(part.schema, part.name) for table in tables for part in table.parts}
+    return sorted(names - known)

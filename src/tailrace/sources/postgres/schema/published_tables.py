@@ -1,0 +1,135 @@
+"""What a publication sends and what holds a table's rows, asked of the catalogue's tables alone.
+
+PostgreSQL's own functions for both (`pg_publication_tables`, `pg_partition_tree`) lock every table that
+they tell of, and so wait for whoever rewrites one of them. A SELECT from the catalogue waits for nobody.
+"""
+
+from __future__ import annotations
+
+from tailrace.sources.postgres.connection.session import Session, quote_literal
+
+#: The first version whose publications have column lists, row filters and schemas.
+COLUMN_LISTS_VERSION_MIN = 150000
+#: The first version that can publish generated columns, those that are stored.
+GENERATED_VERSION_MIN = 180000
+
+# A partition whose DETACH … CONCURRENTLY has begun counts no more; before 14 there is no such column.
+_ATTACHED = "to_jsonb(i) ->> 'inhdetachpending' IS DISTINCT FROM 'true'"
+
+_TREE = f"""tree(root, oid) AS (
+    SELECT oid, oid FROM pg_class WHERE {{roots}}
+  UNION ALL
+    SELECT t.root, i.inhrelid FROM tree t JOIN pg_class p ON p.oid = t.oid AND p.relkind = 'p'
+      JOIN pg_inherits i ON i.inhparent = p.oid AND {_ATTACHED}
+)"""  # noqa: S608 - a constant
+
+_PARTITIONS = f"""(WITH RECURSIVE tree(oid) AS (
+    SELECT {{oid}}::oid
+  UNION ALL
+    SELECT i.inhrelid FROM tree t JOIN pg_class p ON p.oid = t.oid AND p.relkind = 'p'
+      JOIN pg_inherits i ON i.inhparent = p.oid AND {_ATTACHED}
+) SELECT oid FROM tree)"""  # noqa: S608 - a constant
+
+_SENDABLE = "c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384"
+
+_PUBLISHED = f"""publication AS MATERIALIZED (
+    SELECT p.oid, puballtables, pubviaroot, {{generated}} AS generated FROM pg_publication p
+     WHERE pubname = {{name}}
+), named(oid) AS MATERIALIZED (
+    SELECT r.prrelid FROM pg_publication_rel r JOIN publication p ON p.oid = r.prpubid
+  UNION
+    SELECT c.oid FROM pg_class c JOIN publication p ON p.puballtables WHERE {_SENDABLE}
+  {{of_schemas}}
+), below(top, oid) AS (
+    SELECT oid, oid FROM named
+  UNION ALL
+    SELECT b.top, i.inhrelid FROM below b JOIN pg_class p ON p.oid = b.oid AND p.relkind = 'p'
+      JOIN pg_inherits i ON i.inhparent = p.oid AND {_ATTACHED}
+), published(oid) AS MATERIALIZED (
+    SELECT b.oid FROM below b JOIN pg_class c ON c.oid = b.oid AND c.relkind <> 'p'
+      JOIN publication p ON NOT p.pubviaroot
+  UNION
+    SELECT n.oid FROM named n JOIN publication p ON p.pubviaroot
+     WHERE n.oid NOT IN (SELECT oid FROM below WHERE oid <> top)
+)"""  # noqa: S608 - a constant
+
+_OF_SCHEMAS = f"""UNION
+    SELECT c.oid FROM pg_class c JOIN pg_publication_namespace s ON s.pnnspid = c.relnamespace
+      JOIN publication p ON p.oid = s.pnpubid WHERE {_SENDABLE}"""  # noqa: S608 - a constant
+
+# What a table is published with counts only where it is named, not where its schema or all tables are.
+_TERMS = """LEFT JOIN pg_publication_rel r ON r.prrelid = c.oid AND NOT p.puballtables AND r.prpubid = p.oid
+       AND NOT EXISTS (SELECT FROM pg_publication_namespace s
+                        WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"""
+
+# What a decoded change is sent by: the publication's terms, tables with their partitions, columns and keys.
+_TERMS_DIGEST = """
+WITH RECURSIVE {published}, facts(said) AS (
+    SELECT to_jsonb(p)::text FROM pg_publication p WHERE pubname = {name}
+  UNION ALL
+    SELECT to_jsonb(r)::text FROM pg_publication_rel r JOIN publication p ON p.oid = r.prpubid
+  UNION ALL
+    SELECT concat_ws(' ', c.oid, c.relname, c.relnamespace, c.relkind, c.relreplident, c.relpersistence, (
+             SELECT string_agg(concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attisdropped,
+                                         a.attgenerated), ',' ORDER BY a.attnum)
+               FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0), (
+             SELECT string_agg(concat_ws(' ', i.indexrelid, i.indisprimary, i.indimmediate, i.indisreplident,
+                                         i.indisvalid, i.indkey), ',' ORDER BY i.indexrelid)
+               FROM pg_index i WHERE i.indrelid = c.oid))
+      FROM pg_class c WHERE c.oid IN (SELECT oid FROM below)
+)
+SELECT md5(string_agg(said, chr(10) ORDER BY said)) AS digest FROM facts
+"""
+
+
+def tree(roots: str) -> str:
+    """Return a CTE of a WITH RECURSIVE: of each relation of `pg_class` that meets the condition `roots`, as
+    `root`, itself and its partitions at any level, as `oid`.
+    """
+    return _TREE.format(roots=roots)
+
+
+def partitions(oid: str) -> str:
+    """Return a subquery for the relations, as `oid`, that hold the rows of the relation `oid`, an expression
+    of SQL: itself, and its partitions at any level.
+    """
+    return _PARTITIONS.format(oid=oid)
+
+
+def leaves(oid: str) -> str:
+    """Return a subquery for those of `partitions` that have none below them."""
+    return (
+        f"(SELECT oid FROM {partitions(oid)} t "  # noqa: S608 - an expression of ours
+        "WHERE NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = t.oid))"
+    )
+
+
+def published(publication: str, server_version: int) -> str:
+    """Return CTEs of a WITH RECURSIVE: `published`, with the `oid` of each relation under whose name the
+    publication sends rows, and `publication`, of one row or none.
+
+    They say what `pg_get_publication_tables` says.
+    """
+    return _PUBLISHED.format(
+        name=quote_literal(publication),
+        generated="pubgencols = 's'" if server_version >= GENERATED_VERSION_MIN else "false",
+        of_schemas=_OF_SCHEMAS if server_version >= COLUMN_LISTS_VERSION_MIN else "",
+    )
+
+
+def terms(server_version: int) -> tuple[str, str, str]:
+    """Return how a query over `published` (as `c`, of `pg_class`) and `publication` (as `p`) asks on what
+    terms a table is published: a join, the numbers of its column list as JSON or NULL, whether it has a
+    row filter.
+    """
+    if server_version < COLUMN_LISTS_VERSION_MIN:
+        return "", "NULL", "false"
+    return _TERMS, "array_to_json(r.prattrs::int2[])::text", "r.prqual IS NOT NULL"
+
+
+def terms_digest(session: Session, publication: str) -> str:
+    """Return a digest of all that decides what the publication sends of a change, as the session sees it."""
+    command = _TERMS_DIGEST.format(
+        published=published(publication, session.server_version), name=quote_literal(publication)
+    )
+    return session.run(command, "look at the publication and its tables")[0]["digest"] or ""

@@ -1,0 +1,343 @@
+"""Facts for the Relation messages that the stream brings: looked up, and put before them.
+
+The server sends a Relation message before a table's first change in a connection, and whenever
+the table may have changed since. Only then is the catalogue asked, over a session of its own, and
+only what a message can't say is taken from it. Rows alone never wait: a chunk without a Relation
+message is not looked at.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import ChainMap
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import structlog
+
+from tailrace.config.source.column_policy import ColumnPolicy, ColumnRoles
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import TailraceError
+from tailrace.model import Relation, format_lsn
+from tailrace.protocol import frames
+from tailrace.protocol.facts import Facts, differences
+from tailrace.protocol.frames import Bytes
+from tailrace.protocol.pgoutput import parse_relation
+from tailrace.sources.postgres.connection.session import Session
+from tailrace.sources.postgres.schema.missing_columns import require_left_out, unsent
+from tailrace.sources.postgres.schema.table_metadata import (
+    CatalogTable,
+    KnownFacts,
+    catalog_tables,
+    facts_of,
+    versioned,
+)
+
+log = structlog.get_logger(__name__)
+
+#: How long the stream may wait for a transaction that it has sent to become visible.
+_VISIBLE_DEADLINE_S = 1.0
+_LOOK_AGAIN_S = 0.002
+#: How often it is asked again for facts that were not to be had within that.
+_ASK_AGAIN_S = 1.0
+
+
+@dataclass(slots=True)
+class _Message:
+    """A Relation message in a chunk, at byte `at`, in a transaction."""
+
+    at: int
+    xid: int
+    commit_lsn: int
+    body: bytes
+    relation: Relation
+
+
+class SchemaWatch:
+    """Puts facts frames before Relation messages whose tables are not as the log knows them.
+
+    Belongs to the receiving thread.
+
+    :param connect: opens a session for SQL; called when the first table is looked up, and again
+        after the session broke.
+    :param in_force: the schema frames in force at the log's end, by key.
+    :param facts: those among them.
+    :param source: whose publication sends the messages, and whose columns may be left out.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Session],
+        in_force: Callable[[], Mapping[str, bytes]],
+        facts: Callable[[], KnownFacts],
+        source: PostgresSource,
+    ) -> None:
+        self._connect = connect
+        self._facts_in_force = facts
+        self._in_force = in_force
+        self._source = source
+        self._session: Session | None = None
+        self._pending: list[tuple[Facts, _Message]] | None = None
+        self._ask_again_s = 0.0
+
+    def annotate(self, chunk: Bytes, state: frames.Numbers) -> Bytes:
+        """Return the chunk with the facts that are new before the messages that they belong to.
+
+        :param state: the scan state before the chunk.
+        :raises TailraceError: as `Session.run`; `COLUMN_NOT_SENT`: nothing of the chunk is in the log then.
+        """
+        messages = _messages(chunk, state)
+        if not messages:
+            return chunk
+        # Facts that were settled meanwhile stand at the chunk's beginning.
+        ahead = dict(frames.schema_frames(chunk[: messages[0].at]))
+        in_force = ChainMap(ahead, dict(self._in_force()))
+        known = KnownFacts(ahead, base=self._facts_in_force())
+        bodies = {
+            message.relation.oid: in_force[f"R{message.relation.oid}"][frames.XLOG_PAYLOAD_AT :]
+            for message in messages
+            if f"R{message.relation.oid}" in in_force
+        }
+        tables = self._look_up_after(messages)
+        # What was pending of these tables and is known now comes first: later versions build on it.
+        early = self._settled(tables, {message.relation.oid for message in messages})
+        if early is not None:
+            for key, frame in frames.schema_frames(early):
+                known.take(key, frame)
+        parts: list[Bytes] = [] if early is None else [early]
+        done = 0
+        for message in messages:
+            oid = message.relation.oid
+            before = known.get(oid)
+            reshaped = bodies.get(oid) != message.body and (oid in bodies or before is None)
+            if (table := tables.get(oid)) is not None and not table.sees(message.xid):
+                facts = self._pending_facts(message, known, reshaped=reshaped)
+            else:
+                facts = self._facts(message, table, known, reshaped=reshaped)
+            self._require_whole(message, facts, tables.get(oid), before)
+            bodies[oid] = message.body
+            if facts == before:
+                continue
+            known.put(facts)
+            frame = frames.control_frame(frames.FACTS, message.commit_lsn, 0, facts.as_json())
+            parts += [chunk[done : message.at], np.frombuffer(frame, np.uint8)]
+            done = message.at
+            _tell(before or known.get(facts.replaced), facts, message, self._source)
+        return np.concatenate([*parts, chunk[done:]]) if parts else chunk
+
+    def settle(self) -> Bytes | None:
+        """Ask again for facts that are pending; return the frames of those that are known now, to be
+        appended next, or None.
+
+        :raises TailraceError: as `Session.run`.
+        """
+        pending = self._known_pending()
+        if not pending or time.monotonic() < self._ask_again_s:
+            return None
+        self._ask_again_s = time.monotonic() + _ASK_AGAIN_S
+        oids = {facts.relation for facts, _ in pending}
+        return self._settled(self._look_up(sorted(oids)), oids)
+
+    def forget(self) -> None:
+        """Take what is pending from the log again: frames that `settle` returned may have been cut off."""
+        self._pending, self._ask_again_s = None, 0.0
+
+    def _known_pending(self) -> list[tuple[Facts, _Message]]:
+        if self._pending is None:
+            self._pending = _pending_in(self._in_force())
+        return self._pending
+
+    def _settled(self, tables: Mapping[int, CatalogTable], oids: Collection[int]) -> Bytes | None:
+        """Return the frames of facts that were pending and are known now, None if there are none.
+
+        :param tables: as the catalogue has them now; of `oids`, all that are still there.
+        """
+        found: list[bytes] = []
+        waiting: list[tuple[Facts, _Message]] = []
+        for facts, message in self._known_pending():
+            table = tables.get(facts.relation)
+            if facts.relation not in oids or (table is not None and not table.sees(message.xid)):
+                waiting.append((facts, message))
+                continue
+            name, columns = (facts.schema, facts.table), message.relation.columns
+            # Whether a column is missing is not asked here: a server loses sight of one only while a slot is
+            # made, and such a beginning was not kept (`exporting.require_steady`).
+            now = facts_of(columns, name, table, facts, relation=facts.relation, xid=message.xid)
+            held = self._in_force()[f"F{facts.relation}"]
+            newest = Facts.from_json(frames.control_json(held))
+            now = replace(
+                now, version=facts.version, replaced=facts.replaced, replaced_name=facts.replaced_name,
+                read_from=max(facts.read_from, newest.read_from),
+            )  # fmt: skip
+            if now.replaced and now.replaced_name is None:
+                other = self._look_up([now.replaced]).get(now.replaced)
+                if other is not None:
+                    now = replace(now, replaced_name=(other.schema, other.table))
+            found.append(frames.control_frame(frames.FACTS, message.commit_lsn, 0, now.as_json()))
+            if newest.version != facts.version:
+                found.append(held)  # a later version stays the one in force
+        self._pending = waiting
+        return np.frombuffer(b"".join(found), np.uint8) if found else None
+
+    def close(self) -> None:
+        """Close the session, if there is one."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _facts(
+        self, message: _Message, table: CatalogTable | None, known: KnownFacts, *, reshaped: bool
+    ) -> Facts:
+        relation = message.relation
+        facts = facts_of(
+            relation.columns,
+            (relation.schema, relation.table),
+            table,
+            known.get(relation.oid),
+            relation=relation.oid,
+            xid=message.xid,
+        )
+        facts = versioned(facts, known, reshaped=reshaped)
+        before = known.get(relation.oid)
+        if any(column.unknown and not column.number for column in facts.columns):
+            log.warning(
+                "nobody can tell which column of a table was sent: it was altered several times before this "
+                "was read; mirrors of the table stop, or follow as their on_type_change says",
+                table=facts.qualified_name,
+                position=format_lsn(message.commit_lsn),
+            )
+        if facts.replaced and (before is None or before.qualified_name != facts.qualified_name):
+            other = self._look_up([facts.replaced]).get(facts.replaced)
+            if other is not None:
+                facts = replace(facts, replaced_name=(other.schema, other.table))
+        return facts
+
+    def _pending_facts(self, message: _Message, known: KnownFacts, *, reshaped: bool) -> Facts:
+        """Return what is known of a table without the catalogue, which does not show yet what it is."""
+        relation = message.relation
+        name, before = (relation.schema, relation.table), known.get(relation.oid)
+        if before is not None and before.pending and not reshaped:
+            return before  # who altered the table has it locked until all can see what it is
+        facts = facts_of(relation.columns, name, None, before, relation=relation.oid, xid=message.xid)
+        facts = replace(versioned(facts, known, reshaped=True), pending=message.xid)
+        self._known_pending().append((facts, message))
+        log.warning(
+            "a table was described by a transaction that no session sees yet; its readers wait",
+            table=facts.qualified_name,
+            position=format_lsn(message.commit_lsn),
+        )
+        return facts
+
+    def _require_whole(
+        self, message: _Message, facts: Facts, table: CatalogTable | None, before: Facts | None
+    ) -> None:
+        missing = unsent(message.relation.columns, facts, table, before, xid=message.xid)
+        # A catalogue that does not know yet what the transaction did says nothing of it.
+        if before is None or table is None or not missing or not table.sees(message.xid):
+            return
+        assert self._session is not None  # it has just looked the table up
+        left_out = _left_out(before, self._source)
+        seen = [column for column in missing if column.name not in left_out]
+        require_left_out(
+            self._session,
+            self._source.publication,
+            table,
+            seen,
+            xid=message.xid,
+            position=message.commit_lsn,
+        )
+
+    def _look_up_after(self, messages: Sequence[_Message]) -> dict[int, CatalogTable]:
+        """Look the messages' tables up, once the transactions that sent them are visible.
+
+        The wait has a limit: a commit that waits for a synchronous standby may be waiting for us.
+        """
+        oids = sorted({message.relation.oid for message in messages})
+        deadline = time.monotonic() + _VISIBLE_DEADLINE_S
+        while True:
+            tables = self._look_up(oids)
+            found = ((tables.get(message.relation.oid), message.xid) for message in messages)
+            if all(table is None or table.sees(xid) for table, xid in found):
+                return tables
+            if time.monotonic() > deadline:
+                return tables
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _look_up(self, oids: list[int]) -> dict[int, CatalogTable]:
+        kept = self._session is not None
+        if self._session is None:
+            self._session = self._connect()
+        try:
+            return catalog_tables(self._session, oids)
+        except TailraceError:
+            self.close()
+            if not kept:
+                raise
+        # The session had been idle, and may have been ended for that.
+        return self._look_up(oids)
+
+
+def _pending_in(in_force: Mapping[str, bytes]) -> list[tuple[Facts, _Message]]:
+    """Return the facts in force that a process before did not learn in time, with their messages."""
+    found = []
+    for key, held in in_force.items():
+        if not key.startswith("F"):
+            continue
+        facts = Facts.from_json(frames.control_json(held))
+        frame = in_force.get(f"R{facts.relation}")
+        if facts.pending and frame is not None:
+            body = frame[frames.XLOG_PAYLOAD_AT :]
+            lsn = int.from_bytes(held[7:15], "big")
+            found.append((facts, _Message(0, facts.pending, lsn, body, parse_relation(body))))
+    return found
+
+
+def _messages(chunk: Bytes, state: frames.Numbers) -> list[_Message]:
+    found = []
+    # Messages outside of a transaction are a snapshot's, which brings its own facts.
+    inside = state[frames.OPEN] == frames.TRANSACTION_OPEN
+    xid, commit_lsn = int(state[frames.XID]), int(state[frames.COMMIT_LSN])
+    for at, frame in frames.each_frame(chunk):
+        if frame[frames.KIND_AT] != 0x77 or len(frame) <= frames.XLOG_PAYLOAD_AT:
+            continue
+        kind = frame[frames.XLOG_PAYLOAD_AT]
+        if kind == 0x42 and len(frame) >= frames.XLOG_PAYLOAD_AT + 21:  # 'B'
+            commit_lsn, _, xid = struct.unpack_from("!QqI", frame, frames.XLOG_PAYLOAD_AT + 1)
+            inside = True
+        elif kind == 0x43:  # 'C'
+            inside = False
+        elif kind == 0x52 and inside:  # 'R'
+            body = bytes(frame[frames.XLOG_PAYLOAD_AT :])
+            found.append(_Message(at, xid, commit_lsn, body, parse_relation(body)))
+    return found
+
+
+def _tell(before: Facts | None, facts: Facts, message: _Message, rules: ColumnPolicy) -> None:
+    """Say what changed, of what is let out of the log."""
+    if before is None or before.version in (0, facts.version):
+        return
+    changes = differences(before, facts) or ["replica identity or key changed"]
+    if rules.leaves_columns_out and differences(before, facts):
+        changes = differences(_let_out(before, rules), _let_out(facts, rules))
+        if not changes:
+            return
+    log.info(
+        "schema changed",
+        table=facts.qualified_name,
+        version=facts.version,
+        changes=changes,
+        position=format_lsn(message.commit_lsn),
+    )
+
+
+def _let_out(facts: Facts, rules: ColumnPolicy) -> Facts:
+    left_out = _left_out(facts, rules)
+    return replace(facts, columns=tuple(column for column in facts.columns if column.name not in left_out))
+
+
+def _left_out(facts: Facts, rules: ColumnPolicy) -> frozenset[str]:
+    key = frozenset(facts.primary_key)
+    columns = ColumnRoles(tuple(column.name for column in facts.columns), key, full=False, primary_key=key)
+    return rules.left_out(facts.schema, facts.table, columns)

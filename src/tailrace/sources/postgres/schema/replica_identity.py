@@ -1,0 +1,270 @@
+"""Replica identities that `source.replica_identity` asks for: set at each start, where they differ.
+
+A table's old rows, and whether the server accepts its updates and deletes once it is published, depend
+on its replica identity. One under which the server would refuse them is never set. Each partition has
+an identity of its own: all of them get what the table gets, and the table itself last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from tailrace.config.patterns import is_exact, matches
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE
+from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.schema.column_selection import TableColumns
+from tailrace.sources.postgres.schema.publication import READ_ONLY, matching_tables, published_names
+from tailrace.sources.postgres.schema.published_tables import tree
+from tailrace.sources.postgres.schema.source_tables import Name, Part, SourceTable
+
+log = structlog.get_logger(__name__)
+
+#: `ALTER TABLE … REPLICA IDENTITY` locks a table against reading: others wait behind it.
+LOCK_WAIT_S = 1.0
+
+_LETTERS = {"default": "d", "full": "f", "index": "i"}
+
+# `wanted` has each table with the name of the index that is to be its identity, or an empty one. The index
+# of a partition is that below the root's.
+_MEMBERS = f"""
+WITH RECURSIVE wanted(root, index) AS (VALUES {{wanted}}), {tree("oid IN (SELECT root FROM wanted)")},
+indexes(oid) AS (
+    SELECT c.oid FROM wanted w JOIN pg_index i ON i.indrelid = w.root
+      JOIN pg_class c ON c.oid = i.indexrelid AND c.relname = w.index
+  UNION ALL
+    SELECT h.inhrelid FROM indexes x JOIN pg_inherits h ON h.inhparent = x.oid
+), fit AS (
+    SELECT i.indrelid, i.indexrelid, c.relname AS name, i.indisreplident,
+           (SELECT json_agg(a.attname ORDER BY a.attnum) FROM pg_attribute a
+             WHERE a.attrelid = i.indrelid
+               AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS columns
+      FROM indexes x JOIN pg_index i ON i.indexrelid = x.oid JOIN pg_class c ON c.oid = i.indexrelid
+     WHERE i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+       AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = i.indrelid AND NOT a.attnotnull
+                          AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts)
+)
+SELECT t.root, n.nspname AS schema, c.relname AS table, c.relkind = 'p' AS partitioned,
+       c.relreplident AS identity, pg_has_role(current_user, c.relowner, 'usage') AS owned,
+       f.name AS index, f.indisreplident AS index_set, f.columns AS index_columns,
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 'v'
+                  AND NOT a.attisdropped) AS computes,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)
+         AS has_primary_key,
+       EXISTS (SELECT FROM pg_publication_rel r
+                WHERE r.prrelid IN (SELECT c.oid UNION ALL SELECT relid FROM pg_partition_ancestors(c.oid))
+                  AND (to_jsonb(r) ->> 'prattrs' IS NOT NULL OR to_jsonb(r) ->> 'prqual' IS NOT NULL))
+         AS bound
+  FROM tree t JOIN pg_class c ON c.oid = t.oid AND c.relkind IN ('r', 'p')
+  JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN fit f ON f.indrelid = c.oid
+ ORDER BY t.root, c.oid = t.root, 2, 3
+"""  # noqa: S608 - a constant
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityChange:
+    """A table whose replica identity is not what is asked for.
+
+    `commands` are the SQL, by the table or partition that it alters; `refused` is why it is not run, empty
+    if it is; `named`: the setting names this table alone; `columns`: of the index that is wanted.
+    """
+
+    table: SourceTable
+    wanted: str
+    commands: dict[Name, str]
+    owned: bool
+    refused: str
+    named: bool
+    columns: frozenset[str]
+
+    @property
+    def sql(self) -> str:
+        """Return the SQL that sets it."""
+        return "; ".join(self.commands.values()) + ";"
+
+    @property
+    def letter(self) -> str:
+        """Return what is wanted as `pg_class.relreplident` has it."""
+        return _LETTERS[self.wanted.partition(" ")[0]]
+
+    @property
+    def happens(self) -> bool:
+        """Whether the next start sets it."""
+        return self.owned and not self.refused
+
+    @property
+    def failure(self) -> TailraceError:
+        """Return the error for a change that can't be made."""
+        attempted = f"set the replica identity of {self.table.qualified_name} to {self.wanted}"
+        if self.refused:
+            hint = "correct source.replica_identity, or the table"
+            return TailraceError(Kind.SOURCE_MISCONFIGURED, f"{attempted}: {self.refused}", hint)
+        return TailraceError(
+            Kind.SOURCE_PRIVILEGE_MISSING,
+            f"{attempted}: the role does not own the table",
+            f"have its owner run: {self.sql}",
+        )
+
+
+def identity_changes(
+    session: Session, source: PostgresSource, tables: Iterable[SourceTable]
+) -> list[IdentityChange]:
+    """Return those of `tables` whose replica identity is to be another one."""
+    asked = {table.oid: table for table in tables if source.identity_of(table.schema, table.name)}
+    if not asked:
+        return []
+    wanted = {oid: source.identity_of(table.schema, table.name) for oid, table in asked.items()}
+    values = ", ".join(f"({oid}::oid, {quote_literal(_index(text))})" for oid, text in wanted.items())
+    members: dict[int, list[Row]] = {oid: [] for oid in asked}
+    for row in session.run(_MEMBERS.format(wanted=values), "look at the replica identities"):
+        members[int(row["root"] or 0)].append(row)
+    found = (_change(source, asked[oid], wanted[oid], rows) for oid, rows in members.items())
+    return [change for change in found if change.commands]
+
+
+def _index(wanted: str) -> str:
+    return wanted.partition(" ")[2]
+
+
+def _change(source: PostgresSource, table: SourceTable, wanted: str, members: list[Row]) -> IdentityChange:
+    letter = _LETTERS[wanted.partition(" ")[0]]
+    differing = [
+        row for row in members if row["identity"] != letter or (letter == "i" and row["index_set"] != "t")
+    ]
+    names = [pattern for pattern in source.replica_identity if matches(pattern, table.schema, table.name)]
+    own = next((row for row in members if (row["schema"], row["table"]) == (table.schema, table.name)), None)
+    return IdentityChange(
+        table,
+        wanted,
+        {(row["schema"] or "", row["table"] or ""): _command(row, letter) for row in differing},
+        owned=all(row["owned"] == "t" for row in differing),
+        refused=next(filter(None, (_refusal(row, wanted) for row in differing)), ""),
+        named=is_exact(names[0]),
+        columns=frozenset(json.loads(own["index_columns"] or "[]") if own else ()),
+    )
+
+
+def _command(row: Row, letter: str) -> str:
+    table = f"{quote_identifier(row['schema'] or '')}.{quote_identifier(row['table'] or '')}"
+    how = {"d": "DEFAULT", "f": "FULL", "i": f"USING INDEX {quote_identifier(row['index'] or '')}"}[letter]
+    return f"ALTER TABLE {table} REPLICA IDENTITY {how}"
+
+
+def _refusal(row: Row, wanted: str) -> str:
+    """Return why the server would refuse the command, or updates and deletes after it; empty if neither."""
+    name = f"{row['schema']}.{row['table']}"
+    if row["bound"] == "t":
+        return (
+            f"a publication has a column list or a row filter for {name}, which its replica identity must "
+            "fit, or PostgreSQL refuses updates and deletes"
+        )
+    if wanted == "full" and row["computes"] == "t":
+        return (
+            f"{name} has a virtual generated column, with which PostgreSQL refuses updates and deletes under "
+            "FULL"
+        )
+    if wanted == "default" and row["has_primary_key"] != "t" and row["partitioned"] != "t":
+        return f"{name} has no primary key that is not deferrable, without which DEFAULT identifies no row"
+    if wanted.startswith("index ") and row["index"] is None:
+        return (
+            f"{name} has no index {_index(wanted)!r} that is unique, neither partial nor deferrable, and of "
+            "columns that are NOT NULL"
+        )
+    return ""
+
+
+def set_identities(session: Session, source: PostgresSource, *, begins: bool) -> None:
+    """Set what `source.replica_identity` asks for.
+
+    A table that is meant by a pattern of several, and can't have it, keeps what it has, with a warning.
+
+    :param begins: nothing is captured yet: all tables that are meant are looked at, and what can't be done is
+        an error. If not, those that are published, and it is a warning, and tried at the next start.
+    :raises TailraceError: `SOURCE_PRIVILEGE_MISSING`, `SOURCE_MISCONFIGURED`, both with the SQL or the
+        reason; `SOURCE_UNREACHABLE` if somebody has a table locked.
+    """
+    if not source.replica_identity:
+        return
+    tables = matching_tables(session, source)
+    if not begins:
+        published = published_names(session, source.publication)
+        tables = [table for table in tables if table.is_among(published)]
+    for change in identity_changes(session, source, tables):
+        try:
+            if not change.happens:
+                raise change.failure
+            for (schema, name), command in change.commands.items():
+                _run(session, command, f"set the replica identity of {schema}.{name}")
+        except TailraceError as error:
+            if begins and not (change.refused and not change.named):
+                raise
+            log.warning(
+                "a replica identity is not set", table=change.table.qualified_name, reason=error.message,
+                sql=change.sql,
+            )  # fmt: skip
+            if error.context.get("sqlstate") == LOCK_NOT_AVAILABLE:
+                return  # the stream waits for this: it does not for one table after another
+            if error.kind is Kind.SOURCE_UNREACHABLE:
+                raise
+        else:
+            log.info("set a replica identity", table=change.table.qualified_name, sql=change.sql)
+
+
+def _run(session: Session, command: str, attempted: str) -> None:
+    try:
+        session.run(f"SET LOCAL lock_timeout = {LOCK_WAIT_S * 1000:.0f}; {command}", attempted)
+    except TailraceError as error:
+        if error.context.get("sqlstate") == READ_ONLY:
+            raise TailraceError(
+                Kind.SOURCE_MISCONFIGURED,
+                f"{attempted}: the server is read only, as a standby is",
+                f"on the primary: {command};",
+            ) from None
+        if error.kind is not Kind.SOURCE_PRIVILEGE_MISSING:
+            raise
+        raise TailraceError(error.kind, error.message, f"have its owner run: {command};") from None
+
+
+def tables_as_set(tables: Iterable[SourceTable], changes: Iterable[IdentityChange]) -> list[SourceTable]:
+    """Return `tables` as they are once the changes that happen are made."""
+    by_oid = {change.table.oid: change for change in changes if change.happens}
+    return [
+        replace(table, parts=tuple(_part_as_set(part, by_oid[table.oid]) for part in table.parts))
+        if table.oid in by_oid
+        else table
+        for table in tables
+    ]
+
+
+def _part_as_set(part: Part, change: IdentityChange) -> Part:
+    if (part.schema, part.name) not in change.commands:
+        return part
+    return replace(part, identity=change.letter, keyless=False)
+
+
+def columns_as_set(
+    columns: Mapping[int, TableColumns], tables: Iterable[SourceTable], changes: Iterable[IdentityChange]
+) -> dict[int, TableColumns]:
+    """Return `columns`, by oid, as they are once the changes that happen are made; `tables` as
+    `tables_as_set` returns them.
+    """
+    found = dict(columns)
+    parts = {table.oid: table.parts for table in tables}
+    for change in changes:
+        if not change.happens:
+            continue
+        held = found[change.table.oid]
+        full = change.wanted == "full"
+        identity = frozenset() if full else change.columns or held.columns.primary_key
+        found[change.table.oid] = replace(
+            held,
+            columns=replace(held.columns, full=full, identity=identity),
+            needed=held.needed | identity,
+            full_somewhere=full or any(part.identity == "f" for part in parts[change.table.oid]),
+        )
+    return found

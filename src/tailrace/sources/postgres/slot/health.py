@@ -1,0 +1,251 @@
+"""What the server tells of a slot, and what of it a person must know before it is too late.
+
+Pure: `SlotHealth` is a look at one moment, `concerns` weighs it. Three positions matter.
+`restart_lsn` is the oldest WAL that the server keeps for the slot: it moves only when the
+server writes a running-transactions record, hence every 15 seconds or so while there is work,
+and never past the begin of the oldest transaction that is still open. `confirmed_flush_lsn` is
+what was acknowledged. The server's end is where WAL is written now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.config.source.slot_care import SlotWatchConfig
+from tailrace.model import format_lsn
+from tailrace.sources.postgres.slot.invalidation import explained, prevention
+
+#: Less WAL than this between the slot's two positions is the ordinary course of things: one
+#: segment, and what is written until the next running-transactions record.
+HELD_BYTES_MIN = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is still open: it keeps WAL, and a new slot waits for its end.
+
+    `gid` is that of a prepared transaction, which has no process. What the server hides from a
+    role without `pg_read_all_stats` is empty, and `age_s` None.
+    """
+
+    pid: int | None
+    gid: str
+    user: str
+    database: str
+    application: str
+    state: str
+    age_s: float | None
+    xid: str = ""
+
+    @property
+    def identity(self) -> str:
+        """Return what tells this transaction from any other, also of the same process."""
+        return f"{self.pid}/{self.xid}"
+
+    @property
+    def words(self) -> str:
+        """Return who it is. Names come from others and are shown as Python writes them."""
+        who = f"prepared transaction {self.gid!r}" if self.pid is None else f"process {self.pid}"
+        told = [
+            f"{name} {value!r}"
+            for name, value in (
+                ("user", self.user),
+                ("database", self.database),
+                ("application", self.application),
+            )
+            if value
+        ]
+        if self.state:
+            told.append(self.state)
+        if self.age_s is not None:
+            told.append(f"open for {self.age_s:.0f} s")
+        return f"{who} ({', '.join(told)})" if told else who
+
+    @property
+    def repair(self) -> str:
+        """Return the SQL that ends it."""
+        if self.pid is not None:
+            return f"SELECT pg_terminate_backend({self.pid});"
+        return "ROLLBACK PREPARED '" + self.gid.replace("'", "''") + "';"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHealth:
+    """The slot at one moment. LSNs and sizes are None where the server has NULL."""
+
+    wal_status: str  # reserved, extended, unreserved, lost
+    invalidation: str
+    active_pid: int | None
+    restart_lsn: int | None
+    confirmed_flush_lsn: int | None
+    server_lsn: int
+    safe_wal_size: int | None
+    keep_size_max: int | None  # max_slot_wal_keep_size in bytes; None: no limit
+    standby: bool = False
+    failover: bool = False
+    waited_standbys: tuple[str, ...] = ()  # slots of standbys that a failover slot waits for in vain
+    holders: tuple[OpenTransaction, ...] = ()  # oldest first
+
+    @property
+    def creating(self) -> bool:
+        """Whether the server has not finished creating it."""
+        return self.confirmed_flush_lsn is None and not self.invalidation
+
+    @property
+    def retained_bytes(self) -> int | None:
+        """WAL that is kept for the slot, in bytes."""
+        return None if self.restart_lsn is None else max(0, self.server_lsn - self.restart_lsn)
+
+    @property
+    def unconfirmed_bytes(self) -> int | None:
+        """WAL that was not acknowledged yet, in bytes."""
+        flushed = self.confirmed_flush_lsn
+        return None if flushed is None else max(0, self.server_lsn - flushed)
+
+    @property
+    def held_bytes(self) -> int:
+        """WAL that was acknowledged and is kept all the same, in bytes."""
+        return max(0, (self.retained_bytes or 0) - (self.unconfirmed_bytes or 0))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the slot as `status --json` shows it."""
+        return {
+            "wal_status": self.wal_status,
+            "invalidation_reason": self.invalidation or None,
+            "active_pid": self.active_pid,
+            "restart_lsn": _lsn(self.restart_lsn),
+            "confirmed_flush_lsn": _lsn(self.confirmed_flush_lsn),
+            "retained_bytes": self.retained_bytes,
+            "unconfirmed_bytes": self.unconfirmed_bytes,
+            "safe_wal_size_bytes": self.safe_wal_size,
+            "failover": self.failover,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SlotWarning:
+    """Something that a person should know of. `key` is the same while it lasts."""
+
+    key: str
+    message: str
+    repair: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {"name": self.key, "message": self.message, "repair": self.repair}
+
+
+def concerns(slot: str, health: SlotHealth, limits: SlotWatchConfig) -> list[SlotWarning]:
+    """Return what is wrong or about to go wrong, the worst first."""
+    if health.invalidation:
+        return [
+            SlotWarning(
+                "slot_invalidated",
+                f"the server has given the slot {slot!r} up ({explained(health.invalidation)})",
+                prevention(health.invalidation),
+            )
+        ]
+    if health.creating:
+        return _while_creating(slot, health)
+    return [
+        *_before_the_limit(slot, health, limits),
+        *_held(health.holders, health, limits),
+        *_waiting(health),
+    ]
+
+
+def _while_creating(slot: str, health: SlotHealth) -> list[SlotWarning]:
+    if health.holders:
+        return [
+            SlotWarning(
+                f"slot_creation:{holder.pid or holder.gid}",
+                f"creating the slot {slot!r} waits for the end of {holder.words}",
+                holder.repair,
+            )
+            for holder in health.holders
+        ]
+    if health.standby:
+        return [
+            SlotWarning(
+                "slot_creation",
+                f"creating the slot {slot!r} on a standby waits until the primary logs its transactions",
+                "on the primary: SELECT pg_log_standby_snapshot();",
+            )
+        ]
+    return []
+
+
+def _before_the_limit(slot: str, health: SlotHealth, limits: SlotWatchConfig) -> list[SlotWarning]:
+    retained = health.retained_bytes or 0
+    raised = "64GB" if not health.keep_size_max else f"{max(1, 2 * health.keep_size_max >> 20)}MB"
+    raise_it = f"ALTER SYSTEM SET max_slot_wal_keep_size = '{raised}'; SELECT pg_reload_conf();"
+    if health.wal_status == "unreserved":
+        return [
+            SlotWarning(
+                "slot_unreserved",
+                f"the slot {slot!r} holds {mib(retained)} of WAL, more than max_slot_wal_keep_size: the next "
+                "checkpoint may remove what it needs, and then a new snapshot is the only way on",
+                raise_it,
+            )
+        ]
+    safe, keep = health.safe_wal_size, health.keep_size_max
+    if safe is not None and keep and safe < limits.safe_wal_share_warned * keep:
+        return [
+            SlotWarning(
+                "slot_near_limit",
+                f"the slot {slot!r} holds {mib(retained)} of WAL: {mib(max(0, safe))} more, and the server "
+                "gives it up (max_slot_wal_keep_size)",
+                raise_it,
+            )
+        ]
+    if retained > limits.retained_bytes_warned:
+        why = (
+            "it was not acknowledged yet: the pipeline is behind or does not run"
+            if (health.unconfirmed_bytes or 0) > retained // 2
+            else "it was acknowledged; an open transaction keeps the server from removing it"
+        )
+        return [
+            SlotWarning(
+                "slot_retains",
+                f"the server keeps {mib(retained)} of WAL for the slot {slot!r}; {why}",
+                "make room on the server's disk, or let the pipeline catch up",
+            )
+        ]
+    return []
+
+
+def _held(
+    holders: Sequence[OpenTransaction], health: SlotHealth, limits: SlotWatchConfig
+) -> list[SlotWarning]:
+    return [
+        SlotWarning(
+            f"wal_held:{holder.pid or holder.gid}",
+            f"{holder.words} keeps {mib(health.held_bytes)} of WAL that was acknowledged from being removed",
+            f"end the transaction; if nobody can: {holder.repair}",
+        )
+        for holder in holders
+        if holder.age_s is None or holder.age_s >= limits.transaction_age_warned_s
+    ]
+
+
+def _waiting(health: SlotHealth) -> list[SlotWarning]:
+    return [
+        SlotWarning(
+            f"standby_waited:{name}",
+            f"the server sends no change before the standby with slot {name!r} has it, and that slot is "
+            "missing or unused (synchronized_standby_slots)",
+            "bring the standby back, or take its slot out of synchronized_standby_slots: ALTER SYSTEM SET "
+            "synchronized_standby_slots = ''; SELECT pg_reload_conf();",
+        )
+        for name in health.waited_standbys
+    ]
+
+
+def mib(size: int) -> str:
+    """Return a size in the words of a warning."""
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"
+
+
+def _lsn(lsn: int | None) -> str | None:
+    return None if lsn is None else format_lsn(lsn)

@@ -1,0 +1,119 @@
+"""The heartbeat's own writes: a logical message, or a query of the user's.
+
+Nothing needs them for WAL to be freed: keepalives are acknowledged without any write (see
+`stream`). A message is for those who want to see something come through, a query for those who
+capture through something that swallows keepalives. What a query writes is never captured: it runs
+in a transaction that is undone where it has written to a table of the publication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace.config.source.slot_care import HeartbeatConfig
+from tailrace.errors import TailraceError
+from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.schema.publication import READ_ONLY
+from tailrace.sources.postgres.slot.health import SlotWarning
+
+#: Prefix of the messages, by which a consumer knows them.
+PREFIX = "tailrace.heartbeat"
+
+_MESSAGE = (
+    "SELECT CASE WHEN pg_is_in_recovery() THEN NULL "
+    "ELSE pg_logical_emit_message({transactional}, '" + PREFIX + "', '') END AS lsn"
+)
+
+# What this transaction has written to is locked until its end, also by functions and triggers. A
+# partition may be published under the name of a table above it.
+_PUBLISHED = """
+WITH published AS MATERIALIZED (SELECT relid FROM pg_get_publication_tables({name})),
+     written AS (
+       SELECT l.relation AS oid FROM pg_locks l
+        WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode = 'RowExclusiveLock'
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+SELECT n.nspname AS schema, c.relname AS table
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE EXISTS (SELECT FROM pg_publication WHERE pubname = {name})
+   AND c.oid IN (SELECT oid FROM written
+                 UNION SELECT a.relid FROM written w CROSS JOIN LATERAL pg_partition_ancestors(w.oid) a)
+   AND c.oid IN (SELECT relid FROM published)
+ ORDER BY 1, 2
+"""
+
+
+class Heartbeat:
+    """Runs what the configuration says, once a call, on the watch's thread.
+
+    :param publication: what a query writes must not be in it.
+    """
+
+    def __init__(self, config: HeartbeatConfig, publication: str) -> None:
+        self._query = config.query
+        self._publication = publication
+        self._published = _PUBLISHED.format(name=quote_literal(publication))
+        self._message = _MESSAGE.format(transactional=str(config.action == "transaction").lower())
+
+    def beat(self, session: Session) -> SlotWarning | None:
+        """Write once; return what is wrong with it, None if it did its work.
+
+        :raises TailraceError: if the connection was lost.
+        """
+        try:
+            if self._query is None:
+                told = session.run(self._message, "write a heartbeat")
+                return _ON_STANDBY if told and told[0]["lsn"] is None else None
+            return self._run_query(session, self._query)
+        except TailraceError as error:
+            state = str(error.context.get("sqlstate", ""))
+            if not state:
+                raise
+            if state == READ_ONLY:
+                return _ON_STANDBY
+            return SlotWarning(
+                "heartbeat_failed",
+                error.message,
+                "correct source.heartbeat, or grant the role what the query needs; until then keepalives "
+                "are acknowledged as ever",
+            )
+
+    def _run_query(self, session: Session, query: str) -> SlotWarning | None:
+        session.run("BEGIN", "begin the heartbeat")
+        keep = False
+        try:
+            rows = session.affected(query, "run the heartbeat's query")
+            captured = session.run(self._published, "look at what the heartbeat wrote")
+            keep = not captured
+        finally:
+            # On a connection that was lost this fails, as what came before it did.
+            session.run("COMMIT" if keep else "ROLLBACK", "end the heartbeat")
+        if captured:
+            return _captured(captured, self._publication)
+        if rows == 0:
+            return SlotWarning(
+                "heartbeat_without_effect",
+                "the heartbeat's query changed no row, so that it writes nothing",
+                "insert the row that it updates, or make it an INSERT … ON CONFLICT DO UPDATE",
+            )
+        return None
+
+
+def _captured(tables: Sequence[Row], publication: str) -> SlotWarning:
+    names = ", ".join(f"{row['schema']}.{row['table']}" for row in tables)
+    quoted = ", ".join(
+        f"{quote_identifier(row['schema'] or '')}.{quote_identifier(row['table'] or '')}" for row in tables
+    )
+    return SlotWarning(
+        "heartbeat_captured",
+        f"the heartbeat's query writes to {names}, which is captured: it was undone",
+        f"set source.tables_exclude: [{names}], and ALTER PUBLICATION {quote_identifier(publication)} "
+        f"DROP TABLE {quoted}; or take source.heartbeat.action: message; until then "
+        "keepalives are acknowledged as ever",
+    )
+
+
+_ON_STANDBY = SlotWarning(
+    "heartbeat_on_standby",
+    "the heartbeat can't write: the server is read only. Keepalives are acknowledged instead",
+    "take action or query out of source.heartbeat, or connect to the primary",
+)

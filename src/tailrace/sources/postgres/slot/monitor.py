@@ -1,0 +1,366 @@
+"""Looks at the slot now and then, on a thread and a connection of its own.
+
+Capture neither waits for it nor ends by it: what can't be asked is asked again later. Each look
+is a few small queries; after one that took long the next waits in proportion, up to five minutes, so
+that the watch takes about a fiftieth of one connection's time at most. The heartbeat's writes go the
+same way.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import structlog
+
+from tailrace.config.patterns import matches_any
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import TailraceError
+from tailrace.model import parse_lsn
+from tailrace.sources.postgres.connection.session import (
+    Row,
+    Session,
+    Stopped,
+    quote_identifier,
+    quote_literal,
+)
+from tailrace.sources.postgres.schema.publication import (
+    all_operations_command,
+    left_out,
+    operations_left_out,
+    published_names,
+    refusing,
+    snapshot_command,
+    uncaptured,
+)
+from tailrace.sources.postgres.slot.health import (
+    HELD_BYTES_MIN,
+    OpenTransaction,
+    SlotHealth,
+    SlotWarning,
+    concerns,
+)
+from tailrace.sources.postgres.slot.heartbeat import Heartbeat
+from tailrace.sources.postgres.slot.invalidation import invalidation
+from tailrace.sources.postgres.snapshot.capture_gaps import CaptureGaps, unlogged_tables
+from tailrace.sources.postgres.snapshot.plan import SnapshotPlans
+
+log = structlog.get_logger(__name__)
+
+#: The first look, and looks while a slot is being created: soon enough to say what it waits for.
+SOON_S = 3.0
+#: A look is followed by a pause of at least so many times as long as it took.
+PAUSE_SHARE = 50
+PAUSE_S_MAX = 300.0
+#: It waits no longer for a lock, which only the heartbeat's own query could need.
+LOCK_WAIT_S = 1.0
+#: What was said once is said again after so long, if it still holds.
+REPEAT_S = 600.0
+REPEAT_SOON_S = 30.0
+AGAIN_S_MAX = 60.0
+#: Tables that came later are looked for so often: all names of the database are read for that.
+NEW_TABLES_S = 60.0
+CLOSE_WAIT_S = 1.0
+
+_SLOT = """
+SELECT s.*,
+       CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+            ELSE pg_current_wal_lsn() END AS server_lsn,
+       pg_is_in_recovery() AS standby,
+       pg_size_bytes(current_setting('max_slot_wal_keep_size')) AS keep_size
+  FROM pg_replication_slots s WHERE s.slot_name = {slot}
+"""
+
+# A transaction holds a lock on its own number, which every role may see: what pg_stat_activity
+# tells of it, only members of pg_read_all_stats. Prepared transactions have no process.
+_HOLDERS = """
+SELECT * FROM (
+  SELECT l.pid AS pid, '' AS gid, a.usename AS user, a.datname AS database,
+         a.application_name AS application, a.state AS state,
+         extract(epoch FROM clock_timestamp() - a.xact_start) AS age_s, l.xid_age, l.xid
+    FROM (SELECT pid, max(age(transactionid)) AS xid_age,
+                 (array_agg(transactionid::text ORDER BY age(transactionid) DESC))[1] AS xid
+            FROM pg_locks
+           WHERE locktype = 'transactionid' AND granted AND mode = 'ExclusiveLock' AND pid IS NOT NULL
+           GROUP BY pid) l
+    LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+  UNION ALL
+  SELECT NULL, p.gid, p.owner, p.database, '', 'prepared',
+         extract(epoch FROM clock_timestamp() - p.prepared), age(p.transaction), p.transaction::text
+    FROM pg_prepared_xacts p
+) t ORDER BY xid_age DESC LIMIT 5
+"""
+
+_WAITED = """
+SELECT trim(BOTH FROM w.name) AS name
+  FROM unnest(string_to_array(current_setting('synchronized_standby_slots'), ',')) AS w(name)
+  LEFT JOIN pg_replication_slots s ON s.slot_name = trim(BOTH FROM w.name) AND s.slot_type = 'physical'
+ WHERE trim(BOTH FROM w.name) <> '' AND (s.slot_name IS NULL OR NOT s.active)
+"""
+
+
+def look(session: Session, slot: str, *, thorough: bool = False) -> SlotHealth | None:
+    """Return the slot as it is now, None if there is none.
+
+    :param thorough: look for open transactions also when no WAL seems to be held by them.
+    :raises TailraceError: if the server can't be asked.
+    """
+    rows = session.run(_SLOT.format(slot=quote_literal(slot)), "look at the replication slot")
+    if not rows:
+        return None
+    row = rows[0]
+    failover = row.get("failover") == "t"
+    bare = SlotHealth(
+        wal_status=row.get("wal_status") or "",
+        invalidation=invalidation(row),
+        active_pid=_number(row, "active_pid"),
+        restart_lsn=_lsn(row, "restart_lsn"),
+        confirmed_flush_lsn=_lsn(row, "confirmed_flush_lsn"),
+        server_lsn=_lsn(row, "server_lsn") or 0,
+        safe_wal_size=_number(row, "safe_wal_size"),
+        keep_size_max=_limit(row),
+        standby=row["standby"] == "t",
+        failover=failover,
+    )
+    if bare.invalidation:
+        return bare
+    waited = waited_standbys(session) if failover and not bare.standby else ()
+    held = thorough or bare.creating or bare.held_bytes > HELD_BYTES_MIN
+    return replace(bare, waited_standbys=waited, holders=holders(session) if held else ())
+
+
+def holders(session: Session) -> tuple[OpenTransaction, ...]:
+    """Return the oldest transactions that are open in the whole cluster, prepared ones too."""
+    return tuple(
+        OpenTransaction(
+            pid=_number(row, "pid"),
+            gid=row["gid"] or "",
+            user=row["user"] or "",
+            database=row["database"] or "",
+            application=row["application"] or "",
+            state=row["state"] or "",
+            age_s=float(row["age_s"]) if row["age_s"] else None,
+            xid=row["xid"] or "",
+        )
+        for row in session.run(_HOLDERS, "look for open transactions")
+    )
+
+
+def waited_standbys(session: Session) -> tuple[str, ...]:
+    """Return the slots of standbys that failover slots wait for and that nobody uses; from 17 on."""
+    if session.server_version < 170000:
+        return ()
+    return tuple(row["name"] or "" for row in session.run(_WAITED, "look at synchronized_standby_slots"))
+
+
+class SlotWatch:
+    """Watches one slot and its publication from `start` to `close`.
+
+    :param captured: returns the oids of the tables that the log has, on the watching thread.
+    :param gaps: returns the gaps of the task and its snapshots, once the log is open.
+    """
+
+    def __init__(
+        self,
+        source: PostgresSource,
+        captured: Callable[[], Iterable[int]],
+        *,
+        name: str,
+        gaps: Callable[[], tuple[CaptureGaps, SnapshotPlans] | None] = lambda: None,
+    ) -> None:
+        self._source = source
+        self._gaps = gaps
+        self._captured = captured
+        self._name = name
+        self._interval_s = source.slot_watch.interval_s
+        self._heartbeat = Heartbeat(source.heartbeat, source.publication) if source.heartbeat.writes else None
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tailrace-slot-watch", daemon=True)
+        self._session: Session | None = None
+        self._said: dict[str, float] = {}
+        self._first_seen: dict[str, float] = {}
+        self._failures = 0
+        self._beat_concern: SlotWarning | None = None
+        self._uncaptured: list[SlotWarning] = []
+        self._uncaptured_at = float("-inf")
+        #: Replaced whole; read from any thread.
+        self.health: SlotHealth | None = None
+        self.concerns: tuple[SlotWarning, ...] = ()
+
+    def start(self) -> None:
+        """Begin to watch, if there is anything to do."""
+        if self._interval_s or self._heartbeat is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the watch; a connection that is just being made ends by itself."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_WAIT_S)
+
+    def _run(self) -> None:
+        now = time.monotonic()
+        look_at = now + min(SOON_S, self._interval_s) if self._interval_s else float("inf")
+        beat_at = now + self._source.heartbeat.interval_s if self._heartbeat is not None else float("inf")
+        try:
+            while not self._ending.wait(max(0.0, min(look_at, beat_at) - time.monotonic())):
+                began = time.monotonic()
+                worked = self._turn(look=began >= look_at, beat=began >= beat_at)
+                if worked:
+                    pause_s = min(PAUSE_S_MAX, PAUSE_SHARE * (time.monotonic() - began))
+                else:
+                    pause_s = min(AGAIN_S_MAX, SOON_S * 2 ** min(self._failures, 8))
+                now = time.monotonic()
+                if began >= look_at:
+                    look_at = now + max(pause_s, self._look_interval_s())
+                if began >= beat_at:
+                    beat_at = now + max(pause_s, self._source.heartbeat.interval_s)
+        except Stopped:
+            pass
+        finally:
+            self._disconnect()
+
+    def _look_interval_s(self) -> float:
+        creating = self.health is not None and self.health.creating
+        return min(SOON_S, self._interval_s) if creating else self._interval_s
+
+    def _turn(self, *, look: bool, beat: bool) -> bool:
+        """Do what is due; tell whether it could be done."""
+        try:
+            if self._session is None:
+                self._session = Session.connect(self._source, self._ending, lock_wait_s=LOCK_WAIT_S)
+            if beat and self._heartbeat is not None:
+                self._beat_concern = self._heartbeat.beat(self._session)
+            if look:
+                self._look(self._session)
+        except TailraceError as error:
+            self._disconnect()
+            self._failures += 1
+            if self._failures == 2:  # a server that restarts is not worth a word here
+                log.warning("the slot can't be watched just now", pipeline=self._name, message=error.message)
+            return False
+        self._failures = 0
+        return True
+
+    def _look(self, session: Session) -> None:
+        source = self._source
+        health = look(session, source.slot)
+        if health is not None and health.holders:
+            health = replace(health, holders=self._aged(health.holders))
+        found = [] if health is None else concerns(source.slot, health, source.slot_watch)
+        if health is not None and not health.creating:
+            found += self._left_out(session)
+            found += self._not_captured(session)
+        if self._beat_concern is not None:
+            found.append(self._beat_concern)
+        self.health, self.concerns = health, tuple(found)
+        self._say(found, REPEAT_SOON_S if health is not None and health.creating else REPEAT_S)
+
+    def _aged(self, seen: tuple[OpenTransaction, ...]) -> tuple[OpenTransaction, ...]:
+        """Return `seen`, with the time since they were first seen where the server hides their age."""
+        now = time.monotonic()
+        self._first_seen = {holder.identity: self._first_seen.get(holder.identity, now) for holder in seen}
+        return tuple(
+            replace(holder, age_s=now - self._first_seen[holder.identity]) if holder.age_s is None else holder
+            for holder in seen
+        )
+
+    def _left_out(self, session: Session) -> list[SlotWarning]:
+        publication = self._source.publication
+        found = []
+        names = left_out(session, publication, self._captured())
+        unlogged = unlogged_tables(session, self._source)
+        if (gaps := self._gaps()) is not None:
+            published = published_names(session, publication)
+            found += gaps[0].look([*names, *unlogged], published, gaps[1])
+        for schema, name in names:
+            if matches_any(self._source.tables_exclude, schema, name):
+                continue  # it was taken out on purpose
+            if (schema, name) in unlogged:
+                found.append(_unlogged(schema, name))
+                continue
+            table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
+            found.append(
+                SlotWarning(
+                    f"table_left_out:{schema}.{name}",
+                    f"the table {table} was taken out of the publication {publication!r}: its changes since "
+                    "then are not captured",
+                    f"ALTER PUBLICATION {quote_identifier(publication)} ADD TABLE {table}; -- then, for what "
+                    f"was changed between: {snapshot_command(schema, name)}",
+                )
+            )
+        return found
+
+    def _not_captured(self, session: Session) -> list[SlotWarning]:
+        now = time.monotonic()
+        if now - self._uncaptured_at >= NEW_TABLES_S:
+            self._uncaptured_at = now
+            captured = frozenset(self._captured())  # of these, `left_out` tells
+            self._uncaptured = [
+                SlotWarning(f"table_not_captured:{table.qualified_name}", why, repair)
+                for table, why, repair in uncaptured(session, self._source)
+                if table.oid not in captured
+            ]
+            self._uncaptured += self._operations_left_out(session)
+            self._uncaptured += [
+                SlotWarning(
+                    f"writes_refused:{table.qualified_name}",
+                    f"PostgreSQL refuses updates and deletes of the published table {table.sql}, because "
+                    f"{table.refused}",
+                    f"{table.identity_repair};",
+                )
+                for table in refusing(session, self._source)
+            ]
+        return self._uncaptured
+
+    def _operations_left_out(self, session: Session) -> list[SlotWarning]:
+        publication = self._source.publication
+        if not (left := operations_left_out(session, publication)):
+            return []
+        return [
+            SlotWarning(
+                "operations_left_out",
+                f"the publication {publication!r} leaves out {', '.join(left)}: they are not captured",
+                f"{all_operations_command(publication)}; -- then take a snapshot of each table",
+            )
+        ]
+
+    def _say(self, found: list[SlotWarning], repeat_s: float) -> None:
+        now = time.monotonic()
+        self._said = {concern.key: at for concern in found if (at := self._said.get(concern.key)) is not None}
+        for concern in found:
+            if now - self._said.get(concern.key, float("-inf")) >= repeat_s:
+                self._said[concern.key] = now
+                log.warning(concern.message, pipeline=self._name, repair=concern.repair)
+
+    def _disconnect(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def _unlogged(schema: str, name: str) -> SlotWarning:
+    table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
+    return SlotWarning(
+        f"table_unlogged:{schema}.{name}",
+        f"the table {table} is unlogged: PostgreSQL does not replicate it, and its changes are not captured",
+        f"ALTER TABLE {table} SET LOGGED; -- then, for what was changed meanwhile: "
+        f"{snapshot_command(schema, name)}",
+    )
+
+
+def _limit(row: Row) -> int | None:
+    size = int(row["keep_size"] or -1)
+    return size if size >= 0 else None
+
+
+def _number(row: Row, name: str) -> int | None:
+    value = row.get(name)
+    return int(value) if value else None
+
+
+def _lsn(row: Row, name: str) -> int | None:
+    value = row.get(name)
+    return parse_lsn(value) if value else None

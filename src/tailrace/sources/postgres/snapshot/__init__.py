@@ -1,0 +1,1 @@
+"""Snapshots: rows that existed before, beside the stream, in the same log."""

@@ -1,0 +1,195 @@
+"""Facts of the server from which a table's chunks are planned."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE
+from tailrace.sources.postgres.connection.session import Row, Session
+from tailrace.sources.postgres.schema import published_tables
+from tailrace.sources.postgres.schema.catalog import SHAPE, PublishedTable
+from tailrace.sources.postgres.snapshot.chunks import (
+    PAGE_BYTES,
+    ChunkedRelation,
+    KeyColumn,
+    chunks_wanted,
+    page_bounds,
+    sample_percent,
+    sample_query,
+)
+
+#: Sampling reads some thousand pages and sorts what it found.
+SAMPLE_DEADLINE_S = 600.0
+
+#: Ranges of pages are read as such since version 14; before, each would read the whole table.
+PAGE_RANGES_SINCE = 140000
+
+_STRETCHES = f"""
+WITH RECURSIVE {{tree}}
+SELECT t.root AS root, c.oid AS oid, n.nspname AS schema, c.relname AS name, c.relkind AS kind,
+       coalesce(pg_relation_size(c.oid), 0) AS main, coalesce(pg_table_size(c.oid), 0) AS size,
+       c.reltuples::bigint AS rows, c.relpages AS pages, {SHAPE} AS shape
+  FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = t.root AND c.relkind <> 'p' OR NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid)
+ ORDER BY 3, 4
+"""  # noqa: S608 - a constant
+
+# Who reads a table, or asks for its size, waits for these; also for one on an index of it.
+_LOCKED = """
+SELECT DISTINCT coalesce(i.indrelid, l.relation) AS oid
+  FROM pg_locks l LEFT JOIN pg_index i ON i.indexrelid = l.relation
+ WHERE locktype = 'relation' AND mode = 'AccessExclusiveLock'
+   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+_OLDEST_RUNNING = "SELECT txid_snapshot_xmin(txid_current_snapshot()) % 4294967296 AS xid"
+
+#: Rows that a page of a table without statistics is taken to hold.
+_ROWS_A_PAGE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """Where a table is cut, how large it is thought to be, and from when on that was so."""
+
+    stretches: tuple[ChunkedRelation, ...]
+    rows_estimated: int
+    size_bytes: int  # on the server's disk, with what is stored apart
+    since_xid: int  # what later snapshots see changed was written by this transaction or later ones
+
+    @property
+    def chunks(self) -> int:
+        """Into how many chunks the table is cut."""
+        return sum(stretch.chunks for stretch in self.stretches)
+
+
+def plan_table(session: Session, table: PublishedTable, source: PostgresSource) -> TablePlan:
+    """Plan the chunks of a table as it is now.
+
+    :raises TailraceError: what the server refused with.
+    """
+    return _plans(session, [table], source)[table.oid]
+
+
+def plan_tables(
+    session: Session,
+    tables: Sequence[PublishedTable],
+    source: PostgresSource,
+    recover: Callable[[], object],
+    *,
+    skip_locked: bool = True,
+) -> dict[int, TablePlan]:
+    """Plan the chunks of tables as they are now, by oid; without those that are gone or, if these are to
+    be skipped, that somebody has locked.
+
+    :param recover: called after the server refused a command, before the next one.
+    :raises TailraceError: what the server refused with.
+    """
+    locked = locked_relations(session) if skip_locked else frozenset()
+    left = [table for table in tables if table.oid not in locked]
+    try:
+        return _plans(session, left, source)
+    except TailraceError as error:
+        passed_over = {UNDEFINED_TABLE, LOCK_NOT_AVAILABLE} if skip_locked else {UNDEFINED_TABLE}
+        if error.context.get("sqlstate") not in passed_over:
+            raise
+        recover()
+        if len(left) == 1:
+            return {}
+    plans: dict[int, TablePlan] = {}
+    for table in left:
+        plans |= plan_tables(session, [table], source, recover, skip_locked=skip_locked)
+    return plans
+
+
+def locked_relations(session: Session) -> frozenset[int]:
+    """Return the oids of the relations that somebody has locked against reading, or is about to."""
+    return frozenset(int(row["oid"] or 0) for row in session.run(_LOCKED, "look for locks"))
+
+
+def _plans(
+    session: Session, tables: Sequence[PublishedTable], source: PostgresSource
+) -> dict[int, TablePlan]:
+    if not tables:
+        return {}
+    since = session.run(_OLDEST_RUNNING, "ask for the oldest transaction")[0]["xid"]
+    roots = f"oid IN ({', '.join(str(table.oid) for table in tables)})"
+    rows: dict[int, list[Row]] = {table.oid: [] for table in tables}
+    for row in session.run(_STRETCHES.format(tree=published_tables.tree(roots)), "measure the tables"):
+        rows[int(row["root"] or 0)].append(row)
+    return {table.oid: _plan(session, table, rows[table.oid], int(since or 0), source) for table in tables}
+
+
+def _plan(
+    session: Session, table: PublishedTable, rows: Sequence[Row], since: int, source: PostgresSource
+) -> TablePlan:
+    if not rows:
+        raise TailraceError(
+            Kind.SOURCE_QUERY_FAILED,
+            f"measure {table.qualified_name}: it is not there any more",
+            context={"sqlstate": UNDEFINED_TABLE},
+        )
+    stretches = tuple(_stretch(session, table, row, source) for row in rows)
+    # An empty table has a page of an index beside it, which many of them would add up to a large snapshot.
+    size = sum(int(row["size"] or 0) for row in rows if int(row["main"] or 0))
+    return TablePlan(stretches, sum(_rows(row) for row in rows), size, since)
+
+
+def leaves(session: Session, table: PublishedTable) -> frozenset[int]:
+    """Return the oids of the relations that hold the table's rows, as of now."""
+    if not table.partitioned:
+        return frozenset({table.oid})
+    rows = session.run(
+        published_tables.leaves(str(table.oid)), f"list the partitions of {table.qualified_name}"
+    )
+    return frozenset(int(row["oid"] or 0) for row in rows) or frozenset({table.oid})
+
+
+def facts_digest(table: PublishedTable) -> str:
+    """Return a digest of all that a table's chunks rest on: equal while they can be put together."""
+    columns = [(c.name, c.type_oid, c.type_modifier, c.declared, c.required) for c in table.columns]
+    key = [column.name for column in table.key]
+    facts = repr((table.schema, table.name, table.identity, table.row_filter, columns, key))
+    return hashlib.sha256(facts.encode()).hexdigest()[:32]
+
+
+def _stretch(session: Session, table: PublishedTable, row: Row, source: PostgresSource) -> ChunkedRelation:
+    oid = int(row["oid"] or 0)
+    key = tuple(KeyColumn(column.name, column.declared) for column in table.key)
+    whole = ChunkedRelation(oid, row["schema"] or "", row["name"] or "", (), (), row["shape"] or "")
+    if row["kind"] != "r":
+        return whole
+    wanted = chunks_wanted(
+        _rows(row),
+        int(row["size"] or 0),
+        rows_max=source.snapshot_chunk_rows,
+        bytes_max=source.snapshot_chunk_bytes,
+    )
+    pages = -(-int(row["main"] or 0) // PAGE_BYTES)
+    if wanted == 1 or (not key and session.server_version < PAGE_RANGES_SINCE):
+        return whole
+    if not key:
+        return ChunkedRelation(oid, whole.schema, whole.name, (), page_bounds(pages, wanted), whole.shape)
+    cut = ChunkedRelation(oid, whole.schema, whole.name, key, (), whole.shape)
+    sampled = session.run(
+        sample_query(
+            cut, sample_percent(pages, wanted), wanted, ascii_only=session.server_encoding != "UTF8"
+        ),
+        f"sample the keys of {table.qualified_name}",
+        deadline_s=SAMPLE_DEADLINE_S,
+    )
+    bounds = tuple(tuple(bound[f"k{place}"] or "" for place in range(len(key))) for bound in sampled)
+    return ChunkedRelation(oid, whole.schema, whole.name, key, tuple(dict.fromkeys(bounds)), whole.shape)
+
+
+def _rows(row: Row) -> int:
+    """Return how many rows a relation has by the server's statistics and its size now."""
+    pages = -(-int(row["main"] or 0) // PAGE_BYTES)
+    counted, counted_pages = int(row["rows"] or 0), int(row["pages"] or 0)
+    if counted > 0 and counted_pages > 0:
+        return counted * pages // counted_pages
+    return pages * _ROWS_A_PAGE

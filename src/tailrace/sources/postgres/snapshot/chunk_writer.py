@@ -1,0 +1,182 @@
+"""Rows of a snapshot into the log: one unit at a time, from several readers at once.
+
+A unit stands for one chunk, or for all chunks of a table that must come as one. Whoever writes
+into a unit has the log to itself until the unit is closed; the readers of other units hold what
+they have read, which is bounded, and wait. The readers of one unit take turns frame by frame.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tailrace import failpoints
+from tailrace.protocol import frames
+from tailrace.sources.postgres.connection.session import Stopped
+from tailrace.sources.postgres.schema.table_metadata import KnownFacts
+from tailrace.sources.postgres.streaming.appender import Appender
+
+_ORDINAL_AT = 10  # in a frame of rows: 'd' length 's' relation
+
+#: A waiting reader looks this often whether there is still something to wait for.
+LOOK_S = 0.1
+
+
+#: A frame of rows, and how many they are.
+RowFrame = tuple[bytearray, int]
+
+#: Makes schema frames as of a time (µs since 1970), given the facts that are in force.
+Head = Callable[[int, KnownFacts], bytes]
+
+
+class Postponed(Exception):  # noqa: N818 - not an error: the chunk is read in a later window
+    """Raised to the reader of a unit that another of its readers gave up.
+
+    `planned_anew`: the table is not what it was when it was planned.
+    """
+
+    def __init__(self, *, planned_anew: bool = False) -> None:
+        super().__init__()
+        self.planned_anew = planned_anew
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """A unit to be written: what its first frame says, and how many chunks it consists of."""
+
+    name: dict[str, Any]
+    parts: int
+    rows: int = 0
+    given_up: bool = False
+    head_written: set[int] = field(default_factory=set)  # oids of tables whose schema stands in it
+
+
+class ChunkWriter:
+    """Writes units as of the consistent point `lsn`. Any thread.
+
+    :param admitted: waits until units may be written at this point of the log; raises if that
+        will never be.
+    :param closing: entered with a unit before its end is appended, and left when it is whole in the log; may
+        give facts of its table, which then stand before the end.
+    """
+
+    def __init__(
+        self,
+        appender: Appender,
+        lsn: int,
+        stopping: threading.Event,
+        *,
+        admitted: Callable[[], None],
+        closing: Callable[[Unit], AbstractContextManager[dict[str, Any] | None]],
+    ) -> None:
+        self._appender = appender
+        self._lsn = lsn
+        self._stopping = stopping
+        self._admitted = admitted
+        self._closing = closing
+        self._turn = threading.Condition()
+        self._open: Unit | None = None
+        self._ordinal = 0  # of the next row: all units of one `lsn` share one numbering
+        self._ordinal_closed = 0  # after the last unit that was closed
+        self._failed = False
+
+    def write(self, unit: Unit, oid: int, head: Head, rows: Sequence[RowFrame]) -> None:
+        """Write frames of rows, each with its number of rows, into `unit`, which opens if need be.
+
+        :param head: makes the schema frames of the table `oid`.
+        :raises Postponed: if the unit was given up.
+        :raises Stopped: if stopping was asked for, or another unit failed.
+        """
+        self._admitted()
+        with self._turn:
+            self._take_turn(unit)
+            if oid not in unit.head_written:
+                self._begin(unit, oid, head)
+            for frame, count in rows:
+                struct.pack_into("!Q", frame, _ORDINAL_AT, self._ordinal)
+                self._appender.append(np.frombuffer(frame, np.uint8))
+                self._ordinal += count
+                failpoints.hit("snapshot.in_copy")
+
+    @property
+    def rows(self) -> int:
+        """Rows in the units that were closed."""
+        return self._ordinal_closed
+
+    def part_done(self, unit: Unit, rows: int) -> None:
+        """Note that one more chunk of `unit` is written and was counted; the last closes it."""
+        with self._turn:
+            self._refuse_if_over(unit)
+            unit.rows += rows
+            unit.parts -= 1
+            if unit.parts:
+                return
+            now_us = time.time_ns() // 1000
+            end = frames.control_frame(frames.SNAPSHOT_END, self._lsn, now_us, {"rows": unit.rows})
+            failpoints.hit("snapshot.before_chunk_end")
+            with self._closing(unit) as facts:
+                if facts is not None:
+                    end = frames.control_frame(frames.FACTS, self._lsn, 0, facts) + end
+                self._append(end)
+                failpoints.hit("snapshot.after_chunk")
+            self._open, self._ordinal_closed = None, self._ordinal
+            self._turn.notify_all()
+
+    def give_up(self, unit: Unit) -> None:
+        """Take out of the log what `unit` has in it; the others may go on."""
+        with self._turn:
+            unit.given_up = True
+            if self._open is unit:
+                self._discard()
+            self._turn.notify_all()
+
+    def fail(self) -> None:
+        """Have every reader that writes from now on raise `Stopped`."""
+        with self._turn:
+            self._failed = True
+            self._turn.notify_all()
+
+    def discard(self) -> None:
+        """Take an unfinished unit out of the log, after all readers have ended."""
+        with self._turn:
+            if self._open is not None:
+                self._discard()
+
+    def _discard(self) -> None:
+        self._appender.discard_open_unit()
+        self._open, self._ordinal = None, self._ordinal_closed
+
+    def _take_turn(self, unit: Unit) -> None:
+        while self._open is not None and self._open is not unit:
+            self._refuse_if_over(unit)
+            self._turn.wait(LOOK_S)
+        self._refuse_if_over(unit)
+
+    def _refuse_if_over(self, unit: Unit) -> None:
+        if self._failed or self._stopping.is_set():
+            raise Stopped
+        if unit.given_up:
+            raise Postponed
+
+    def _begin(self, unit: Unit, oid: int, head: Head) -> None:
+        known = self._appender.facts_in_force.get(oid)
+        if known is not None and known.pending:
+            raise Postponed  # a version of a snapshot would take the place of one that readers wait for
+        now_us = time.time_ns() // 1000
+        begin = b""
+        if self._open is None:
+            begin = frames.control_frame(frames.SNAPSHOT_BEGIN, self._lsn, now_us, unit.name)
+        # From here on something of the unit may be in the log.
+        self._open = unit
+        self._append(begin + head(now_us, self._appender.facts_in_force))
+        unit.head_written.add(oid)
+
+    def _append(self, frame: bytes) -> None:
+        self._appender.append(np.frombuffer(frame, np.uint8))

@@ -1,0 +1,179 @@
+"""How a table is cut into chunks that are read apart. Pure: facts in, ranges and SQL out.
+
+A *stretch* is one physical relation of a table: the table itself, or a leaf partition. It is
+cut at *bounds* into ranges that together cover everything, whatever the bounds are: the first
+is open below, the last open above, each bound belongs to the range that it begins. Bounds are
+keys, as the server wrote them and as it compares them, or pages where there is no usable key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+#: More chunks than this are not made of one stretch: they become larger instead.
+CHUNKS_MAX = 20_000
+
+PAGE_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """A column of the key that chunks are cut by, and its type as SQL writes it."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedRelation:
+    """One physical relation and where it is cut.
+
+    `key` is empty where the bounds are pages. `only`: children of an inheritance tree are
+    stretches of other tables. `shape` tells whether the relation is still what it was.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    key: tuple[KeyColumn, ...]
+    bounds: tuple[tuple[str, ...], ...]
+    shape: str
+
+    @property
+    def chunks(self) -> int:
+        """Into how many chunks it is cut."""
+        return len(self.bounds) + 1
+
+    @property
+    def sql(self) -> str:
+        """Return its name as SQL holds it."""
+        return f"{_identifier(self.schema)}.{_identifier(self.name)}"
+
+    def condition(self, chunk: int) -> str:
+        """Return what is true of the rows of chunk `chunk`, from 0; empty if of all rows."""
+        lower = self.bounds[chunk - 1] if chunk else None
+        upper = self.bounds[chunk] if chunk < len(self.bounds) else None
+        parts = [
+            f"{self._place()} {operator} {self._literal(bound)}"
+            for operator, bound in ((">=", lower), ("<", upper))
+            if bound is not None
+        ]
+        return " AND ".join(parts)
+
+    def as_json(self) -> list[Any]:
+        key = [[column.name, column.type] for column in self.key]
+        return [self.oid, self.schema, self.name, key, [list(bound) for bound in self.bounds], self.shape]
+
+    @classmethod
+    def from_json(cls, content: Sequence[Any]) -> ChunkedRelation:
+        oid, schema, name, key, bounds, shape = content
+        return cls(
+            int(oid),
+            str(schema),
+            str(name),
+            tuple(KeyColumn(*column) for column in key),
+            tuple(tuple(bound) for bound in bounds),
+            str(shape),
+        )
+
+    def _place(self) -> str:
+        if not self.key:
+            return "ctid"
+        return f"({', '.join(_identifier(column.name) for column in self.key)})"
+
+    def _literal(self, bound: tuple[str, ...]) -> str:
+        if not self.key:
+            return f"'({int(bound[0])},0)'::tid"
+        values = (f"{_text(value)}::{column.type}" for value, column in zip(bound, self.key, strict=True))
+        return f"({', '.join(values)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk of a table: a number among all of the table's, and what of which stretch it is."""
+
+    number: int
+    stretch: ChunkedRelation
+    part: int  # of the stretch, from 0
+
+    def copy_command(self, columns: Sequence[str], filters: Sequence[str]) -> str:
+        """Return COPY of its rows.
+
+        :param columns: names, in the order in which the log has them.
+        :param filters: SQL conditions that a row must meet besides.
+        """
+        conditions = [f"({text})" for text in (*filters, self.stretch.condition(self.part)) if text]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        named = ", ".join(_identifier(name) for name in columns)
+        return f"COPY (SELECT {named} FROM ONLY {self.stretch.sql}{where}) TO STDOUT"  # noqa: S608 - quoted
+
+
+def chunks_of(stretches: Sequence[ChunkedRelation]) -> Iterator[Chunk]:
+    """Yield the chunks of a table in order."""
+    number = 0
+    for stretch in stretches:
+        for part in range(stretch.chunks):
+            yield Chunk(number, stretch, part)
+            number += 1
+
+
+def whole_of(stretches: Sequence[ChunkedRelation]) -> Iterator[Chunk]:
+    """Yield one chunk for each stretch, with all of its rows, numbered from 0."""
+    for number, stretch in enumerate(stretches):
+        yield Chunk(number, replace(stretch, bounds=()), 0)
+
+
+def written_since(xid: int) -> str:
+    """Return a condition that is true of rows whose version transaction `xid` or a later one wrote."""
+    return f"age(xmin) <= age('{xid}'::xid)"
+
+
+def chunks_wanted(rows: int, size_bytes: int, *, rows_max: int, bytes_max: int) -> int:
+    """Return how many chunks of about equal size a relation is to be cut into."""
+    wanted = max(-(-rows // rows_max), -(-size_bytes // bytes_max), 1)
+    return min(wanted, CHUNKS_MAX)
+
+
+def page_bounds(pages: int, chunks: int) -> tuple[tuple[str, ...], ...]:
+    """Return bounds that cut `pages` pages into up to `chunks` ranges of like size."""
+    firsts = sorted({pages * number // chunks for number in range(1, chunks)} - {0})
+    return tuple((str(page),) for page in firsts)
+
+
+def sample_percent(pages: int, chunks: int) -> float:
+    """Return what share of the pages to sample for `chunks` key ranges, in percent.
+
+    Thirty pages a chunk leave its size within about a fifth of the others'; a key that follows
+    the physical order has one value a page to offer.
+    """
+    wanted = min(pages, max(30 * chunks, 300), 60_000)
+    return max(0.0001, min(100.0, 100.0 * wanted / max(1, pages)))
+
+
+def sample_query(stretch: ChunkedRelation, percent: float, chunks: int, *, ascii_only: bool = False) -> str:
+    """Return SQL for the bounds of `chunks` ranges, in order; columns k0, k1, … as text.
+
+    :param ascii_only: take no bound that another encoding than the database's may not have: written otherwise
+        than it was read it would stand elsewhere in the order, and ranges overlap.
+    """
+    names = [_identifier(column.name) for column in stretch.key]
+    order = ", ".join(names)
+    values = ", ".join(f"{name}::text AS k{number}" for number, name in enumerate(names))
+    usable = " AND ".join(f"{name}::text !~ '[^\\x01-\\x7f]'" for name in names) if ascii_only else "true"
+    return (
+        f"WITH sampled AS MATERIALIZED (SELECT {order} FROM ONLY {stretch.sql} "  # noqa: S608 - quoted
+        f"TABLESAMPLE SYSTEM ({percent:.6f}) REPEATABLE (1) WHERE {usable}), "
+        f"tiled AS (SELECT {order}, ntile({chunks}) OVER (ORDER BY {order}) AS tile FROM sampled), "
+        f"firsts AS (SELECT *, row_number() OVER (PARTITION BY tile ORDER BY {order}) AS place FROM tiled) "
+        f"SELECT {values} FROM firsts WHERE tile > 1 AND place = 1 ORDER BY tile"
+    )
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,386 @@
+"""Snapshots that somebody asks for, takes back, or has paused and resumed: files in the log's directory.
+
+Any process may write a request, whether or not an engine runs; the engine takes it into its
+agenda, durably, and removes the file then. So a request is never lost and never taken twice.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from tailrace.changelog import durable
+from tailrace.changelog.directory import LogDirectory
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, of_condition, unforeseen
+from tailrace.sources.postgres.connection.session import Session, Stopped, quote_identifier
+from tailrace.sources.postgres.schema.catalog import published_oids, published_table
+from tailrace.sources.postgres.schema.publication import add_command, matching_tables
+from tailrace.sources.postgres.slot.health import SlotWarning
+from tailrace.sources.postgres.snapshot.plan import (
+    Origin,
+    SnapshotOutcome,
+    SnapshotPlan,
+    SnapshotPlans,
+    TableSnapshotPlan,
+)
+from tailrace.sources.postgres.snapshot.state import SnapshotState
+
+log = structlog.get_logger(__name__)
+
+FOLDER = "requests"
+_SUFFIX = ".state"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for: a snapshot of tables, the end of one, or that all of them pause or go on.
+
+    :ivar tables: as `schema.table`.
+    :ivar where: SQL condition; empty: all rows.
+    :ivar cancels: it is the end that is asked for, of those asked-for snapshots that have one of
+        `tables`; of all where none are named.
+    :ivar pauses: it is asked for that snapshots beside the stream pause, or, False, that they go on.
+    """
+
+    id: str
+    requested_us: int
+    tables: tuple[str, ...] = ()
+    where: str = ""
+    cancels: bool = False
+    pauses: bool | None = None
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether it is a snapshot that is asked for."""
+        return not self.cancels and self.pauses is None
+
+
+def ask(
+    directory: LogDirectory,
+    task: str,
+    *,
+    tables: Sequence[str] = (),
+    where: str = "",
+    cancels: bool = False,
+    pauses: bool | None = None,
+) -> Request:
+    """Leave a request for the engine that captures `task`, now or later. Any process.
+
+    :raises TailraceError: `CONFIG_INVALID` if a text is none that a server could take; `LOG_FULL`,
+        `LOG_WRITE_FAILED`.
+    """
+    for text in (*tables, where):
+        _require_text(text)
+    if wrong := [name for name in tables if "." not in name]:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"ask for a snapshot: {', '.join(map(repr, wrong))} has no schema",
+            "name published tables as schema.table",
+        )
+    request = Request(secrets.token_hex(8), time.time_ns() // 1000, tuple(tables), where, cancels, pauses)
+    content = {name: getattr(request, name) for name in request.__slots__}
+    directory.state_write(f"tasks/{task}/{FOLDER}/{request.id}{_SUFFIX}", content)
+    return request
+
+
+def waiting(directory: LogDirectory, task: str) -> list[Request]:
+    """Return the requests that no engine has taken yet, the oldest first."""
+    return _read_all(_files(directory, task))
+
+
+class Requests:
+    """Takes requests into the ledger's agenda. One thread.
+
+    :param in_force: the schema frames in force at the log's end, by key.
+    """
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        task: str,
+        source: PostgresSource,
+        ledger: SnapshotState,
+        in_force: Callable[[], Mapping[str, bytes]],
+    ) -> None:
+        self._directory = directory
+        self._task = task
+        self._source = source
+        self._ledger = ledger
+        self._in_force = in_force
+        #: Wraps what finds out whether a table is in the log yet, and has its changes wait if not.
+        self.settling: Callable[[], AbstractContextManager[object]] = lambda: ledger.lock
+
+    def take(self, session: Session) -> bool:
+        """Take the requests that wait; return whether there were any. One whose table is locked waits on.
+
+        :raises TailraceError: what the server refused with; `LOG_FULL`, `LOG_WRITE_FAILED`.
+        """
+        files = _files(self._directory, self._task)
+        if not files:
+            return False
+        held: set[str] = set()
+        for request in _read_all(files):
+            if request.cancels:
+                self._cancel(request)
+                continue
+            if request.pauses is not None:
+                self._pause(pauses=request.pauses)
+                continue
+            try:
+                self._begin(request, session)
+            except Stopped:
+                raise
+            except TailraceError as error:
+                if error.context.get("sqlstate") == LOCK_NOT_AVAILABLE:
+                    held.add(f"{request.id}{_SUFFIX}")  # looked at again with the next ones
+                elif error.policy is Policy.RETRY:
+                    raise
+                else:
+                    self._refuse(request, error)
+            except Exception as error:
+                log.debug("a request for a snapshot ended by an error", exc_info=True)
+                self._refuse(request, unforeseen(error, "take a snapshot"))
+        done = [path for path in files if path.name not in held]
+        for path in done:
+            path.unlink(missing_ok=True)
+            durable.previous_of(path).unlink(missing_ok=True)
+        return bool(done)
+
+    def _begin(self, request: Request, session: Session) -> None:
+        """Take one request in.
+
+        :raises TailraceError: why it can't be carried out; what the server refused with.
+        """
+        published = {
+            f"{schema}.{name}": (oid, schema, name)
+            for (schema, name), oid in published_oids(session, self._source).items()
+        }
+        names = list(dict.fromkeys(request.tables))
+        if missing := [name for name in names if name not in published]:
+            raise self._not_published(session, missing)
+        for name in names if request.where else ():
+            check_condition(session, *published[name][1:], request.where)
+        keyless = [name for name in names if self._is_keyless(session, *published[name])]
+        with self.settling():
+            if self._ledger.agenda.find(request.id) is not None:
+                return  # the engine was killed before it could remove the file
+            # Nothing of a table that the log does not know yet is in it: changes wait for the rows,
+            # all of which must then be read.
+            known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
+            # One that another snapshot is to read first is in the log by then.
+            known |= {table.oid for each in self._ledger.agenda.open for table in each.tables}
+            tables = [
+                TableSnapshotPlan(
+                    number, *published[name], fresh=not request.where and published[name][0] not in known
+                )
+                for number, name in enumerate(names)
+            ]
+            doubled = [table.qualified_name for table in tables if not table.fresh]
+            if doubled := [name for name in doubled if name in keyless]:
+                raise _doubled(doubled)
+            self._ledger.agenda.open.append(_agenda_of(request, tables))
+            self._ledger.write()
+        log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
+
+    def ask_for_all(self, session: Session) -> None:
+        """Have all published tables be read again, durably, since changes of them were lost.
+
+        One of which nothing is in the log yet, since its rows are awaited, is read anyway.
+
+        :raises TailraceError: `SINK_KEY_MISSING` if rows of a table would be there twice; what the server
+            refused with.
+        """
+        published = published_oids(session, self._source)
+        with self._ledger.lock:
+            # What one before has read is of before the loss.
+            for snapshot in [each for each in self._ledger.agenda.open if each.origin is Origin.NEEDED]:
+                self._ledger.finish(snapshot, SnapshotOutcome.CANCELLED)
+            awaited = self._ledger.agenda.awaiting()
+            known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
+        wanted = [(oid, *name) for name, oid in sorted(published.items()) if oid not in awaited]
+        keyless = [each for each in wanted if each[0] in known and self._is_keyless(session, *each)]
+        if keyless:
+            raise _doubled([f"{schema}.{name}" for _, schema, name in keyless])
+        tables = [
+            TableSnapshotPlan(number, oid, schema, name, fresh=oid not in known)
+            for number, (oid, schema, name) in enumerate(wanted)
+        ]
+        with self._ledger.lock:
+            self._ledger.agenda.open.append(
+                SnapshotPlan(secrets.token_hex(8), Origin.NEEDED, tables, requested_us=time.time_ns() // 1000)
+            )
+            self._ledger.write()
+
+    def _refuse(self, request: Request, refusal: TailraceError) -> None:
+        """Have a request be over, with the reason for whoever asks what became of it."""
+        with self._ledger.lock:
+            snapshot = self._ledger.agenda.find(request.id)
+            if snapshot is None:
+                named = (name.partition(".") for name in dict.fromkeys(request.tables))
+                tables = [
+                    TableSnapshotPlan(number, 0, schema, name, fresh=False)
+                    for number, (schema, _, name) in enumerate(named)
+                ]
+                snapshot = _agenda_of(request, tables)
+            elif snapshot.outcome is not SnapshotOutcome.OPEN:
+                return
+        log.error("a snapshot can't be taken", snapshot=request.id, error=str(refusal))
+        self._ledger.finish(snapshot, SnapshotOutcome.FAILED, refusal.as_json())
+
+    def _is_keyless(self, session: Session, oid: int, schema: str, name: str) -> bool:
+        """Tell whether nothing tells a row that is read again from another one like it."""
+        try:
+            table = published_table(session, self._source, oid, with_filter=False)
+        except TailraceError as error:
+            if error.policy is Policy.RETRY:
+                raise
+            return False  # it is told when it is read
+        return table is not None and not table.key and not self._source.key_of(schema, name)
+
+    def _not_published(self, session: Session, missing: Sequence[str]) -> TailraceError:
+        source = self._source
+        meant = [table for table in matching_tables(session, source) if table.qualified_name in missing]
+        command = f"{add_command(session, source, meant)}; then ask again" if meant else ""
+        return TailraceError(
+            Kind.TABLE_MISSING,
+            f"take a snapshot of {', '.join(missing)}: the publication {source.publication!r} does not have "
+            "it",
+            command or "name published tables as schema.table, or add them: ALTER PUBLICATION … ADD TABLE …",
+            {"tables": ", ".join(missing), "publication": source.publication},
+        )
+
+    def _pause(self, *, pauses: bool) -> None:
+        with self._ledger.lock:
+            changes = self._ledger.agenda.paused is not pauses
+            self._ledger.agenda.paused = pauses
+            self._ledger.write()
+        if changes:
+            log.info("snapshots are paused" if pauses else "snapshots go on")
+
+    def _cancel(self, request: Request) -> None:
+        def is_meant(snapshot: SnapshotPlan) -> bool:
+            named = {table.qualified_name for table in snapshot.tables}
+            return snapshot.origin is Origin.REQUESTED and bool(
+                not request.tables or named & {*request.tables}
+            )
+
+        with self._ledger.lock:
+            ended = [snapshot for snapshot in self._ledger.agenda.open if is_meant(snapshot)]
+            for snapshot in filter(is_meant, self._ledger.agenda.finished):
+                if snapshot.outcome is SnapshotOutcome.FAILED:
+                    snapshot.outcome = SnapshotOutcome.CANCELLED  # nobody needs to be warned of it any more
+            self._ledger.write()
+        for snapshot in ended:
+            self._ledger.abandon(snapshot, SnapshotOutcome.CANCELLED)
+            log.info("a snapshot was cancelled; what was read of it stays", snapshot=snapshot.id)
+
+
+def check_condition(session: Session, schema: str, name: str, where: str) -> None:
+    """Make sure that the server reads `where` as one condition over a table. Nothing is run.
+
+    A text that closes a parenthesis which it did not open, and so could end the statement that it becomes a
+    part of, does not pass.
+
+    :raises TailraceError: `SNAPSHOT_FAILED`; `SOURCE_UNREACHABLE`.
+    """
+    attempted = f"take a snapshot of {schema}.{name}"
+    table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
+    try:
+        session.parse(f"SELECT FROM ONLY {table} WHERE (\n{where}\n)", attempted)
+    except TailraceError as error:
+        raise of_condition(error, attempted) from None
+
+
+def concerns_of(agenda: SnapshotPlans) -> list[SlotWarning]:
+    """Return what a person should know of: that snapshots are paused, and those that were asked for and
+    failed, until one of the same tables is done.
+    """
+    found = [_paused(agenda)] if agenda.paused else []
+    done: set[str] = set()
+    for snapshot in reversed(agenda.finished):
+        named = {table.qualified_name for table in snapshot.tables}
+        if snapshot.outcome is SnapshotOutcome.DONE:
+            done |= named
+        elif snapshot.outcome is SnapshotOutcome.FAILED and not named <= done:
+            error = snapshot.error or {}
+            tables = ", ".join(sorted(named))
+            found.append(
+                SlotWarning(
+                    f"snapshot_failed:{snapshot.id}",
+                    f"the snapshot {snapshot.id} of {tables} failed: {error.get('message', '')}",
+                    f"{error.get('hint', '')}; or, to be told no more: {_cancel_command(snapshot)}",
+                )
+            )
+    return found
+
+
+def _paused(agenda: SnapshotPlans) -> SlotWarning:
+    tables = sum(not table.is_done for snapshot in agenda.open for table in snapshot.tables)
+    return SlotWarning(
+        "snapshots_paused",
+        f"snapshots beside the stream are paused: {tables} tables are not whole",
+        shlex.join(["tailrace", "snapshot", "FILE", "--resume"]),
+    )
+
+
+def _cancel_command(snapshot: SnapshotPlan) -> str:
+    named = [part for table in snapshot.tables for part in ("--table", table.qualified_name)]
+    return shlex.join(["tailrace", "snapshot", "FILE", "--cancel", *named])
+
+
+def _agenda_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
+    return SnapshotPlan(
+        request.id, Origin.REQUESTED, tables, request.where, requested_us=request.requested_us
+    )
+
+
+def _require_text(text: str) -> None:
+    try:
+        fit = text.encode().find(0) < 0
+    except UnicodeEncodeError:
+        fit = False
+    if not fit:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            "ask for a snapshot: a name or the condition is not text that a server could take",
+            "write it in UTF-8, without the character zero",
+        )
+
+
+def _doubled(tables: Sequence[str]) -> TailraceError:
+    return TailraceError(
+        Kind.SINK_KEY_MISSING,
+        f"take a snapshot of {', '.join(tables)}: the log may have rows of it already, and without a key "
+        "nothing tells them from those that would be read again, so that each would be there twice",
+        "give it a primary key, or name columns that tell its rows apart in source.message_keys",
+        {"tables": ", ".join(tables)},
+    )
+
+
+def _files(directory: LogDirectory, task: str) -> list[Path]:
+    return sorted((directory.task_path(task) / FOLDER).glob(f"*{_SUFFIX}"))
+
+
+def _read_all(files: Sequence[Path]) -> list[Request]:
+    found = (_read(path) for path in files)
+    return sorted((each for each in found if each is not None), key=lambda each: each.requested_us)
+
+
+def _read(path: Path) -> Request | None:
+    try:
+        content = durable.read_state(path)
+        if content is None:
+            return None
+        return Request(**{**content, "tables": tuple(content["tables"])})
+    except (TailraceError, TypeError, KeyError) as error:
+        log.warning("a request for a snapshot can't be read: passed over", file=str(path), reason=str(error))
+        return None

@@ -1,0 +1,321 @@
+"""At every start: do the source and the log still fit together? A pure decision.
+
+Facts of both go in, and out comes how to begin, or an error that names what does not fit and
+the way out. Nothing here ever moves a position to "latest", recreates a slot that the log
+relies on, or empties anything that was once complete.
+
+What the log holds decides over what the state file says: an unfinished snapshot is cut off
+when the log is opened, so a position above 0 is proof that one was finished.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import SourceFingerprint, format_lsn
+from tailrace.sources.postgres.slot.invalidation import explained, prevention
+
+SnapshotMode = Literal["initial", "when_needed", "never", "only"]
+
+#: What `when_needed` goes on from. Where the source itself lost transactions, nothing does.
+RENEWABLE = frozenset({Kind.SLOT_MISSING, Kind.SLOT_INVALIDATED, Kind.SLOT_AHEAD_OF_LOG})
+
+
+class CapturePhase(enum.StrEnum):
+    """How far a task has come, as its state file says."""
+
+    BEGINNING = "beginning"  # the slot may or may not exist; a snapshot may be under way
+    STREAMING = "streaming"
+    FINISHED = "finished"  # `snapshot: only` is done
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureState:
+    """What a task keeps beside its log. Written durably before what it announces.
+
+    `own_publication`: when the beginning was announced there was no publication, so one that is found
+    when it begins again is what that beginning made.
+    """
+
+    phase: CapturePhase
+    system_identifier: str
+    timeline: int
+    announced_lsn: int  # the server's WAL end before the slot was created
+    consistent_point: int  # of the slot; 0: not known
+    own_publication: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> CaptureState:
+        return cls(
+            CapturePhase(content["phase"]),
+            str(content["system_identifier"]),
+            int(content["timeline"]),
+            int(content["announced_lsn"]),
+            int(content["consistent_point"]),
+            bool(content.get("own_publication", False)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """A row of `pg_replication_slots`, the same for all versions of the server.
+
+    `invalidation` is empty for a sound slot, else a word of `invalidation.REASONS`. LSNs are None
+    where the server has NULL. `failover` and `synced` (from a primary) came with 17.
+    """
+
+    plugin: str
+    database: str
+    temporary: bool
+    active_pid: int | None
+    restart_lsn: int | None
+    confirmed_flush_lsn: int | None
+    invalidation: str = ""
+    failover: bool = False
+    synced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """The server as it is now.
+
+    `left_stored_timeline_at`: where the server's history left the timeline that the log was
+    last on; None if it is still on it, or if its history does not hold that timeline.
+    """
+
+    system_identifier: str
+    database: str
+    timeline: int
+    flush_lsn: int
+    slot: SlotFacts | None
+    left_stored_timeline_at: int | None = None
+    standby: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """The log as it is now; `position` is 0 while nothing was ever finished in it."""
+
+    source: SourceFingerprint
+    position: int
+    state: CaptureState | None
+
+
+class Action(enum.Enum):
+    """How to begin."""
+
+    FRESH = "fresh"  # create the slot, then take the snapshot
+    RESTART = "restart"  # the same, after dropping our own slot of an unfinished beginning
+    RESUME = "resume"  # stream from the log's position
+    RENEW = "renew"  # changes were lost: read all tables again, and stream from where the slot begins
+    FINISHED = "finished"  # nothing is left to do
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The decision. `position` is where streaming starts, 0 when it is not known yet; `lost` is why changes
+    can't be had any more.
+    """
+
+    action: Action
+    position: int = 0
+    lost: TailraceError | None = None
+
+
+_NEW_LOG = (
+    "to go on, begin a new log with a new snapshot: set log.path to a new directory{drop}; "
+    "what the old log holds stays readable"
+)
+
+#: A log keeps the name of its slot, also one that is still empty.
+_OTHER_SLOT = "name another one in source.slot, and a new directory in log.path"
+
+
+def decide(source: ServerState, log: LogFacts, mode: SnapshotMode) -> Start:
+    """Return how to begin.
+
+    :raises TailraceError: `SOURCE_CHANGED`, `SOURCE_TIMELINE_CHANGED`, `SOURCE_BEHIND_LOG`,
+        `SLOT_MISSING`, `SLOT_FOREIGN`, `SLOT_INVALIDATED`, `SLOT_AHEAD_OF_LOG` stop;
+        `SLOT_IN_USE` may pass.
+    """
+    _check_same_source(source, log)
+    begun = log.position > 0 or (log.state is not None and log.state.phase is not CapturePhase.BEGINNING)
+    if not begun:
+        return _begin(source, log)
+    _check_history(source, log)
+    if mode == "only":
+        return Start(Action.FINISHED, log.position)
+    try:
+        _check_slot(source, log)
+    except TailraceError as error:
+        if mode != "when_needed" or error.kind not in RENEWABLE:
+            raise
+        if source.slot is not None:
+            _check_free(source.slot, log)
+        return Start(Action.RENEW, log.position, error)
+    return Start(Action.RESUME, log.position)
+
+
+def _check_slot(source: ServerState, log: LogFacts) -> None:
+    if source.slot is None:
+        raise TailraceError(
+            Kind.SLOT_MISSING,
+            f"resume at {format_lsn(log.position)}: the slot {log.source.slot!r} does not exist",
+            "it was dropped, or a failover went to a server without it: changes since then can't be had "
+            "any more; " + _NEW_LOG.format(drop=""),
+            {"slot": log.source.slot},
+        )
+    _check_kind(source.slot, source, log)
+    _check_own(source.slot, source, log)
+    _check_sound(source.slot, log)
+    _check_position(source.slot, log)
+    _check_free(source.slot, log)
+
+
+def _check_same_source(source: ServerState, log: LogFacts) -> None:
+    for what, found, kept in (
+        ("system identifier", source.system_identifier, log.source.system_identifier),
+        ("database", source.database, log.source.database),
+    ):
+        if found != kept:
+            raise TailraceError(
+                Kind.SOURCE_CHANGED,
+                f"compare source and log: the log was made from {what} {kept}, the source has {found}",
+                "connect to the source that the log belongs to, or set log.path to a new directory",
+                {"slot": log.source.slot},
+            )
+
+
+def _check_history(source: ServerState, log: LogFacts) -> None:
+    at = format_lsn(log.position)
+    known = log.state.timeline if log.state is not None else source.timeline
+    left_at = source.left_stored_timeline_at
+    if source.timeline != known and (source.timeline < known or left_at is None):
+        raise TailraceError(
+            Kind.SOURCE_TIMELINE_CHANGED,
+            f"compare source and log: the log ends at {at} on timeline {known}, "
+            f"the server is on timeline {source.timeline}, whose history does not hold that one",
+            "it looks like a restored backup or another branch of the cluster: connect to the server that "
+            "has timeline " + f"{known}, or " + _NEW_LOG.format(drop=" and drop the slot"),
+            {"slot": log.source.slot},
+        )
+    if source.timeline != known and left_at is not None and log.position > left_at:
+        raise TailraceError(
+            Kind.SOURCE_TIMELINE_CHANGED,
+            f"compare source and log: the log ends at {at} on timeline {known}, which the server left "
+            f"already at {format_lsn(left_at)}",
+            "the failover lost transactions that the log has: compare the tables changed since then; "
+            + _NEW_LOG.format(drop=" and drop the slot"),
+            {"slot": log.source.slot},
+        )
+    if log.position > source.flush_lsn:
+        raise TailraceError(
+            Kind.SOURCE_BEHIND_LOG,
+            f"compare source and log: the log ends at {at}, the server's WAL at "
+            f"{format_lsn(source.flush_lsn)}",
+            "the server lost transactions that the log has (a restored backup, a failover): restore a later "
+            "state of it; or " + _NEW_LOG.format(drop=" and drop the slot"),
+            {"slot": log.source.slot},
+        )
+
+
+def _begin(source: ServerState, log: LogFacts) -> Start:
+    slot, state = source.slot, log.state
+    if slot is None:
+        return Start(Action.FRESH)
+    if state is None:
+        raise TailraceError(
+            Kind.SLOT_FOREIGN,
+            f"begin a new log: the slot {log.source.slot!r} exists, and this log did not make it",
+            f"drop it with SELECT pg_drop_replication_slot({_literal(log.source.slot)}); or {_OTHER_SLOT}",
+            {"slot": log.source.slot},
+        )
+    _check_kind(slot, source, log)
+    flushed = slot.confirmed_flush_lsn
+    ours = flushed is None or (
+        flushed == state.consistent_point if state.consistent_point else flushed >= state.announced_lsn
+    )
+    if not ours:
+        raise TailraceError(
+            Kind.SLOT_FOREIGN,
+            f"begin again after an interrupted start: the slot {log.source.slot!r} is not the one that was "
+            "created then, or somebody has read from it",
+            f"drop it with SELECT pg_drop_replication_slot({_literal(log.source.slot)}); or {_OTHER_SLOT}",
+            {"slot": log.source.slot},
+        )
+    _check_free(slot, log)
+    return Start(Action.RESTART)
+
+
+def _check_kind(slot: SlotFacts, source: ServerState, log: LogFacts) -> None:
+    strange = ""
+    if slot.plugin != "pgoutput":
+        strange = f"has the plugin {slot.plugin!r}, not pgoutput"
+    elif slot.database != source.database:
+        strange = f"belongs to the database {slot.database!r}"
+    elif slot.temporary:
+        strange = "is temporary"
+    if strange:
+        raise TailraceError(
+            Kind.SLOT_FOREIGN,
+            f"use the slot {log.source.slot!r}: it {strange}",
+            _OTHER_SLOT,
+            {"slot": log.source.slot},
+        )
+
+
+def _check_own(slot: SlotFacts, source: ServerState, log: LogFacts) -> None:
+    if slot.synced and source.standby:
+        raise TailraceError(
+            Kind.SOURCE_MISCONFIGURED,
+            f"use the slot {log.source.slot!r}: the server is a standby, which follows its primary's slot",
+            "connect to the primary; after a failover this server takes over from where the slot is",
+            {"slot": log.source.slot},
+        )
+
+
+def _check_sound(slot: SlotFacts, log: LogFacts) -> None:
+    if slot.invalidation:
+        raise TailraceError(
+            Kind.SLOT_INVALIDATED,
+            f"resume at {format_lsn(log.position)}: the server has invalidated the slot "
+            f"{log.source.slot!r} ({explained(slot.invalidation)})",
+            "changes are lost to this log; "
+            + _NEW_LOG.format(drop=" and drop the slot")
+            + f". So that it does not happen again: {prevention(slot.invalidation)}",
+            {"slot": log.source.slot},
+        )
+
+
+def _check_position(slot: SlotFacts, log: LogFacts) -> None:
+    flushed = slot.confirmed_flush_lsn
+    if flushed is None or flushed > log.position or (slot.restart_lsn or 0) > log.position:
+        found = "has no position yet" if flushed is None else f"is already at {format_lsn(flushed)}"
+        raise TailraceError(
+            Kind.SLOT_AHEAD_OF_LOG,
+            f"resume at {format_lsn(log.position)}: the slot {log.source.slot!r} {found}",
+            "it was created anew, read by somebody else, or the log is an old copy: the changes between are "
+            "lost to this log; " + _NEW_LOG.format(drop=" and drop the slot"),
+            {"slot": log.source.slot},
+        )
+
+
+def _check_free(slot: SlotFacts, log: LogFacts) -> None:
+    if slot.active_pid is not None:
+        raise TailraceError(
+            Kind.SLOT_IN_USE,
+            f"use the slot {log.source.slot!r}: it is active for the server process {slot.active_pid}",
+            "another pipeline uses it, or an old connection has not timed out yet; if it is nobody's: "
+            f"SELECT pg_terminate_backend({slot.active_pid});",
+            {"slot": log.source.slot, "pid": slot.active_pid},
+        )
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,217 @@
+"""One connection's stream of changes: receive, drop what is known, append; watch the silence.
+
+Everything here runs on the receiving thread. The status timer and the fsync have threads of
+their own; what ended them is raised here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import POSTGRES_EPOCH_US, format_lsn
+from tailrace.protocol import frames
+from tailrace.sources.postgres.connection.errors import connection_lost
+from tailrace.sources.postgres.connection.session import Stopped
+from tailrace.sources.postgres.connection.transport import Keepalive, Transport
+from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
+from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.postgres.streaming.duplicate_filter import ResumptionFilter
+from tailrace.sources.postgres.streaming.message_filter import MessageFilter
+from tailrace.sources.postgres.streaming.standby_status import StatusTimer
+from tailrace.sources.postgres.streaming.text_encoding import TextEncoding
+from tailrace.sources.postgres.streaming.timeline import StandbyTimeline
+
+log = structlog.get_logger(__name__)
+
+#: How long one receive waits at most; stopping is noticed within this.
+RECEIVE_WAIT_S = 0.2
+#: … and while a snapshot waits for the stream to come to its LSN.
+EXPECTED_WAIT_S = 0.02
+
+#: While nothing comes for us, the log's position follows the server's WAL end when it is so far
+#: behind, or after the heartbeat's time: the server can then remove WAL that only others wrote.
+IDLE_PROGRESS_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class AwaitedPosition:
+    """A position that somebody waits for; the receiver makes the log reach it when idle."""
+
+    position: int = 0
+
+
+class Stream:
+    """Receives from one started transport until the connection ends or stopping is asked for.
+
+    :param messages: leaves logical messages out.
+    :param timeline: of the server, where that is a standby; None: it can't change.
+    :param encoding: makes UTF-8 of the texts that come; None: they are.
+    :param raise_others: raises what ended another thread that works beside the stream.
+    :param silence_s: without any message for so long, the connection counts as dead.
+    :param idle_s: after so long without a change the log's position follows the server's.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        appender: Appender,
+        status: StatusTimer,
+        stopping: threading.Event,
+        *,
+        silence_s: float,
+        idle_s: float,
+        wanted: AwaitedPosition,
+        snapshot_watermark: SnapshotWatermark,
+        messages: MessageFilter,
+        timeline: StandbyTimeline | None,
+        encoding: TextEncoding | None,
+        raise_others: Callable[[], None],
+    ) -> None:
+        self._transport = transport
+        self._appender = appender
+        self._status = status
+        self._stopping = stopping
+        self._silence_s = silence_s
+        self._idle_s = idle_s
+        self._wanted = wanted
+        self._snapshot_watermark = snapshot_watermark
+        self._messages = messages
+        self._timeline = timeline
+        self._encoding = encoding
+        self._raise_others = raise_others
+        self._filter = ResumptionFilter(appender.tail.position)
+        self._progress_at = time.monotonic()
+        self.server_end = appender.tail.position
+        self.heard = False  # anything at all came
+
+    def run(self) -> None:
+        """Receive until stopping is asked for.
+
+        :raises TailraceError: whatever ended the connection, the log, or the status timer.
+        :raises Stopped: if stopping was asked for while the disk was full, or at a meeting.
+        """
+        heard_at = time.monotonic()
+        asked = False
+        while not self._stopping.is_set():
+            expected = self._snapshot_watermark.expected
+            received = self._transport.receive(EXPECTED_WAIT_S if expected else RECEIVE_WAIT_S)
+            self._raise_failures()
+            if received.nothing:
+                self._settle()
+                if expected:
+                    self._status.ask()  # an idle server tells how far it is only when asked
+                silent_s = time.monotonic() - heard_at
+                if silent_s > self._silence_s:
+                    raise connection_lost("read the stream", f"nothing came for {silent_s:.0f} s")
+                if silent_s > self._silence_s / 2 and not asked:
+                    asked = True
+                    self._status.ask()
+                continue
+            if received.message is not None:
+                raise _ended(received.message[0])
+            self._take(received.data, received.keepalive)
+            # Only waiting for the source counts as silence, not the time that our disk took.
+            heard_at, asked, self.heard = time.monotonic(), False, True
+
+    def _settle(self) -> None:
+        """Append facts that are known at last, also while nothing comes that they could stand before."""
+        appender = self._appender
+        if appender.unit_open or (facts := appender.settle()) is None:
+            return
+        tail = appender.tail
+        frame = frames.control_frame(frames.PROGRESS, tail.position, tail.position_time_us, {})
+        appender.append(np.concatenate((facts, np.frombuffer(frame, np.uint8))))
+
+    def _take(self, data: frames.Bytes, keepalive: Keepalive | None) -> None:
+        if len(data) and not self._filter.done:
+            data = self._filtered(data)
+        if self._timeline is not None:
+            self._timeline.before_append(data, unit_open=self._appender.unit_open)
+            if keepalive is not None:
+                self._timeline.before_position(keepalive.wal_end)
+        if len(data) and self._encoding is not None:
+            data = self._encoding.changes(data)
+        data = self._messages.apply(data)
+        if len(data):
+            self._snapshot_watermark.pass_(data, self._keep_on, self._append)
+        if keepalive is not None:
+            if keepalive.reply_wanted:
+                self._status.reply()
+            self.server_end = max(self.server_end, keepalive.wal_end)
+            self._follow(keepalive)
+
+    def _append(self, data: frames.Bytes) -> None:
+        summary = self._appender.append(data)
+        self.server_end = max(self.server_end, summary.position)
+        if summary.units:
+            self._progress_at = time.monotonic()
+
+    def _follow(self, keepalive: Keepalive) -> None:
+        """Let the log's position follow an idle server's WAL end.
+
+        The server has sent everything before that end: it is the end of what it has decoded.
+        """
+        position = self._appender.tail.position
+        ahead = keepalive.wal_end - position
+        if ahead < 0 or self._appender.unit_open:
+            return
+        now = time.monotonic()
+        due = ahead > 0 and (
+            keepalive.reply_wanted  # a server that shuts down waits until we have reached its end
+            or position < self._wanted.position
+            or ahead > IDLE_PROGRESS_BYTES
+            or now - self._progress_at >= self._idle_s
+        )
+        if due or self._snapshot_watermark.expected:
+            time_us = keepalive.clock_us + POSTGRES_EPOCH_US
+            self._snapshot_watermark.progress(
+                keepalive.wal_end, self._keep_on, lambda lsn: self._append_progress(lsn, time_us)
+            )
+
+    def _append_progress(self, lsn: int, time_us: int) -> None:
+        if lsn > self._appender.tail.position:
+            frame = frames.control_frame(frames.PROGRESS, lsn, time_us, {})
+            self._appender.append(np.frombuffer(frame, np.uint8))
+        self._progress_at = time.monotonic()
+
+    def _keep_on(self) -> None:
+        self._raise_failures()
+        if self._stopping.is_set():
+            raise Stopped
+
+    def _filtered(self, data: frames.Bytes) -> frames.Bytes:
+        before = self._filter.dropped
+        left = self._filter.apply(data)
+        if self._filter.done and self._filter.dropped:
+            log.info(
+                "dropped transactions that the log already has",
+                transactions=self._filter.dropped,
+                position=format_lsn(self._appender.tail.position),
+            )
+        elif self._filter.dropped and not before:
+            log.info("the server begins with transactions that the log already has")
+        return left
+
+    def _raise_failures(self) -> None:
+        self._appender.raise_failure()
+        if self._status.error is not None:
+            raise self._status.error
+        self._raise_others()
+
+
+def _ended(kind: bytes) -> TailraceError:
+    """Return the error for a message that is neither data nor dealt with by the transport."""
+    if kind in {b"c", b"C"}:
+        return TailraceError(
+            Kind.SOURCE_SHUTTING_DOWN, "read the stream: the server ended it, as it does when it shuts down"
+        )
+    return TailraceError(
+        Kind.PROTOCOL_VIOLATION, f"read the stream: a message of type {kind!r}, which has no place here"
+    )

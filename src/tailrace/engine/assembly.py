@@ -19,12 +19,10 @@ from tailrace.config import EngineConfig, EngineOptions, load_engine
 from tailrace.config.fields import context_for
 from tailrace.config.load import from_mapping
 from tailrace.config.problems import from_pydantic
-from tailrace.engine import offset_stores
 from tailrace.engine.arguments import check_called, invalid
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.commit_policies import BY_NAME
-from tailrace.engine.committing import OffsetCommitter
 from tailrace.engine.connectors import connector_of
 from tailrace.engine.contracts import (
     BatchHandler,
@@ -39,18 +37,20 @@ from tailrace.engine.contracts import (
     SourceConnector,
     TaskCommits,
 )
-from tailrace.engine.processing import Handler, Terms, on_batch, on_record
+from tailrace.engine.offsets import stores
+from tailrace.engine.offsets.committer import OffsetCommitter
+from tailrace.engine.processing import Handler, ProcessingConfig, on_batch, on_record
 from tailrace.engine.processing.handlers import Manual
+from tailrace.engine.processing.null_processor import NullProcessor
 from tailrace.engine.processing.runners import Runner, runner_of
-from tailrace.engine.processing.tally import Tally
-from tailrace.engine.processing.unheard import Unheard
+from tailrace.engine.processing.task_counts import TaskCounts
 from tailrace.engine.stages import Stages, stages_of
 from tailrace.records.batch import Offset, Partition
 
 log = structlog.get_logger(__name__)
 
 #: Makes the processor of one life of a task: given what is set when it is to end, its name and its tally.
-NewProcessor = Callable[[threading.Event, str, Tally], RecordProcessor]
+NewProcessor = Callable[[threading.Event, str, TaskCounts], RecordProcessor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +136,7 @@ def assemble(
     all_settings = {**own_settings, **(settings or {})}
     wanted = any(one is not None for one in (on_batch, on_record, processor))
     if not wanted and file is not None:
-        processor, chosen = Unheard, _unheard(chosen)
+        processor, chosen = NullProcessor, _unheard(chosen)
     called = name or (file.name if file else "engine")
     _warn_of_ignored(chosen, wanted=wanted, is_for_nothing=file is None or file.is_atomic_for_nothing)
     stages = stages_of(transformations, predicates, converter, chosen)
@@ -202,7 +202,7 @@ def _store(
     if offsets is not None:
         return lambda: offsets
     if storage is not None and storage.type != "log":
-        return lambda: offset_stores.store_for(storage, name, atomic=options.atomic_source_offset_commit)
+        return lambda: stores.store_for(storage, name, atomic=options.atomic_source_offset_commit)
     if isinstance(connector, KeepsOffsets):
         return lambda: connector.offset_store(name, settings)
     if storage is not None:
@@ -212,7 +212,7 @@ def _store(
 
     def in_memory() -> OffsetStore:
         log.warning("offsets are kept in memory alone: the next engine begins anew", engine=name)
-        return offset_stores.MemoryOffsetStore()
+        return stores.MemoryOffsetStore()
 
     return in_memory
 
@@ -241,13 +241,18 @@ def _processor(
     for name, one in given.items():
         check_called(name, one.call if isinstance(one, Manual) else one)
     processing = options.record_processing
+    if batch is not None and processing.order != "ordered":
+        raise invalid(
+            f"order: {processing.order} is for handlers of single records, and there is on_batch",
+            "leave order out, or give on_record",
+        )
     if processor is not None:
-        if processor is not Unheard and processing.runs_on != "threads":
+        if processor is not NullProcessor and processing.runs_on != "threads":
             raise invalid(
                 f"runs_on: {processing.runs_on} is for the engine's own processors, and there is another",
                 "leave runs_on out, or give on_batch or on_record",
             )
-        return lambda _stopping, _name, _tally: processor()
+        return lambda _stopping, _name, _counts_of_task: processor()
     handler: Handler = on_batch(batch) if batch is not None else on_record(record)  # type: ignore[arg-type]
     runner.check(handler, processing.order, stages.transform, stages.convert)
     backoff = Backoff(
@@ -255,8 +260,8 @@ def _processor(
         options.errors_retry_delay_initial_ms / 1000,
         options.errors_retry_delay_max_ms / 1000,
     )
-    return lambda stopping, name, tally: runner.processor_for(
-        Terms(
+    return lambda stopping, name, counts_of_task: runner.processor_for(
+        ProcessingConfig(
             handler=handler,
             clock=clock,
             stopping=stopping,
@@ -266,7 +271,7 @@ def _processor(
             queue_bytes_max=processing.queue_bytes_max,
             backoff=backoff,
             name=name,
-            tally=tally,
+            counts_of_task=counts_of_task,
         )
     )
 

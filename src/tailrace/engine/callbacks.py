@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 WAITING_MAX = 10_000
 
 
-class Teller:
+class CallbackDispatcher:
     """Calls callbacks one after another, in the order of what happened. Any thread may tell.
 
     :param engine: what the thread belongs to, so that a callback may close it.
@@ -34,7 +34,7 @@ class Teller:
         self._lock = threading.Lock()
         self._started = False
 
-    def tell(self, what: str, *arguments: Any) -> None:
+    def notify(self, what: str, *arguments: Any) -> None:
         """Have the callback `what` called; at once if there is none. Returns at once."""
         if getattr(self._callbacks, what) is getattr(self._nothing, what):
             return

@@ -17,7 +17,13 @@ from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from tailrace.config.engine_options import BATCH_RECORDS_MAX
+from tailrace.errors import RetriableError as RetriableError  # noqa: PLC0414 - offered here, too
+from tailrace.errors import StopEngine as StopEngine  # noqa: PLC0414
+
 if TYPE_CHECKING:
+    from tailrace.errors import TailraceError
+
     # Records bring every kernel with them; who reads offsets or a status needs none.
     from tailrace.records.batch import Batch, Offset, Partition
     from tailrace.records.events import Event, Events
@@ -174,6 +180,8 @@ class CommitPolicy(Protocol):
     def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
         """Tell whether to commit now; called after each batch and while nothing comes.
 
+        While a batch is processed, it is called several times a second, and after each 256 records.
+
         :param processed: records processed since the last commit, dropped ones included; may be 0.
         :param at_transaction_end: whether no transaction is open after what can be committed.
         :param since_commit_s: seconds since the last commit, from the task's start for the first.
@@ -195,6 +203,10 @@ class Committer(Protocol):
         :param place: the record's `place`.
         :param offset: kept in the place of the record's own.
         """
+        ...
+
+    def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
+        """Count records of `batch` as processed, by their places; in any order."""
         ...
 
     def mark_dropped(self, batch: Batch) -> None:
@@ -238,6 +250,11 @@ class TaskCommits(Committer, OffsetWriter, Protocol):
         """Commit if the policy wants it now; called when nothing was polled."""
         ...
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the last write to the store failed; None if it did not, or has not ended. Any thread."""
+        ...
+
     def finish(self, timeout_s: float) -> bool:
         """Commit what can be committed, whatever the policy says; tell whether all of that is kept.
 
@@ -263,7 +280,7 @@ class RecordProcessor(Protocol):
     ) -> None:
         """Take what is needed; called once, before the first batch, on the task's thread.
 
-        :param executor: shared by all tasks, with `record_processing.threads` threads.
+        :param executor: of this life of the task, with `record_processing.threads` threads.
         :param transform: the chain of transformations, or None: records stay as they are; any thread.
         :param convert: the converter (`Converted` for a group), or None; any thread.
         """
@@ -291,7 +308,9 @@ class RecordProcessor(Protocol):
         """Give up what is not done. Called once, on any thread, after the last `process` and `drain`.
 
         Nothing more is handed to a handler, and nothing marked, after it has returned; a handler
-        that is running can't be stopped, and is not waited for. Never raises.
+        that is running can't be stopped, and is not waited for. Never raises. Under `on_task_failure:
+        restart` the task's next life, with a new processor, begins when the handlers that the engine's
+        own processors called have returned; a user's processor keeps its calls apart itself.
         """
         ...
 
@@ -385,6 +404,7 @@ class TaskContext:
     :param finish: the task calls it when it has no more to give, once; any thread. It is not polled
         again; when all tasks have finished and everything is processed, the engine ends with success.
     :param wanted: whether anybody gets the records; if not, `poll` need not return any.
+    :param batch_records_max: most records that a batch is to have (`record_processing.batch_records_max`).
     :param offset_writer: for partitions of the task's own. What is written has its place among what `poll`
         returns: behind every batch of a `poll` that has returned, in front of one that a `poll` under way
         returns. It is committed as the offset of a batch without records would be: once everything
@@ -410,6 +430,7 @@ class TaskContext:
     commit_policy: CommitPolicy
     metrics: Metrics
     transformations: Callable[[Group], Iterable[Group]] | None = None
+    batch_records_max: int = BATCH_RECORDS_MAX
 
 
 @runtime_checkable
@@ -461,6 +482,16 @@ class Recovers(Protocol):
         ...
 
 
+@runtime_checkable
+class HasErrors(Protocol):
+    """A task that goes on while it can't read its source, or a part of it: it connects again by itself."""
+
+    @property
+    def errors(self) -> Sequence[TailraceError]:
+        """Why that is so, an error for each part; empty if all can be read. Any thread; returns quickly."""
+        ...
+
+
 def _nothing(*_: object) -> None:
     pass
 
@@ -489,15 +520,3 @@ class Callbacks:
     task_stopped: Callable[[int], None] = _nothing
     connector_stopped: Callable[[], None] = _nothing
     completed: Callable[[bool, str, BaseException | None], None] = _nothing
-
-
-class StopEngine(Exception):  # noqa: N818 - a request, not an error
-    """Raised by a handler: end the engine in good order, this record or batch counted as processed."""
-
-
-class RetriableError(Exception):
-    """Raised by a handler, or by a task's `poll`: what failed may pass, try again after a while.
-
-    What was handed over is handed over again: the same batch, or the same record. As are errors of
-    ours whose kind is tried again by `errors.POLICY`.
-    """

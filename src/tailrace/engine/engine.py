@@ -19,8 +19,7 @@ import structlog
 from tailrace.config import EngineConfig, EngineOptions
 from tailrace.engine.arguments import check
 from tailrace.engine.assembly import assemble
-from tailrace.engine.callbacks import Teller
-from tailrace.engine.connector_offsets import ConnectorOffsets
+from tailrace.engine.callbacks import CallbackDispatcher
 from tailrace.engine.contracts import (
     BatchHandler,
     Callbacks,
@@ -36,15 +35,16 @@ from tailrace.engine.contracts import (
     TaskCommits,
 )
 from tailrace.engine.failures import as_engine_failure, timed_out
-from tailrace.engine.life import Event, Life, State
+from tailrace.engine.lifecycle import EngineEvent, EngineLifecycle, State
 from tailrace.engine.logs import to_logging
 from tailrace.engine.masking import masked
 from tailrace.engine.metrics import EngineMetrics
 from tailrace.engine.metrics_endpoint import MetricsEndpoint
-from tailrace.engine.processing.tally import Tally
+from tailrace.engine.offsets.connector_offsets import ConnectorOffsets
+from tailrace.engine.processing.task_counts import TaskCounts
 from tailrace.engine.supervision import Phase, Supervision
-from tailrace.engine.tasks import Company, Gates, TaskThread
-from tailrace.engine.threads import Call, Pool, adopt, join_all, owner
+from tailrace.engine.tasks import LifecycleEvents, TaskEnvironment, TaskThread
+from tailrace.engine.threads import BoundedCall, Pool, adopt, join_all, owner, wait_for
 from tailrace.engine.views import EngineView, TaskView
 from tailrace.errors import Kind, TailraceError
 
@@ -127,9 +127,9 @@ class Engine:
         self._limit_s = parts.options.task_management_timeout_ms / 1000
         self._shutdown_s = parts.options.record_processing.shutdown_timeout_ms / 1000
         self._lock = threading.Lock()
-        self._life = Life()
+        self._life = EngineLifecycle()
         self._error: TailraceError | None = None
-        self._gates = Gates()
+        self._latches = LifecycleEvents()
         self._tasks: tuple[TaskThread, ...] = ()
         self._supervision: Supervision | None = None
         self._store: OffsetStore | None = None
@@ -138,8 +138,8 @@ class Engine:
         self._shown = MetricsEndpoint(parts.name)
         self._connector_called = False
         self._creating = threading.Lock()
-        self._pool = Pool(parts.options.record_processing.thread_count, f"{parts.name} pool", self)
-        self._teller = Teller(callbacks or Callbacks(), f"{parts.name} callbacks", self)
+        self._pools: dict[str, Pool] = {}  # of each task's present life
+        self._callbacks = CallbackDispatcher(callbacks or Callbacks(), f"{parts.name} callbacks", self)
         self._thread: threading.Thread | None = None
         self._entered = False
         self._up = threading.Event()  # records flow, or it has come to an end
@@ -159,7 +159,7 @@ class Engine:
         try:
             self._wait_stopped(None)
         except BaseException:
-            self._close_if_open()
+            self.close()
             raise
         self._raise_failure()
 
@@ -172,9 +172,9 @@ class Engine:
         """
         self._launch()
         try:
-            self._up.wait()
+            wait_for(self._up, None)
         except BaseException:
-            self._close_if_open()
+            self.close()
             raise
         if self._life.failed:
             self._wait_stopped(None)
@@ -186,14 +186,17 @@ class Engine:
         While tasks start, waits until every start has ended, and stops them all. From a callback, a
         handler, or a task, which the end waits for in its turn, it returns at once.
 
+        One that has stopped stays as it is; why it failed is raised by `run`, `start` and `wait`.
+
         :param timeout_s: wait no longer; the engine goes on ending. None: as long as its own limits allow.
-        :raises TailraceError: `ENGINE_MISUSED` if it has stopped already; `TASK_TIMED_OUT`.
+        :raises TailraceError: `TASK_TIMED_OUT`.
         """
         with self._lock:
             unborn = self._life.state is State.CREATING
-            self._take(Event.CLOSE_CALLED)
+            if self._life.state is not State.STOPPED:
+                self._take(EngineEvent.CLOSE_CALLED)
             if unborn:
-                self._take(Event.EVERYTHING_STOPPED)
+                self._take(EngineEvent.EVERYTHING_STOPPED)
         if unborn:
             self._end()
         if owner() is self:
@@ -227,8 +230,8 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close unless it has ended, and raise why it failed unless something else is raised."""
-        self._close_if_open()
+        """Close, and raise why it failed unless something else is raised."""
+        self.close()
         if error is None:
             self._raise_failure()
 
@@ -239,8 +242,12 @@ class Engine:
 
     @property
     def error(self) -> TailraceError | None:
-        """Why it fails, or has failed."""
-        return self._error
+        """Why it fails, or has failed; as long as it goes on, why a source can't be read now."""
+        if self._error is not None or self._life.state is State.STOPPED:
+            return self._error
+        supervision = self._supervision
+        isolated = [] if supervision is None else supervision.failures()
+        return next((error for task in self._tasks for error in (*isolated, *task.errors)), None)
 
     @property
     def metrics(self) -> EngineMetrics:
@@ -252,7 +259,7 @@ class Engine:
         supervision = self._supervision
         tasks = [] if supervision is None else self._tasks
         views = tuple(self._view_of(task, supervision) for task in tasks if supervision is not None)
-        return EngineView(self._parts.name, self._life.state, views, self._error, self._life.story)
+        return EngineView(self._parts.name, self._life.state, views, self.error, self._life.story)
 
     def status(self) -> dict[str, Any]:
         """Return the view as one JSON object."""
@@ -262,14 +269,14 @@ class Engine:
 
     def _launch(self) -> None:
         with self._lock:
-            self._take(Event.RUN_CALLED)
+            self._take(EngineEvent.RUN_CALLED)
         try:
             # Not a daemon: it keeps the process alive as long as the engine works, and its end is bounded.
             self._thread = threading.Thread(target=self._live, name=f"{self._parts.name} engine")
             self._thread.start()
         except BaseException:
             # Ctrl-C, just now: if the thread has begun, it ends at once; nobody would close the engine.
-            self._report_event(Event.CLOSE_CALLED, None)
+            self._report_event(EngineEvent.CLOSE_CALLED, None)
             begun_by_s = time.monotonic() + GRACE_S
             while self._thread is not None and time.monotonic() < begun_by_s:
                 if self._thread.ident is not None:
@@ -284,14 +291,14 @@ class Engine:
             try:
                 part()
             except BaseException as error:  # noqa: BLE001 - all failures end here
-                self._step(Event.FAILURE, as_engine_failure(error, "run the engine"))
-        self._step(Event.EVERYTHING_STOPPED)
+                self._step(EngineEvent.FAILURE, as_engine_failure(error, "run the engine"))
+        self._step(EngineEvent.EVERYTHING_STOPPED)
         self._end()
 
     def _work(self) -> None:
         if self._start_all():
             self._up.set()
-            self._gates.ending.wait()
+            self._latches.ending.wait()
 
     def _start_all(self) -> bool:
         """Go from state to state until tasks poll; tell whether they do."""
@@ -314,17 +321,17 @@ class Engine:
         )
         self._connector_called = True
         self._within_limit("start the connector", lambda: parts.connector.start(context))
-        self._teller.tell("connector_started")
-        if not self._step(Event.CONNECTOR_STARTED):
+        self._callbacks.notify("connector_started")
+        if not self._step(EngineEvent.CONNECTOR_STARTED):
             return False
         self._within_limit("create tasks", self._create_tasks)
-        if not self._step(Event.TASKS_CREATED):
+        if not self._step(EngineEvent.TASKS_CREATED):
             return False
         self._start_tasks()
-        if not self._step(Event.STARTS_ENDED):
+        if not self._step(EngineEvent.STARTS_ENDED):
             return False
-        self._teller.tell("polling_started")
-        self._gates.may_poll.set()
+        self._callbacks.notify("polling_started")
+        self._latches.may_poll.set()
         return True
 
     def _create_tasks(self) -> None:
@@ -338,13 +345,13 @@ class Engine:
             )
         assert self._store is not None
         supervision = self._supervision = Supervision(parts.options, len(settings), self._report_event)
-        company = Company(
+        environment = TaskEnvironment(
             engine=self,
             name=parts.name,
             options=parts.options,
             clock=parts.clock,
             offsets=self._store,
-            gates=self._gates,
+            latches=self._latches,
             supervision=supervision,
             wanted=parts.wanted,
             transform=parts.stages.transform,
@@ -352,12 +359,12 @@ class Engine:
             new_task=self._new_task,
             new_commits=self._new_commits,
             new_processor=self._new_processor,
-            tell=self._teller.tell,
+            notify=self._callbacks.notify,
         )
         tasks = []
         for number, own in enumerate(settings):
             log.debug("task configuration", engine=parts.name, task=number, settings=masked(own))
-            tasks.append(TaskThread(number, own, self._new_task(), company))
+            tasks.append(TaskThread(number, own, self._new_task(), environment))
         self._tasks = tuple(tasks)
 
     def _start_tasks(self) -> None:
@@ -371,51 +378,52 @@ class Engine:
             if not task.start_ended.wait(max(0.0, deadline_s - time.monotonic()))
         ]
         if late:
-            self._step(Event.FAILURE, timed_out("start tasks", late, self._limit_s))
+            self._step(EngineEvent.FAILURE, timed_out("start tasks", late, self._limit_s))
 
     def _stop_all(self) -> None:
         """Stop what was started: processing, tasks, the offset store, the connector."""
-        polled = self._gates.may_poll.is_set()
-        self._gates.may_poll.set()
+        polled = self._latches.may_poll.is_set()
+        self._latches.may_poll.set()
         deadline_s = time.monotonic() + self._shutdown_s + self._limit_s
         started = [task for task in self._tasks if task.thread.ident is not None]
         # Half of the time is for polls that do not return; the rest, to stop their tasks all the same.
         for task in started:
             task.polling_ended.wait(max(0.0, deadline_s - self._limit_s / 2 - time.monotonic()))
         if polled:
-            self._teller.tell("polling_stopped")
-        self._gates.may_stop.set()
+            self._callbacks.notify("polling_stopped")
+        self._latches.may_stop.set()
         for task in started:
             if task.polling_ended.is_set():
                 task.thread.join(max(0.0, deadline_s - time.monotonic()))
         self._force([task for task in started if task.thread.is_alive()])
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in tuple(self._pools.values()):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self._connector_offsets is not None:
             self._connector_offsets.close()
         if self._store is not None:
             self._attempt("stop the offset store", self._store.stop)
         if self._connector_called:
             self._attempt("stop the connector", self._parts.connector.stop)
-            self._teller.tell("connector_stopped")
+            self._callbacks.notify("connector_stopped")
         isolated = [] if self._supervision is None else self._supervision.failures()
         if isolated and self._error is None:
-            self._step(Event.FAILURE, isolated[0])
+            self._step(EngineEvent.FAILURE, isolated[0])
 
     def _force(self, late: Sequence[TaskThread]) -> None:
         """Stop tasks whose threads hang in somebody's code, as far as that can be done."""
         if not late:
             return
-        calls = [Call(f"stop task {task.number}", self, task.force_stop) for task in late]
+        calls = [BoundedCall(f"stop task {task.number}", self, task.force_stop) for task in late]
         deadline_s = time.monotonic() + min(FORCE_S, self._limit_s)
         for call in calls:
             try:
                 call.wait(deadline_s - time.monotonic())
             except BaseException as error:  # noqa: BLE001 - all failures end in one place
-                self._step(Event.FAILURE, as_engine_failure(error, "stop a task that hangs"))
+                self._step(EngineEvent.FAILURE, as_engine_failure(error, "stop a task that hangs"))
         join_all([task.thread for task in late], GRACE_S)
         numbers = [task.number for task in late if task.thread.is_alive()]
         if numbers:
-            self._step(Event.FAILURE, timed_out("stop tasks", numbers, self._limit_s))
+            self._step(EngineEvent.FAILURE, timed_out("stop tasks", numbers, self._limit_s))
 
     def _end(self) -> None:
         """Close what is left, and tell everybody that it is over."""
@@ -433,23 +441,23 @@ class Engine:
             error=None if error is None else str(error),
         )
         message = f"engine {self._parts.name!r} completed normally" if error is None else str(error)
-        self._teller.tell("completed", error is None, message, error)
-        if not self._teller.finish(GRACE_S):
+        self._callbacks.notify("completed", error is None, message, error)
+        if not self._callbacks.finish(GRACE_S):
             log.warning("a callback hangs: the engine ends without it", engine=self._parts.name)
-        self._pool.join(GRACE_S)
+        join_all([thread for pool in tuple(self._pools.values()) for thread in pool.threads], GRACE_S)
         self._stopped.set()
         self._up.set()
 
     # ------------------------------------------------------------------ parts of it
 
-    def _take(self, event: Event, error: TailraceError | None = None) -> None:
+    def _take(self, event: EngineEvent, error: TailraceError | None = None) -> None:
         """Change the life; the only place that does, under the lock."""
         before = self._life
         try:
             self._life = before.step(event)
         except TailraceError as misused:
             raise misused from self._error
-        if event is Event.FAILURE:
+        if event is EngineEvent.FAILURE:
             if self._error is None:
                 self._error = error
             elif error is not None and error is not self._error:
@@ -457,27 +465,27 @@ class Engine:
         if self._life.state is not before.state:
             log.info("engine", engine=self._parts.name, state=str(self._life.state), because=str(event))
         if self._life.ending is not None:
-            self._gates.end(self._shutdown_s)
+            self._latches.end(self._shutdown_s)
 
-    def _step(self, event: Event, error: TailraceError | None = None) -> bool:
+    def _step(self, event: EngineEvent, error: TailraceError | None = None) -> bool:
         """Hear of `event`; tell whether the engine goes on."""
         with self._lock:
             self._take(event, error)
             return self._life.goes_on
 
-    def _report_event(self, event: Event, error: TailraceError | None) -> None:
+    def _report_event(self, event: EngineEvent, error: TailraceError | None) -> None:
         with self._lock:
             # A thread that was given up may come back from the dead.
             if self._life.state is not State.STOPPED:
                 self._take(event, error)
 
     def _report(self, error: BaseException) -> None:
-        self._report_event(Event.FAILURE, as_engine_failure(error, "run the connector"))
+        self._report_event(EngineEvent.FAILURE, as_engine_failure(error, "run the connector"))
 
     def _within_limit(self, doing: str, function: Callable[[], None]) -> None:
         """Call what is somebody else's, and wait for it no longer than the limit."""
         try:
-            ended = Call(f"{self._parts.name}: {doing}", self, function).wait(self._limit_s)
+            ended = BoundedCall(f"{self._parts.name}: {doing}", self, function).wait(self._limit_s)
         except Exception as error:
             raise as_engine_failure(error, doing) from error
         if not ended:
@@ -488,7 +496,7 @@ class Engine:
         try:
             self._within_limit(doing, function)
         except BaseException as error:  # noqa: BLE001 - all failures end in one place
-            self._step(Event.FAILURE, as_engine_failure(error, doing))
+            self._step(EngineEvent.FAILURE, as_engine_failure(error, doing))
 
     def _new_task(self) -> SourceTask:
         with self._creating:
@@ -499,9 +507,15 @@ class Engine:
         assert self._connector_offsets is not None
         return self._parts.new_commits(self._store, task.commit, self._connector_offsets.claim, name)
 
-    def _new_processor(self, commits: TaskCommits, name: str, tally: Tally) -> RecordProcessor:
-        processor = self._parts.new_processor(self._gates.ending, name, tally)
-        processor.initialize(self._pool, self._parts.stages.transform, self._parts.stages.convert, commits)
+    def _new_processor(self, commits: TaskCommits, name: str, counts_of_task: TaskCounts) -> RecordProcessor:
+        parts = self._parts
+        processor = parts.new_processor(self._latches.ending, name, counts_of_task)
+        # A transformation that hangs holds threads of its own task alone, and none of the task's next life.
+        if (earlier := self._pools.get(name)) is not None:
+            earlier.shutdown(wait=False, cancel_futures=True)
+        pool = Pool(parts.options.record_processing.thread_count, f"{parts.name} {name} pool", self)
+        self._pools[name] = pool
+        processor.initialize(pool, parts.stages.transform, parts.stages.convert, commits)
         return processor
 
     def _task(self, number: int) -> SourceTask:
@@ -510,40 +524,33 @@ class Engine:
         return self._tasks[number].task
 
     def _view_of(self, task: TaskThread, supervision: Supervision) -> TaskView:
-        number, counts, tally = task.number, task.counts, task.counts.tally
+        number, counts, counts_of_task = task.number, task.counts, task.counts.counts_of_task
+        errors = task.errors
         return TaskView(
             number=number,
             state=supervision.phase(number) if task.thread.ident is not None else Phase.CREATED,
             polled=counts.polled,
             batches=counts.batches,
-            delivered=tally.delivered,
-            dropped=tally.dropped,
+            delivered=counts_of_task.delivered,
+            dropped=counts_of_task.dropped,
             processed=task.processed,
             committed=task.committed,
-            retries=counts.retries + tally.retries,
+            retries=counts.retries + counts_of_task.retries,
             restarts=supervision.restarts(number),
-            batches_under_way=tally.batches,
-            bytes_under_way=tally.size_bytes,
+            batches_under_way=counts_of_task.batches,
+            bytes_under_way=counts_of_task.size_bytes,
             poll_s=counts.poll_s,
-            handler_s=tally.handling_s,
-            error=supervision.error(number),
+            handler_s=counts_of_task.handling_s,
+            errors=errors,
+            error=errors[0] if errors else supervision.error(number),
         )
 
     def _wait_stopped(self, timeout_s: float | None) -> bool:
-        if not self._stopped.wait(timeout_s):
+        if not wait_for(self._stopped, timeout_s):
             return False
         if self._thread is not None:
             self._thread.join(GRACE_S)  # it has nothing left to do
         return True
-
-    def _close_if_open(self) -> None:
-        try:
-            self.close()
-        except TailraceError as error:
-            if error.kind is not Kind.ENGINE_MISUSED:
-                raise
-            if owner() is not self:
-                self._wait_stopped(None)
 
     def _raise_failure(self) -> None:
         if self._error is not None:

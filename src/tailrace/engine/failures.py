@@ -53,6 +53,24 @@ def as_engine_failure(error: BaseException, doing: str) -> TailraceError:
     return found
 
 
+def unkept(cause: BaseException | None) -> TailraceError:
+    """Return the error of an end at which offsets were processed and could not be stored.
+
+    :param cause: why the last write failed; None: it has not ended.
+    """
+    if isinstance(cause, TailraceError):
+        return cause
+    what = "the write has not ended in time" if cause is None else f"the store failed with {named(cause)}"
+    found = TailraceError(
+        Kind.OFFSETS_UNWRITABLE,
+        f"store offsets at the end: {what}",
+        "what was processed since the last commit comes again; look at where offsets are kept, and at "
+        "engine.offset_commit.timeout_ms",
+    )
+    found.__cause__ = cause
+    return found
+
+
 def timed_out(attempt: str, tasks: list[int], limit_s: float) -> TailraceError:
     """Return the error of what took longer than `task_management_timeout_ms`."""
     return TailraceError(

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.engine.contracts import Counter, Gauge, Histogram
-from tailrace.engine.life import State
+from tailrace.engine.lifecycle import State
 from tailrace.engine.supervision import Phase
 from tailrace.engine.views import EngineView, TaskView
 from tailrace.errors import Kind, TailraceError
@@ -58,6 +58,7 @@ COUNTERS = (
 GAUGES = (
     _Own("queue_batches", "Batches polled and not handed over.", lambda task: task.batches_under_way),
     _Own("queue_bytes", "Bytes of batches polled and not handed over.", lambda task: task.bytes_under_way),
+    _Own("source_errors", "Parts of the source that can't be read now.", lambda task: len(task.errors)),
 )
 
 

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from tailrace.config import EngineOptions
 from tailrace.config.fields import Extension
 from tailrace.config.problems import from_pydantic
-from tailrace.converters import building as converters
+from tailrace.converters import factory as converters
 from tailrace.converters.contract import Converter
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
-from tailrace.transforms import building
+from tailrace.transforms import factory
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Stages:
 
 
 def stages_of(
-    transformations: Sequence[building.TransformationLike],
-    predicates: Mapping[str, building.PredicateLike],
+    transformations: Sequence[factory.TransformationLike],
+    predicates: Mapping[str, factory.PredicateLike],
     converter: Converter | Extension | Mapping[str, Any] | str | None,
     options: EngineOptions,
 ) -> Stages:
@@ -38,14 +38,14 @@ def stages_of(
     A converter that is given in Python takes the place of the options'.
     :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`.
     """
-    chain = building.build([*options.transformations, *transformations], {**options.predicates, **predicates})
+    chain = factory.build([*options.transformations, *transformations], {**options.predicates, **predicates})
     converting = _converter(converter if converter is not None else options.converter)
     closers = [chain.close]
     if converting is not None:
         closers.append(converting.close)
     return Stages(
         chain.apply if len(chain) else None,
-        None if converting is None else converting.convert,
+        None if converting is None else converters.Converting(converting),
         tuple(closers),
     )
 

@@ -15,7 +15,7 @@ import structlog
 from tailrace.config import EngineOptions
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.failures import as_task_failure
-from tailrace.engine.life import Event
+from tailrace.engine.lifecycle import EngineEvent
 from tailrace.errors import TailraceError
 
 log = structlog.get_logger(__name__)
@@ -53,7 +53,7 @@ class Supervision:
     """
 
     def __init__(
-        self, options: EngineOptions, count: int, end: Callable[[Event, TailraceError | None], None]
+        self, options: EngineOptions, count: int, end: Callable[[EngineEvent, TailraceError | None], None]
     ) -> None:
         self._policy = options.on_task_failure
         self._end = end
@@ -119,7 +119,7 @@ class Supervision:
             wait_s=wait_s,
         )
         if wait_s is None and not isolates:
-            self._end(Event.FAILURE, self._isolated[0] if self._isolated else failure)
+            self._end(EngineEvent.FAILURE, self._isolated[0] if self._isolated else failure)
         return wait_s
 
     def finished(self, number: int) -> None:
@@ -128,11 +128,11 @@ class Supervision:
             self._books[number].phase = Phase.FINISHED
             is_last = not any(other.phase in _AT_WORK for other in self._books)
         if is_last:
-            self._end(Event.TASKS_FINISHED, None)
+            self._end(EngineEvent.TASKS_FINISHED, None)
 
     def stop_asked(self) -> None:
         """Hear that a handler asks for the end of the engine."""
-        self._end(Event.STOP_ASKED, None)
+        self._end(EngineEvent.STOP_ASKED, None)
 
     def failures(self) -> list[TailraceError]:
         """The failures of tasks that were isolated, in their order."""

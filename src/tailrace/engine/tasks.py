@@ -1,15 +1,16 @@
 """A task on its thread: it starts, polls and hands over, ends, and may begin a life anew.
 
-Who decides is elsewhere: `Supervision` about failures, the engine, by `Gates`, about when tasks begin
-to poll and when they are stopped. A life of a task has a processor and a committer of its own.
+Who decides is elsewhere: `Supervision` about failures, the engine, by `LifecycleEvents`, about when tasks
+begin to poll and when they are stopped. A life of a task has a processor and a committer of its own.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -18,6 +19,7 @@ from tailrace.config import EngineOptions
 from tailrace.engine.backoff import Backoff, is_retriable
 from tailrace.engine.contracts import (
     Clock,
+    HasErrors,
     Metrics,
     OffsetReader,
     RecordProcessor,
@@ -28,12 +30,12 @@ from tailrace.engine.contracts import (
     TaskCommits,
     TaskContext,
 )
-from tailrace.engine.failures import named
-from tailrace.engine.processing.tally import Tally
-from tailrace.engine.retrying import GivenUpError, Retrying
+from tailrace.engine.failures import as_task_failure, named, timed_out, unkept
+from tailrace.engine.processing.task_counts import TaskCounts
+from tailrace.engine.retry import GivenUpError, Retrying
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.threads import adopt
-from tailrace.errors import TailraceError
+from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch
 from tailrace.records.group import Group
 
@@ -46,7 +48,7 @@ POLL_S = 0.5
 LOOK_S = 0.01
 
 
-class Gates:
+class LifecycleEvents:
     """What the engine lets tasks do. It opens each gate once."""
 
     def __init__(self) -> None:
@@ -71,7 +73,7 @@ class Gates:
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class TaskEnvironment:
     """What the tasks of an engine have in common.
 
     :param wanted: whether anybody gets the records.
@@ -79,7 +81,7 @@ class Company:
     :param metrics: of a task, by its number.
     :param new_task: of the connector; one call at a time.
     :param new_processor: a processor that was initialised.
-    :param tell: has a callback called.
+    :param notify: has a callback called.
     """
 
     engine: object
@@ -87,15 +89,15 @@ class Company:
     options: EngineOptions
     clock: Clock
     offsets: OffsetReader
-    gates: Gates
+    latches: LifecycleEvents
     supervision: Supervision
     wanted: bool
     transform: Callable[[Group], Iterable[Group]] | None
     metrics: Callable[[int], Metrics]
     new_task: Callable[[], SourceTask]
     new_commits: Callable[[SourceTask, str], TaskCommits]
-    new_processor: Callable[[TaskCommits, str, Tally], RecordProcessor]
-    tell: Callable[[str, int], None]
+    new_processor: Callable[[TaskCommits, str, TaskCounts], RecordProcessor]
+    notify: Callable[[str, int], None]
 
     def backoff(self) -> Backoff:
         """Return the waits between attempts."""
@@ -108,7 +110,7 @@ class Company:
 
 
 @dataclass(slots=True)
-class Counts:
+class PollCounts:
     """What a task has done, over all its lives."""
 
     polled: int = 0
@@ -117,7 +119,7 @@ class Counts:
     committed: int = 0
     retries: int = 0  # of starts and polls
     poll_s: float = 0.0
-    tally: Tally = field(default_factory=Tally)
+    counts_of_task: TaskCounts = field(default_factory=TaskCounts)
 
 
 @dataclass(slots=True, eq=False)
@@ -125,34 +127,38 @@ class _Life:
     # One life of a task. `stop` may come from another thread, when this one hangs.
     number: int
     task: SourceTask
-    company: Company
-    counts: Counts
+    environment: TaskEnvironment
+    counts: PollCounts
     commits: TaskCommits
     doing: str = "start"
     started: bool = False
     taken: int = 0  # records
+    unkept: bool = False  # what could be committed at the end was not
     finished: threading.Event = field(default_factory=threading.Event)
     processor: RecordProcessor | None = None
     _stopped: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, settings: Settings) -> None:
-        company = self.company
+        environment = self.environment
         context = TaskContext(
-            company.name,
+            environment.name,
             self.number,
             settings,
-            company.offsets,
-            company.clock,
-            company.gates.ending,
+            environment.offsets,
+            environment.clock,
+            environment.latches.ending,
             self.finished.set,
-            company.wanted,
+            environment.wanted,
             offset_writer=self.commits,
             commit_policy=self.commits.policy,
-            metrics=company.metrics(self.number),
-            transformations=company.transform,
+            metrics=environment.metrics(self.number),
+            transformations=environment.transform,
+            batch_records_max=environment.options.record_processing.batch_records_max,
         )
         self.task.start(context)
-        self.processor = company.new_processor(self.commits, f"task {self.number}", self.counts.tally)
+        self.processor = environment.new_processor(
+            self.commits, f"task {self.number}", self.counts.counts_of_task
+        )
         self.started = True
 
     def turn(self, polling: Retrying) -> None:
@@ -160,7 +166,7 @@ class _Life:
         assert self.processor is not None
         self.doing = "poll"
         batch = polling.call(self._poll)
-        if self.company.gates.ending.is_set():
+        if self.environment.latches.ending.is_set():
             return  # what came was handed to nobody: it comes again in the next life
         self.doing = "process"
         if batch is None:
@@ -177,9 +183,16 @@ class _Life:
     def _poll(self) -> Batch | None:
         began_s = time.monotonic()
         try:
-            return self.task.poll(POLL_S)
+            found = self.task.poll(POLL_S)
         finally:
             self.counts.poll_s += time.monotonic() - began_s
+        if found is not None and not isinstance(found, Batch):
+            raise TailraceError(
+                Kind.RECORD_INVALID,
+                f"poll: the task returned {type(found).__name__}, and no Batch",
+                "a poll returns a tailrace.records.batch.Batch (Batch.of_records makes one), or None",
+            )
+        return found
 
     def settle(self) -> bool:
         """Wait a while for what is under way; tell whether nothing is."""
@@ -222,8 +235,9 @@ class _Life:
         """
         if not self._stopped.acquire(blocking=False):
             return False
-        if not self.commits.finish(self.company.options.offset_commit.timeout_ms / 1000):
+        if not self.commits.finish(self.environment.options.offset_commit.timeout_ms / 1000):
             log.warning("not all that could be committed was: it comes again", task=self.number)
+            self.unkept = True
         self.doing = "stop"
         failpoints.hit("engine.before_stop")
         self.task.stop()
@@ -236,23 +250,26 @@ class TaskThread:
     :param first: the task of its first life.
     """
 
-    def __init__(self, number: int, settings: Settings, first: SourceTask, company: Company) -> None:
+    def __init__(
+        self, number: int, settings: Settings, first: SourceTask, environment: TaskEnvironment
+    ) -> None:
         self.number = number
-        self.counts = Counts()
+        self.counts = PollCounts()
         self._settings = settings
         self._first = first
-        self._company = company
+        self._environment = environment
         self._life: _Life | None = None
         what = f"task {number}"
-        clock, ending = company.clock, company.gates.ending
-        self._start_backoff = company.backoff()
+        clock, ending = environment.clock, environment.latches.ending
+        self._start_backoff = environment.backoff()
+        self._start_error: BaseException | None = None  # until a start succeeds
         self._polling = Retrying(
-            f"{what}: poll", company.backoff(), clock, ending, self._count_retry, self._has_passed
+            f"{what}: poll", environment.backoff(), clock, ending, self._count_retry, self._has_passed
         )
         #: The first start has ended, well or not.
         self.start_ended = threading.Event()
         self.polling_ended = threading.Event()
-        self.thread = threading.Thread(target=self._run, name=f"{company.name} {what}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"{environment.name} {what}", daemon=True)
 
     @property
     def task(self) -> SourceTask:
@@ -272,6 +289,24 @@ class TaskThread:
         life = self._life
         return self.counts.committed + (life.commits.committed if life is not None else 0)
 
+    @property
+    def errors(self) -> tuple[TailraceError, ...]:
+        """Why the source, or a part of it, can't be read now; empty if all of it can. Any thread."""
+        if self._environment.supervision.phase(self.number) not in (Phase.STARTING, Phase.POLLING):
+            return ()
+        found: list[tuple[BaseException, str]] = []
+        if (error := self._start_error) is not None:
+            found.append((error, "start"))
+        if (error := self._polling.error) is not None:
+            found.append((error, "poll"))
+        task = self.task
+        if isinstance(task, HasErrors):
+            # A task of somebody else's may have another `errors`.
+            errors: Any = task.errors
+            if isinstance(errors, Sequence):
+                found += [(error, "poll") for error in errors if isinstance(error, BaseException)]
+        return tuple(as_task_failure(error, self.number, doing) for error, doing in found)
+
     def force_stop(self) -> None:
         """Stop the task from another thread, as its own hangs in somebody's code."""
         life = self._life
@@ -282,28 +317,49 @@ class TaskThread:
             life.stop()
 
     def _run(self) -> None:
-        adopt(self._company.engine)
+        adopt(self._environment.engine)
         try:
-            task, ending = self._first, self._company.gates.ending
+            task, ending = self._first, self._environment.latches.ending
             while (wait_s := self._live(task)) is not None:
-                if self._company.clock.wait(ending, wait_s):
+                if self._environment.clock.wait(ending, wait_s) or not self._handler_returned():
                     break
-                task = self._company.new_task()
+                task = self._environment.new_task()
         except BaseException as error:  # noqa: BLE001 - all failures end in one place
-            self._company.supervision.failed(self.number, error, "create", got_on=False, may_restart=False)
+            self._environment.supervision.failed(
+                self.number, error, "restart", got_on=False, may_restart=False
+            )
         finally:
             self.start_ended.set()
             self.polling_ended.set()
-            self._company.supervision.note(self.number, Phase.STOPPED)
+            self._environment.supervision.note(self.number, Phase.STOPPED)
+
+    def _handler_returned(self) -> bool:
+        """Wait until no handler of the life before runs any more; tell whether there may be another life.
+
+        Two lives must not call it at once, with the same records. One that hangs ends the engine.
+        """
+        ending, limit_s = (
+            self._environment.latches.ending,
+            self._environment.options.task_management_timeout_ms / 1000,
+        )
+        until_s = time.monotonic() + limit_s
+        if self.counts.counts_of_task.calls:
+            log.warning("a handler still runs: the task is restarted when it has returned", task=self.number)
+        while self.counts.counts_of_task.calls:
+            if time.monotonic() >= until_s:
+                raise timed_out("restart a task whose handler still runs", [self.number], limit_s)
+            if ending.wait(LOOK_S):
+                return False
+        return True
 
     def _live(self, task: SourceTask) -> float | None:
         """Live one life of the task; return the seconds until the next, None if there is none."""
-        company, supervision = self._company, self._company.supervision
-        commits = company.new_commits(task, f"task {self.number}")
+        environment, supervision = self._environment, self._environment.supervision
+        commits = environment.new_commits(task, f"task {self.number}")
         if self._life is not None:
             self.counts.processed += self._life.commits.processed
             self.counts.committed += self._life.commits.committed
-        life = self._life = _Life(self.number, task, company, self.counts, commits)
+        life = self._life = _Life(self.number, task, environment, self.counts, commits)
         wait_s = None
         try:
             self._start_and_poll(life)
@@ -317,27 +373,32 @@ class TaskThread:
         return wait_s
 
     def _start_and_poll(self, life: _Life) -> None:
-        company, supervision, gates = self._company, self._company.supervision, self._company.gates
+        environment, supervision, latches = (
+            self._environment,
+            self._environment.supervision,
+            self._environment.latches,
+        )
         supervision.note(self.number, Phase.STARTING)
         life.start(self._settings)
-        self._start_backoff = self._start_backoff.after_success()
-        company.tell("task_started", self.number)
+        self._start_backoff, self._start_error = self._start_backoff.after_success(), None
+        environment.notify("task_started", self.number)
         self.start_ended.set()
-        gates.may_poll.wait()
+        latches.may_poll.wait()
         supervision.note(self.number, Phase.POLLING)
-        while not gates.ending.is_set() and not life.finished.is_set():
+        while not latches.ending.is_set() and not life.finished.is_set():
             life.turn(self._polling)
-        while not gates.ending.is_set():
+        while not latches.ending.is_set():
             if life.settle():
                 supervision.finished(self.number)
                 break
-        while not gates.ending.wait(POLL_S):
+        while not latches.ending.wait(POLL_S):
             life.commits.tick()
 
     def _verdict(self, error: BaseException, life: _Life) -> float | None:
-        if not life.started and is_retriable(error) and not self._company.gates.ending.is_set():
+        if not life.started and is_retriable(error) and not self._environment.latches.ending.is_set():
             self._start_backoff, wait_s = self._start_backoff.after(error)
             if wait_s is not None:
+                self._start_error = error
                 self._count_retry()
                 log.warning(
                     "a task did not start, tried again",
@@ -347,35 +408,37 @@ class TaskThread:
                 )
                 return wait_s
         doing = life.doing
-        if self._company.options.on_task_failure == "restart":
+        if self._environment.options.on_task_failure == "restart":
             # What was handed over before counts as having got on, once it is done.
             self._end_processing(life, failed=True)
-        wait_s = self._company.supervision.failed(
+        wait_s = self._environment.supervision.failed(
             self.number,
             error,
             doing,
             got_on=life.commits.processed > 0,
-            may_restart=not self._company.gates.ending.is_set(),
+            may_restart=not self._environment.latches.ending.is_set(),
         )
         self.start_ended.set()
         return wait_s
 
     def _end(self, life: _Life, *, failed: bool) -> None:
         """End a life: processing first, then, once no task polls any more, the commit and the stop."""
-        company, gates = self._company, self._company.gates
+        environment, latches = self._environment, self._environment.latches
         self._end_processing(life, failed=failed)
-        if gates.ending.is_set():
+        if latches.ending.is_set():
             # The engine may still wait for the start of this task, which is not tried again.
             self.start_ended.set()
             self.polling_ended.set()
-            gates.may_stop.wait()
+            latches.may_stop.wait()
         try:
             stopped = life.stop()
         except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
             stopped = True
             self._broke(error, life)
         if stopped and life.started:
-            company.tell("task_stopped", self.number)
+            environment.notify("task_stopped", self.number)
+        if life.unkept and not failed and latches.ending.is_set():
+            self._broke(unkept(life.commits.failure), life)
 
     def _end_processing(self, life: _Life, *, failed: bool) -> None:
         try:
@@ -383,18 +446,18 @@ class TaskThread:
         except GivenUpError:
             pass
         except StopEngine:
-            self._company.supervision.stop_asked()
+            self._environment.supervision.stop_asked()
         except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
             # One that failed has told its error already; what it drags along is no news.
             if not failed:
                 self._broke(error, life)
 
     def _processing_left_s(self) -> float:
-        gates, processing = self._company.gates, self._company.options.record_processing
-        return gates.processing_left_s if gates.ending.is_set() else processing.shutdown_timeout_ms / 1000
+        latches, processing = self._environment.latches, self._environment.options.record_processing
+        return latches.processing_left_s if latches.ending.is_set() else processing.shutdown_timeout_ms / 1000
 
     def _broke(self, error: BaseException, life: _Life) -> None:
-        self._company.supervision.failed(self.number, error, life.doing, got_on=True, may_restart=False)
+        self._environment.supervision.failed(self.number, error, life.doing, got_on=True, may_restart=False)
 
     def _has_passed(self, polled: Batch | None) -> bool:
         task = self.task

@@ -6,6 +6,7 @@ it alive while an engine works is the engine's own thread, whose end is bounded.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -15,6 +16,9 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+#: How late the main thread runs the handler of a signal that did not interrupt its wait.
+SIGNAL_DELAY_S_MAX = 0.5
 
 _local = threading.local()
 
@@ -40,6 +44,19 @@ def belonging(function: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
+def wait_for(event: threading.Event, timeout_s: float | None) -> bool:
+    """Wait until `event` is set, at most `timeout_s`; return whether it is.
+
+    For the main thread. Python runs handlers of signals there alone, and a signal does not end a wait without
+    a limit if it comes between Python's last look and the wait, or on another thread: Ctrl-C would be lost.
+    """
+    deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not event.wait(min(SIGNAL_DELAY_S_MAX, max(0.0, deadline_s - time.monotonic()))):
+        if time.monotonic() >= deadline_s:
+            return False
+    return True
+
+
 class Pool(Executor):
     """An executor with threads that belong to an engine.
 
@@ -52,7 +69,7 @@ class Pool(Executor):
         self._name = name
         self._engine = engine
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._futures: set[Future[Any]] = set()
         self._closed = False
@@ -80,10 +97,10 @@ class Pool(Executor):
                 raise RuntimeError("the engine is stopping: it takes no more work")
             self._futures.add(future)
             self._work.put(work)
-            if len(self._threads) < self._threads_max:
-                name = f"{self._name}-{len(self._threads)}"
+            if len(self.threads) < self._threads_max:
+                name = f"{self._name}-{len(self.threads)}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._threads.append(thread)
+                self.threads.append(thread)
                 thread.start()
         return future
 
@@ -95,14 +112,14 @@ class Pool(Executor):
         for future in waiting:
             future.cancel()
         if not closed:
-            for _ in self._threads:
+            for _ in self.threads:
                 self._work.put(None)
         if wait:
             self.join(None)
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait until all threads have ended, at most `timeout_s`; tell whether they have."""
-        return join_all(self._threads, timeout_s)
+        return join_all(self.threads, timeout_s)
 
     def _run(self) -> None:
         adopt(self._engine)
@@ -120,7 +137,7 @@ def join_all(threads: list[threading.Thread], timeout_s: float | None) -> bool:
     return not any(thread.is_alive() for thread in threads)
 
 
-class Call:
+class BoundedCall:
     """A function called on a thread of its own, so that it can be waited for with a limit."""
 
     def __init__(self, name: str, engine: object, function: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.engine.life import State
+from tailrace.engine.lifecycle import State
 from tailrace.engine.supervision import Phase
 from tailrace.errors import TailraceError
 
@@ -25,7 +25,9 @@ class TaskView:
     :param batches_under_way: polled and not handed over yet; of `bytes_under_way`.
     :param poll_s: seconds in `poll`, also those in which it waited for records.
     :param handler_s: seconds in which threads of this process called handlers.
-    :param error: why it failed last.
+    :param errors: why its source, or a part of it, can't be read now: a server that can't be reached, a
+        database that failed while others of the task go on. Empty if all of it can.
+    :param error: the first of them, or why the task failed last.
     """
 
     number: int
@@ -42,6 +44,7 @@ class TaskView:
     bytes_under_way: int
     poll_s: float
     handler_s: float
+    errors: tuple[TailraceError, ...]
     error: TailraceError | None
 
     def as_json(self) -> dict[str, Any]:
@@ -61,13 +64,14 @@ class TaskView:
             "bytes_under_way": self.bytes_under_way,
             "poll_s": round(self.poll_s, 6),
             "handler_s": round(self.handler_s, 6),
+            "errors": [_json(error) for error in self.errors],
             "error": _json(self.error),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The engine; `story` is how it came to its state."""
+    """The engine; `story` is how it came to its state, `error` as `Engine.error`."""
 
     name: str
     state: State

@@ -30,7 +30,7 @@ from tailrace.engine.contracts import (
     StopEngine,
     TaskContext,
 )
-from tailrace.engine.offset_stores import MemoryOffsetStore
+from tailrace.engine.offsets.stores import MemoryOffsetStore
 from tailrace.errors import TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.testing.contexts import Written, connector_context, task_context
@@ -430,6 +430,11 @@ class Marks:
         """Keep the places."""
         with self._lock:
             places = range(batch.polled) if place is None else (place,)
+            self.marked.setdefault(batch.number, set()).update(places)
+
+    def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
+        """Keep the places."""
+        with self._lock:
             self.marked.setdefault(batch.number, set()).update(places)
 
     def mark_dropped(self, batch: Batch) -> None:

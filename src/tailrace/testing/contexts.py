@@ -15,9 +15,9 @@ from tailrace.engine.contracts import (
     Settings,
     TaskContext,
 )
-from tailrace.engine.life import State
+from tailrace.engine.lifecycle import State
 from tailrace.engine.metrics import EngineMetrics
-from tailrace.engine.offset_stores import MemoryOffsetStore
+from tailrace.engine.offsets.stores import MemoryOffsetStore
 from tailrace.engine.views import EngineView
 from tailrace.records.batch import Offset, Partition
 

@@ -15,7 +15,7 @@ from tailrace.records.batch import Batch
 from tailrace.records.events import Events
 
 
-class Takes(enum.StrEnum):
+class HandlerKind(enum.StrEnum):
     """What a handler is called with."""
 
     BATCH = "batch"
@@ -27,18 +27,18 @@ class Takes(enum.StrEnum):
 class Handler:
     """A handler, and what it takes."""
 
-    takes: Takes
+    takes: HandlerKind
     call: Callable[..., Any]
 
 
 def on_batch(call: Callable[..., None]) -> Handler:
     """Return a handler of batches, converted where there is a converter; one of `manual` stays one."""
-    return Handler(Takes.BATCH_AND_COMMITTER if isinstance(call, Manual) else Takes.BATCH, call)
+    return Handler(HandlerKind.BATCH_AND_COMMITTER if isinstance(call, Manual) else HandlerKind.BATCH, call)
 
 
 def on_record(call: Callable[..., None]) -> Handler:
     """Return a handler of single records, or of events where there is a converter."""
-    return Handler(Takes.RECORD, call)
+    return Handler(HandlerKind.RECORD, call)
 
 
 @dataclass(frozen=True, slots=True)

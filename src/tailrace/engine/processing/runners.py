@@ -8,10 +8,10 @@ from typing import Protocol
 from tailrace import extensions
 from tailrace.config import SparkConfig
 from tailrace.engine.contracts import RecordProcessor
-from tailrace.engine.processing.flows import processor_for
+from tailrace.engine.processing.context import Order, ProcessingConfig
 from tailrace.engine.processing.handlers import Handler
+from tailrace.engine.processing.processors import processor_for
 from tailrace.engine.processing.stage import Convert, Transform
-from tailrace.engine.processing.terms import Order, Terms
 
 
 class Runner(Protocol):
@@ -29,7 +29,7 @@ class Runner(Protocol):
         """
         ...
 
-    def processor_for(self, terms: Terms) -> RecordProcessor:
+    def processor_for(self, terms: ProcessingConfig) -> RecordProcessor:
         """Return the processor of one life of a task."""
         ...
 

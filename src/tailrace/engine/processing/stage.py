@@ -7,13 +7,15 @@ order of groups; the order of records is that of their places (`Batch.order`).
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from tailrace.engine.processing.lanes import Lanes, lanes_of, moved_of
-from tailrace.records.batch import Batch
+from tailrace.engine.processing.ordering_keys import OrderingKeys, lanes_of, moved_of
+from tailrace.records.batch import Batch, Partition
 from tailrace.records.events import Converted, Event, Events
 from tailrace.records.group import Group, Places
 from tailrace.records.record import Record
@@ -26,18 +28,18 @@ Convert = Callable[[Group], Converted]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Staged:
+class StagedGroup:
     """A group as it goes on to the handler; what was not asked for is None."""
 
     group: Group
     converted: Converted | None
-    lanes: Lanes | None
+    lanes: OrderingKeys | None
 
-    def take(self, rows: Places) -> Staged:
+    def take(self, rows: Places) -> StagedGroup:
         """Return the records at `rows` (counted within the group, rising)."""
         if len(rows) == len(self.group):
             return self
-        return Staged(
+        return StagedGroup(
             self.group.take(rows),
             None if self.converted is None else self.converted.of_rows(rows),
             None if self.lanes is None else self.lanes.take(rows),
@@ -45,7 +47,7 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ready:
+class ReadyBatch:
     """A batch that is ready to be delivered.
 
     :param given: what a handler of batches gets, and, iterated, handlers of records.
@@ -54,16 +56,16 @@ class Ready:
 
     batch: Batch
     given: Batch | Events
-    lanes: Sequence[Lanes]
+    lanes: Sequence[OrderingKeys]
 
     @classmethod
-    def of(cls, batch: Batch, staged: Sequence[Staged]) -> Ready:
+    def of(cls, batch: Batch, staged: Sequence[StagedGroup]) -> ReadyBatch:
         """Return `batch` with what its records have become."""
         batch = batch.with_groups([one.group for one in staged])
         lanes = [one.lanes for one in staged if one.lanes is not None]
         converted = tuple(one.converted for one in staged if one.converted is not None)
         # A batch of which nothing is left is given to nobody.
-        return Ready(batch, Events(batch, converted) if converted else batch, lanes)
+        return ReadyBatch(batch, Events(batch, converted) if converted else batch, lanes)
 
     def by_record(self) -> Iterator[tuple[int, tuple[Record | Event, ...]]]:
         """Yield each record's place, and what of it a handler gets: itself, or its events, if any."""
@@ -80,6 +82,43 @@ class Ready:
                 at, event = next(events, (-1, None))
             yield place, tuple(found)
 
+    def stretches(self, size: int) -> Iterator[tuple[int, int, Callable[[int], tuple[Record | Event, ...]]]]:
+        """Yield stretches of records, numbered in the source's order from `first` to before `last`, and what
+        returns what a handler gets of a record, by its number; on any thread.
+        """
+        records, groups, partition = self.by_record(), self.batch.groups, self.batch.partition
+        for first in range(0, len(self.batch), size):
+            if isinstance(self.given, Batch):
+                # Made when it is delivered: thousands of records that wait would have the garbage collector
+                # look through everything.
+                of_group, rows = self.batch.order[first : first + size].T.tolist()
+                yield (
+                    first,
+                    first + len(rows),
+                    functools.partial(_record_of, groups, partition, of_group, rows, first),
+                )
+            else:
+                found = [given for _, given in itertools.islice(records, size)]
+                yield first, first + len(found), functools.partial(_found_at, found, first)
+
+
+def _record_of(
+    groups: Sequence[Group],
+    partition: Partition,
+    of_group: Sequence[int],
+    rows: Sequence[int],
+    first: int,
+    number: int,
+) -> tuple[Record]:
+    at = number - first
+    return (Record(groups[of_group[at]], rows[at], partition),)
+
+
+def _found_at(
+    found: Sequence[tuple[Record | Event, ...]], first: int, number: int
+) -> tuple[Record | Event, ...]:
+    return found[number - first]
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -89,15 +128,17 @@ class Stage:
     convert: Convert | None
     finds_lanes: bool
 
-    def __call__(self, part: Sequence[Group]) -> list[Staged]:
+    def __call__(self, part: Sequence[Group]) -> list[StagedGroup]:
         """Return what becomes of some groups. On any thread."""
-        out: list[Staged] = []
+        out: list[StagedGroup] = []
         for source in part:
             moved = moved_of(source) if self.finds_lanes else None
             for group in (source,) if self.transform is None else self.transform(source):
                 if len(group):
                     converted = None if self.convert is None else self.convert(group)
-                    out.append(Staged(group, converted, lanes_of(group, moved) if self.finds_lanes else None))
+                    out.append(
+                        StagedGroup(group, converted, lanes_of(group, moved) if self.finds_lanes else None)
+                    )
         return out
 
     @property
@@ -106,7 +147,7 @@ class Stage:
         return self.transform is None and self.convert is None and not self.finds_lanes
 
 
-class Stager(Protocol):
+class StageExecutor(Protocol):
     """Where parts are staged."""
 
     @property
@@ -114,37 +155,39 @@ class Stager(Protocol):
         """Into how many parts a batch is cut, about."""
         ...
 
-    def stage(self, part: list[Group]) -> Future[list[Staged]]:
+    def stage(self, part: list[Group]) -> Future[list[StagedGroup]]:
         """Have a part staged. Any thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class PoolStager:
+class PoolStageExecutor:
     """Parts are staged on a pool of threads."""
 
     work: Stage
     executor: Executor
     width: int
 
-    def stage(self, part: list[Group]) -> Future[list[Staged]]:
+    def stage(self, part: list[Group]) -> Future[list[StagedGroup]]:
         """Have a part staged on one of the threads."""
         return self.executor.submit(self.work, part)
 
 
-class Staging:
+class StageFuture:
     """A batch on its way through the stage.
 
-    :param stager: where; None: there is nothing to do.
+    :param stage_executor: where; None: there is nothing to do.
     """
 
-    def __init__(self, batch: Batch, stager: Stager | None) -> None:
+    def __init__(self, batch: Batch, stage_executor: StageExecutor | None) -> None:
         self.batch = batch
         self.size_bytes = batch.size_bytes
-        self._stager = stager
+        self._stage_executor = stage_executor
         self._failed: list[int] = []
-        self._parts = [] if stager is None else parts_of(batch.groups, stager.width)
-        self._outcomes = [] if stager is None else [stager.stage(part) for part in self._parts]
+        self._parts = [] if stage_executor is None else parts_of(batch.groups, stage_executor.width)
+        self._outcomes = (
+            [] if stage_executor is None else [stage_executor.stage(part) for part in self._parts]
+        )
 
     @property
     def is_done(self) -> bool:
@@ -156,26 +199,26 @@ class Staging:
         for outcome in self._outcomes:
             outcome.add_done_callback(lambda _: call())
 
-    def result(self) -> Ready:
+    def result(self) -> ReadyBatch:
         """Wait for the parts and return the batch as it is delivered.
 
         :raises BaseException: what a transformation or the converter raised; called again, the parts
             that failed are tried again.
         """
-        if self._stager is None:
-            return Ready(self.batch, self.batch, ())
-        return Ready.of(self.batch, self.staged())
+        if self._stage_executor is None:
+            return ReadyBatch(self.batch, self.batch, ())
+        return ReadyBatch.of(self.batch, self.staged())
 
-    def staged(self) -> list[Staged]:
+    def staged(self) -> list[StagedGroup]:
         """Wait for the parts, and return what has become of them, in their order.
 
         :raises BaseException: as `result`.
         """
         while self._failed:
             part = self._failed.pop()
-            assert self._stager is not None
-            self._outcomes[part] = self._stager.stage(self._parts[part])
-        staged: list[Staged] = []
+            assert self._stage_executor is not None
+            self._outcomes[part] = self._stage_executor.stage(self._parts[part])
+        staged: list[StagedGroup] = []
         for part, outcome in enumerate(self._outcomes):
             try:
                 staged += outcome.result()
@@ -195,16 +238,16 @@ def parts_of(groups: Sequence[Group], threads: int) -> list[list[Group]]:
     total = sum(len(group) for group in groups)
     size = max(PART_RECORDS_MIN, -(-total // max(1, threads)))
     parts: list[list[Group]] = []
-    room = 0
+    limiter = 0
     for group in groups:
         first = 0
         while first < len(group):
-            if room <= 0:
+            if limiter <= 0:
                 parts.append([])
-                room = size
+                limiter = size
             # A rest that is hardly worth it goes with what comes before.
-            last = len(group) if len(group) - first < room + size // 4 else first + room
+            last = len(group) if len(group) - first < limiter + size // 4 else first + limiter
             parts[-1].append(group.slice(first, last))
-            room -= last - first
+            limiter -= last - first
             first = last
     return parts

@@ -47,6 +47,8 @@ class Retrying:
         self._stopping = stopping
         self._failed = failed
         self._passed = passed
+        #: What failed last, until it succeeds.
+        self.error: Exception | None = None
 
     def call(self, action: Callable[[], T]) -> T:
         """Return what `action` returns at last.
@@ -62,10 +64,12 @@ class Retrying:
             else:
                 if self._backoff.attempts and self._passed(found):
                     self._backoff = self._backoff.after_success()
+                    self.error = None
                 return found
 
     def _wait_or_raise(self, error: Exception) -> None:
         backoff, wait_s = self._backoff.after(error)
+        self.error = None if wait_s is None else error
         if wait_s is None:
             raise error
         self._backoff = backoff

@@ -10,26 +10,26 @@ from typing import Any, Literal
 
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.contracts import Clock, Committer
-from tailrace.engine.processing.handlers import Handler, Takes
-from tailrace.engine.processing.room import Room
-from tailrace.engine.processing.tally import Tally
-from tailrace.engine.retrying import Retrying
+from tailrace.engine.processing.handlers import Handler, HandlerKind
+from tailrace.engine.processing.in_flight import InFlightLimiter
+from tailrace.engine.processing.task_counts import TaskCounts
+from tailrace.engine.retry import Retrying
 from tailrace.records.group import Group
 
 Order = Literal["ordered", "unordered", "key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class ProcessingConfig:
     """How the records of one life of a task are handed over.
 
     :param handler: of `on_batch` or `on_record`.
     :param stopping: set when the task is to end: `process` no longer waits for room then.
     :param order: of calls with records; `calls` is what holds for the handler.
-    :param threads: of the pool that `initialize` gives.
+    :param threads: of the pool that `initialize` gives; and so many call a handler of records out of order.
     :param backoff: for handlers that want to be called again; default: for ever.
     :param name: of the task, for threads and logs.
-    :param tally: of the task; it outlives this life.
+    :param counts_of_task: of the task; it outlives this life.
     """
 
     handler: Handler
@@ -41,30 +41,32 @@ class Terms:
     queue_bytes_max: int = 256 << 20
     backoff: Backoff = field(default_factory=lambda: Backoff(-1))
     name: str = "task"
-    tally: Tally = field(default_factory=Tally)
+    counts_of_task: TaskCounts = field(default_factory=TaskCounts)
 
     @property
     def calls(self) -> Order:
         """The order in which the handler is called: one of batches always gets them in order."""
-        return self.order if self.handler.takes is Takes.RECORD else "ordered"
+        return self.order if self.handler.takes is HandlerKind.RECORD else "ordered"
 
-    def new_room(self) -> Room:
+    def new_limiter(self) -> InFlightLimiter:
         """Return the room of one life."""
-        return Room(self.queue_batches_max, self.queue_bytes_max, self.stopping, self.tally)
+        return InFlightLimiter(
+            self.queue_batches_max, self.queue_bytes_max, self.stopping, self.counts_of_task
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class ProcessingContext:
     """What `RecordProcessor.initialize` is given, and the room."""
 
     executor: Executor
     transform: Callable[[Group], Iterable[Group]] | None
     convert: Callable[[Group], Any] | None
     committer: Committer
-    room: Room
+    limiter: InFlightLimiter
 
-    def retrying(self, terms: Terms, what: str) -> Retrying:
+    def retrying(self, terms: ProcessingConfig, what: str) -> Retrying:
         """Return what tries again on these terms, until nothing is handed over any more."""
         return Retrying(
-            f"{terms.name}: {what}", terms.backoff, terms.clock, self.room.shut, self.room.tried_again
+            f"{terms.name}: {what}", terms.backoff, terms.clock, self.limiter.shut, self.limiter.tried_again
         )

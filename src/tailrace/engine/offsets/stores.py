@@ -1,7 +1,6 @@
 """Where offsets are kept: in a file, or in memory alone.
 
-With the change log they are kept by its connector, in a topic by `kafka.offset_store`, in a table of
-PostgreSQL by what the entry point `postgresql` of `tailrace.offset_stores` names; others bring an
+With the change log they are kept by its connector, in a topic by `kafka.offset_store`; others bring an
 object (`contracts.OffsetStore`).
 """
 
@@ -14,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrace import extensions
+import structlog
+
 from tailrace.changelog import durable
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.engine.contracts import OffsetStore
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Offset, Partition
+
+log = structlog.get_logger(__name__)
 
 #: Beside the file: who may write holds its lock.
 LOCK_SUFFIX = ".lock"
@@ -33,21 +35,17 @@ def store_for(storage: OffsetStorage, name: str, *, atomic: bool = False) -> Off
     """Return the store that the configuration names, for the engine `name`; `log` is the connector's.
 
     :param atomic: `EngineOptions.atomic_source_offset_commit`.
-    :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT` if it can't be loaded.
     """
     if storage.type == "memory":
         return MemoryOffsetStore()
     if storage.type == "file":
         assert storage.path is not None
         return FileOffsetStore(storage.path, name)
-    if storage.type == "kafka":
-        # Only now: engines without Kafka need not load its client.
-        from tailrace.kafka.offset_store import KafkaOffsetStore
+    assert storage.type == "kafka", "the connector keeps what is kept with the log"
+    # Only now: engines without Kafka need not load its client.
+    from tailrace.kafka.offsets.store import KafkaOffsetStore
 
-        return KafkaOffsetStore(storage, name, atomic=atomic)
-    make = extensions.factory(extensions.OFFSET_STORES, storage.type, ("start", "read", "write", "stop"))
-    found: OffsetStore = make(storage, name)
-    return found
+    return KafkaOffsetStore(storage, name, atomic=atomic)
 
 
 def key_of(partition: Partition) -> Key:
@@ -83,7 +81,8 @@ class FileOffsetStore:
     """Keeps offsets in a file: a small JSON document with a checksum, replaced as a whole.
 
     A write is on disk when it returns. A crash leaves the old content or the new; the content before
-    it stays beside it (`<name>.previous`), and is read if the file was damaged. The file may hold
+    it stays beside it (`<name>.previous`), and is read, with a warning,
+    if the file was damaged. The file may hold
     the offsets of several engines by their names, but one process at a time may use it.
 
     :param path: the file; it and its folder are made when they are missing.
@@ -116,7 +115,11 @@ class FileOffsetStore:
                 {"file": str(self._path)},
             ) from None
         except OSError as error:
-            raise self._unreadable(error.strerror or type(error).__name__) from error
+            raise self._unreadable(
+                error.strerror or type(error).__name__,
+                "let this user read and write the file, those beside it that begin with its name, and their "
+                "folder",
+            ) from error
 
     def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
         """Return the offset of each partition that has one, by its number."""
@@ -158,21 +161,38 @@ class FileOffsetStore:
         try:
             content = durable.read_state(self._path)
         except TailraceError as error:
-            raise self._unreadable(error.message) from error
+            raise self._unreadable(
+                error.message, f"restore the file from a backup; or {self._anew}"
+            ) from error
         if content is None:
             return
+        if not self._path.exists():
+            log.warning(
+                "the file of offsets is missing (removed, or a process died as it wrote): the generation "
+                "before it is read",
+                file=str(self._path),
+                read=durable.previous_of(self._path).name,
+            )
         if content.get("form") != _FORM:
-            raise self._unreadable(f"it has form {content.get('form')!r}, known is {_FORM}")
+            raise self._unreadable(
+                f"it has form {content.get('form')!r}, known is {_FORM}",
+                f"run the version of Tailrace that wrote it; or {self._anew}",
+            )
         self._others = dict(content["engines"])
         for entry in self._others.pop(self._name, []):
             self._offsets[key_of(entry["partition"])] = entry["offset"]
 
-    def _unreadable(self, found: str) -> TailraceError:
+    @property
+    def _anew(self) -> str:
+        name = self._path.name
+        return (
+            f"remove {name} and {durable.previous_of(self._path).name}, and every source is read from its "
+            "beginning"
+        )
+
+    def _unreadable(self, found: str, hint: str) -> TailraceError:
         return TailraceError(
-            Kind.OFFSETS_UNREADABLE,
-            f"read the file of offsets: {found}",
-            "restore the file from a backup; or remove it, and every source is read from its beginning",
-            {"file": str(self._path)},
+            Kind.OFFSETS_UNREADABLE, f"read the file of offsets: {found}", hint, {"file": str(self._path)}
         )
 
 

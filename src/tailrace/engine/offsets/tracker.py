@@ -9,7 +9,7 @@ done as a whole costs nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,14 +26,14 @@ BATCHES_MAX = 10_000
 _DONE = 1
 
 
-class Offsets(Protocol):
+class BatchOffsets(Protocol):
     """The offset of each place of a batch."""
 
     def __getitem__(self, place: int, /) -> Offset: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CommitPoint:
     """A place up to which everything is processed.
 
     :param records: of the partition, from the first that was begun, that lie before it.
@@ -48,7 +48,7 @@ class Point:
 @dataclass(slots=True, eq=False)
 class _Open:
     # A batch that is not processed as a whole.
-    offsets: Offsets
+    offsets: BatchOffsets
     polled: int
     end: Offset | None
     ends: npt.NDArray[np.bool_] | None
@@ -76,7 +76,7 @@ class _Open:
         if self.polled and self.done_before == self.polled:
             self.is_done = True
 
-    def point(self, count: int) -> Point | None:
+    def point(self, count: int) -> CommitPoint | None:
         # After the first `count` places.
         whole = count == self.polled
         offset = self.verbatim.get(count - 1)
@@ -86,7 +86,7 @@ class _Open:
             offset = self.offsets[count - 1]
         if offset is None:
             return None
-        return Point(offset, self.records_before + count, self.batches_before + whole)
+        return CommitPoint(offset, self.records_before + count, self.batches_before + whole)
 
     def transaction_end(self) -> int | None:
         # How many of the processed places lie before the last end of a transaction among them.
@@ -112,8 +112,8 @@ class Tracker:
         self._batches = 0
         self._processed = 0
         self._committed = (0, 0)
-        self._furthest: Point | None = None
-        self._transaction_end: Point | None = None
+        self._furthest: CommitPoint | None = None
+        self._transaction_end: CommitPoint | None = None
         self._is_within = False  # whether a transaction is open after what was begun
 
     @property
@@ -127,18 +127,18 @@ class Tracker:
         return self._processed
 
     @property
-    def furthest(self) -> Point | None:
+    def furthest(self) -> CommitPoint | None:
         return self._uncommitted(self._furthest)
 
     @property
-    def transaction_end(self) -> Point | None:
+    def transaction_end(self) -> CommitPoint | None:
         return self._uncommitted(self._transaction_end)
 
     def begin(
         self,
         number: int,
         polled: int,
-        offsets: Offsets,
+        offsets: BatchOffsets,
         end: Offset | None = None,
         transaction_ends: npt.NDArray[np.bool_] | None = None,
     ) -> None:
@@ -193,12 +193,16 @@ class Tracker:
         if not found.is_done:
             found.mark(place)
 
-    def mark_places(self, number: int, places: npt.NDArray[np.int64]) -> None:
-        """Count places of a batch as processed."""
+    def mark_places(self, number: int, places: Sequence[int] | npt.NDArray[np.int64]) -> None:
+        """Count places of a batch as processed, in any order."""
         found = self._open.get(number)
         if found is None or found.is_done or not len(places):
             return
         if found.out_of_order is None:
+            after = found.done_before + len(places)
+            if np.array_equal(places, np.arange(found.done_before, after)):
+                found.done_before = after
+                return
             found.out_of_order = bytearray(found.polled)
         np.frombuffer(found.out_of_order, np.uint8)[places] = _DONE
 
@@ -232,11 +236,11 @@ class Tracker:
             del self._open[done[-1]]
         return done
 
-    def committed(self, point: Point) -> None:
+    def committed(self, point: CommitPoint) -> None:
         """Hear that a point was committed."""
         self._committed = max(self._committed, (point.records, point.batches))
 
-    def uncommitted_records(self, point: Point) -> int:
+    def uncommitted_records(self, point: CommitPoint) -> int:
         """Return how many records lie between what was committed and `point`."""
         return point.records - self._committed[0]
 
@@ -249,7 +253,7 @@ class Tracker:
         if count is not None and (count or batch.is_done):
             self._transaction_end = batch.point(count) or self._transaction_end
 
-    def _uncommitted(self, point: Point | None) -> Point | None:
+    def _uncommitted(self, point: CommitPoint | None) -> CommitPoint | None:
         if point is None or (point.records, point.batches) <= self._committed:
             return None
         return point

@@ -32,7 +32,7 @@ class State(enum.StrEnum):
     STOPPED = "stopped"
 
 
-class Event(enum.StrEnum):
+class EngineEvent(enum.StrEnum):
     """What happens to the engine."""
 
     RUN_CALLED = "run called"
@@ -46,15 +46,15 @@ class Event(enum.StrEnum):
     EVERYTHING_STOPPED = "everything stopped"
 
 
-_ENDS = (Event.CLOSE_CALLED, Event.STOP_ASKED, Event.TASKS_FINISHED, Event.FAILURE)
-_PROGRESS = (Event.CONNECTOR_STARTED, Event.TASKS_CREATED, Event.STARTS_ENDED)
+_ENDS = (EngineEvent.CLOSE_CALLED, EngineEvent.STOP_ASKED, EngineEvent.TASKS_FINISHED, EngineEvent.FAILURE)
+_PROGRESS = (EngineEvent.CONNECTOR_STARTED, EngineEvent.TASKS_CREATED, EngineEvent.STARTS_ENDED)
 
 #: A move that is not here is not allowed.
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.CREATING, Event.RUN_CALLED): State.INITIALIZING,
-    (State.INITIALIZING, Event.CONNECTOR_STARTED): State.CREATING_TASKS,
-    (State.CREATING_TASKS, Event.TASKS_CREATED): State.STARTING_TASKS,
-    (State.STARTING_TASKS, Event.STARTS_ENDED): State.POLLING_TASKS,
+TRANSITIONS: dict[tuple[State, EngineEvent], State] = {
+    (State.CREATING, EngineEvent.RUN_CALLED): State.INITIALIZING,
+    (State.INITIALIZING, EngineEvent.CONNECTOR_STARTED): State.CREATING_TASKS,
+    (State.CREATING_TASKS, EngineEvent.TASKS_CREATED): State.STARTING_TASKS,
+    (State.STARTING_TASKS, EngineEvent.STARTS_ENDED): State.POLLING_TASKS,
     **{
         (state, end): State.STOPPING
         for state in (State.CREATING, State.INITIALIZING, State.CREATING_TASKS, State.POLLING_TASKS)
@@ -63,17 +63,17 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     **{(State.STARTING_TASKS, end): State.STARTING_TASKS for end in _ENDS},
     # The end is asked for as often as somebody is impatient, and what was under way then comes to its own.
     **{(State.STOPPING, event): State.STOPPING for event in (*_ENDS, *_PROGRESS)},
-    (State.STOPPING, Event.EVERYTHING_STOPPED): State.STOPPED,
+    (State.STOPPING, EngineEvent.EVERYTHING_STOPPED): State.STOPPED,
 }
 
 #: Moves that go elsewhere once the end was asked for.
-WHEN_ENDING: dict[tuple[State, Event], State] = {
-    (State.STARTING_TASKS, Event.STARTS_ENDED): State.STOPPING,
+WHEN_ENDING: dict[tuple[State, EngineEvent], State] = {
+    (State.STARTING_TASKS, EngineEvent.STARTS_ENDED): State.STOPPING,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class EngineLifecycle:
     """A state and how it came about.
 
     :param ending: what first asked for the end; None as long as nothing has.
@@ -81,11 +81,11 @@ class Life:
     """
 
     state: State = State.CREATING
-    ending: Event | None = None
+    ending: EngineEvent | None = None
     failed: bool = False
-    steps: tuple[tuple[State, Event], ...] = ()
+    steps: tuple[tuple[State, EngineEvent], ...] = ()
 
-    def step(self, event: Event) -> Life:
+    def step(self, event: EngineEvent) -> EngineLifecycle:
         """Return the life after `event`.
 
         :raises TailraceError: `ENGINE_MISUSED` for a move that the table does not have.
@@ -98,7 +98,7 @@ class Life:
         ending = self.ending or (event if event in _ENDS else None)
         steps = (*self.steps, (self.state, event))[-STORY_STEPS_MAX:]
         return replace(
-            self, state=target, ending=ending, failed=self.failed or event is Event.FAILURE, steps=steps
+            self, state=target, ending=ending, failed=self.failed or event is EngineEvent.FAILURE, steps=steps
         )
 
     @property

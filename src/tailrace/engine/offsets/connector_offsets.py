@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 
 from tailrace.engine.contracts import OffsetStore
-from tailrace.engine.offset_stores import Key, key_of
+from tailrace.engine.offsets.stores import Key, key_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Offset, Partition
 

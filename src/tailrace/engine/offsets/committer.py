@@ -1,31 +1,41 @@
 """Commits of one task: what was marked, when the policy wants it kept, and the write itself.
 
+The policy is asked at the end of each batch and, while records are marked, after every `LOOK_RECORDS`
+of them and every `LOOK_S`: a batch may take minutes.
+
 Writes happen on a thread of the committer's own, one at a time. Whoever finishes a batch waits for
 the write as long as `timeout_s`; after that the engine goes on and so does the write: until it has
-ended no other begins, and if it succeeds after all, it counts.
+ended no other begins, and if it succeeds after all, it counts. Within a batch nobody waits.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import structlog
 
 from tailrace import failpoints
 from tailrace.engine.contracts import Clock, CommitPolicy, OffsetStore
+from tailrace.engine.offsets.tracker import CommitPoint, Tracker
 from tailrace.engine.threads import belonging
-from tailrace.engine.tracker import Point, Tracker
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
 
 log = structlog.get_logger(__name__)
+
+#: How often the policy is asked while something is processed and not committed, whatever its batch does.
+LOOK_S = 0.2
+#: The same, by records that are marked one by one.
+LOOK_RECORDS = 256
+#: Within a batch, a commit that failed is tried again after so long.
+AGAIN_S = 1.0
 
 _Key = tuple[tuple[str, str], ...]
 
@@ -40,9 +50,10 @@ class _Kept:
 @dataclass(slots=True, eq=False)
 class _Write:
     # Points to commit, of several partitions, and how that went.
-    points: Sequence[tuple[_Kept, Point]]
+    points: Sequence[tuple[_Kept, CommitPoint]]
     done: threading.Event = field(default_factory=threading.Event)
     succeeded: bool = False
+    is_late: bool = False  # somebody has waited for it in vain: nobody does again
 
 
 class OffsetCommitter:
@@ -82,10 +93,16 @@ class OffsetCommitter:
         self._committed = 0
         self._last_s = clock.monotonic()
         self._write: _Write | None = None
-        self._writes: queue.SimpleQueue[_Write | None] | None = None
+        self._writes: queue.SimpleQueue[_Write | Literal["look", "end"]] | None = None
+        self._marked = 0  # records, since the policy was asked
+        self._is_looking = False
         self._thread: threading.Thread | None = None
+        # Of the engine that this thread belongs to: the one that marks first may be anybody's.
+        self._work_as_engine = belonging(self._work)
         self._failures = 0
-        self._preempted: TailraceError | None = None
+        self._failed_s = 0.0
+        self._failed: BaseException | None = None  # nothing more is committed
+        self._failure: BaseException | None = None  # of the last write
         self._closed = False
 
     @property
@@ -107,6 +124,7 @@ class OffsetCommitter:
     def processed(self) -> int:
         """Records of this life before which everything is processed, of all partitions."""
         with self._lock:
+            self._advance()
             return sum(kept.tracker.processed for kept in self._kept.values())
 
     @property
@@ -121,7 +139,7 @@ class OffsetCommitter:
         :raises TailraceError: `ENGINE_MISUSED` if far too many batches were not marked;
             `OFFSETS_PREEMPTED`, as `tick`.
         """
-        self._raise_if_preempted()
+        self._raise_failure()
         kept = self._of(batch.partition)
         with self._lock:
             kept.tracker.begin(batch.number, batch.polled, batch.offsets, batch.end, batch.transaction_ends)
@@ -132,7 +150,7 @@ class OffsetCommitter:
 
         :raises TailraceError: as `take`.
         """
-        self._raise_if_preempted()
+        self._raise_failure()
         kept = self._of(partition)
         with self._lock:
             if not self._closed:
@@ -157,8 +175,27 @@ class OffsetCommitter:
                 return
             if place is None:
                 kept.tracker.mark_batch(number, offset)
+                self._has_marked(0)
             else:
                 kept.tracker.mark(number, place, offset)
+                self._has_marked(1)
+
+    def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
+        """Count records of `batch` as processed, by their places; after `finish` nothing any more."""
+        with self._lock:
+            kept = self._partition_of.get(batch.number)
+            if kept is not None and not self._closed:
+                kept.tracker.mark_places(batch.number, places)
+                self._has_marked(len(places))
+
+    def _has_marked(self, records: int) -> None:
+        # Under the lock.
+        self._marked += records
+        if self._marked >= LOOK_RECORDS:
+            self._look()
+        elif not self._is_looking:
+            self._is_looking = True
+            self._queue().put("look")
 
     def mark_dropped(self, batch: Batch) -> None:
         """Count as processed what was polled with `batch` and is not among its records any more."""
@@ -181,19 +218,36 @@ class OffsetCommitter:
 
         :raises TailraceError: `OFFSETS_PREEMPTED` if the store has said so: another engine has taken over.
         """
-        self._raise_if_preempted()
+        self._raise_failure()
         self._commit_if_due()
 
-    def _raise_if_preempted(self) -> None:
-        if self._preempted is not None:
-            raise self._preempted
+    def _raise_failure(self) -> None:
+        if self._failed is not None:
+            raise self._failed
 
     def _commit_if_due(self) -> None:
+        with self._lock:
+            earlier = self._write
+        if earlier is not None and not earlier.is_late:
+            self._await(earlier, self._timeout_s)
         with self._lock:
             write = None if self._closed else self._due()
             self._begin_write(write)
         if write is not None:
             self._await(write, self._timeout_s)
+
+    def _look(self) -> None:
+        # Under the lock: commits if the policy wants it, and waits for nothing.
+        self._marked = 0
+        if self._closed or self._failed is not None:
+            return
+        if not self._failures or self._clock.monotonic() - self._failed_s >= AGAIN_S:
+            self._begin_write(self._due())
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the last write failed; None if it did not, or has not ended."""
+        return self._failure
 
     def finish(self, timeout_s: float) -> bool:
         """Commit what can be committed, and take note of nothing any more; tell whether all of it is kept.
@@ -206,7 +260,7 @@ class OffsetCommitter:
         with self._lock:
             self._closed = True
             if self._writes is not None:
-                self._writes.put(None)
+                self._writes.put("end")
         if told:
             self._telling.release()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -247,7 +301,7 @@ class OffsetCommitter:
             for number in kept.tracker.advance():
                 self._partition_of.pop(number, None)
 
-    def _points(self, *, at_transaction_end: bool) -> list[tuple[_Kept, Point]]:
+    def _points(self, *, at_transaction_end: bool) -> list[tuple[_Kept, CommitPoint]]:
         self._advance()
         found = [
             (kept, kept.tracker.transaction_end if at_transaction_end else kept.tracker.furthest)
@@ -259,17 +313,20 @@ class OffsetCommitter:
         if write is None:
             return
         self._write = write
+        self._queue().put(write)
+
+    def _queue(self) -> queue.SimpleQueue[_Write | Literal["look", "end"]]:
+        # Under the lock. What the committer's thread is to do; it is started when there is something.
         if self._writes is None:
             self._writes = queue.SimpleQueue()
             name = f"commits of {self._name}"
-            self._thread = threading.Thread(
-                target=belonging(functools.partial(self._write_all, self._writes)), name=name, daemon=True
-            )
+            self._thread = threading.Thread(target=self._work_as_engine, name=name, daemon=True)
             self._thread.start()
-        self._writes.put(write)
+        return self._writes
 
     def _await(self, write: _Write, timeout_s: float) -> bool:
         if not write.done.wait(timeout_s):
+            write.is_late = True
             log.warning(
                 "offsets are not stored in time: the engine goes on, and so does the write",
                 task=self._name,
@@ -277,23 +334,49 @@ class OffsetCommitter:
             )
         return write.succeeded
 
-    def _write_all(self, writes: queue.SimpleQueue[_Write | None]) -> None:
-        while (write := writes.get()) is not None:
+    def _work(self) -> None:
+        # On the committer's thread: writes, and looks as long as something is not committed.
+        writes = self._writes
+        assert writes is not None
+        while True:
             try:
-                failpoints.hit("engine.before_commit")
-                self._store.write([(kept.partition, p.offset) for kept, p in write.points], self._timeout_s)
-            except BaseException as error:  # noqa: BLE001 - whatever a store raises, the engine goes on
-                self._has_failed(write, error)
-            else:
-                self._has_succeeded(write)
+                wanted = writes.get(timeout=LOOK_S if self._is_looking else None)
+            except queue.Empty:
+                self._look_once()
+                continue
+            if wanted == "end":
+                return
+            if isinstance(wanted, _Write):
+                self._store_points(wanted)
+
+    def _look_once(self) -> None:
+        with self._lock:
+            try:
+                self._look()
+            except BaseException as error:  # noqa: BLE001 - a policy's own; the task's thread raises it
+                self._failed = error
+            is_left = bool(self._points(at_transaction_end=False))
+            self._is_looking = is_left and not self._closed and self._failed is None
+
+    def _store_points(self, write: _Write) -> None:
+        try:
+            failpoints.hit("engine.before_commit")
+            self._store.write([(kept.partition, p.offset) for kept, p in write.points], self._timeout_s)
+        except BaseException as error:  # noqa: BLE001 - whatever a store raises, the engine goes on
+            self._has_failed(write, error)
+        else:
+            self._has_succeeded(write)
 
     def _has_failed(self, write: _Write, error: BaseException) -> None:
         with self._lock:
             self._failures += 1
+            self._failed_s = self._clock.monotonic()
+            self._failure = error
             self._write = None
-            if isinstance(error, TailraceError) and error.kind is Kind.OFFSETS_PREEMPTED:
-                self._preempted = error
-        if self._preempted is not None:
+            is_preempted = isinstance(error, TailraceError) and error.kind is Kind.OFFSETS_PREEMPTED
+            if is_preempted:
+                self._failed = error
+        if is_preempted:
             log.error("offsets are another engine's now: this one stops", task=self._name)
             write.done.set()
             return
@@ -315,7 +398,7 @@ class OffsetCommitter:
                     self._committed += kept.tracker.uncommitted_records(point)
                     kept.tracker.committed(point)
                 self._last_s = self._clock.monotonic()
-                failures, self._failures = self._failures, 0
+                failures, self._failures, self._failure = self._failures, 0, None
                 self._write = None
                 is_heard = not self._closed
             write.succeeded = True

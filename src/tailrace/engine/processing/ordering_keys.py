@@ -8,7 +8,7 @@ first record of a table whose key has another type than before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from tailrace.records.group import Group, Places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lanes:
+class OrderingKeys:
     """For each record of a group, where it stands.
 
     :param own: the lane of its key.
@@ -36,22 +36,24 @@ class Lanes:
     in_all: npt.NDArray[np.bool_]
     key_type: pa.DataType
 
-    def take(self, rows: Places) -> Lanes:
+    def take(self, rows: Places) -> OrderingKeys:
         """Return where the records at `rows` stand."""
-        return Lanes(self.own[rows], self.other[rows], self.in_all[rows], self.key_type)
+        return OrderingKeys(self.own[rows], self.other[rows], self.in_all[rows], self.key_type)
 
 
-def in_order(lanes: Sequence[Lanes], rows: Places) -> Iterator[tuple[int, int, bool]]:
+def in_order(
+    lanes: Sequence[OrderingKeys], rows: Places
+) -> tuple[Fingerprints, Fingerprints, npt.NDArray[np.bool_]]:
     """Return `own`, `other` and `in_all` of the records of a batch.
 
     :param lanes: of its groups.
     :param rows: the order of its records (`Batch.rows`).
     """
-    own, other, in_all = (
-        np.concatenate(parts)[rows].tolist()
-        for parts in zip(*((found.own, found.other, found.in_all) for found in lanes), strict=True)
+    return (
+        np.concatenate([found.own for found in lanes])[rows],
+        np.concatenate([found.other for found in lanes])[rows],
+        np.concatenate([found.in_all for found in lanes])[rows],
     )
-    return zip(own, other, in_all, strict=True)
 
 
 class KeyTypes:
@@ -60,7 +62,7 @@ class KeyTypes:
     def __init__(self) -> None:
         self._types: dict[str, pa.DataType] = {}
 
-    def hear(self, topic: str, lanes: Lanes) -> None:
+    def hear(self, topic: str, lanes: OrderingKeys) -> None:
         """Have the first record stand in all lanes if its key is of another type than that before."""
         if self._types.setdefault(topic, lanes.key_type) != lanes.key_type:
             self._types[topic] = lanes.key_type
@@ -75,7 +77,7 @@ class Moved:
     lanes: Fingerprints
 
 
-def lanes_of(group: Group, moved: Moved | None) -> Lanes:
+def lanes_of(group: Group, moved: Moved | None) -> OrderingKeys:
     """Return where the records of a group stand.
 
     :param moved: what is known of the records that they were made of, of these and others.
@@ -90,7 +92,7 @@ def lanes_of(group: Group, moved: Moved | None) -> Lanes:
         at = np.minimum(np.searchsorted(moved.places, group.index), len(moved.places) - 1)
         found = moved.places[at] == group.index
         other[found] = moved.lanes[at[found]]
-    return Lanes(own, other, _is(group, Op.TRUNCATE), key.type)
+    return OrderingKeys(own, other, _is(group, Op.TRUNCATE), key.type)
 
 
 def moved_of(group: Group) -> Moved | None:

@@ -10,7 +10,7 @@ from tailrace.records.batch import Batch
 from tailrace.records.group import Group
 
 
-class Unheard:
+class NullProcessor:
     """Counts what is polled all the same as processed (`contracts.RecordProcessor`)."""
 
     def initialize(

@@ -3,7 +3,7 @@
 Three choices make the six flows: a handler of batches or of records, a converter or none, in order
 or not; order for each key is a seventh. Which thread calls a handler: of batches, and of records in
 order, one thread of the task's own (never two at once for one task); of records without order or in
-order for each key, threads of the pool.
+order for each key, several threads of the task's own.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from concurrent.futures import Executor
 from typing import Any, Protocol
 
 from tailrace.engine.contracts import Committer, RecordProcessor
-from tailrace.engine.processing.crew import Crew
-from tailrace.engine.processing.serial import Serial
-from tailrace.engine.processing.stage import PoolStager, Stage
-from tailrace.engine.processing.terms import Means, Terms
+from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
+from tailrace.engine.processing.dispatchers import KeyedDispatcher, UnorderedDispatcher
+from tailrace.engine.processing.ordered import OrderedDispatcher
+from tailrace.engine.processing.stage import PoolStageExecutor, Stage
 from tailrace.engine.threads import belonging
 from tailrace.records.batch import Batch
 from tailrace.records.group import Group
 
-#: How long `close` waits for the delivering thread, which has nothing left to do unless a handler runs.
+#: How long `close` waits for the threads that deliver, which have nothing left to do unless a handler runs.
 _END_S = 0.2
 
 
-def processor_for(terms: Terms) -> RecordProcessor:
+def processor_for(terms: ProcessingConfig) -> RecordProcessor:
     """Return the processor of one life of a task."""
     return Flow(terms, _on_threads)
 
@@ -47,27 +47,29 @@ class Delivery(Protocol):
         ...
 
 
-def _on_threads(terms: Terms, means: Means) -> Delivery:
+def _on_threads(terms: ProcessingConfig, means: ProcessingContext) -> Delivery:
     stage = Stage(means.transform, means.convert, terms.calls == "key")
-    stager = None if stage.is_empty else PoolStager(stage, means.executor, terms.threads)
+    stage_executor = None if stage.is_empty else PoolStageExecutor(stage, means.executor, terms.threads)
     if terms.calls == "ordered":
-        return Serial(terms, means, stager)
-    return Crew(terms, means, stager, keeps_lanes=terms.calls == "key")
+        return OrderedDispatcher(terms, means, stage_executor)
+    return (KeyedDispatcher if terms.calls == "key" else UnorderedDispatcher)(terms, means, stage_executor)
 
 
 class Flow:
     """Stages batches while others are delivered (`contracts.RecordProcessor`)."""
 
-    def __init__(self, terms: Terms, new_delivery: Callable[[Terms, Means], Delivery]) -> None:
+    def __init__(
+        self, terms: ProcessingConfig, new_delivery: Callable[[ProcessingConfig, ProcessingContext], Delivery]
+    ) -> None:
         self._terms = terms
         self._new_delivery = new_delivery
-        self._room = terms.new_room()
+        self._limiter = terms.new_limiter()
         self._thread: threading.Thread | None = None
 
     @property
     def batches_under_way(self) -> int:
         """Batches that were taken and are not done."""
-        return self._room.batches
+        return self._limiter.batches
 
     def initialize(
         self,
@@ -77,33 +79,35 @@ class Flow:
         committer: Committer,
     ) -> None:
         """Take what is needed; see `contracts.RecordProcessor`."""
-        means = Means(executor, transform, convert, committer, self._room)
+        means = ProcessingContext(executor, transform, convert, committer, self._limiter)
         self._delivery = self._new_delivery(self._terms, means)
 
     def process(self, batch: Batch) -> None:
         """Put a batch under way; waits while there is no room. After `close` nothing is taken."""
-        self._room.raise_failure()
+        self._limiter.raise_failure()
         if self._thread is None:
             self._thread = threading.Thread(
                 target=belonging(self._delivery.run), name=f"{self._terms.name} delivery", daemon=True
             )
             self._thread.start()
-        self._room.take(batch.size_bytes)
-        self._room.raise_failure()
-        if self._room.shut.is_set():
+        self._limiter.take(batch.size_bytes)
+        self._limiter.raise_failure()
+        if self._limiter.shut.is_set():
             return
         self._delivery.put(batch)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything is delivered and marked; see `contracts.RecordProcessor`."""
-        is_empty = self._room.wait_until_empty(timeout_s)
-        self._room.raise_failure()
+        self._limiter.settle()
+        is_empty = self._limiter.wait_until_empty(timeout_s)
+        self._limiter.raise_failure()
         return is_empty
 
     def close(self) -> None:
         """Give up what is not done; see `contracts.RecordProcessor`."""
-        self._room.give_up()
+        self._limiter.give_up()
         if self._thread is not None:
             self._delivery.wake()
             if self._thread is not threading.current_thread():
+                self._limiter.wait_until_empty(_END_S)
                 self._thread.join(_END_S)

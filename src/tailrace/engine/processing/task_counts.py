@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Tally:
+class TaskCounts:
     """Counts for each batch, never for each record. Written by the room of the present life, under its lock.
 
     :param delivered: records of batches that were handed over whole.
@@ -14,6 +14,8 @@ class Tally:
     :param retries: times that a transformation, a converter or a handler failed and was tried again.
     :param handling_s: seconds for which threads of this process called handlers, waits before retries among
         them.
+    :param calls: handlers that run now. Those of a life that has ended may still run: the next one begins
+        when they have returned.
     :param batches: under way now.
     :param size_bytes: of them.
     """
@@ -22,5 +24,6 @@ class Tally:
     dropped: int = 0
     retries: int = 0
     handling_s: float = 0.0
+    calls: int = 0
     batches: int = 0
     size_bytes: int = 0

@@ -1,0 +1,221 @@
+"""How much a task may have under way, and the gate before each call of a handler."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.engine.contracts import Committer, StopEngine
+from tailrace.engine.processing.task_counts import TaskCounts
+from tailrace.records.batch import Batch
+
+#: How often who waits for room looks whether the engine wants the task to end.
+_LOOK_S = 0.05
+
+#: Records that were delivered are marked together: so many, or after so long.
+SETTLE_RECORDS = 64
+SETTLE_S = 0.002
+
+
+class InFlight:
+    """A batch whose records are delivered one by one.
+
+    :param size_bytes: what it took of the room.
+    """
+
+    __slots__ = ("batch", "committer", "done", "left", "places", "size_bytes")
+
+    def __init__(self, batch: Batch, committer: Committer, size_bytes: int) -> None:
+        self.batch = batch
+        self.committer = committer
+        self.size_bytes = size_bytes
+        #: The place of each record, in order.
+        self.places: list[int] = batch.places.tolist()
+        #: Places of records that are delivered and not marked. Any thread appends, without a lock.
+        self.done: deque[int] = deque()
+        #: Records that are not marked.
+        self.left = len(batch)
+
+
+class InFlightLimiter:
+    """Counts batches and bytes under way. Handlers are called, and what they did is marked, through it.
+
+    The gate is shut once something failed, a handler wanted the end, or what is under way was given
+    up; in the last case nothing is marked any more either. Any thread.
+
+    :param stopping: set when the task is to end: then nobody waits for room any more.
+    :param counts_of_task: is told what becomes of batches, until they are given up.
+    """
+
+    def __init__(
+        self, batches_max: int, bytes_max: int, stopping: threading.Event, counts_of_task: TaskCounts
+    ) -> None:
+        self._batches_max = batches_max
+        self._bytes_max = bytes_max
+        self._stopping = stopping
+        self._counts_of_task = counts_of_task
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._batches = 0
+        self._bytes = 0
+        self._given_up = False
+        self._failure: BaseException | None = None
+        self._in_flight: list[InFlight] = []
+        self._finished: list[InFlight] = []
+        #: Records of batches in flight that were marked.
+        self.settled = 0
+        #: Set once no handler is called any more.
+        self.shut = threading.Event()
+
+    @property
+    def batches(self) -> int:
+        """Batches under way."""
+        return self._batches
+
+    def take(self, size_bytes: int) -> None:
+        """Wait until there is room for a batch, and take it. One batch always has room."""
+        while not self._taken(size_bytes):
+            # Whoever delivers may be in a call that hangs.
+            self.settle()
+
+    def _taken(self, size_bytes: int) -> bool:
+        with self._lock:
+            if self._is_full(size_bytes):
+                self._changed.wait(_LOOK_S)
+            if self._is_full(size_bytes):
+                return False
+            self._batches += 1
+            self._bytes += size_bytes
+            self._note_under_way()
+            return True
+
+    def _is_full(self, size_bytes: int) -> bool:
+        is_over = self._batches >= self._batches_max or self._bytes + size_bytes > self._bytes_max
+        return self._batches > 0 and is_over and not self.shut.is_set() and not self._stopping.is_set()
+
+    def begin(self, batch: Batch, committer: Committer, size_bytes: int) -> InFlight:
+        """Have the records of a batch that was taken delivered one by one; the batch has at least one."""
+        found = InFlight(batch, committer, size_bytes)
+        with self._lock:
+            self._in_flight.append(found)
+        return found
+
+    def settle(self, handled_s: float = 0.0) -> None:
+        """Mark the records that are done, and give back the batches of which all are.
+
+        :param handled_s: for how long the calling thread called handlers since it settled before.
+        """
+        with self._lock:
+            self._counts_of_task.handling_s += handled_s
+            self._mark_done()
+            finished, self._finished = self._finished, []
+        for one in finished:
+            self.finish(one.batch, one.committer, one.size_bytes)
+
+    def finish(self, batch: Batch, committer: Committer, size_bytes: int) -> None:
+        """Give back a batch of which everything is marked that this task will mark."""
+        committer.mark_batch_finished(batch)
+        self.give_back(size_bytes, delivered=len(batch), polled=batch.polled)
+
+    def _mark_done(self) -> None:
+        # Under the lock. What is noted as done later is marked the next time.
+        if self._given_up:
+            return
+        for one in tuple(self._in_flight):
+            count = len(one.done)
+            if count:
+                one.committer.mark_places(one.batch, [one.done.popleft() for _ in range(count)])
+                one.left -= count
+                self.settled += count
+            if not one.left:
+                self._in_flight.remove(one)
+                self._finished.append(one)
+
+    def give_back(self, size_bytes: int, *, delivered: int, polled: int) -> None:
+        """Hear that a batch is done.
+
+        :param delivered: how many of its records were handed over, of the `polled`.
+        """
+        with self._lock:
+            self._batches -= 1
+            self._bytes -= size_bytes
+            self._note_under_way()
+            if not self._given_up:
+                self._counts_of_task.delivered += delivered
+                self._counts_of_task.dropped += max(0, polled - delivered)
+            self._changed.notify_all()
+
+    def tried_again(self) -> None:
+        """Hear that something failed and is tried again."""
+        with self._lock:
+            self._counts_of_task.retries += 1
+
+    def enter(self) -> bool:
+        """Tell whether a handler may be called now; then `leave` must follow.
+
+        Who calls it several times in between looks at `shut` before each call.
+        """
+        with self._lock:
+            if self.shut.is_set():
+                return False
+            self._counts_of_task.calls += 1
+            return True
+
+    def leave(self, mark: Callable[..., None] | None = None, *args: Any) -> None:
+        """Hear that a call has ended, and mark what it did, unless that was given up meanwhile."""
+        with self._lock:
+            self._counts_of_task.calls -= 1
+            if mark is not None and not self._given_up:
+                mark(*args)
+            self._mark_done()
+            if self.shut.is_set():
+                self._changed.notify_all()
+
+    def mark(self, mark: Callable[..., None], *args: Any) -> None:
+        """Mark what no handler had to be called for, unless that was given up."""
+        with self._lock:
+            if not self._given_up:
+                mark(*args)
+
+    def fail(self, error: BaseException) -> None:
+        """Deliver nothing more: something went wrong, or a handler wants the end (`StopEngine`)."""
+        with self._lock:
+            # The first counts; but an error for more than a wish.
+            if self._failure is None or isinstance(self._failure, StopEngine):
+                self._failure = error
+            self.shut.set()
+            self._changed.notify_all()
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """Wait until nothing is under way; after a failure, until no handler runs. Tell the first."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock:
+            while self._counts_of_task.calls if self.shut.is_set() else self._batches:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
+            return self._batches == 0
+
+    def give_up(self) -> None:
+        """Have nothing more delivered or marked; what is done by now is marked."""
+        with self._lock:
+            self._mark_done()
+            if not self._given_up:
+                self._counts_of_task.batches = self._counts_of_task.size_bytes = 0
+            self._given_up = True
+            self.shut.set()
+            self._changed.notify_all()
+
+    def _note_under_way(self) -> None:
+        # Under the lock. What was given up is no longer this task's; the next life has a room of its own.
+        if not self._given_up:
+            self._counts_of_task.batches, self._counts_of_task.size_bytes = self._batches, self._bytes

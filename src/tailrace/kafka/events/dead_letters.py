@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind
-from tailrace.kafka.sizes import OVERHEAD, sizes
+from tailrace.kafka.producer.record_sizes import OVERHEAD, sizes
 from tailrace.protocol.frames import Numbers
 from tailrace.records.events import Converted
+from tailrace.sources.postgres.decode.changes import TableChanges
 
 #: Longer keys than this are left out: a letter itself must fit.
 KEY_BYTES_MAX = 64 << 10
@@ -24,23 +24,20 @@ KEY_BYTES_MAX = 64 << 10
 _TEXT = pa.large_string()
 
 
-def letters(
-    events: Converted, rows: Numbers, changes: TableChanges, topic: str, limit: int, value_bytes: int
-) -> Converted:
+def letters(events: Converted, rows: Numbers, changes: TableChanges, topic: str, limit: int) -> Converted:
     """Return a letter for each event.
 
     Its headers: `tailrace.error` (a `Kind`), `tailrace.topic`, `tailrace.table`, `tailrace.op`,
     `tailrace.log_offset`, `tailrace.commit_lsn`, `tailrace.ordinal`, `tailrace.size` and
     `tailrace.limit` in bytes, `tailrace.key_size`. Its key is the record's; null if that is too long.
+    Its value is null.
 
     :param rows: of `changes`, for each event.
-    :param value_bytes: how much of the value's beginning it keeps; 0: nothing, its value is null.
     """
     table = changes.relation.qualified_name if changes.relation else ""
     keys = _bytes(events.keys, len(events))
     key_sizes = pc.binary_length(keys)
     short = pc.less_equal(key_sizes, KEY_BYTES_MAX)
-    values = _bytes(events.values, len(events))
     headers = {
         "tailrace.error": _same(str(Kind.SINK_RECORD_TOO_LARGE), len(events)),
         "tailrace.topic": _same(topic, len(events)),
@@ -55,15 +52,9 @@ def letters(
     }
     return Converted(
         pc.if_else(short, keys, pa.scalar(None, pa.large_binary())),
-        _begun(values, value_bytes),
+        pa.nulls(len(events), pa.large_binary()),
         pa.StructArray.from_arrays(list(headers.values()), list(headers)),
     )
-
-
-def _begun(values: pa.Array, size: int) -> pa.Array:
-    if not size:
-        return pa.nulls(len(values), pa.large_binary())
-    return pc.binary_slice(values, 0, size)
 
 
 def _bytes(values: pa.Array | Sequence[object] | None, count: int) -> pa.Array:

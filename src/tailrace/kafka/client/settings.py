@@ -70,6 +70,12 @@ _logger.addHandler(ToLog())
 #: broker that stands still closes nothing, and who has its place must be asked while there is time.
 _ANSWER_SHARE = 3
 _ANSWER_MS_MIN = 10_000
+#: Least that a transaction is given.
+TRANSACTION_MS_MIN = 60_000
+#: Longest that a batch may take which can't be smaller: the longest transaction that brokers allow, unless
+#: their transaction.max.timeout.ms says otherwise.
+LONGEST_MS = 900_000
+
 #: By so much it must be shorter than the longest that a transaction may take.
 _ANSWER_MARGIN_MS = 100
 
@@ -88,12 +94,14 @@ def producer(
     timeout_ms: int,
     transactional_id: str | None,
     batch_bytes: int = SAFE_BATCH_BYTES,
+    limit_ms: int = 0,
 ) -> dict[str, Any]:
     """Return a producer's settings: idempotent, in order, acknowledged by all replicas.
 
-    :param timeout_ms: longest that a message may take.
+    :param timeout_ms: longest that is waited while nothing is delivered.
     :param transactional_id: None for a producer without transactions.
     :param batch_bytes: size of a batch, where `common` gives none.
+    :param limit_ms: least that a transaction is given, where `common` says nothing.
     """
     found: dict[str, Any] = {
         "partitioner": "murmur2_random",  # as Java's clients place keys
@@ -102,7 +110,8 @@ def producer(
         "delivery.report.only.error": True,
         "batch.size": batch_bytes,
         "batch.num.messages": _BATCH_MESSAGES,
-        "message.timeout.ms": timeout_ms,
+        # Who waits gives up earlier if nothing is delivered. What is, but slowly, is no failure.
+        "message.timeout.ms": max(timeout_ms, LONGEST_MS),
         **common,
         "enable.idempotence": True,
         "acks": "all",
@@ -115,7 +124,7 @@ def producer(
     )
     if transactional_id is not None:
         found["transactional.id"] = transactional_id
-        found.setdefault("transaction.timeout.ms", max(timeout_ms, 60_000))
+        found.setdefault("transaction.timeout.ms", max(timeout_ms, TRANSACTION_MS_MIN, limit_ms))
         longest = int(found["transaction.timeout.ms"])
         found["message.timeout.ms"] = min(int(found["message.timeout.ms"]), longest)
         if "socket.timeout.ms" in found:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.transaction import Event
+from tailrace.kafka.producer.transaction import ProducerEvent
 
 _Found = TypeVar("_Found")
 
@@ -40,6 +40,11 @@ _PASSING = frozenset(
 #: In the context of an error: who found too large what was sent, if not we did.
 REFUSED_BY = "refused_by"
 
+#: In the context of an error: the seconds that a batch had, and did not suffice while records were delivered.
+LIMIT_S = "limit_s"
+#: Likewise: the longest transaction that was asked for, and is not allowed.
+REFUSED_LIMIT = "transaction_timeout"
+
 #: Of topics that can't be made as they are wanted.
 _UNFIT = frozenset({KafkaError.INVALID_CONFIG, KafkaError.INVALID_PARTITIONS, KafkaError.POLICY_VIOLATION})
 _DENIED = {
@@ -56,15 +61,15 @@ def error_of(error: object) -> KafkaError:
     return found if isinstance(found, KafkaError) else KafkaError(KafkaError._FAIL, str(error))  # noqa: SLF001
 
 
-def event_of(error: KafkaError, *, committing: bool = False) -> Event:
+def event_of(error: KafkaError, *, committing: bool = False) -> ProducerEvent:
     """Return what an error means for a transaction."""
     if error.code() in _FENCED:
-        return Event.FENCED
+        return ProducerEvent.FENCED
     if error.txn_requires_abort():
-        return Event.REFUSED
+        return ProducerEvent.REFUSED
     if committing and (error.retriable() or error.code() in _TIMED_OUT):
-        return Event.UNKNOWN
-    return Event.BROKEN if error.fatal() or committing else Event.REFUSED
+        return ProducerEvent.UNKNOWN
+    return ProducerEvent.BROKEN if error.fatal() or committing else ProducerEvent.REFUSED
 
 
 def failure_of(error: KafkaError, attempted: str, **context: object) -> TailraceError:
@@ -87,14 +92,14 @@ def failure_of(error: KafkaError, attempted: str, **context: object) -> Tailrace
             Kind.SINK_MISCONFIGURED,
             found,
             "lower transaction.timeout.ms in `options`, or raise transaction.max.timeout.ms of the brokers",
-            context,
+            {**context, REFUSED_LIMIT: "refused"},
         )
     if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE):
         return TailraceError(
             Kind.SINK_RECORD_TOO_LARGE,
             found,
             "raise max.message.bytes of the topic (and message.max.bytes in `options`), or lower batch.size "
-            "in `options` to it: the broker compares whole batches; or take too_large: dead_letter",
+            "in `options` to it: the broker compares whole batches; or set dead_letter_topic",
             {**context, REFUSED_BY: "broker"},
         )
     if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):  # noqa: SLF001
@@ -118,8 +123,7 @@ def preempted(attempted: str, **context: object) -> TailraceError:
     return TailraceError(
         Kind.SINK_PREEMPTED,
         f"{attempted}: another producer with this transactional id has begun; this one stops",
-        "the same pipeline runs somewhere else: stop one of them, or give it another name or `group`. If "
-        "there is none, this process stood still for longer than transaction.timeout.ms: start it again",
+        "the same pipeline runs somewhere else: stop one of them, or give it another name or `group`",
         context,
     )
 
@@ -127,6 +131,11 @@ def preempted(attempted: str, **context: object) -> TailraceError:
 def has_timed_out(error: KafkaError) -> bool:
     """Tell whether an error says that an answer did not come in time."""
     return error.code() in _TIMED_OUT
+
+
+def is_unfit(error: KafkaError) -> bool:
+    """Tell whether an error says that a topic can't be made as it is wanted."""
+    return error.code() in _UNFIT
 
 
 def may_pass(error: KafkaError) -> bool:
@@ -148,3 +157,21 @@ def persist(timeout_s: float, act: Callable[[float], _Found]) -> _Found:
             if not may_pass(found) or found.fatal() or time.monotonic() >= deadline:
                 raise
             time.sleep(_AGAIN_S)
+
+
+def answered(act: Callable[[], _Found]) -> _Found:
+    """Call the client.
+
+    A fatal error that it meets while it reports deliveries comes out of it as a `SystemError`: with the error
+    as its cause, as the cause of that where several are reported, or lost. Whoever aborts is told again.
+    :raises KafkaException: what it met.
+    """
+    try:
+        return act()
+    except SystemError as error:
+        cause: BaseException | None = error
+        while isinstance(cause, SystemError):
+            cause = cause.__cause__ or cause.__context__
+        if isinstance(cause, KafkaException):
+            raise cause from None
+        raise KafkaException(KafkaError(KafkaError._FAIL, "the client failed")) from None  # noqa: SLF001

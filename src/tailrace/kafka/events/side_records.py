@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.converters.given import named_field
-from tailrace.decode.debezium import SourceFacts
-from tailrace.decode.postgres_types import OIDS
-from tailrace.kafka.boundaries import Ended
-from tailrace.kafka.shapes import ShapeChange
+from tailrace.converters.debezium_types import named_field
+from tailrace.kafka.events.boundaries import Ended
+from tailrace.kafka.events.table_schemas import ShapeChange
 from tailrace.model import Column
 from tailrace.protocol.frames import Numbers
 from tailrace.records.group import Group
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.sources.postgres.decode.postgres_types import OIDS
 
 _COMMON = "io.debezium.connector.common"
 
@@ -106,7 +106,7 @@ _SHAPE_VALUE = named_field(
 )
 
 
-def transactions(topic: str, ended: Ended, origin: SourceFacts) -> Group:
+def transactions(topic: str, ended: Ended, origin: SourceInfo) -> Group:
     """Return two records for each transaction, BEGIN and END, in the order of commits.
 
     Ids are `<xid>:<LSN>`: that of the first change for BEGIN, and that of the commit for END.
@@ -130,7 +130,7 @@ def transactions(topic: str, ended: Ended, origin: SourceFacts) -> Group:
     return _group(topic, _TRANSACTION_KEY, [ids], _TRANSACTION_VALUE, values, origin)
 
 
-def heartbeat(topic: str, ms: int, origin: SourceFacts) -> Group:
+def heartbeat(topic: str, ms: int, origin: SourceInfo) -> Group:
     """Return one heartbeat of that time, in milliseconds since 1970."""
     return _group(
         topic,
@@ -142,7 +142,7 @@ def heartbeat(topic: str, ms: int, origin: SourceFacts) -> Group:
     )
 
 
-def shape(topic: str, change: ShapeChange, origin: SourceFacts) -> Group:
+def shape(topic: str, change: ShapeChange, origin: SourceInfo) -> Group:
     """Return the record of a table's new shape."""
     relation = change.relation
     place = {"databaseName": origin.database, "schemaName": relation.schema, "tableName": relation.table}
@@ -182,7 +182,7 @@ def _group(
     of_key: list[pa.Array],
     value: pa.Field,
     of_value: list[pa.Array],
-    origin: SourceFacts,
+    origin: SourceInfo,
 ) -> Group:
     columns = pa.RecordBatch.from_arrays(
         [

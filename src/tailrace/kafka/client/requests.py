@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tailrace.kafka.failures import error_of, has_timed_out, may_pass
+from tailrace.kafka.client.failures import error_of, has_timed_out, may_pass
 
 _Found = TypeVar("_Found")
 
@@ -26,7 +26,7 @@ _LEAST_S = 5.0
 _AGAIN_S = 0.1
 
 
-class Clients:
+class AdminClients:
     """A client for questions, which is made anew after one that was answered in vain. One thread at a time.
 
     :param settings: of an admin client.

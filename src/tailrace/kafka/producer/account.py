@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.config.kafka_clients import client_settings
-from tailrace.kafka import client
-from tailrace.kafka.offsets import OffsetsTopic, key_of, member_key_of
-from tailrace.kafka.writer import AtomicWriter, PlainWriter, Task, Writer
+from tailrace.kafka.client import settings as client
+from tailrace.kafka.offsets.topic import History, OffsetsTopic, key_of, member_key_of
+from tailrace.kafka.producer.writer import AtomicWriter, PlainWriter, Task, Writer
 from tailrace.secrets import Secret
 
 
@@ -23,6 +23,7 @@ class Account:
     :param atomic: whether records and offsets are written in transactions.
     :param isolation: how offsets are read.
     :param batch_bytes: of producers, where `options` give none.
+    :param limit_ms: least that a transaction is given, where `options` say nothing.
     """
 
     bootstrap: str
@@ -35,6 +36,7 @@ class Account:
     isolation: str
     timeout_ms: int
     batch_bytes: int = client.BATCH_BYTES
+    limit_ms: int = 0
 
     @property
     def timeout_s(self) -> float:
@@ -53,14 +55,29 @@ class Account:
         """
         return client.admin(self._common())
 
-    def offsets(self, timeout_s: float | None = None) -> OffsetsTopic:
+    @property
+    def owner(self) -> str:
+        """Whose the offsets are, in their keys."""
+        return f"{self.group}-{self.pipeline}"
+
+    def offsets(
+        self, timeout_s: float | None = None, *, history: History | None = None, lenient: bool = False
+    ) -> OffsetsTopic:
         """Return the topic of the offsets, not yet looked for.
 
         :param timeout_s: longest that a question may take, if not as long as a commit.
+        :param history: as `OffsetsTopic` has it, like `lenient`.
         """
         common = self._common()
-        consumer = client.consumer(common, self.isolation)
-        return OffsetsTopic(self.offsets_topic, client.admin(common), consumer, timeout_s or self.timeout_s)
+        return OffsetsTopic(
+            self.offsets_topic,
+            self.owner,
+            client.admin(common),
+            client.consumer(common, self.isolation),
+            timeout_s or self.timeout_s,
+            history=history,
+            lenient=lenient,
+        )
 
     def writer(self, offsets: OffsetsTopic) -> Writer:
         """Return a new life of the task's own producer, not yet opened."""
@@ -68,7 +85,8 @@ class Account:
 
     def member(self, offsets: OffsetsTopic, number: int) -> Writer:
         """Return likewise one of several producers that share the task (`layout`), counted from 0."""
-        transactional_id = f"{self.group}-{self.pipeline}-{self.task}-{number}"
+        # No name has a colon: with another hyphen it would be that of a pipeline `<pipeline>-<task>`.
+        transactional_id = f"{self.group}-{self.pipeline}-{self.task}:{number}"
         return self._writer(offsets, self.member_key(number), transactional_id)
 
     def member_key(self, number: int) -> bytes:
@@ -77,7 +95,7 @@ class Account:
 
     def _writer(self, offsets: OffsetsTopic, key: bytes, transactional_id: str) -> Writer:
         wanted = transactional_id if self.atomic else None
-        settings = client.producer(self._common(), self.timeout_ms, wanted, self.batch_bytes)
+        settings = client.producer(self._common(), self.timeout_ms, wanted, self.batch_bytes, self.limit_ms)
         task = Task(settings, offsets, key, self.isolation, self.timeout_s)
         return AtomicWriter(task) if self.atomic else PlainWriter(task)
 

@@ -7,14 +7,17 @@ placed otherwise, and for readers that look for one key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numba as nb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.compiled import KERNEL
-from tailrace.decode.kernel import NONE
 from tailrace.protocol.frames import FROZEN_BYTES, Numbers
+from tailrace.sources.postgres.decode.kernel import NONE
 
 _FROZEN_INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
 
@@ -68,6 +71,17 @@ def of_keys(keys: pa.LargeBinaryArray, partitions: int) -> npt.NDArray[np.int32]
     if len(keys):
         offsets = np.frombuffer(ends, np.int64)[keys.offset : keys.offset + len(keys) + 1]
         _place(np.frombuffer(data or b"", np.uint8), offsets, partitions, found)
+    return found
+
+
+def by_key(keys: pa.Array | Sequence[Any], partitions: int) -> npt.NDArray[np.int32]:
+    """Return where Java's clients put each of these keys, texts or bytes; a null is left to the client."""
+    if not isinstance(keys, pa.Array):
+        keys = pa.array([key.encode() if isinstance(key, str) else key for key in keys], pa.large_binary())
+    array = keys.cast(pa.large_binary())
+    found = of_keys(array, partitions)
+    if array.null_count:
+        found[np.asarray(array.is_null())] = BY_KEY
     return found
 
 

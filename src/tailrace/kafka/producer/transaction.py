@@ -21,7 +21,7 @@ import enum
 from dataclasses import dataclass, replace
 
 
-class State(enum.StrEnum):
+class ProducerState(enum.StrEnum):
     """Where a producer is in its life."""
 
     NEW = "new"
@@ -34,10 +34,10 @@ class State(enum.StrEnum):
     CLOSED = "closed"
     FAILED = "failed"  # nothing of the open transaction will be seen
     IN_DOUBT = "in doubt"  # whether the last transaction was committed, the next life finds out
-    PREEMPTED = "pre-empted"  # a later life of the same transactional id has begun
+    PREEMPTED = "pre-empted"  # a later life has begun, or the coordinator ended what was open for too long
 
 
-class Event(enum.StrEnum):
+class ProducerEvent(enum.StrEnum):
     """What happens to a producer."""
 
     START = "start"
@@ -69,12 +69,14 @@ class Command(enum.StrEnum):
     CLOSE = "close"
 
 
-FINAL = frozenset({State.CLOSED, State.FAILED, State.IN_DOUBT, State.PREEMPTED})
+FINAL = frozenset(
+    {ProducerState.CLOSED, ProducerState.FAILED, ProducerState.IN_DOUBT, ProducerState.PREEMPTED}
+)
 
-_S, _E, _C = State, Event, Command
+_S, _E, _C = ProducerState, ProducerEvent, Command
 
 #: A move that is not here is not allowed.
-TRANSITIONS: dict[tuple[State, Event], tuple[State, tuple[Command, ...]]] = {
+TRANSITIONS: dict[tuple[ProducerState, ProducerEvent], tuple[ProducerState, tuple[Command, ...]]] = {
     (_S.NEW, _E.START): (_S.FENCING, (_C.INITIALISE,)),
     (_S.NEW, _E.STOP): (_S.CLOSED, (_C.CLOSE,)),
     (_S.FENCING, _E.INITIALISED): (_S.READING, (_C.READ_OFFSETS,)),
@@ -107,10 +109,15 @@ TRANSITIONS: dict[tuple[State, Event], tuple[State, tuple[Command, ...]]] = {
 }
 
 
-class IllegalTransition(RuntimeError):  # noqa: N818 - it is named after what happened
+class IllegalProducerTransition(RuntimeError):  # noqa: N818 - it is named after what happened
     """A move that the table does not have; always a bug. Tells the story that led to it."""
 
-    def __init__(self, state: State, event: Event, story: tuple[tuple[State, Event], ...]) -> None:
+    def __init__(
+        self,
+        state: ProducerState,
+        event: ProducerEvent,
+        story: tuple[tuple[ProducerState, ProducerEvent], ...],
+    ) -> None:
         super().__init__(state, event, story)
 
     def __str__(self) -> str:
@@ -123,10 +130,10 @@ class IllegalTransition(RuntimeError):  # noqa: N818 - it is named after what ha
 class Transaction:
     """A producer's state and the newest steps that led to it."""
 
-    state: State = State.NEW
-    story: tuple[tuple[State, Event], ...] = ()
+    state: ProducerState = ProducerState.NEW
+    story: tuple[tuple[ProducerState, ProducerEvent], ...] = ()
 
-    def step(self, event: Event) -> tuple[Transaction, tuple[Command, ...]]:
+    def step(self, event: ProducerEvent) -> tuple[Transaction, tuple[Command, ...]]:
         """Return the life after `event`, and what is to be done.
 
         :raises IllegalTransition: for a move that the table does not have.
@@ -134,7 +141,7 @@ class Transaction:
         story = (*self.story[-19:], (self.state, event))
         found = TRANSITIONS.get((self.state, event))
         if found is None:
-            raise IllegalTransition(self.state, event, story)
+            raise IllegalProducerTransition(self.state, event, story)
         state, commands = found
         return replace(self, state=state, story=story), commands
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.changelog.reader import LogReader
-from tailrace.decode.catalog import Catalog
-from tailrace.decode.disclosed import Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation, ValueModes
 from tailrace.protocol.frames import schema_frames
+from tailrace.ranges.changes import settled_facts, with_renames
 from tailrace.ranges.plan import Piece
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.decode.schemas import Catalog
 
 #: What has become of a table: known for the first time, or another one.
 CREATE, ALTER = "CREATE", "ALTER"
@@ -39,18 +40,28 @@ class ShapeChange:
 
 
 def shape_changes(
-    log: Path, pieces: Sequence[Piece], start: int, end: int, modes: ValueModes, disclosed: Disclosed
+    log: LogReader | Path,
+    pieces: Sequence[Piece],
+    start: int,
+    end: int,
+    modes: ValueModes,
+    table_policy: TablePolicy,
 ) -> Iterator[ShapeChange]:
     """Yield the shapes that are new in `[start, end)`, in log order.
 
     :param pieces: of a range that holds it.
-    :raises TailraceError: `LOG_RANGE_GONE`, `LOG_CORRUPT`, and `CONFIG_INVALID` as `Disclosed.shape`.
+    :raises TailraceError: `LOG_RANGE_GONE`, `LOG_CORRUPT`, and `CONFIG_INVALID` as `TablePolicy.shape`.
     """
     blocks = [block for piece in pieces for block in piece.blocks]
     if not any(block.header.has_schema for block in blocks):
         return
-    reader = LogReader.open(log, pieces[0].task)
-    catalog = Catalog(reader.schema_before(blocks[0]), modes)
+    reader = log if isinstance(log, LogReader) else LogReader.open(log, pieces[0].task)
+    in_force = reader.schema_before(blocks[0])
+    shaped = [block for block in blocks if block.header.has_schema]
+    here = [frame for block in shaped for _, frame in schema_frames(reader.read(block))]
+    settled = settled_facts(reader, blocks[0].header.log_offset, [*in_force, *here])
+    table_policy = with_renames(table_policy, reader)  # names are kept before such facts are in the log
+    catalog = Catalog(in_force, modes, settled)
     for block in blocks:
         if not block.header.has_schema:
             continue
@@ -66,9 +77,9 @@ def shape_changes(
             if key[0] != "R":
                 continue  # types and facts come before the message that they are of
             relation = catalog.relation(oid)
-            if before is None or disclosed.relation(before) != disclosed.relation(relation):
+            if before is None or table_policy.relation(before) != table_policy.relation(relation):
                 lsn = int.from_bytes(frame[_LSN_AT : _LSN_AT + 8], "big")
-                yield ShapeChange(ALTER if before else CREATE, disclosed.relation(relation), lsn)
+                yield ShapeChange(ALTER if before else CREATE, table_policy.relation(relation), lsn)
 
 
 def _in_force(catalog: Catalog, oid: int) -> Relation | None:

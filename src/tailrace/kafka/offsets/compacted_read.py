@@ -1,4 +1,4 @@
-"""A topic read to its very end: the newest record of each key that is wanted."""
+"""Records of an offsets topic, read up to some place: the newest one of each key that is wanted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
@@ -18,7 +19,15 @@ from confluent_kafka import (
 
 from tailrace.errors import Kind, TailraceError
 
+log = structlog.get_logger(__name__)
+
 _POLL_S = 0.5
+#: Most messages that are taken from the client at a call.
+_TAKEN_MAX = 10_000
+
+#: The header of every offset that is written here. A record of data can have the key of an offset, but
+#: no name of a header comes from data.
+ORIGIN = ("tailrace.offset", b"1")
 
 #: What a reader may meet and go on: it belongs to no group, whatever its settings must say.
 _NO_MATTER = frozenset(
@@ -27,18 +36,25 @@ _NO_MATTER = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class CompactedRead:
     """The newest record of a key.
 
     :param value: None: it was taken back.
     :param offset: of the record, in its partition.
     :param time_us: when it was written, since 1970; None: the topic does not say.
+    :param has_origin: whether it has the header `ORIGIN`. Offsets that were written before there was that
+        header count until there is one with it.
     """
 
     value: bytes | None
     partition: int
     offset: int
     time_us: int | None
+    has_origin: bool = True
+
+
+#: By partition, then by key.
+ByPartition = dict[int, dict[bytes, CompactedRead]]
 
 
 def newest_of(
@@ -47,17 +63,17 @@ def newest_of(
     spans: Mapping[int, range],
     wanted: Callable[[bytes], bool],
     timeout_s: float,
-) -> dict[bytes, Newest]:
-    """Return, by key, the newest record of each wanted key in some partitions.
+) -> ByPartition:
+    """Return the newest record of each wanted key in each of some partitions.
 
     :param settings: of a consumer.
     :param spans: by partition, where its records begin and end; all of it is read. The client is told where
         to begin: it would wait half a second before it asked for that itself.
     :raises KafkaException: what the cluster refuses.
-    :raises TailraceError: `OFFSETS_UNREADABLE` if an end was not reached in time.
+    :raises TailraceError: `SINK_WRITE_FAILED` if an end was not reached in time.
     """
     waiting = {partition for partition, span in spans.items() if span}
-    found: dict[bytes, Newest] = {}
+    found: ByPartition = {partition: {} for partition in spans}
     if not waiting:
         return found
     deadline = time.monotonic() + timeout_s
@@ -65,9 +81,10 @@ def newest_of(
     try:
         consumer.assign([TopicPartition(topic, number, spans[number].start) for number in sorted(waiting)])
         while waiting:
-            message = consumer.poll(_POLL_S)
-            if message is not None:
-                _take(message, wanted, found)
+            first = consumer.poll(_POLL_S)
+            if first is not None:
+                for message in (first, *consumer.consume(_TAKEN_MAX, 0)):
+                    _take(message, wanted, spans, found)
             places = consumer.position([TopicPartition(topic, number) for number in waiting])
             waiting -= {place.partition for place in places if place.offset >= spans[place.partition].stop}
             if waiting and time.monotonic() >= deadline:
@@ -77,29 +94,40 @@ def newest_of(
     return found
 
 
-def _take(message: Message, wanted: Callable[[bytes], bool], found: dict[bytes, Newest]) -> None:
+def newer(known: CompactedRead | None, found: CompactedRead) -> CompactedRead:
+    """Return which of two records of a key counts: `found` is the later one, `known` may be none."""
+    return known if known is not None and known.has_origin and not found.has_origin else found
+
+
+def _take(
+    message: Message, wanted: Callable[[bytes], bool], spans: Mapping[int, range], found: ByPartition
+) -> None:
     if (error := message.error()) is not None:
         if error.code() not in _NO_MATTER:
             raise KafkaException(error)
         return
-    key = message.key()
-    if key is None or not wanted(key):
+    key, partition, offset = message.key(), message.partition() or 0, message.offset() or 0
+    if key is None or not wanted(key) or offset not in spans[partition]:
         return
     kind, time_ms = message.timestamp()
-    found[key] = Newest(
+    record = CompactedRead(
         message.value(),
-        message.partition() or 0,
-        message.offset() or 0,
+        partition,
+        offset,
         None if kind == TIMESTAMP_NOT_AVAILABLE else time_ms * 1000,
+        ORIGIN in (message.headers() or ()),
     )
+    counts = newer(found[partition].get(key), record)
+    if counts is not record:
+        log.warning("a record with an offset's key is no offset: ignored", partition=partition, offset=offset)
+    found[partition][key] = counts
 
 
 def _not_reached(topic: str, partition: int, spans: Mapping[int, range], timeout_s: float) -> TailraceError:
     return TailraceError(
-        Kind.OFFSETS_UNREADABLE,
-        f"read offsets: the end of partition {partition}, {spans[partition].stop}, was not reached within "
+        Kind.SINK_WRITE_FAILED,
+        f"read offsets: place {spans[partition].stop} of partition {partition} was not reached within "
         f"{timeout_s:.0f} s",
-        "a transaction that was begun there has not ended: it does within its transaction.timeout.ms; or the "
-        "partition's leader does not answer. Then start again",
+        "see whether the partition's leader runs and can be reached from here",
         {"topic": topic},
     )

@@ -18,9 +18,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import error_of, failure_of
-from tailrace.kafka.questions import Clients, answer
-from tailrace.kafka.rights import TO_WRITE, denied, is_denial, require_rights
+from tailrace.kafka.client.failures import error_of, failure_of
+from tailrace.kafka.client.requests import AdminClients, answer
+from tailrace.kafka.client.rights import TO_WRITE, denied, is_denial, require_rights
 
 log = structlog.get_logger(__name__)
 
@@ -28,10 +28,12 @@ NAME_CHARACTERS_MAX = 249
 _ILLEGAL = re.compile(r"[^A-Za-z0-9._-]")
 _POLL_S = 0.05
 _ASK_S = 5.0
+#: How often it is looked whether a topic has got more partitions.
+_LOOK_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class TopicCreation:
     """How a topic is made."""
 
     partitions: int = 1
@@ -45,29 +47,36 @@ class Topics:
     :param prefix: begins each name: `<prefix>.<schema>.<table>`.
     :param making: how the topic of a table is made.
     :param routed: the topic of a table that does not go to its own; None for all others.
+    :param refused: topics that hold offsets: nothing else is written there.
     :param create: whether missing ones are made.
+    :param counted: how many partitions topics have, where that was asked before.
     """
 
     def __init__(
         self,
         admin: Mapping[str, Any],
         prefix: str,
-        making: Callable[[str, str], Making],
+        making: Callable[[str, str], TopicCreation],
         *,
         routed: Callable[[str, str], str | None] = lambda _schema, _table: None,
+        refused: frozenset[str] = frozenset(),
         create: bool,
         timeout_s: float,
+        counted: Mapping[str, int] | None = None,
     ) -> None:
         self._prefix = prefix
+        self._refused = refused
         self._making = making
         self._routed = routed
         self._create_missing = create
         self._timeout_s = timeout_s
         self._owners: dict[str, str] = {}
         self._there: set[str] = set()
-        self._partitions: dict[str, int] = {}
+        self._partitions = dict(counted or {})
+        self._looked_s: dict[str, float] = {}
+        self._failed_s = -_LOOK_AGAIN_S
         self._largest: dict[str, int | None] = {}
-        self._clients = Clients(admin)
+        self._clients = AdminClients(admin)
 
     def of_table(self, schema: str, table: str) -> str:
         """Return the name of a table's topic, which need not be there yet.
@@ -105,9 +114,10 @@ class Topics:
         """
         if name in self._there:
             return
+        self.require_data(name)
         if not self._may_write(name):
             if self._create_missing:
-                self._create(name, self._making(schema, table) if table else Making())
+                self._create(name, self._making(schema, table) if table else TopicCreation())
                 self._may_write(name)
             elif not self._appears(name):
                 raise _missing(name)
@@ -119,20 +129,65 @@ class Topics:
         :raises TailraceError: `SINK_REFUSED`; `SINK_MISCONFIGURED` if it is missing and not to be made;
             `SINK_WRITE_FAILED`.
         """
+        self.require_data(name)
         if self._may_write(name):
             return
         if not self._create_missing:
             raise _missing(name)
         self._create(name, self._making(schema, table), only_check=True)
 
+    def require_data(self, name: str) -> None:
+        """Check that a topic is not one of offsets.
+
+        :raises TailraceError: `SINK_MISCONFIGURED`.
+        """
+        if name in self._refused:
+            raise TailraceError(
+                Kind.SINK_MISCONFIGURED,
+                f"write records to the topic {name!r}: it holds offsets, and a record there may pass for one",
+                "correct the topic in the file: in `routes`, a transformation, or the option that names it; "
+                "where a row's content names it, add a `route` or `filter` behind that transformation",
+                {"topic": name},
+            )
+
     def partitions(self, name: str) -> int:
-        """Return how many partitions a topic has; asked once, so more of them count from the next start.
+        """Return how many partitions a topic has; more of them count from the next start, and are told.
 
         :raises TailraceError: `SINK_WRITE_FAILED` if it is not there, `SINK_REFUSED`.
         """
         if name not in self._partitions:
             self._partitions[name] = self._count(name)
+            self._looked_s[name] = time.monotonic()
+        elif self._is_look_due(name):
+            self._look_again(name)
         return self._partitions[name]
+
+    def _is_look_due(self, name: str) -> bool:
+        looked_s = max(self._looked_s.get(name, -_LOOK_AGAIN_S), self._failed_s)
+        return time.monotonic() - looked_s >= _LOOK_AGAIN_S
+
+    def _look_again(self, name: str) -> None:
+        """Tell of partitions that were added. A cluster that does not answer holds up nothing for long."""
+        self._looked_s[name] = time.monotonic()
+        try:
+            found = self._clients.ask(_ASK_S, lambda admin, left_s: admin.list_topics(name, left_s))
+        except KafkaException:
+            self._failed_s = time.monotonic()
+            return
+        topic, known = found.topics.get(name), self._partitions[name]
+        if topic is not None and topic.partitions and len(topic.partitions) != known:
+            log.warning(
+                "a topic has other partitions than when it was first written to: its keys stay where they "
+                "are until the sink is started again, and most move then",
+                topic=name,
+                partitions=known,
+                now=len(topic.partitions),
+            )
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """How many partitions the topics had that were asked for."""
+        return dict(self._partitions)
 
     def largest(self, name: str) -> int | None:
         """Return the most bytes that a batch of a topic may have; None if we may not know."""
@@ -190,7 +245,7 @@ class Topics:
             log.info("size limit of a topic not known", topic=name, why=error_of(error).name())
             return None
 
-    def _create(self, name: str, making: Making, *, only_check: bool = False) -> None:
+    def _create(self, name: str, making: TopicCreation, *, only_check: bool = False) -> None:
         topic = NewTopic(
             name, making.partitions, making.replication_factor or -1, config=dict(making.settings)
         )

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.kafka.partitioning import of_keys, partition_of
+from tailrace.kafka.producer.partitioner import of_keys, partition_of
 from tailrace.protocol.frames import Numbers
 from tailrace.records.events import Converted
 

@@ -8,7 +8,10 @@ Records in the offsets topic say how far the task is:
 - an offset for each member, committed with its records: how far its share is. It counts only if it is of the
   layout in force; what was left by another number of producers does not.
 
-Only the task's own producer writes the head. Two procedures do all of it; they are generators of steps,
+Only the task's own producer writes the head, and whoever takes a task with transactions writes one with a
+lease of its own before anything else, also where no members are: who is fenced later finds another lease if
+another engine has taken the task, and its own if the cluster has ended a transaction that was open for too
+long. Two procedures do all of it; they are generators of steps,
 whoever runs them carries a step out and sends its result back. Pure: no clock, thread or client.
 
 `taking` is for who begins, the driver: (1) it opens the own producer, which fences that of the driver
@@ -79,7 +82,9 @@ class Head:
         """Return it as it is written."""
         found: dict[str, Any] = {"log_id": self.log_id, "log_offset": self.log_offset}
         if self.producers:
-            found |= {"producers": self.producers, "layout": self.layout, "lease": self.lease}
+            found |= {"producers": self.producers, "layout": self.layout}
+        if self.lease:
+            found |= {"lease": self.lease}
         return found
 
     def member_offset(self, log_offset: int) -> dict[str, Any]:
@@ -144,7 +149,7 @@ SharingStep: TypeAlias = ReadHead | OpenMember | WriteShare
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AssignmentState:
     """How far a task is: its head, and each of its members (or itself). None: there is no head yet."""
 
     head: Head | None = None
@@ -169,12 +174,14 @@ class Standing:
         """Tell whether so many members write now."""
         return self.head is not None and self.head.producers == producers
 
-    def written_to(self, end: int) -> Standing:
+    def written_to(self, end: int) -> AssignmentState:
         """Return it after every member has written what it lacked before `end`."""
         return replace(self, reached=tuple(max(reached, end) for reached in self.reached))
 
 
-def taking(producers: int, fresh: Callable[[], str]) -> Generator[TakingStep, Any, Standing]:
+def taking(
+    producers: int, fresh: Callable[[], str], *, fenced: bool = False
+) -> Generator[TakingStep, Any, AssignmentState]:
     """Take the task from whoever has it, and share it out among `producers` if it may be now.
 
     While the members of another layout are not equally far, that one stays in force: it must be written
@@ -182,32 +189,35 @@ def taking(producers: int, fresh: Callable[[], str]) -> Generator[TakingStep, An
 
     :param producers: 0: the task's own alone.
     :param fresh: gives a text that was never given before.
+    :param fenced: whether opening a producer fences the one before. Else the own producer has no lease: an
+        engine without transactions that comes late must not write an old head.
     """
     head: Head | None = yield OpenOwn()
     if head is None:
-        return Standing()
-    standing = Standing(head, (head.log_offset,))
-    if head.producers:
+        return AssignmentState()
+    if head.producers or fenced:
         head = replace(head, lease=fresh())
         yield WriteHead(head)
+    standing = AssignmentState(head, (head.log_offset,))
+    if head.producers:
         reached: tuple[int, ...] = ()
         for number in range(head.producers):
             reached += (head.reached((yield Fence(number))),)
-        standing = Standing(head, reached)
+        standing = AssignmentState(head, reached)
     if standing.has(producers) or not standing.is_even:
         return standing
-    return (yield from beginning(head.log_id, standing.reached[0], producers, fresh))
+    return (yield from beginning(head.log_id, standing.reached[0], producers, fresh, fenced=fenced))
 
 
 def beginning(
-    log_id: str, start: int, producers: int, fresh: Callable[[], str]
-) -> Generator[TakingStep, Any, Standing]:
+    log_id: str, start: int, producers: int, fresh: Callable[[], str], *, fenced: bool = False
+) -> Generator[TakingStep, Any, AssignmentState]:
     """Begin a layout at `start`: nothing from there on is written, and nobody else writes."""
-    head = Head(log_id, start)
+    head = Head(log_id, start, lease=fresh() if producers or fenced else "")
     if producers:
-        head = replace(head, producers=producers, layout=fresh(), lease=fresh())
+        head = replace(head, producers=producers, layout=fresh())
     yield WriteHead(head)
-    return Standing(head, (start,) * max(1, producers))
+    return AssignmentState(head, (start,) * max(1, producers))
 
 
 def sharing(sent_with: Head, number: int, end: int) -> Generator[SharingStep, Any, int | None]:

@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import error_of, failure_of
-from tailrace.kafka.questions import Clients, answer
+from tailrace.kafka.client.failures import error_of, failure_of
+from tailrace.kafka.client.requests import AdminClients, answer
 
 #: Of a table's topic; `CREATE` beside it if it is to be made. Each of these includes DESCRIBE.
 TO_WRITE = ("WRITE",)
@@ -55,7 +55,7 @@ def denied(
 
 
 def require_rights(
-    clients: Clients, topic: str, operations: Sequence[str], attempted: str, timeout_s: float
+    clients: AdminClients, topic: str, operations: Sequence[str], attempted: str, timeout_s: float
 ) -> int | None:
     """Check what may be done with a topic; return how many partitions it is told to have; None: no topic.
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.account import Account
-from tailrace.kafka.offsets import OffsetsTopic, source_key
-from tailrace.kafka.writer import Writer
+from tailrace.kafka.offsets.compaction import TopicWarning
+from tailrace.kafka.offsets.topic import OffsetsTopic, source_key
+from tailrace.kafka.producer.account import Account
+from tailrace.kafka.producer.writer import Writer
 from tailrace.records.batch import Offset, Partition
 
 #: How long the start, and each question, may take.
@@ -55,12 +56,13 @@ class KafkaOffsetStore:
             self._topic = topic
             self._writer = self._opened(topic)
 
-    def check(self, timeout_s: float) -> None:
+    def check(self, timeout_s: float) -> Sequence[TopicWarning]:
         """Look whether `start` would find what it needs; nothing is made, and nobody fenced.
 
+        :returns: what of the topic should be otherwise.
         :raises TailraceError: as `start`, but for the right to the transactional id.
         """
-        self._account().offsets(timeout_s).check(create=self._storage.create_topic)
+        return self._account().offsets(timeout_s).check(create=self._storage.create_topic)
 
     def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
         """Return the offset of each partition that has one, by its number. Works without a start, too.
@@ -154,15 +156,22 @@ class KafkaOffsetStore:
         for key, known in self._known.items():
             if found.get(key) not in (known, self._attempted.get(key, known)):
                 raise _preempted(self._storage.topic)
+        # A commit without an answer may have come to be: the next look begins from what is there now.
+        self._known = {key: found.get(key) for key in self._known}
+        self._attempted.clear()
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
         try:
             yield
         except TailraceError as error:
+            writer = self._writer
+            # The coordinator ends a transaction that is open for too long, too. The next write then looks
+            # whether another engine has written.
+            is_late = writer is not None and writer.progress.seconds >= writer.limit_s
             # A life that failed is over: the next write begins another.
             self._close()
-            if error.kind in (Kind.SINK_PREEMPTED, Kind.OFFSETS_PREEMPTED):
+            if error.kind is Kind.OFFSETS_PREEMPTED or (error.kind is Kind.SINK_PREEMPTED and not is_late):
                 self._lost = _preempted(self._storage.topic)
                 raise self._lost from error
             raise TailraceError(Kind.OFFSETS_UNWRITABLE, error.message, error.hint, error.context) from error

@@ -17,12 +17,19 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import error_of, event_of, failure_of, persist, preempted
-from tailrace.kafka.offsets import OffsetsTopic, value_of
-from tailrace.kafka.reach import made
-from tailrace.kafka.rights import denied
-from tailrace.kafka.sending import Partitions, Sender
-from tailrace.kafka.transaction import Command, Event, State, Transaction
+from tailrace.kafka.client.connectivity import made
+from tailrace.kafka.client.failures import (
+    error_of,
+    event_of,
+    failure_of,
+    has_timed_out,
+    persist,
+    preempted,
+)
+from tailrace.kafka.client.rights import denied, is_denial
+from tailrace.kafka.offsets.topic import OffsetsTopic, value_of
+from tailrace.kafka.producer.sender import Partitions, Sender, SendProgress
+from tailrace.kafka.producer.transaction import Command, ProducerEvent, ProducerState, Transaction
 from tailrace.records.events import Converted
 
 log = structlog.get_logger(__name__)
@@ -32,12 +39,23 @@ _CONNECTS_S = 2.0
 
 _NOT_WAITED_S = 0.001
 
+#: Between looks at what is delivered, during a commit.
+_LOOK_S = 2.0
+
 #: An object that JSON can hold.
 Offset = Mapping[str, Any]
 
 
 class Writer(Protocol):
     """Writes batches for one task, one after another, on one thread."""
+
+    @property
+    def progress(self) -> SendProgress:
+        """How far the batch is, or the one that failed was."""
+
+    @property
+    def limit_s(self) -> float:
+        """Longest that a batch may take."""
 
     def connect(self) -> None:
         """Begin to connect, and return at once; nobody is disturbed. `open` is quicker some time after it."""
@@ -81,31 +99,41 @@ class AtomicWriter:
         self._task = task
         self._life = Transaction()
         self._producer = made(Producer, task.settings)
-        self._sender = Sender(self._producer, task.timeout_s)
+        self._sender = Sender(self._producer, task.settings, task.timeout_s)
 
     @property
-    def state(self) -> State:
+    def state(self) -> ProducerState:
         """Where the transaction is."""
         return self._life.state
 
+    @property
+    def progress(self) -> SendProgress:
+        """As `Writer.progress`."""
+        return self._sender.progress
+
+    @property
+    def limit_s(self) -> float:
+        """As `Writer.limit_s`: the coordinator ends a transaction that is open for longer."""
+        return int(self._task.settings["transaction.timeout.ms"]) / 1000
+
     def connect(self) -> None:
         """As `Writer.connect`."""
-        _knock(self._producer, self._task.offsets.name)
+        _warm_up(self._producer, self._task.offsets.name)
 
     def open(self) -> Offset | None:
         """As `Writer.open`; the life before is fenced first, so that its last commit is seen.
 
         :raises TailraceError: `SINK_PREEMPTED`, `SINK_REFUSED`, `OFFSETS_UNREADABLE`, `SINK_WRITE_FAILED`.
         """
-        self._step(Event.START)
+        self._step(ProducerEvent.START)
         self._attempt("begin as the only producer", self._initialise)
-        self._step(Event.INITIALISED)
+        self._step(ProducerEvent.INITIALISED)
         try:
             found = self._task.offsets.read(self._task.key, self._task.isolation)
         except TailraceError:
-            self._step(Event.BROKEN)
+            self._step(ProducerEvent.BROKEN)
             raise
-        self._step(Event.OFFSETS_READ)
+        self._step(ProducerEvent.OFFSETS_READ)
         return found
 
     def send(self, topic: str, events: Converted, partitions: Partitions = None) -> None:
@@ -117,7 +145,7 @@ class AtomicWriter:
         try:
             self._sender.send(topic, events, partitions)
         except TailraceError as error:
-            self._fail(Event.FENCED if error.kind is Kind.SINK_PREEMPTED else Event.REFUSED)
+            self._fail(ProducerEvent.FENCED if error.kind is Kind.SINK_PREEMPTED else ProducerEvent.REFUSED)
             self._raise_if_preempted(error)
             raise
 
@@ -135,30 +163,31 @@ class AtomicWriter:
         :raises TailraceError: as `commit`.
         """
         self._begin()  # progress without records is an offset too
-        self._step(Event.DUE)
+        self._step(ProducerEvent.DUE)
         failpoints.hit("kafka.before_offset")
         self._attempt("write the offset", lambda: self._send_offsets(offsets), committing=True)
         failpoints.hit("kafka.before_commit")
         self._attempt("commit a transaction", lambda: self._commit(timeout_s), committing=True)
         failpoints.hit("kafka.after_commit")
-        self._step(Event.COMMITTED)
+        self._step(ProducerEvent.COMMITTED)
 
     def close(self) -> None:
         """As `Writer.close`."""
-        if self._life.state in (State.NEW, State.READY):
-            self._step(Event.STOP)
-        elif self._life.state is State.OPEN:
-            self._step(Event.STOP)
+        if self._life.state in (ProducerState.NEW, ProducerState.READY):
+            self._step(ProducerEvent.STOP)
+        elif self._life.state is ProducerState.OPEN:
+            self._step(ProducerEvent.STOP)
             self._abort()
         self._sender.close()
         del self._producer
 
     def _begin(self) -> None:
-        _, commands = self._life.step(Event.RECORDS)
+        _, commands = self._life.step(ProducerEvent.RECORDS)
         if Command.BEGIN in commands:
             self._attempt("begin a transaction", self._begin_once)
+            self._sender.begin()
             failpoints.hit("kafka.after_begin")
-        self._step(Event.RECORDS)
+        self._step(ProducerEvent.RECORDS)
 
     def _initialise(self) -> None:
         persist(self._task.timeout_s, self._fence)
@@ -180,7 +209,22 @@ class AtomicWriter:
             self._sender.send_offset(self._task.offsets, key, value_of(offset))
 
     def _commit(self, timeout_s: float | None) -> None:
-        persist(timeout_s or self._task.timeout_s, self._commit_once)
+        if timeout_s is not None:
+            persist(timeout_s, self._commit_once)
+            return
+        deadline = time.monotonic() + self._task.timeout_s
+        while True:
+            try:
+                persist(min(_LOOK_S, _left_s(deadline)), self._commit_once)
+                return
+            except KafkaException as error:
+                # The client goes on with it when it is asked again. Its time is that without a delivery.
+                if not has_timed_out(error_of(error)):
+                    raise
+                if self._sender.has_moved():
+                    deadline = time.monotonic() + self._task.timeout_s
+                elif time.monotonic() >= deadline:
+                    raise
 
     # By methods of its own, as `_fence`: the trace of an error has these, and not the producer.
 
@@ -202,7 +246,7 @@ class AtomicWriter:
             log.warning("transaction not aborted", why=found.name())
             self._step(event_of(found))
         else:
-            self._step(Event.ABORTED)
+            self._step(ProducerEvent.ABORTED)
 
     def _attempt(self, attempted: str, act: Callable[[], object], *, committing: bool = False) -> None:
         try:
@@ -216,27 +260,36 @@ class AtomicWriter:
 
     def _failure(self, found: KafkaError, attempted: str) -> TailraceError:
         if found.code() != KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            return failure_of(found, attempted, **self._whose(), **self._sender.met)
+            failure = failure_of(found, attempted, **self._whose())
+            # A message that was not delivered is why, if nobody has taken the id.
+            met = None if failure.kind is Kind.SINK_PREEMPTED else self._sender.failure(attempted)
+            if met is None and is_denial(found):
+                # The cluster refused to take a topic into the transaction, and does not say which one.
+                met = self._task.offsets.denial_of([*self._sender.topics, self._task.offsets.name], attempted)
+            return failure if met is None else met
         # WRITE includes DESCRIBE, which is what may be missing first.
         settings = self._task.settings
         return denied(settings, attempted, "transactional-id", str(settings["transactional.id"]), ["WRITE"])
 
     def _raise_if_preempted(self, error: TailraceError) -> None:
         # What is learnt on aborting decides: who was pre-empted must not begin anew, and pre-empt in turn.
-        if self._life.state is State.PREEMPTED and error.kind is not Kind.SINK_PREEMPTED:
+        if self._life.state is ProducerState.PREEMPTED and error.kind is not Kind.SINK_PREEMPTED:
             raise preempted(f"abort after {error.kind}", **self._whose()) from error
 
-    def _fail(self, event: Event) -> None:
-        if event is Event.REFUSED and self._life.state in (State.FENCING, State.READY):
-            event = Event.BROKEN
+    def _fail(self, event: ProducerEvent) -> None:
+        if event is ProducerEvent.REFUSED and self._life.state in (
+            ProducerState.FENCING,
+            ProducerState.READY,
+        ):
+            event = ProducerEvent.BROKEN
         self._step(event)
-        if self._life.state is State.ABORTING:
+        if self._life.state is ProducerState.ABORTING:
             self._abort()
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: ProducerEvent) -> None:
         self._life, _ = self._life.step(event)
-        if self._life.state is State.PREEMPTED:
-            log.error("pre-empted: another producer with this transactional id has begun", **self._whose())
+        if self._life.state is ProducerState.PREEMPTED:
+            log.warning("fenced: the producer's epoch is over", **self._whose())
 
     def _whose(self) -> dict[str, str]:
         return {"transactional_id": str(self._task.settings["transactional.id"])}
@@ -248,11 +301,21 @@ class PlainWriter:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._producer = made(Producer, task.settings)
-        self._sender = Sender(self._producer, task.timeout_s)
+        self._sender = Sender(self._producer, task.settings, task.timeout_s)
+
+    @property
+    def progress(self) -> SendProgress:
+        """As `Writer.progress`."""
+        return self._sender.progress
+
+    @property
+    def limit_s(self) -> float:
+        """As `Writer.limit_s`: a record that waits for longer is given up."""
+        return int(self._task.settings["message.timeout.ms"]) / 1000
 
     def connect(self) -> None:
         """As `Writer.connect`."""
-        _knock(self._producer, self._task.offsets.name)
+        _warm_up(self._producer, self._task.offsets.name)
 
     def open(self) -> Offset | None:
         """As `Writer.open`.
@@ -289,6 +352,7 @@ class PlainWriter:
         except KafkaException as error:
             raise failure_of(error_of(error), "write the offset", topic=topic.name) from error
         self._sender.flush(timeout_s)
+        self._sender.begin()
         failpoints.hit("kafka.after_commit")
 
     def close(self) -> None:
@@ -301,7 +365,7 @@ def _left_s(deadline: float) -> float:
     return max(0.1, deadline - time.monotonic())
 
 
-def _knock(producer: Producer, topic: str) -> None:
+def _warm_up(producer: Producer, topic: str) -> None:
     # Who asks for a first time waits for a twentieth of a second while the client connects.
     with contextlib.suppress(KafkaException):
         producer.list_topics(topic, timeout=_NOT_WAITED_S)

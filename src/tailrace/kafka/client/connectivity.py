@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.failures import error_of
+from tailrace.kafka.client.failures import error_of
 
 _Client = TypeVar("_Client")
 
@@ -42,8 +42,8 @@ def made(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str, Any])
         ) from None
 
 
-def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> None:
-    """Wait until a broker answers, whichever.
+def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:
+    """Wait until a broker answers, whichever; return how many there are.
 
     What is asked is how a topic lies that nobody has: the answer is short, and nothing is made by it. A
     question about the cluster itself goes to the controller alone, which may be the one that stands still.
@@ -61,8 +61,7 @@ def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> None:
         while True:
             left_s = deadline - time.monotonic()
             try:
-                client.list_topics(_NOBODY, min(wait_s, max(0.1, left_s)))
-                return
+                return len(client.list_topics(_NOBODY, min(wait_s, max(0.1, left_s))).brokers)
             except KafkaException as error:
                 failure = error
             client.poll(0)  # hears what went wrong

@@ -1,0 +1,1 @@
+"""Offsets in a compacted topic."""

@@ -1,0 +1,1 @@
+"""Producers: batches of records, transactions, partitions."""

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tailrace import __version__
-from tailrace.config.disclosure import Disclosure
-from tailrace.config.kafka import KafkaSink as KafkaConfig
-from tailrace.config.sections import DeltaSink as DeltaConfig
+from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
+from tailrace.config.sections import DeltaSinkConfig as DeltaConfig
 from tailrace.config.sections import JsonlSink as JsonlConfig
 from tailrace.config.sections import ParquetSink as ParquetConfig
-from tailrace.config.sections import PythonSink as PythonConfig
+from tailrace.config.sections import PythonSinkConfig as PythonConfig
 from tailrace.config.sinks import SinkConfig
+from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes
 from tailrace.sinks.contract import Sink
-from tailrace.sinks.delta_append import DeltaAppend
-from tailrace.sinks.delta_mirror import DeltaMirror
-from tailrace.sinks.delta_sink import DeltaMode, DeltaSink, recorded_delta_position
-from tailrace.sinks.files import recorded_files_position
-from tailrace.sinks.jsonl import jsonl_sink
-from tailrace.sinks.parquet import parquet_sink
+from tailrace.sinks.delta.append import DeltaAppend
+from tailrace.sinks.delta.mirror import DeltaMirror
+from tailrace.sinks.delta.sink import DeltaMode, DeltaSink, recorded_delta_position
+from tailrace.sinks.files.jsonl import jsonl_sink
+from tailrace.sinks.files.parquet import parquet_sink
+from tailrace.sinks.files.sink import recorded_files_position
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tailrace.changelog.directory import LogDirectory
 
 
-def build(config: SinkConfig, rules: Disclosure, modes: ValueModes, log_path: Path) -> Sink:
+def build(config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: Path) -> Sink:
     """Return the sink that `config` describes, not yet opened.
 
     :param log_path: of the log that it is fed from.
@@ -46,7 +46,7 @@ def build(config: SinkConfig, rules: Disclosure, modes: ValueModes, log_path: Pa
         return DeltaSink(config.name, config.path, config.tables, mode, rules, modes)
     if isinstance(config, PythonConfig):
         # Only now: it brings the engine's processing.
-        from tailrace.sinks.python_sink import PythonSink
+        from tailrace.sinks.python import PythonSink
 
         return PythonSink(config, log_path, rules, modes)
     if isinstance(config, KafkaConfig):
@@ -66,21 +66,21 @@ def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task
     if isinstance(config, ParquetConfig | JsonlConfig):
         return recorded_files_position(config.name, config.path, config.type, pipeline, log.identity, task)
     if isinstance(config, PythonConfig):
-        from tailrace.sinks.python_sink import recorded_python_position
+        from tailrace.sinks.python import recorded_python_position
 
         return recorded_python_position(log, config.name, task)
     if isinstance(config, KafkaConfig):
-        from tailrace.sinks.kafka import recorded_kafka_position
+        from tailrace.sinks.kafka.sink import recorded_kafka_position
 
         return recorded_kafka_position(config, pipeline, log.identity)
     raise _unknown(config)
 
 
-def _kafka(config: KafkaConfig, rules: Disclosure, modes: ValueModes) -> Sink:
+def _kafka(config: KafkaConfig, rules: ColumnPolicy, modes: ValueModes) -> Sink:
     # Only now: pipelines without Kafka need not load its client.
-    from tailrace.converters import building as converters
-    from tailrace.sinks.kafka import KafkaSink
-    from tailrace.transforms import building as transformations
+    from tailrace.converters import factory as converters
+    from tailrace.sinks.kafka.sink import KafkaSink
+    from tailrace.transforms import factory as transformations
 
     converter = converters.build(config.converter.type, config.converter_options())
     chain = transformations.build(config.transformations, config.predicates)

@@ -40,6 +40,20 @@ class SinkCommit:
     dead_letters: int = 0
 
 
+class SparkNeededError(Exception):
+    """Raised by `Sink.write` without a session: only Spark can write this range. Writing it again is safe."""
+
+
+def required(spark: SparkSession | None) -> SparkSession:
+    """Return the session.
+
+    :raises SparkNeededError: there is none.
+    """
+    if spark is None:
+        raise SparkNeededError
+    return spark
+
+
 class Sink(Protocol):
     """A target that takes ranges of the log, each change exactly once.
 
@@ -85,10 +99,12 @@ class Sink(Protocol):
         a range may be repeated, and repeated with another end, after any crash or error. Once
         `write` returns, `position` is at least `span.end`, durably.
 
-        :param spark: None for a sink that does without (`SinkConfig.on_spark`).
+        :param spark: None: write in this process. A sink without Spark (`SinkConfig.on_spark`) gets no
+            session; another one, for small ranges (`SinkConfig.small_ranges_in_process`).
         :param log: the log's directory, as executors see it.
         :param span: starts at or before `position`; both ends are boundaries of the log.
         :param pieces: `ranges.plan.pieces` of exactly `span`.
+        :raises SparkNeededError: without a session, where only Spark can write the range.
         :raises TailraceError: `LOG_RANGE_INVALID` if `span` would leave a gap;
             `SINK_SCHEMA_REFUSED`, `SINK_KEY_MISSING`, `SINK_WRITE_FAILED`, `SINK_FOREIGN`,
             `SPARK_FAILED`, and what reading the log raises.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.changelog import durable
 from tailrace.errors import Kind, TailraceError
-from tailrace.sinks import layout
+from tailrace.sinks import folders
 
 if TYPE_CHECKING:
     from tailrace.changelog.directory import LogIdentity
@@ -47,15 +47,15 @@ class Target:
         :raises TailraceError: `SINK_LOCKED`, `SINK_FOREIGN`, `SINK_WRITE_FAILED`.
         """
         with writing(sink, f"open {path}"):
-            (path / layout.STATE).mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / layout.STATE / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            (path / folders.STATE).mkdir(parents=True, exist_ok=True)
+            lock = os.open(path / folders.STATE / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _take(lock, sink, path)
             if not require_ours(sink, path, kind, log, pipeline):
                 _require_unused(path, sink)
                 with writing(sink, f"write {_IDENTITY}"):
                     content = durable.encode_state(_identity(kind, log, pipeline))
-                    durable.write_atomically(path / layout.STATE / _IDENTITY, content)
+                    durable.write_atomically(path / folders.STATE / _IDENTITY, content)
                     durable.sync_directory(path)
         except BaseException:
             os.close(lock)
@@ -64,11 +64,11 @@ class Target:
 
     @property
     def state(self) -> Path:
-        return self.path / layout.STATE
+        return self.path / folders.STATE
 
     def staging(self, task: str, start: int) -> Path:
         """Return the folder in which executors leave files of the range that begins at `start`."""
-        return self.state / layout.staging_directory(task, start)
+        return self.state / folders.staging_directory(task, start)
 
     def clear_staging(self) -> None:
         """Remove what earlier writes left behind. Only while no job of this process runs."""
@@ -182,7 +182,7 @@ def require_ours(sink: str, path: Path, kind: str, log: LogIdentity, pipeline: s
     :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
     """
     wanted = _identity(kind, log, pipeline)
-    found = read_checked(path / layout.STATE / _IDENTITY, sink)
+    found = read_checked(path / folders.STATE / _IDENTITY, sink)
     if found is None:
         return False
     differing = [name for name in wanted if found.get(name) != wanted[name]]
@@ -218,7 +218,7 @@ def _require_unused(path: Path, sink: str) -> None:
     """Refuse to mix with tables that somebody else put here."""
     for entry in sorted(os.listdir(path)):
         folder = path / entry
-        if (folder / layout.STATE).is_dir():
+        if (folder / folders.STATE).is_dir():
             raise TailraceError(
                 Kind.SINK_FOREIGN,
                 f"open the sink: {entry!r} is a target itself, of one of several sources",

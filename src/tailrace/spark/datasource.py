@@ -60,7 +60,8 @@ class TailraceDataSource(DataSource):
         For a batch it also settles which range that is, so that a DataFrame that Spark
         evaluates twice reads the same changes twice while capture goes on.
         """
-        from tailrace.decode.envelope import SCHEMA as ENVELOPE
+        from tailrace.ranges.changes import with_renames
+        from tailrace.sources.postgres.decode.envelope import SCHEMA as ENVELOPE
         from tailrace.spark import position, schema
 
         options = self._options()
@@ -75,13 +76,14 @@ class TailraceDataSource(DataSource):
         )
         if options.table is None:
             return schema.to_spark(ENVELOPE)
-        disclosed = position.disclosed(options.path, options.task, raw=options.raw)
+        table_policy = position.table_policy(options.path, options.task, raw=options.raw)
+        table_policy = with_renames(table_policy, reader)
         blocks = reader.blocks(reader.start, end)
         known = schema.relations(
             reader.all_schema_frames(reader.start, end),
             len(reader.schema_before(blocks[0])) if blocks else 0,
             options.modes,
-            disclosed,
+            table_policy,
         )
         return schema.to_spark(schema.table_schema(known, options.table))
 
@@ -120,7 +122,7 @@ class _Rows:
 
         self._options = options
         self._schema = schema
-        self._disclosed = position.disclosed(options.path, options.task, raw=options.raw)
+        self._table_policy = position.table_policy(options.path, options.task, raw=options.raw)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tailrace.ranges.changes import changes_of
@@ -132,7 +134,7 @@ class _Rows:
         conformer = Conformer(to_arrow(self._schema))
         table = self._options.table
         wanted = None if table is None else {table}
-        for stretch in changes_of(self._options.path, piece, wanted, self._options.modes, self._disclosed):
+        for stretch in changes_of(self._options.path, piece, wanted, self._options.modes, self._table_policy):
             if table is not None:
                 yield from map(conformer.rows, stretch)
             elif stretch:

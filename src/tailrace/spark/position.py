@@ -13,9 +13,9 @@ from typing import Any
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
-from tailrace.decode.disclosed import EVERYTHING, Disclosed
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import parse_lsn
+from tailrace.sources.postgres.decode.column_policy import EVERYTHING, TablePolicy
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -35,7 +35,7 @@ def _reader(path: str, task: str, log_id: str) -> LogReader:  # noqa: ARG001 —
     return LogReader.open(path, task)
 
 
-def disclosed(path: str, task: str, *, raw: bool) -> Disclosed:
+def table_policy(path: str, task: str, *, raw: bool) -> TablePolicy:
     """Return what of a task's log is let out; its secrets are resolved here and now.
 
     :param raw: everything, as the log holds it.
@@ -43,7 +43,7 @@ def disclosed(path: str, task: str, *, raw: bool) -> Disclosed:
     """
     if raw:
         return EVERYTHING
-    return Disclosed.of(kept_disclosure(LogDirectory.open(path), task))
+    return TablePolicy.of(kept_disclosure(LogDirectory.open(path), task))
 
 
 def task_named(path: str, task: str) -> str:

@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.decode.catalog import Catalog
-from tailrace.decode.changes import TableChanges
-from tailrace.decode.disclosed import EVERYTHING, Disclosed
-from tailrace.decode.types import METADATA, row_schema
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, Relation, ValueModes
 from tailrace.protocol.frames import schema_frames
+from tailrace.sources.postgres.decode.changes import TableChanges
+from tailrace.sources.postgres.decode.column_policy import EVERYTHING, TablePolicy
+from tailrace.sources.postgres.decode.schemas import Catalog
+from tailrace.sources.postgres.decode.types import METADATA, row_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -50,13 +50,13 @@ def relations(
     frames: Sequence[bytes],
     in_force: int = 0,
     modes: ValueModes = OWN_FORMS,
-    disclosed: Disclosed = EVERYTHING,
+    table_policy: TablePolicy = EVERYTHING,
 ) -> list[Relation]:
     """Return every version of every table that schema frames describe, in log order.
 
     :param in_force: so many of them, the first, are in force at once; what they say together is
         one version of each table.
-    :param disclosed: what of the tables is let out.
+    :param table_policy: what of the tables is let out.
     """
     catalog = Catalog(frames[:in_force], modes)
     found: dict[Relation, None] = {}
@@ -68,7 +68,7 @@ def relations(
             if key.startswith("R"):
                 described.add(int(key[1:]))
             if key[0] in "RF" and int(key[1:]) in described:
-                found[disclosed.relation(catalog.relation(int(key[1:])))] = None
+                found[table_policy.relation(catalog.relation(int(key[1:])))] = None
     return list(found)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.spark import jvm
 from tailrace.spark.java import require_java
+from tailrace.spark.master import cores_of
 from tailrace.warm import load_kernels
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ _starting = threading.Lock()
 _DEFAULTS: dict[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
     "spark.python.worker.reuse": "true",
     "spark.sql.session.timeZone": "UTC",
@@ -51,6 +50,10 @@ _DEFAULTS: dict[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
+
+#: Where executors run on this machine, nobody else has to reach the driver. Those of a cluster do: there
+#: Spark chooses the address.
+_LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
 def session(config: SparkConfig | None = None, app_name: str = "tailrace") -> SparkSession:
@@ -130,7 +133,10 @@ def settings_of(config: SparkConfig | None, app_name: str) -> dict[str, str]:
     """Return every Spark setting of the session, the user's over ours."""
     user = {} if config is None else config.settings()
     master = DEFAULT_MASTER if config is None or config.master is None else config.master
+    master = user.get("spark.master", master)
     settings = _DEFAULTS | {"spark.app.name": app_name, "spark.master": master}
+    if master.startswith("local"):  # `local-cluster`, too
+        settings |= _LOOPBACK
     for name, value in delta_jars(master).items():
         # What the user adds to the class path comes beside Delta's jars, not in their place.
         joint = ":" if name.endswith("ClassPath") else ","
@@ -151,7 +157,7 @@ def delta_jars(master: str) -> dict[str, str]:
     jars = sorted(str(jar) for jar in directory.glob("*.jar") if not _is_sparks_own(jar.name))
     if not any(Path(jar).name.startswith("delta-spark") for jar in jars):
         return {"spark.jars.packages": delta_coordinates()}
-    if master.startswith("local"):
+    if cores_of(master) is not None:
         # `spark.jars` would copy each jar twice before it is used.
         return {"spark.driver.extraClassPath": ":".join(jars)}
     return {"spark.jars": ",".join(jars)}

@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def bearing(spark: SparkSession) -> Callable[[], None]:
+def bearing(spark: SparkSession | None) -> Callable[[], None]:
     """Return what a new thread calls first, so that its jobs bear the tags of the calling thread's."""
+    if spark is None:
+        return lambda: None
     context = spark.sparkContext
     tags = set(context.getJobTags())
 

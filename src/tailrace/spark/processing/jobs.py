@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import structlog
 
-from tailrace.engine.retrying import GivenUpError
+from tailrace.engine.retry import GivenUpError
 from tailrace.errors import Kind, TailraceError
 from tailrace.spark.failures import translated
-from tailrace.spark.processing.carrying import Errand, wire
+from tailrace.spark.processing.executor_calls import ExecutorCall, wire
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +58,7 @@ class Jobs(Generic[Load, Done]):
         self._shut = shut
         self._what = what
         self._group = f"tailrace-{uuid.uuid4()}"
-        self._errand = Errand(self._group, function)
+        self._errand = ExecutorCall(self._group, function)
         self._lock = threading.Lock()
         self._waiting: deque[tuple[bytes, Future[Done]]] = deque()
         self._running = 0

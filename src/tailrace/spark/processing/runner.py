@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.config import SparkConfig
 from tailrace.engine.contracts import RecordProcessor
-from tailrace.engine.processing.flows import Delivery, Flow
-from tailrace.engine.processing.handlers import Handler, Takes
-from tailrace.engine.processing.serial import Serial
+from tailrace.engine.processing.context import Order, ProcessingConfig, ProcessingContext
+from tailrace.engine.processing.handlers import Handler, HandlerKind
+from tailrace.engine.processing.ordered import OrderedDispatcher
+from tailrace.engine.processing.processors import Delivery, Flow
 from tailrace.engine.processing.stage import Convert, Stage, Transform
-from tailrace.engine.processing.terms import Means, Order, Terms
 from tailrace.records.batch import Batch
-from tailrace.spark.processing.by_key import ByKey
-from tailrace.spark.processing.handing import Handing
 from tailrace.spark.processing.jobs import Jobs, pickled
-from tailrace.spark.processing.staging import Preparing, SparkStager
-from tailrace.spark.processing.unordered import Unordered
+from tailrace.spark.processing.keyed import SparkKeyedDispatcher
+from tailrace.spark.processing.stage_jobs import Preparing, SparkStageExecutor
+from tailrace.spark.processing.task_function import TaskFunction
+from tailrace.spark.processing.unordered import SparkUnorderedDispatcher
 from tailrace.spark.session import is_alive, restarted, session_or_new
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ class SparkRunner:
         :raises TailraceError: `CONFIG_INVALID`.
         """
         pickled(Stage(transform, convert, finds_lanes=False), "a transformation or the converter")
-        if handler.takes is Takes.RECORD and order != "ordered":
+        if handler.takes is HandlerKind.RECORD and order != "ordered":
             pickled(handler.call, "the handler")
 
-    def processor_for(self, terms: Terms) -> RecordProcessor:
+    def processor_for(self, terms: ProcessingConfig) -> RecordProcessor:
         """Return the processor of one life of a task; each thread of the pool waits for a Spark job."""
         return Flow(terms, self._delivery)
 
@@ -77,7 +77,7 @@ class SparkRunner:
                 self._session.stop()
             self._session = None
 
-    def _delivery(self, terms: Terms, means: Means) -> Delivery:
+    def _delivery(self, terms: ProcessingConfig, means: ProcessingContext) -> Delivery:
         width = self.session().sparkContext.defaultParallelism
         all_jobs: list[Jobs[Any, Any]] = []
 
@@ -87,24 +87,28 @@ class SparkRunner:
                 pickled(function, what),
                 means.executor,
                 terms.threads,
-                means.room.shut,
+                means.limiter.shut,
                 f"{self._name}, {terms.name}: {what}",
             )
             all_jobs.append(made)
             return made
 
-        def stager(stage: Stage) -> SparkStager:
-            return SparkStager(jobs(Preparing(stage), "transformation and conversion"), width)
+        def stage_executor(stage: Stage) -> SparkStageExecutor:
+            return SparkStageExecutor(jobs(Preparing(stage), "transformation and conversion"), width)
 
         call = terms.handler.call
         stage = Stage(means.transform, means.convert, finds_lanes=terms.calls == "key")
         delivery: Delivery
         if terms.calls == "ordered":
-            delivery = Serial(terms, means, None if stage.is_empty else stager(stage))
+            delivery = OrderedDispatcher(terms, means, None if stage.is_empty else stage_executor(stage))
         elif terms.calls == "unordered":
-            delivery = Unordered(terms, means, jobs(Handing(stage, call), "handler"), width)
+            delivery = SparkUnorderedDispatcher(
+                terms, means, jobs(TaskFunction(stage, call), "handler"), width
+            )
         else:
-            delivery = ByKey(terms, means, jobs(Handing(None, call), "handler"), stager(stage), width)
+            delivery = SparkKeyedDispatcher(
+                terms, means, jobs(TaskFunction(None, call), "handler"), stage_executor(stage), width
+            )
         return _WithJobs(delivery, tuple(all_jobs))
 
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
 from tailrace.engine.processing.stage import parts_of
-from tailrace.engine.processing.terms import Means, Terms
 from tailrace.records.batch import Batch
 from tailrace.records.group import Group
-from tailrace.spark.processing.handing import Outcome, Portion
+from tailrace.spark.processing.acknowledgement import BatchAcknowledgement
+from tailrace.spark.processing.attempts import AttemptCounts
 from tailrace.spark.processing.jobs import Jobs
-from tailrace.spark.processing.settling import Settling
-from tailrace.spark.processing.trying import Trying
+from tailrace.spark.processing.task_function import ChunkOutcome, Portion
 
 log = structlog.get_logger(__name__)
 
@@ -30,24 +30,28 @@ _IDLE_S = 60.0
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     # What one Spark task is given; `number` is within the batch.
-    of: Settling
+    of: BatchAcknowledgement
     number: int
     groups: Sequence[Group]
-    trying: Trying
+    trying: AttemptCounts
     begun: Mapping[int, int]
 
 
-class Unordered:
+class SparkUnorderedDispatcher:
     """Hands over what is polled at once; what fails and may pass, again after a while.
 
     :param width: into how many parts a batch is cut, about.
     """
 
     def __init__(
-        self, terms: Terms, means: Means, jobs: Jobs[Sequence[Portion], Sequence[Outcome]], width: int
+        self,
+        terms: ProcessingConfig,
+        means: ProcessingContext,
+        jobs: Jobs[Sequence[Portion], Sequence[ChunkOutcome]],
+        width: int,
     ) -> None:
         self._terms = terms
-        self._room = means.room
+        self._limiter = means.limiter
         self._committer = means.committer
         self._jobs = jobs
         self._width = width
@@ -59,8 +63,8 @@ class Unordered:
 
     def put(self, batch: Batch) -> None:
         """Have a batch handed over."""
-        of = Settling(batch, batch.size_bytes, self._room, self._committer)
-        trying = Trying(self._terms.backoff)
+        of = BatchAcknowledgement(batch, batch.size_bytes, self._limiter, self._committer)
+        trying = AttemptCounts(self._terms.backoff)
         parts = [
             _Part(of, number, groups, trying, {})
             for number, groups in enumerate(parts_of(batch.groups, self._width))
@@ -68,7 +72,7 @@ class Unordered:
         for part in parts:
             of.owe(part.number, part.groups)
         if not parts:
-            self._room.mark(self._committer.mark_processed, batch)
+            self._limiter.mark(self._committer.mark_processed, batch)
             of.finish()
         for part in parts:
             self._begin(part)
@@ -95,28 +99,28 @@ class Unordered:
         self._wake.set()
 
     def _begin(self, part: _Part) -> None:
-        if not self._room.enter():
+        if not self._limiter.enter():
             return
         future = self._jobs.submit([Portion(part.of.batch.partition, part.groups, part.begun)])
         future.add_done_callback(functools.partial(self._ended_with, part))
 
-    def _ended_with(self, part: _Part, future: Future[Sequence[Outcome]]) -> None:
+    def _ended_with(self, part: _Part, future: Future[Sequence[ChunkOutcome]]) -> None:
         # On the pool, or where it was cancelled.
         try:
             if future.cancelled():
-                self._room.leave()
+                self._limiter.leave()
             elif (error := future.exception()) is not None:
-                self._room.leave()
+                self._limiter.leave()
                 self._again(part, *part.trying.after(error))
             else:
                 [outcome] = future.result()
                 self._take(part, outcome)
         except BaseException as error:  # noqa: BLE001 - the task's thread raises it
-            self._room.fail(error)
+            self._limiter.fail(error)
             self._wake.set()
 
-    def _take(self, part: _Part, outcome: Outcome) -> None:
-        self._room.leave(part.of.mark, part.number, outcome.left, outcome.delivered)
+    def _take(self, part: _Part, outcome: ChunkOutcome) -> None:
+        self._limiter.leave(part.of.mark, part.number, outcome.left, outcome.delivered)
         trying, wait_s = part.trying.after_outcome(outcome, part.of.batch)
         if not outcome.left:
             part.of.finish()
@@ -124,8 +128,8 @@ class Unordered:
         groups = part.of.left_of(part.number)
         self._again(replace(part, groups=groups, begun=outcome.left), trying, wait_s)
 
-    def _again(self, part: _Part, trying: Trying, wait_s: float) -> None:
-        self._room.tried_again()
+    def _again(self, part: _Part, trying: AttemptCounts, wait_s: float) -> None:
+        self._limiter.tried_again()
         what = f"{self._terms.name}: handing over on executors"
         log.warning("failed, tried again", what=what, wait_s=wait_s)
         with self._lock:

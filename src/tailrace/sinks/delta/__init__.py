@@ -1,0 +1,1 @@
+"""Sinks of Delta tables: histories and mirrors."""

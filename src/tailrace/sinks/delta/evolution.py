@@ -1,0 +1,371 @@
+"""From the columns that a Delta table has to those that it should have: which steps lead there.
+
+A target's columns carry, as metadata of their fields, which column of which relation they are
+(`tailrace.column`): oid of the table, number and type of the column. So the target itself tells
+how far it has followed, a rename is told from a drop and an addition, and doing a step again
+changes nothing.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import pyarrow as pa
+from deltalake import Schema as DeltaSchema
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Column, Relation, ValueType
+from tailrace.sinks.delta.shapes import ShapeStep
+from tailrace.sinks.delta.type_changes import SAME, Coercion, coercion, type_as_json, type_from_json
+from tailrace.sinks.target_names import beside
+from tailrace.sources.postgres.decode.constants import value_of
+from tailrace.sources.postgres.decode.postgres_types import FIRST_NOT_BUILT_IN, OIDS
+from tailrace.sources.postgres.decode.types import known_type
+from tailrace.spark.schema import widened
+
+_COLUMN = b"tailrace.column"
+
+_TYPE = b"tailrace.type"
+
+_INTEGERS = frozenset(OIDS[name] for name in ("int2", "int4", "int8"))
+_FLOATS = frozenset({OIDS["float4"], OIDS["float8"]})
+_NUMERIC, _DATE, _TIMESTAMP = OIDS["numeric"], OIDS["date"], OIDS["timestamp"]
+_TEXTS = frozenset({OIDS["text"], OIDS["varchar"]})
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingColumn:
+    """A column that a target, or a file of changes, has. 0 where something is not known."""
+
+    name: str
+    kind: pa.DataType
+    relation: int = 0
+    number: int = 0
+    type_oid: int = 0
+    type_modifier: int = -1
+    type: ValueType | None = None  # under all domains
+
+
+def held_columns(schema: pa.Schema) -> list[ExistingColumn]:
+    """Return the columns of a target, as its fields' metadata tell of them."""
+    found = []
+    for field in schema:
+        told = (field.metadata or {}).get(_COLUMN, b"").decode().split(".")
+        numbers = [int(part) for part in told] if len(told) == 4 else [0, 0, 0, -1]
+        noted = type_from_json((field.metadata or {}).get(_TYPE, b"").decode())
+        if noted is None and 0 < numbers[2] < FIRST_NOT_BUILT_IN:
+            noted = ValueType(numbers[2], numbers[3])
+        relation, number, type_oid, modifier = numbers
+        found.append(ExistingColumn(field.name, field.type, relation, number, type_oid, modifier, noted))
+    return found
+
+
+def held_in_file(relation: Relation, schema: pa.Schema) -> list[ExistingColumn]:
+    """Return the columns of a file of changes of `relation`."""
+    return [
+        ExistingColumn(
+            c.name,
+            schema.field(c.name).type,
+            relation.oid,
+            c.number,
+            c.type_oid,
+            c.type_modifier,
+            known_type(c),
+        )
+        for c in relation.columns
+    ]
+
+
+def described(schema: pa.Schema, relation: Relation) -> pa.Schema:
+    """Return `schema` with the metadata that `held_columns` reads."""
+    for column in relation.columns:
+        at = schema.get_field_index(column.name)
+        told = f"{relation.oid}.{column.number}.{column.type_oid}.{column.type_modifier}"
+        if at >= 0:
+            metadata = {_COLUMN: told.encode()}
+            if column.value_type is not None:
+                metadata[_TYPE] = type_as_json(column.value_type).encode()
+            schema = schema.set(at, schema.field(at).with_metadata(metadata))
+    return schema
+
+
+def same_type(one: pa.DataType, other: pa.DataType) -> bool:
+    """Tell whether Delta has one type for both: Arrow has several strings and lists."""
+    return one == other or bool(
+        DeltaSchema.from_arrow(pa.schema([pa.field("c", one)]))
+        == DeltaSchema.from_arrow(pa.schema([pa.field("c", other)]))
+    )
+
+
+# ---------------------------------------------------------------------- the current rows of a table
+
+
+def mirror_steps(
+    have: Sequence[ExistingColumn],
+    relation: Relation,
+    schema: pa.Schema,
+    *,
+    follow: bool,
+    context: dict[str, str],
+) -> list[ShapeStep]:
+    """Return the steps that bring rows with the columns `have` to those of `relation`.
+
+    :param schema: of the relation's own columns.
+    :param follow: take what can be had where rows can't be followed exactly, instead of refusing.
+    :raises TailraceError: `SINK_SCHEMA_REFUSED`.
+    """
+    by_number = {column.number: column for column in have if column.number}
+    by_name = {column.name: column for column in have}
+    steps = []
+    for column in relation.columns:
+        field = schema.field(column.name).with_metadata(
+            described(schema, relation).field(column.name).metadata
+        )
+        old = by_number.get(column.number) if column.number else None
+        if old is None:
+            namesake = by_name.get(column.name)
+            nameless = column.unknown and not column.number  # nobody can tell which column it is
+            if namesake is not None and (not namesake.number or not column.number) and not nameless:
+                old = namesake
+        if old is None:
+            steps.append(_filled(relation, column, field, follow=follow, context=context))
+            continue
+        how = _followed(old, column, field.type)
+        if how is None and not follow:
+            _refuse_type(column.name, old.kind, field.type, old, column, context)
+        # Without `follow` a value that does not fit stops the sink.
+        lenient = how is None or (follow and not same_type(old.kind, field.type))
+        step = ShapeStep(field, old.name, lenient=lenient, coerced=how or SAME)
+        steps.append(step)
+    return steps
+
+
+def changes_nothing(have: Sequence[ExistingColumn], steps: Sequence[ShapeStep]) -> bool:
+    """Tell whether rows that have these columns are in the shape of `steps` already."""
+    kinds = {column.name: column.kind for column in have}
+    return len(kinds) == len(steps) and all(_stays(step, kinds) for step in steps)
+
+
+def added_only(have: Sequence[ExistingColumn], steps: Sequence[ShapeStep]) -> list[pa.Field] | None:
+    """Return the columns to add, if all else stays and older rows have NULL in them; else None."""
+    kinds = {column.name: column.kind for column in have}
+    if not set(kinds) <= {step.source for step in steps}:
+        return None
+    added = [step for step in steps if step.source is None]
+    plain = all(step.fill is None and not step.is_marked for step in added)
+    stay = all(_stays(step, kinds) for step in steps if step.source is not None)
+    return [step.field for step in added] if plain and stay else None
+
+
+def _stays(step: ShapeStep, kinds: dict[str, pa.DataType]) -> bool:
+    return (
+        step.source == step.field.name
+        and not step.lenient
+        and step.coerced == SAME
+        and step.source in kinds
+        and same_type(kinds[step.source], step.field.type)
+    )
+
+
+def _filled(
+    relation: Relation, column: Column, field: pa.Field, *, follow: bool, context: dict[str, str]
+) -> ShapeStep:
+    if column.missing is not None:
+        value = value_of(relation, column, column.missing)
+        return (
+            ShapeStep(field, None, text=column.missing)
+            if value is None
+            else ShapeStep(field, None, fill=value)
+        )
+    if not column.unknown:
+        return ShapeStep(field, None)
+    if follow:
+        return ShapeStep(field, None, unknown=True)
+    raise TailraceError(
+        Kind.SINK_SCHEMA_REFUSED,
+        f"follow a change of schema: column {column.name!r} was added with values that PostgreSQL made "
+        "for each row and did not send, or nobody can tell from which column it came, after changes that the "
+        "capture was behind of",
+        _choices(context),
+        {**context, "column": column.name},
+    )
+
+
+def _followed(old: ExistingColumn, column: Column, kind: pa.DataType) -> Coercion | None:
+    """Return what becomes of values of the old type, besides a cast to `kind`, so that they are what
+    PostgreSQL has after the change; None where that is not known.
+    """
+    new = known_type(column)
+    if same_type(old.kind, kind):
+        if old.type is not None:
+            return coercion(old.type, new, kind)
+        # A table of a version that did not note types: what it noted of the column must be the same.
+        noted = old.type_oid, old.type_modifier
+        known = not old.type_oid or noted == (column.type_oid, column.type_modifier)
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        return SAME if known or is_number else None  # a domain over it, or no longer
+    before = old.type.oid if old.type is not None else 0
+    if pa.types.is_integer(old.kind) and before in {0, *_INTEGERS}:
+        exact = new.oid in _INTEGERS or (
+            new.oid == _NUMERIC and (new.modifier == -1 or pa.types.is_decimal(kind))
+        )
+        as_double = old.kind != pa.int64() and pa.types.is_float64(kind) and new.oid in _FLOATS
+        return SAME if exact or as_double or new.oid in _TEXTS else None
+    if pa.types.is_floating(old.kind) and before in {0, *_FLOATS}:
+        return SAME if new.oid in _FLOATS else None
+    if pa.types.is_decimal(old.kind) and before in {0, _NUMERIC}:
+        held_so = pa.types.is_decimal(kind) or pa.types.is_integer(kind)
+        return SAME if held_so and new.oid in {_NUMERIC, *_INTEGERS} else None  # rounded as PostgreSQL does
+    return SAME if before in {0, _DATE} and pa.types.is_date(old.kind) and new.oid == _TIMESTAMP else None
+
+
+def _choices(context: dict[str, str]) -> str:
+    again = shlex.join(["tailrace", "snapshot", "FILE", "--table", context.get("table", "T")])
+    return (
+        "choose: set `on_type_change: follow` for the sink and start again, so that rows have what can be "
+        f"told, then have the table's rows sent anew: `{again}`; or begin with a new log, a new snapshot and "
+        "an empty path; or leave the table out of the sink's `tables`"
+    )
+
+
+def _refuse_type(
+    name: str,
+    old: pa.DataType,
+    new: pa.DataType,
+    held: ExistingColumn,
+    column: Column,
+    context: dict[str, str],
+) -> NoReturn:
+    found = f"column {name!r} was {old} and is {new} now"
+    if same_type(old, new):
+        found = f"column {name!r} was of type {held.type_oid} ({held.type_modifier}) and is of type "
+        found += f"{column.type_oid} ({column.type_modifier}) now"
+    raise TailraceError(
+        Kind.SINK_SCHEMA_REFUSED,
+        f"follow a change of schema: {found}; PostgreSQL wrote the table's rows anew and did not send them",
+        _choices(context),
+        {**context, "column": name},
+    )
+
+
+def refuse_value(name: str, context: dict[str, str]) -> NoReturn:
+    """Raise that rows of the target have values which the new type of a column can't hold.
+
+    :raises TailraceError: `SINK_SCHEMA_REFUSED`.
+    """
+    raise TailraceError(
+        Kind.SINK_SCHEMA_REFUSED,
+        f"follow a change of schema: column {name!r} has values that its new type can't hold as they are; "
+        "PostgreSQL changed them and did not send them",
+        _choices(context),
+        {**context, "column": name},
+    )
+
+
+# ---------------------------------------------------------------------- every change as a row
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPlan:
+    """How a table of changes takes in files of several versions.
+
+    `schema`: its columns afterwards. `rewrite`: steps for what it has, None if that stays.
+    `added`: columns that it lacks. `files`: for each file its steps, None if it fits as it is.
+    """
+
+    schema: pa.Schema
+    rewrite: list[ShapeStep] | None
+    added: list[pa.Field]
+    files: list[list[ShapeStep] | None]
+
+
+def history_plan(
+    have: pa.Schema, files: Sequence[pa.Schema], *, follow: bool, context: dict[str, str]
+) -> HistoryPlan:
+    """Return how to take in files of these schemas.
+
+    Columns are matched by name. A type that holds the values of both takes the place of two that
+    differ; where there is none, that is text under `follow`, and refused without.
+
+    :param have: the table's columns; none: there is no table.
+    :raises TailraceError: `SINK_SCHEMA_REFUSED`.
+    """
+    target = {field.name: field for field in have}
+    places: list[dict[str, str]] = []  # for each file: its column's name to the table's
+    for schema in files:
+        place = {}
+        for field in schema:
+            name = _place(field.name, target)
+            place[field.name] = name
+            if name not in target:
+                target[name] = pa.field(name, field.type)
+            elif not same_type(target[name].type, field.type):
+                kind = common_type(target[name].type, field.type)
+                if kind is None and not follow:
+                    _refuse_history(name, target[name].type, field.type, context)
+                target[name] = target[name].with_type(pa.string() if kind is None else kind)
+        places.append(place)
+    widened_ones = [field.name for field in have if not same_type(field.type, target[field.name].type)]
+    rewrite = None
+    if widened_ones:
+        rewrite = [
+            ShapeStep(field, name if name in have.names else None, lenient=follow)
+            for name, field in target.items()
+        ]
+    return HistoryPlan(
+        schema=pa.schema(list(target.values())),
+        rewrite=rewrite,
+        added=[field for name, field in target.items() if name not in have.names],
+        files=[
+            _file_steps(schema, place, target, follow=follow)
+            for schema, place in zip(files, places, strict=True)
+        ],
+    )
+
+
+def _place(name: str, target: dict[str, pa.Field]) -> str:
+    """Return the table's column for a file's column: another one where names differ by case."""
+    if name in target:
+        return name
+    taken = any(other.lower() == name.lower() for other in target)
+    return beside(name) if taken else name
+
+
+def _file_steps(
+    schema: pa.Schema, place: dict[str, str], target: dict[str, pa.Field], *, follow: bool
+) -> list[ShapeStep] | None:
+    if all(
+        name == place[name] and same_type(schema.field(name).type, target[name].type) for name in schema.names
+    ):
+        return None
+    return [ShapeStep(target[place[name]], name, lenient=follow) for name in schema.names]
+
+
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return a type that holds all values of both as they are; None if there is none."""
+    found = widened(one, other)
+    if not pa.types.is_string(found):
+        return found
+    pair = {one, other}
+    if pair == {pa.date32(), pa.timestamp("us")}:
+        return pa.timestamp("us")
+    if pa.float64() in pair and pair & {pa.int16(), pa.int32()}:
+        return pa.float64()
+    return None
+
+
+def _refuse_history(name: str, old: pa.DataType, new: pa.DataType, context: dict[str, str]) -> NoReturn:
+    raise TailraceError(
+        Kind.SINK_SCHEMA_REFUSED,
+        f"follow a change of schema: column {name!r} is {old} in the target and {new} in the source now, and "
+        "no type holds both",
+        "choose: set `on_type_change: follow` for the sink and start again: the column becomes text, with "
+        "all that it has; or give the sink a new, empty path and let it begin where the log has the new type "
+        "(`tailrace log schemas`, `tailrace replay --from`); or leave the table out of the sink's `tables`",
+        {**context, "column": name},
+    )

@@ -1,0 +1,249 @@
+"""The MERGE of net changes into a mirror, by Spark, in one commit with its transaction."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.sinks.contract import required
+from tailrace.sinks.delta.folder import DeltaFolder
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_SETTINGS = {
+    # What is merged is files that nobody changes: no need to copy them first.
+    "spark.databricks.delta.merge.materializeSource": "none",
+    # Spark's default, INT96, counts nanoseconds: years before 1677 and after 2262 wrap around.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Days before 1582 are PostgreSQL's, in the one calendar that it and Parquet know.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+}
+
+_EMPTY = "cast(map() as map<string,string>)"
+
+
+@dataclass(frozen=True, slots=True)
+class NetSource:
+    """Net changes to merge: one event a key in the files at `paths`.
+
+    `open`: columns that some events leave to the target's row. `moved`: for some of those it is
+    the row of another key. `texts`: key columns whose values may need PostgreSQL's text to be
+    told apart. `null_keys`: some key column is null somewhere. `special`: some rows have special texts.
+    """
+
+    paths: tuple[str, ...]
+    rows: int
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    open: frozenset[str]
+    moved: bool
+    texts: tuple[str, ...]
+    null_keys: bool
+    special: bool
+
+
+def merge(spark: SparkSession | None, folder: DeltaFolder, source: NetSource, version: int) -> None:
+    """Bring `source` into the table and move its transaction to `version`, in one commit.
+
+    :raises TailraceError: `SPARK_FAILED` if it did not happen.
+    """
+    with committing(spark, folder, version) as (session, target):
+        changes = _read(session, source)
+        if source.moved:
+            changes = _brought_along(session, changes, target.toDF(), source)
+        newer = "s._position.log_offset > t._position.log_offset"
+        (
+            target.alias("t")
+            .merge(changes.alias("s"), same_key("t", "s", source))
+            .whenMatchedDelete(f"not s._upsert and {newer}")
+            .whenMatchedUpdate(f"s._upsert and {newer}", _updates(source))
+            .whenNotMatchedInsert("s._upsert", _inserts(source))
+            .execute()
+        )
+
+
+def remove_unread(spark: SparkSession | None, folder: DeltaFolder, offset: int) -> None:
+    """Remove the rows that were neither read nor changed at the log offset `offset` or later. Again is
+    harmless; the table's transaction stays where it is.
+
+    :raises TailraceError: `SPARK_FAILED`.
+    """
+    from delta.tables import DeltaTable
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    session = required(spark).newSession()
+    for name, value in _SETTINGS.items():
+        session.conf.set(name, value)
+    try:
+        DeltaTable.forPath(session, str(folder.path)).delete(f"_position.log_offset < {offset}")
+    except (PySparkException, Py4JError) as error:
+        raise _failed(error, folder) from error
+
+
+@contextlib.contextmanager
+def committing(
+    spark: SparkSession | None, folder: DeltaFolder, version: int
+) -> Iterator[tuple[SparkSession, DeltaTable]]:
+    """Give a session whose one commit to the table carries its transaction.
+
+    :raises TailraceError: `SPARK_FAILED` if the body failed and the commit did not happen.
+    """
+    from delta.tables import DeltaTable
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    # A session of its own: the transaction is a setting, and tables are merged side by side.
+    session = required(spark).newSession()
+    session.conf.set("spark.databricks.delta.write.txnAppId", folder.application)
+    session.conf.set("spark.databricks.delta.write.txnVersion", str(version))
+    for name, value in _SETTINGS.items():
+        session.conf.set(name, value)
+    try:
+        yield session, DeltaTable.forPath(session, str(folder.path))
+    except (PySparkException, Py4JError) as error:
+        # It may have been committed all the same: look.
+        if folder.committed() != version:
+            raise _failed(error, folder) from error
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as Spark SQL takes it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def same_key(first: str, second: str, source: NetSource) -> str:
+    """Return the condition that two rows have the same key; NULL and NaN equal themselves."""
+    terms = [f"{first}.{quoted(name)} <=> {second}.{quoted(name)}" for name in source.key]
+    terms += [f"{_text(first, name)} <=> {_text(second, name)}" for name in source.texts]
+    return " and ".join(terms)
+
+
+def _text(side: str, name: str) -> str:
+    return f"try_element_at({side}._position.special, {_literal(name)})"
+
+
+def _literal(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _read(session: SparkSession, source: NetSource) -> DataFrame:
+    changes = session.read.option("mergeSchema", "true").parquet(*source.paths)
+    if "_upsert" not in changes.columns:
+        return changes.selectExpr("*", "true as _upsert", "cast(array() as array<string>) as _unchanged")
+    # Files of which only some have the columns: where they are missing, all is simply there.
+    whole = [name for name in changes.columns if name not in ("_upsert", "_unchanged")]
+    return changes.selectExpr(
+        *(quoted(name) for name in whole),
+        "coalesce(_upsert, true) as _upsert",
+        "coalesce(_unchanged, cast(array() as array<string>)) as _unchanged",
+    )
+
+
+def _updates(source: NetSource) -> dict[str, str | Column]:
+    updates: dict[str, str | Column] = {quoted(name): f"s.{quoted(name)}" for name in source.columns}
+    updates["_position"] = "s._position"
+    for name in source.open & set(source.columns):
+        updates[quoted(name)] = (
+            f"case when {_left('s', name)} then t.{quoted(name)} else s.{quoted(name)} end"
+        )
+    if source.open:
+        # A value that stays keeps its text; one that was never sent stays marked as unknown.
+        updates["_position"] = _position(_joint(_texts_kept("t"), _texts("s")))
+    return updates
+
+
+def _inserts(source: NetSource) -> dict[str, str | Column]:
+    inserts: dict[str, str | Column] = {quoted(name): f"s.{quoted(name)}" for name in source.columns}
+    inserts["_position"] = _position(_joint(_marks(), _texts("s"))) if source.open else "s._position"
+    return inserts
+
+
+def _left(side: str, name: str) -> str:
+    return f"array_contains({side}._unchanged, {_literal(name)})"
+
+
+def _texts(side: str) -> str:
+    """Return a row's texts, as `_position.special` holds them, never null."""
+    return f"coalesce({side}._position.special, {_EMPTY})"
+
+
+def _texts_kept(side: str) -> str:
+    """Return those texts of the target's row whose columns the change left as they were."""
+    return f"map_filter({_texts(side)}, (k, v) -> array_contains(s._unchanged, k))"
+
+
+def _marks() -> str:
+    """Return texts, all null, that mark the values which were never sent."""
+    return "map_from_arrays(s._unchanged, transform(s._unchanged, n -> cast(null as string)))"
+
+
+def _joint(first: str, second: str) -> str:
+    return f"map_concat({first}, {second})"
+
+
+def _position(special: str) -> str:
+    return (
+        "named_struct('log_offset', s._position.log_offset, "
+        f"'special', case when size({special}) > 0 then {special} end)"
+    )
+
+
+def _brought_along(
+    session: SparkSession, changes: DataFrame, target: DataFrame, source: NetSource
+) -> DataFrame:
+    """Return `changes` with what rows that moved to another key bring along from the old one.
+
+    The target's rows before the merge are what counts (`_origin` is a key of theirs), so the
+    result is written out before the merge begins.
+    """
+    from pyspark.sql.functions import expr
+
+    origin = [f"s._origin.{quoted(name)} <=> o.{quoted(name)}" for name in source.key]
+    origin += [
+        f"try_element_at(s._origin._special, {_literal(name)}) <=> {_text('o', name)}"
+        for name in source.texts
+    ]
+    found = expr(" and ".join(["s._origin is not null", *origin]))
+    joined = changes.alias("s").join(target.alias("o"), found, "left")
+    moved = "s._origin is not null"
+    columns = [
+        expr(
+            f"case when {moved} and {_left('s', name)} then o.{quoted(name)} else s.{quoted(name)} end"
+            if name in source.open
+            else f"s.{quoted(name)}"
+        ).alias(name)
+        for name in source.columns
+    ]
+    brought = _joint(
+        f"case when o._position is null then {_marks()} else {_texts_kept('o')} end", _texts("s")
+    )
+    written = Path(source.paths[0]).with_name(f"moved-{Path(source.paths[0]).name}")
+    joined.select(
+        *columns,
+        expr(f"case when {moved} then {_position(brought)} else s._position end").alias("_position"),
+        expr("s._upsert").alias("_upsert"),
+        expr(f"case when {moved} then cast(array() as array<string>) else s._unchanged end").alias(
+            "_unchanged"
+        ),
+    ).write.parquet(str(written))
+    return session.read.parquet(str(written))
+
+
+def _failed(error: Exception, folder: DeltaFolder) -> TailraceError:
+    # Spark's words may quote values; its name of the error does not.
+    condition = getattr(error, "getCondition", lambda: None)() or type(error).__name__
+    return TailraceError(
+        Kind.SPARK_FAILED,
+        f"merge changes into a mirror: {condition}",
+        "Spark's own log, on standard error, tells more",
+        {"sink": folder.sink, "table": folder.table},
+    )

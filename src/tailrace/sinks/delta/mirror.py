@@ -1,0 +1,313 @@
+"""Delta tables that are as the source's tables are: the current state, kept by MERGE.
+
+Executors reduce each piece to its net changes (`mirror_files`); files of several pieces are
+reduced once more; then one Delta commit brings a table from one transaction boundary to a later
+one. A new table, or one that was truncated in the range, needs no merge: its rows after the
+range are just those of the net, and they become its content in one commit of delta-rs.
+
+Otherwise it is a MERGE by Spark, whose source is files that are there already, so it can't
+change between Spark's two readings of it. A value that was left unchanged is taken from the
+target's row. The guard `_position.log_offset` lets no row go back, whatever is replayed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tailrace.model import Relation
+from tailrace.sinks.contract import required
+from tailrace.sinks.delta.evolution import (
+    ExistingColumn,
+    added_only,
+    changes_nothing,
+    described,
+    held_columns,
+    held_in_file,
+    mirror_steps,
+)
+from tailrace.sinks.delta.folder import AddedFile
+from tailrace.sinks.delta.key_bounds import apart, beyond
+from tailrace.sinks.delta.merge import NetSource, merge
+from tailrace.sinks.delta.mirror_files import (
+    KEPT,
+    POSITION,
+    POSITION_TYPE,
+    Composition,
+    NetWriter,
+    bounds_of,
+    compose,
+    open_net,
+)
+from tailrace.sinks.delta.rewrite import conformed, reshape_table
+from tailrace.sinks.delta.shapes import ShapeStep
+from tailrace.sinks.delta.small_merge import SmallMerge, is_small, merge_small
+from tailrace.sinks.delta.whole_rows import WholeRowWriter, merge_rows
+from tailrace.sinks.target_names import as_mirror
+from tailrace.sinks.write_job import StagedFile, run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tailrace.sinks.delta.sink import TableWork
+    from tailrace.sinks.write_job import OpenWriter
+
+#: A merge reads what it may change, several times as large in memory: beside capture only so much.
+IN_PROCESS_TARGET_BYTES_MAX = 16 << 20
+#: One executor reduces so many net changes of a table at a time.
+BUCKET_ROWS = 2_000_000
+
+
+class DeltaMirror:
+    """Implements `delta_sink.DeltaMode`."""
+
+    kind = "mirror"
+    commits_at_once = 3
+    follows_names = True
+    names = staticmethod(as_mirror)
+
+    def __init__(self, keyless: str = "refuse", on_type_change: str = "stop") -> None:
+        """Make a mirror's way of writing.
+
+        :param keyless: `refuse` tables without a key, or mirror them by `full_row`.
+        :param on_type_change: `stop`, or `follow`: what rows have after a change that can't be
+            followed exactly is what their old values give, or NULL.
+        """
+        self._whole_rows = keyless == "full_row"
+        self._follow = on_type_change == "follow"
+
+    def opener(self) -> OpenWriter:
+        """As `DeltaMode.opener`."""
+        return open_by_key_or_row if self._whole_rows else open_net
+
+    def commit(self, spark: SparkSession | None, work: TableWork) -> None:
+        """As `DeltaMode.commit`; a commit for each key that the table has on the way.
+
+        :raises TailraceError: `SINK_SCHEMA_REFUSED` before anything is changed; `SPARK_FAILED`.
+        """
+        files = _since_truncate(work.files)
+        # A table that was dropped and created again begins empty, as one that was truncated does.
+        other = work.folder.relation() not in (0, files[-1].relation.oid)
+        anew = bool(files[0].facts["truncated"]) or not work.folder.exists() or other
+        stretches = [tuple(held) for _, held in groupby(files, lambda file: key_of(file.relation))]
+        for number, stretch in enumerate(stretches):
+            if number > 0:
+                work.folder.committed()  # read anew: executors or Spark may have merged the stretch before
+            last = number + 1 == len(stretches)
+            version = work.version if last else stretches[number + 1][0].first
+            part = replace(work, files=stretch, version=version)
+            self._commit_stretch(spark, part, anew=anew and number == 0)
+
+    def _commit_stretch(self, spark: SparkSession | None, work: TableWork, *, anew: bool) -> None:
+        """Bring in files whose rows have one key, in the shape of the last of them."""
+        relation = work.files[-1].relation
+        own = _own_schema(work.files[-1])
+        follow = self._follow
+        plans = [
+            (
+                file,
+                relation,
+                _steps(held_in_file(file.relation, _own_schema(file)), relation, own, work, follow),
+            )
+            for file in work.files
+        ]
+        files = conformed(spark, work, plans, KEPT)
+        schema = own.append(pa.field(POSITION, POSITION_TYPE))
+        if not anew:
+            self._reshape(spark, work, own, schema)
+        if not relation.key:
+            _commit_whole_rows(spark, work, files, schema, anew=anew)
+        elif anew:
+            _begin(work, schema, _rows(spark, work, files, schema))
+        elif _all_new(files, work):
+            work.folder.append(
+                [_placed(work, file) for file in files if file.facts["net_rows"]], work.version
+            )
+        else:
+            source = _net(spark, work, files, schema)
+            if source.rows and not _merged_small(spark, work, source, schema):
+                merge(spark, work.folder, source, work.version)
+
+    def _reshape(
+        self, spark: SparkSession | None, work: TableWork, own: pa.Schema, schema: pa.Schema
+    ) -> None:
+        """Give the table the columns that its relation has now, and its rows what belongs there."""
+        relation, folder = work.files[-1].relation, work.folder
+        have = [column for column in held_columns(folder.schema()) if column.name != POSITION]
+        follow = self._follow or not folder.bytes()
+        steps = mirror_steps(have, relation, own, follow=follow, context=folder.context)
+        stays = changes_nothing(have, steps)
+        added = [] if stays else added_only(have, steps)
+        if added is not None:
+            folder.add_columns(added)
+            folder.note_columns(described(own, relation))
+            return
+        kept = ((POSITION, POSITION_TYPE),)
+        reshape_table(spark, work, steps, kept, described(schema, relation))
+
+
+def key_of(relation: Relation) -> tuple[object, ...]:
+    """Return what the key is made of, whatever its columns are called; () if there is none."""
+    numbers = {column.name: column.number for column in relation.columns}
+    return tuple(numbers[name] or name for name in relation.key)
+
+
+def _steps(
+    have: Sequence[ExistingColumn], relation: Relation, own: pa.Schema, work: TableWork, follow: bool
+) -> list[ShapeStep] | None:
+    steps = mirror_steps(have, relation, own, follow=follow, context=work.folder.context)
+    return None if changes_nothing(have, steps) else steps
+
+
+def _all_new(files: Sequence[StagedFile], work: TableWork) -> bool:
+    """Tell whether the range only brought rows whose keys the target surely does not have."""
+    column = files[-1].relation.key[0]
+    facts = [file.facts for file in files]
+    return (
+        all(each["plain"] for each in facts)
+        and any(each["net_rows"] for each in facts)
+        and apart(facts, column)
+        and beyond(facts, column, work.folder.highest(column))
+    )
+
+
+def _merged_small(spark: SparkSession | None, work: TableWork, source: NetSource, schema: pa.Schema) -> bool:
+    size = work.folder.bytes()
+    if not is_small(source, schema, size):
+        return False
+    if size > IN_PROCESS_TARGET_BYTES_MAX:
+        spark = required(spark)
+    small = SmallMerge(str(work.folder.path), work.folder.application, work.version, work.table, source)
+    return all(run(spark, [small], merge_small, work.folder.sink))
+
+
+def open_by_key_or_row(path: str, relation: Relation) -> NetWriter | WholeRowWriter:
+    """Return a writer of net changes, by whole rows for a table without a key."""
+    return open_net(path, relation) if relation.key else WholeRowWriter(path, relation)
+
+
+def _begin(work: TableWork, schema: pa.Schema, files: Sequence[AddedFile]) -> None:
+    """Make `files` all that the table has."""
+    schema = described(schema, work.files[-1].relation)
+    if work.folder.exists():
+        work.folder.replace(files, work.version, schema)
+    else:
+        work.folder.create(schema, files, work.version)
+
+
+def _commit_whole_rows(
+    spark: SparkSession | None, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema, *, anew: bool
+) -> None:
+    if anew and all(file.facts["plain"] for file in files):
+        _begin(work, schema, [_placed(work, file) for file in files if file.facts["net_rows"]])
+        return
+    if not work.folder.exists():
+        work.folder.create(described(schema, work.files[-1].relation), [], 0)
+    paths = [work.staged(file.directory, file.name) for file in files if file.facts["net_rows"]]
+    columns = [name for name in schema.names if name != POSITION]
+    if paths:
+        merge_rows(spark, work.folder, paths, columns, work.version, anew=anew)
+
+
+def _since_truncate(files: Sequence[StagedFile]) -> Sequence[StagedFile]:
+    """Return the files that count: what came before the last truncate does not."""
+    last = max((at for at, file in enumerate(files) if file.facts["truncated"]), default=0)
+    return files[last:]
+
+
+def _own_schema(file: StagedFile) -> pa.Schema:
+    """Return the table's own columns in a file."""
+    whole = pa.ipc.read_schema(pa.py_buffer(file.schema))
+    return pa.schema([whole.field(column.name) for column in file.relation.columns])
+
+
+def _rows(
+    spark: SparkSession | None, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema
+) -> list[AddedFile]:
+    """Return data files with the rows of a table that was empty before `files`."""
+    snapshots = {file.facts["snapshot"] for file in files if file.rows}
+    disjoint = (len(snapshots) == 1 and None not in snapshots) or apart(
+        [file.facts for file in files], files[-1].relation.key[0]
+    )
+    disjoint = disjoint or len(files) == 1
+    if disjoint and all(file.facts["plain"] for file in files):
+        return [_placed(work, file) for file in files if file.facts["net_rows"]]
+    added = []
+    for number, facts in enumerate(_composed(spark, work, files, schema, rows_only=True)):
+        name = f"{os.path.splitext(files[0].name)[0]}-net-{number:03d}.parquet"
+        Path(facts["path"]).replace(_folder(work) / name)
+        added.append(AddedFile(name, facts["rows"], facts["bytes"], facts))
+    return [file for file in added if file.rows]
+
+
+def _placed(work: TableWork, file: StagedFile) -> AddedFile:
+    added = work.place(file)
+    return AddedFile(added.name, file.facts["net_rows"], added.bytes, added.facts)
+
+
+def _folder(work: TableWork) -> Path:
+    work.folder.path.mkdir(parents=True, exist_ok=True)
+    return work.folder.path
+
+
+def _net(
+    spark: SparkSession | None, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema
+) -> NetSource:
+    """Return the net changes of all `files`, in files that have one event a key."""
+    key = files[-1].relation.key
+    if len(files) == 1 or apart([file.facts for file in files], key[0]):
+        found = [
+            {**file.facts, "path": work.staged(file.directory, file.name), "rows": file.facts["net_rows"]}
+            for file in files
+        ]
+    else:
+        found = _composed(spark, work, files, schema, rows_only=False)
+    return NetSource(
+        paths=tuple(each["path"] for each in found if each["rows"]),
+        rows=sum(each["rows"] for each in found),
+        columns=tuple(name for name in schema.names if name != POSITION),
+        key=key,
+        open=frozenset(name for each in found for name in each["open"]),
+        moved=any(each["moved"] for each in found),
+        null_keys=any(each["nulls"].get(name) for each in found for name in key),
+        special=any(each["special"] for each in found),
+        texts=tuple(name for name in key if _may_be_special(schema.field(name).type)),
+    )
+
+
+def _composed(
+    spark: SparkSession | None,
+    work: TableWork,
+    files: Sequence[StagedFile],
+    schema: pa.Schema,
+    *,
+    rows_only: bool,
+) -> list[dict[str, Any]]:
+    relation = files[-1].relation
+    paths = tuple(work.staged(file.directory, file.name) for file in files)
+    rows = sum(file.facts["net_rows"] for file in files)
+    bounds: pa.Array | None = None
+    nested = pa.types.is_nested(schema.field(relation.key[0]).type)
+    # A row that moves from key to key must not be parted from its past.
+    if rows > BUCKET_ROWS and not nested and not any(file.facts["moved"] for file in files):
+        largest = max(zip((file.facts["net_rows"] for file in files), paths, strict=True))[1]
+        bounds = bounds_of(largest, relation.key[0], -(-rows // BUCKET_ROWS))
+    serialized = schema.serialize().to_pybytes()
+    compositions = [
+        Composition(
+            str(work.staging), relation, paths, serialized, rows_only, bucket, bounds, files[0].directory
+        )
+        for bucket in range(1 if bounds is None else len(bounds) + 1)
+    ]
+    return run(spark, compositions, compose, work.folder.sink)
+
+
+def _may_be_special(kind: pa.DataType) -> bool:
+    """Tell whether a column of this type can hold values that only their text tells apart."""
+    return bool(pa.types.is_decimal(kind) or pa.types.is_temporal(kind) or pa.types.is_nested(kind))

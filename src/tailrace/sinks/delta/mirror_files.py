@@ -1,0 +1,263 @@
+"""Files of net changes: what executors make of a piece for a mirror, and of several such files.
+
+A file holds net events of one table (see `net_changes`): the table's columns, the guard column
+`_position`, and, unless all of its events are rows that are simply there, `_upsert`,
+`_unchanged` and `_origin`. A file without these three is fit to be a data file of the mirror
+as it is, which is how a snapshot gets there without being handled twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Op, Relation
+from tailrace.sinks import folders
+from tailrace.sinks.delta.net_changes import (
+    LOG_OFFSET,
+    ORIGIN,
+    SPECIAL,
+    UNCHANGED,
+    UPSERT,
+    events_of,
+    net,
+    origin_type,
+)
+from tailrace.sinks.files.parquet import ParquetWriter
+from tailrace.sinks.write_job import BUFFERED_BYTES_MAX
+from tailrace.sources.postgres.decode.changes import TableChanges
+
+POSITION = "_position"
+POSITION_TYPE = pa.struct([("log_offset", pa.int64()), ("special", pa.map_(pa.string(), pa.string()))])
+EXTRAS = (UPSERT, UNCHANGED, ORIGIN)
+#: Columns that stay with the rows when their shape changes; the type of `_origin` is the file's.
+KEPT = (
+    (POSITION, POSITION_TYPE),
+    (UPSERT, pa.bool_()),
+    (UNCHANGED, pa.list_(pa.string())),
+    (ORIGIN, pa.null()),
+)
+
+
+class NetWriter:
+    """Gathers the changes of one table in one piece and writes their net into one file.
+
+    Its facts, beside those of `ParquetWriter`: `truncated`, the table was emptied and the file
+    has what came after; `plain`, the file is fit as a data file; `snapshot`, the consistent
+    point of the one snapshot that all of its rows are from, or None; `open`, columns that some
+    event leaves to the target's row; `moved`, some of these rows lie under another key there.
+    """
+
+    def __init__(self, path: str, relation: Relation) -> None:
+        self.rows = 0
+        self._path = path
+        self._relation = relation
+        self._key = relation.key
+        self._events: list[pa.Table] = []
+        self._bytes = 0
+        self._truncated = False
+        self._snapshots: set[int | None] = set()
+
+    def write(self, changes: TableChanges) -> None:
+        self.rows += changes.count
+        op = changes.op
+        truncates = changes.log_offset[op == ord(Op.TRUNCATE)]
+        if len(truncates):
+            self._events, self._bytes, self._truncated = [], 0, True
+            changes = changes.slice(int(truncates[-1]) + 1, np.iinfo(np.int64).max)
+            op = changes.op
+        if not changes.count:
+            return
+        reads = (op == ord(Op.READ)).all()
+        self._snapshots.update(np.unique(changes.commit_lsn).tolist() if reads else [None])
+        events = events_of(changes, self._key)
+        self._events.append(events)
+        self._bytes += events.nbytes
+        if self._bytes >= BUFFERED_BYTES_MAX:
+            self._events = [net(pa.concat_tables(self._events), self._key)]
+            self._bytes = self._events[0].nbytes
+
+    def close(self) -> dict[str, Any]:
+        one_snapshot = len(self._snapshots) == 1 and None not in self._snapshots
+        events = pa.concat_tables(self._events) if self._events else None
+        if events is not None and not one_snapshot:
+            events = net(events, self._key)
+        facts = write_events(self._path, events, self._relation)
+        self._events = []
+        return {
+            **facts,
+            "truncated": self._truncated,
+            "snapshot": next(iter(self._snapshots)) if one_snapshot else None,
+        }
+
+
+def open_net(path: str, relation: Relation) -> NetWriter:
+    """Return a writer of net changes for a new file at `path`.
+
+    :raises TailraceError: `SINK_KEY_MISSING`, `SINK_SCHEMA_REFUSED`.
+    """
+    if not relation.key:
+        name = ".".join('"' + part.replace('"', '""') + '"' for part in (relation.schema, relation.table))
+        raise TailraceError(
+            Kind.SINK_KEY_MISSING,
+            "mirror a table: it has no key (a deferrable one is none), so its rows can't be told apart",
+            f"choose: give it one (ALTER TABLE {name} ADD PRIMARY KEY …) and begin with a new log, a new "
+            "snapshot and an empty path; or name columns that tell its rows apart in source.message_keys, "
+            f"and start again; or mirror it by whole rows (ALTER TABLE {name} REPLICA IDENTITY FULL, and "
+            "`keyless: full_row` for the sink); or leave it out of the sink's `tables`",
+            {"table": relation.qualified_name},
+        )
+    return NetWriter(path, relation)
+
+
+def write_events(path: str, events: pa.Table | None, relation: Relation) -> dict[str, Any]:
+    """Write net events as a file, and return facts about it; see `NetWriter`."""
+    if events is None:
+        events = empty_events(relation)
+    open_columns = pc.unique(pc.list_flatten(events[UNCHANGED])).to_pylist()
+    plain = not open_columns and bool(pc.all(events[UPSERT], min_count=0).as_py())
+    position = pa.StructArray.from_arrays(
+        [events[LOG_OFFSET].combine_chunks(), events[SPECIAL].combine_chunks()],
+        fields=list(POSITION_TYPE),
+    )
+    data = events.drop_columns([LOG_OFFSET, SPECIAL, *EXTRAS]).append_column(POSITION, position)
+    schema = data.schema
+    if not plain:
+        for name in EXTRAS:
+            data = data.append_column(events.schema.field(name), events[name])
+    writer = ParquetWriter(path, "zstd")
+    writer.write_table(data)
+    return {
+        **writer.close(),
+        "schema": schema.serialize().to_pybytes(),
+        "net_rows": len(events),
+        "plain": plain,
+        "open": open_columns,
+        "moved": bool(events[ORIGIN].null_count < len(events)),
+        "special": bool(events[SPECIAL].null_count < len(events)),
+    }
+
+
+def empty_events(relation: Relation) -> pa.Table:
+    """Return no events of a table, in their schema."""
+    from tailrace.sources.postgres.decode.types import row_schema
+
+    rows = row_schema(relation)
+    own = [rows.field(column.name) for column in relation.columns]
+    extra = [
+        rows.field(LOG_OFFSET), rows.field(UNCHANGED), rows.field(SPECIAL), pa.field(UPSERT, pa.bool_()),
+        pa.field(ORIGIN, origin_type(rows, relation.key)),
+    ]  # fmt: skip
+    return pa.schema([*own, *extra]).empty_table()
+
+
+def read_events(path: str, schema: pa.Schema, key: Sequence[str]) -> pa.Table:
+    """Return the events in a file, with the columns of `schema` (own columns and `_position`)."""
+    held = pq.read_table(path)
+    count = len(held)
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {}
+    for field in schema:
+        if field.name != POSITION:
+            there = field.name in held.column_names
+            columns[field.name] = held[field.name].cast(field.type) if there else pa.nulls(count, field.type)
+    position = held[POSITION].combine_chunks()
+    columns[LOG_OFFSET] = position.field("log_offset")
+    columns[SPECIAL] = position.field("special")
+    plain = UPSERT not in held.column_names
+    columns[UPSERT] = pa.array(np.ones(count, np.bool_)) if plain else held[UPSERT]
+    columns[UNCHANGED] = _empty_lists(count) if plain else held[UNCHANGED]
+    columns[ORIGIN] = pa.nulls(count, origin_type(schema, key)) if plain else held[ORIGIN]
+    return pa.table(columns)
+
+
+def _empty_lists(count: int) -> pa.ListArray:
+    return pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], pa.string()))
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Several files of one table, in log order, to be made one; `bucket` of `bounds`' buckets.
+
+    `rows_only`: the table was empty before the first of them, so what counts in the end is the
+    rows that are there, not how they came.
+    """
+
+    staging: str
+    relation: Relation
+    paths: tuple[str, ...]
+    schema: bytes
+    rows_only: bool
+    bucket: int
+    bounds: pa.Array | None
+    name: str
+
+
+def compose(work: Composition) -> dict[str, Any]:
+    """Write the net of the files' events; return the new file's facts, its `bytes` and `rows`."""
+    schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
+    key = work.relation.key
+    parts, steps = [], []
+    for step, path in enumerate(work.paths):
+        events = read_events(path, schema, key)
+        if work.bounds is not None:
+            events = events.filter(_bucket_of(events[key[0]], work.bounds) == work.bucket)
+        parts.append(events)
+        steps.append(np.full(len(events), step, np.int64))
+    events = net(pa.concat_tables(parts), key, np.concatenate(steps))
+    if work.rows_only:
+        events = _rows_that_are_there(events)
+    path = os.path.join(work.staging, folders.staged_name(work.name, f"net-{work.bucket:05d}.parquet"))
+    facts = write_events(path, events, work.relation)
+    return {**facts, "path": path, "rows": len(events), "bytes": os.stat(path).st_size}
+
+
+def _rows_that_are_there(events: pa.Table) -> pa.Table:
+    """Return the rows of a table that was empty before. A value that was never sent is null, and
+    `_special` names its column with a null, so that it is not taken for a NULL of the source.
+    """
+    events = events.filter(events[UPSERT])
+    unknown = events[UNCHANGED].to_pylist() if len(pc.list_flatten(events[UNCHANGED])) else None
+    if unknown is not None:
+        special = [
+            list({**dict(held or ()), **dict.fromkeys(names)}.items()) or None
+            for held, names in zip(events[SPECIAL].to_pylist(), unknown, strict=True)
+        ]
+        at = events.column_names.index(SPECIAL)
+        events = events.set_column(
+            at, events.schema.field(at), pa.array(special, events.schema.field(at).type)
+        )
+    for name, values in (
+        (UNCHANGED, _empty_lists(len(events))),
+        (ORIGIN, pa.nulls(len(events), events.schema.field(ORIGIN).type)),
+    ):
+        at = events.column_names.index(name)
+        events = events.set_column(at, events.schema.field(at), values)
+    return events
+
+
+def bounds_of(path: str, column: str, buckets: int) -> pa.Array | None:
+    """Return rising values of `column` that part its rows into about equal buckets."""
+    values = pq.read_table(path, columns=[column])[column].drop_null()
+    if not len(values):
+        return None
+    ordered = values.take(pc.sort_indices(values))
+    places = [len(ordered) * k // buckets for k in range(1, buckets)]
+    return ordered.take(pa.array(places, pa.int64())).combine_chunks()
+
+
+def _bucket_of(values: pa.ChunkedArray, bounds: pa.Array) -> npt.NDArray[np.int64]:
+    # NULL and NaN are below every bound, each equal to itself: they meet in bucket 0.
+    bucket = np.zeros(len(values), np.int64)
+    for bound in bounds:
+        above = pc.greater_equal(values, bound)
+        bucket += pc.fill_null(above, False).to_numpy()
+    return bucket

@@ -1,0 +1,353 @@
+"""What a stretch of the log does to each row of a table, all told: its net changes.
+
+Pure: Arrow tables in, Arrow tables out. An *event* says that at one step a key got a row
+(`_upsert`) or lost it. Net events have one event a key, the last. The net of net events of
+stretches that follow each other is the net of all of them, so executors reduce pieces side by
+side and the results are reduced once more.
+
+Events have the table's own columns and
+
+    _upsert      bool: the row is there afterwards
+    _log_offset  int64: of the change
+    _unchanged   list<string>: columns whose value was not sent, so it is what it was before
+    _special     map<string,string>: PostgreSQL's text where a column can't hold a value exactly
+    _origin      struct of the key columns: of a row that came from another key with columns
+                 unchanged: their values are those that the target's row of this key had before
+                 the stretch; null: the row stayed where it was
+
+*Unchanged* is followed through the stretch: a value that was sent earlier for the same row is
+filled in, also where the row changed its key in between, once, or back and forth with another
+(`UPDATE … SET id = -id`). What no event of the stretch tells is left to the target's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.model import Op
+from tailrace.records.values import python_values
+from tailrace.sources.postgres.decode.changes import TableChanges
+
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+UPSERT, LOG_OFFSET, UNCHANGED, SPECIAL, ORIGIN = "_upsert", "_log_offset", "_unchanged", "_special", "_origin"
+_NAMES = pa.list_(pa.string())
+_TEXTS = pa.map_(pa.string(), pa.string())
+
+
+def events_of(changes: TableChanges, key: Sequence[str]) -> pa.Table:
+    """Return the changes as events, in log order; truncates give none.
+
+    An update that changed the key gives two at one step: the old key loses its row, the new
+    one gets it. One that PostgreSQL's index takes for equal, such as 0 for -0, is no other key.
+    """
+    rows = changes.rows()
+    own = rows.schema.names[: -len(_METADATA)]
+    op = changes.op
+    count = len(rows)
+    columns = {name: rows.column(name) for name in (*own, LOG_OFFSET, UNCHANGED, SPECIAL)}
+    columns[UPSERT] = pa.array(op != ord(Op.DELETE))
+    old = _really_old(columns, changes.old_keys(), key)
+    columns[ORIGIN] = pa.nulls(count, origin_type(rows.schema, key))
+    if old is not None:
+        columns[ORIGIN] = _origins(columns, old, key)
+    events = pa.table(columns)
+    if old is not None:
+        events = pa.concat_tables([events, _leaving(events.schema, old, key)])
+        events = events.take(np.argsort(events[LOG_OFFSET].to_numpy(), kind="stable"))
+    if (op == ord(Op.TRUNCATE)).any():
+        truncates = changes.log_offset[op == ord(Op.TRUNCATE)]
+        events = events.filter(~np.isin(events[LOG_OFFSET].to_numpy(), truncates))
+    return events
+
+
+def _really_old(
+    columns: dict[str, pa.Array], old: pa.RecordBatch | None, key: Sequence[str]
+) -> pa.RecordBatch | None:
+    """Return those of `old` that are other keys than their rows have; None if there are none."""
+    if old is None:
+        return None
+    at = np.searchsorted(columns[LOG_OFFSET].to_numpy(), old.column(LOG_OFFSET).to_numpy())
+    given = {name: columns[name].take(at) for name in (*key, SPECIAL)}
+    both = [_codes(pa.concat_arrays([given[name], old.column(name)])) for name in key] + [
+        _codes(pc.map_lookup(pa.concat_arrays([given[SPECIAL], old.column(SPECIAL)]), name, "first"))
+        for name in key
+    ]
+    other = np.zeros(len(old), np.bool_)
+    for codes in both:
+        other |= codes[: len(old)] != codes[len(old) :]
+    return old.filter(pa.array(other)) if other.any() else None
+
+
+def origin_type(schema: pa.Schema, key: Sequence[str]) -> pa.DataType:
+    """Return the type of `_origin` for a table's rows."""
+    return pa.struct([*(schema.field(name) for name in key), pa.field(SPECIAL, _TEXTS)])
+
+
+def net(events: pa.Table, key: Sequence[str], steps: Ids | None = None) -> pa.Table:
+    """Return one event for each key of `events`: its last, with what earlier ones tell filled in.
+
+    :param steps: when each event happened; events of one step happened at once, and there is
+        one a key. Default: by log offset. For net events: the number of their stretch.
+    """
+    if steps is None:
+        steps = events[LOG_OFFSET].to_numpy()
+    events = events.combine_chunks()
+    count = len(events)
+    moved = np.flatnonzero(events[ORIGIN].is_valid().to_numpy())
+    ids = _key_ids(events, key, moved)
+    own_ids, origin_ids = ids[:count], ids[count:]
+    order = np.lexsort((steps, own_ids))
+    last = np.append(own_ids[order][1:] != own_ids[order][:-1], True)[: count or 0]
+    winners = np.sort(order[last])
+    open_columns = open_columns_of(events[UNCHANGED].combine_chunks())
+    if not open_columns:
+        return events.take(winners)
+    labels = _Lineages(own_ids, steps, order).follow(moved, origin_ids)
+    return _filled(events, key, winners, labels, own_ids, steps, open_columns)
+
+
+_METADATA = ("_op", "_commit_lsn", "_ordinal", "_xid", "_commit_ts", "_log_offset", "_unchanged", "_special")
+
+
+def _origins(columns: dict[str, pa.Array], old: pa.RecordBatch, key: Sequence[str]) -> pa.Array:
+    """Return `_origin` of each row: the old key, where columns stayed unchanged."""
+    at = np.searchsorted(columns[LOG_OFFSET].to_numpy(), old.column(LOG_OFFSET).to_numpy())
+    lengths = columns[UNCHANGED].value_lengths().fill_null(0).to_numpy()
+    which = np.full(len(lengths), -1, np.int64)
+    which[at] = np.where(lengths[at] > 0, np.arange(len(at)), -1)
+    structs = pa.StructArray.from_arrays(
+        [*(old.column(name) for name in key), old.column(SPECIAL)],
+        fields=[*(old.schema.field(name) for name in key), pa.field(SPECIAL, _TEXTS)],
+    )
+    return structs.take(pa.array(which, mask=which < 0))
+
+
+def _leaving(schema: pa.Schema, old: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
+    """Return the events by which rows leave their old keys."""
+    given = {name: old.column(name) for name in (*key, LOG_OFFSET, SPECIAL)}
+    given[UPSERT] = pa.array(np.zeros(len(old), np.bool_))
+    given[UNCHANGED] = pa.ListArray.from_arrays(np.zeros(len(old) + 1, np.int32), pa.array([], pa.string()))
+    return pa.table(
+        {field.name: given.get(field.name, pa.nulls(len(old), field.type)) for field in schema}, schema
+    )
+
+
+# ---------------------------------------------------------------------- which key
+
+
+def _key_ids(events: pa.Table, key: Sequence[str], moved: Ids) -> Ids:
+    """Number the keys: one number an event, then one for the origin of each of `moved`.
+
+    NULL equals NULL, NaN equals NaN and 0.0 equals -0.0, as in PostgreSQL's indexes. A value
+    that its column can't hold exactly is told apart by PostgreSQL's text.
+    """
+    origins = events[ORIGIN].combine_chunks().take(moved) if len(moved) else None
+    special = _column(events, SPECIAL, origins)
+    ids = np.zeros(len(special), np.int64)
+    for name in key:
+        values = _column(events, name, origins)
+        ids = _paired(ids, _codes(values))
+        if special.null_count < len(special):
+            ids = _paired(ids, _codes(pc.map_lookup(special, name, "first")))
+    return ids
+
+
+def _column(events: pa.Table, name: str, origins: pa.StructArray | None) -> pa.Array:
+    own = events[name].combine_chunks()
+    return own if origins is None else pa.concat_arrays([own, origins.field(name)])
+
+
+def _codes(values: pa.Array) -> Ids:
+    if pa.types.is_floating(values.type):
+        nan = pa.scalar(float("nan"), values.type)
+        values = pc.if_else(pc.is_nan(values), nan, pc.add(values, pa.scalar(0.0, values.type)))
+    elif pa.types.is_nested(values.type):
+        # An array in a key is rare enough for Python.
+        values = pa.array(
+            [None if value is None else repr(value) for value in python_values(values)], pa.string()
+        )
+    codes: Ids = values.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
+    return codes
+
+
+def _paired(first: Ids, second: Ids) -> Ids:
+    if not len(first) or not first.any():
+        return second
+    both = first * (int(second.max()) + 1) + second
+    ids: Ids = np.unique(both, return_inverse=True)[1].astype(np.int64)
+    return ids
+
+
+# ---------------------------------------------------------------------- which row
+
+
+class _Lineages:
+    """Which events belong to one row, though its key changes.
+
+    A label stands for a row. At first each key has its own; a row that moves takes its label
+    along, and what comes to the key that it left is another row, with a new label.
+    """
+
+    def __init__(self, ids: Ids, steps: Ids, order: Ids) -> None:
+        self._steps = steps[order]
+        self._order = order
+        self._labels = ids[order].copy()  # in the order of (key, step)
+        self._unused = int(ids.max(initial=-1)) + 1
+        self._first = np.searchsorted(ids[order], np.arange(self._unused + 1))
+        self._ids = ids
+        self._step_of = steps
+
+    def follow(self, moved: Ids, origin_ids: Ids) -> Ids:
+        """Return each event's label. A label that is a key's number is the row that had this key
+        before all events.
+        """
+        self._unused = max(self._unused, int(origin_ids.max(initial=-1)) + 1)
+        by_step = np.argsort(self._step_of[moved], kind="stable")
+        at = 0
+        while at < len(by_step):
+            step = self._step_of[moved[by_step[at]]]
+            upto = at
+            while upto < len(by_step) and self._step_of[moved[by_step[upto]]] == step:
+                upto += 1
+            self._move([(int(moved[k]), int(origin_ids[k])) for k in by_step[at:upto]], int(step))
+            at = upto
+        labels = np.empty_like(self._labels)
+        labels[self._order] = self._labels
+        return labels
+
+    def _move(self, moves: list[tuple[int, int]], step: int) -> None:
+        # All moves of one step happen at once: look first, then change.
+        taken = [self._label(origin, step) for _, origin in moves]
+        for _, origin in moves:
+            self._relabel(origin, step, self._unused)
+            self._unused += 1
+        for (event, _), label in zip(moves, taken, strict=True):
+            self._relabel(int(self._ids[event]), step, label)
+
+    def _span(self, key: int) -> tuple[int, int]:
+        if key + 1 >= len(self._first):
+            return 0, 0
+        return int(self._first[key]), int(self._first[key + 1])
+
+    def _label(self, key: int, step: int) -> int:
+        first, end = self._span(key)
+        before = first + int(np.searchsorted(self._steps[first:end], step))
+        return key if before == first else int(self._labels[before - 1])
+
+    def _relabel(self, key: int, step: int, label: int) -> None:
+        first, end = self._span(key)
+        since = first + int(np.searchsorted(self._steps[first:end], step))
+        self._labels[since:end] = label
+
+
+# ---------------------------------------------------------------------- which value
+
+
+def open_columns_of(lists: pa.ListArray) -> dict[str, Mask]:
+    """Return, for each column that `_unchanged` names somewhere, in which rows it does."""
+    if len(lists.flatten()) == 0:
+        return {}
+    rows, names = pc.list_parent_indices(lists).to_numpy(), lists.flatten()
+    found: dict[str, Mask] = {}
+    for name in pc.unique(names).to_pylist():
+        mask = np.zeros(len(lists), np.bool_)
+        mask[rows[pc.equal(names, name).to_numpy(zero_copy_only=False)]] = True
+        found[name] = mask
+    return found
+
+
+def _filled(
+    events: pa.Table,
+    key: Sequence[str],
+    winners: Ids,
+    labels: Ids,
+    ids: Ids,
+    steps: Ids,
+    open_columns: dict[str, Mask],
+) -> pa.Table:
+    order = np.lexsort((steps, labels))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    begins = np.append(True, labels[order][1:] != labels[order][:-1])
+    group_start = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
+    upsert = events[UPSERT].to_numpy()
+    result = events.take(winners)
+    sources: dict[str, Ids] = {}
+    still_open: dict[str, Mask] = {}
+    for name, mask in open_columns.items():
+        told = (upsert & ~mask)[order]
+        latest = np.maximum.accumulate(np.where(told, np.arange(len(order)), -1))
+        found = latest[place[winners]]
+        unknown = mask[winners] & (found < group_start[place[winners]])
+        source = np.where(mask[winners] & ~unknown, order[np.maximum(found, 0)], winners)
+        sources[name], still_open[name] = source, unknown & upsert[winners]
+        if name in result.column_names:
+            at = result.column_names.index(name)
+            result = result.set_column(at, result.schema.field(at), events[name].take(source))
+    result = _replaced(result, SPECIAL, _specials(events, winners, sources))
+    result = _replaced(result, UNCHANGED, _unchanged(still_open, len(winners)))
+    return _replaced(result, ORIGIN, _origin(events, key, winners, labels, ids, still_open))
+
+
+def _replaced(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    at = table.column_names.index(name)
+    return table.set_column(at, table.schema.field(at), values)
+
+
+def _specials(events: pa.Table, winners: Ids, sources: dict[str, Ids]) -> pa.Array:
+    """Return `_special` of the winners: a filled-in value brings its text along."""
+    special = events[SPECIAL].combine_chunks()
+    own = special.take(winners)
+    if special.null_count == len(special):
+        return own
+    touched = np.zeros(len(winners), np.bool_)
+    for source in sources.values():
+        touched |= (source != winners) & special.take(source).is_valid().to_numpy(zero_copy_only=False)
+    if not touched.any():
+        return own
+    texts = own.to_pylist()
+    for row in np.flatnonzero(touched):
+        held = dict(texts[row] or ())
+        for name, source in sources.items():
+            if source[row] != winners[row]:
+                held.update((k, text) for k, text in special[int(source[row])].as_py() or () if k == name)
+        texts[row] = list(held.items()) or None
+    return pa.array(texts, _TEXTS)
+
+
+def _unchanged(still_open: dict[str, Mask], count: int) -> pa.Array:
+    names = list(still_open)
+    missing = np.array([still_open[name] for name in names]).reshape(len(names), count).T
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(missing.sum(axis=1), out=offsets[1:])
+    values = pa.array(names, pa.string()).take(pa.array(np.nonzero(missing)[1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+
+def _origin(
+    events: pa.Table, key: Sequence[str], winners: Ids, labels: Ids, ids: Ids, still_open: dict[str, Mask]
+) -> pa.Array:
+    """Return the keys, before all events, of the rows whose open columns' values lie elsewhere."""
+    kind = events.schema.field(ORIGIN).type
+    needed = np.zeros(len(winners), np.bool_)
+    for mask in still_open.values():
+        needed |= mask
+    needed &= labels[winners] != ids[winners]
+    if not needed.any():
+        return pa.nulls(len(winners), kind)
+    # What a row is labelled with is the number of a key that some origin names.
+    origins = events[ORIGIN].combine_chunks()
+    moved = np.flatnonzero(origins.is_valid().to_numpy(zero_copy_only=False))
+    numbers = _key_ids(events, key, moved)[len(events) :]
+    rising = np.argsort(numbers, kind="stable")
+    at = np.searchsorted(numbers[rising], labels[winners])
+    at = np.minimum(at, len(rising) - 1)
+    needed &= numbers[rising[at]] == labels[winners]
+    return origins.take(pa.array(moved[rising[at]], mask=~needed))

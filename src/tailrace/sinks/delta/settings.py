@@ -1,0 +1,197 @@
+"""What a mirror's rows were made under: masks, keys and forms of values stay, or the mirror stops.
+
+A mirror keeps rows that no later change touches. Were a mask added, taken away or given another salt,
+some rows would show what others hide. Were a handling mode changed that leaves a column's type as it is,
+such as bytes in hexadecimal that were base64, rows in two forms would stand beside each other. Of a key
+that `source.message_keys` gives, no server checks that it is a key of all rows: rows with different keys
+may be one row by another key. And a row is not found by a key that is masked or written otherwise.
+
+So the target keeps, for each table, what its rows were made under: by the table's oid and the numbers of
+its columns, which stay when they are renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Column, Relation, ValueType
+from tailrace.sinks.delta.evolution import held_columns
+from tailrace.sinks.target import Target
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.decode.gather import Cells
+from tailrace.sources.postgres.decode.kernel import TEXT
+from tailrace.sources.postgres.decode.postgres_types import OIDS, item_of
+from tailrace.sources.postgres.decode.types import column_types, known_type
+
+if TYPE_CHECKING:
+    from tailrace.sinks.delta.sink import TableWork
+
+_FILE = "settings.json"
+
+#: The files that earlier versions kept instead, one for each part.
+_FORMER = {"masks": "masks.json", "key": "keys.json", "forms": "forms.json"}
+
+# Types whose values in typed columns depend on a mode that may leave the column's type as it is.
+_SAMPLES = {
+    OIDS["money"]: "$1,234.56",
+    OIDS["bytea"]: "\\xfbff00",
+    OIDS["time"]: "01:02:03.004005",
+    OIDS["timetz"]: "01:02:03.004005+01:30",
+    OIDS["interval"]: "1 year 2 mons 3 days 04:05:06.007008",
+}
+_SAMPLES_BY_NAME = {"hstore": '"a"=>"1"'}
+
+
+def require_same_settings(target: Target, table_policy: TablePolicy, work: Iterable[TableWork]) -> None:
+    """Check that tables are masked, keyed and formed as they were, and remember new tables and columns.
+
+    Before anything of `work` is committed.
+
+    :raises TailraceError: `SINK_SCHEMA_REFUSED`, `SINK_WRITE_FAILED`.
+    """
+    known = _known(target)
+    found = dict(known)
+    for each in work:
+        oid = str(each.files[-1].source.oid)
+        before = known.get(oid, {})
+        try:
+            now = {
+                "masks": _same_masks(each, table_policy, before.get("masks", {})),
+                "key": _same_key(each, before.get("key")),
+                "forms": _same_forms(each, before.get("forms", {})),
+            }
+        except _DiffersError as error:
+            raise TailraceError(
+                Kind.SINK_SCHEMA_REFUSED,
+                f"mirror a table: {error.found}",
+                f"restore {error.setting}; or give the sink a new, empty path, so that it reads the log from "
+                "its start",
+                {"sink": target.sink, "table": each.table},
+            ) from None
+        found[oid] = {part: value for part, value in now.items() if value}
+    if found != known:
+        target.write(_FILE, found)
+
+
+class _DiffersError(Exception):
+    def __init__(self, found: str, setting: str) -> None:
+        super().__init__(found)
+        self.found = found
+        self.setting = setting
+
+
+def _known(target: Target) -> dict[str, dict[str, Any]]:
+    content = target.read(_FILE)
+    if content is not None:
+        return content
+    found: dict[str, dict[str, Any]] = {}
+    for part, file in _FORMER.items():
+        for oid, value in (target.read(file) or {}).items():
+            found.setdefault(oid, {})[part] = value
+    return found
+
+
+# ---------------------------------------------------------------------- masks
+
+
+def _same_masks(work: TableWork, table_policy: TablePolicy, before: Mapping[str, str]) -> Mapping[str, str]:
+    source = work.files[-1].source
+    marks = table_policy.mask_marks(source)
+    now = {_place(column): marks[column.name] for column in source.columns if column.name in marks}
+    changed = {
+        column.name for column in source.columns if before.get(_place(column)) != now.get(_place(column))
+    }
+    if changed and (mixed := changed & _in_rows(work, source)):
+        raise _DiffersError(
+            f"the mask of {', '.join(map(repr, sorted(mixed)))} is not the one that the mirror's rows were "
+            "made under",
+            "the mask and its salt",
+        )
+    return now if changed else before
+
+
+def _place(column: Column) -> str:
+    """Return what a column's mark is kept under: its number, since names change."""
+    return str(column.number) if column.number else column.name
+
+
+def _in_rows(work: TableWork, source: Relation) -> set[str]:
+    """Return the columns of `source` that rows of the mirror have."""
+    if not work.folder.exists() or work.folder.relation() not in (0, source.oid):
+        return set()
+    there = held_columns(work.folder.schema())
+    numbers, names = {each.number for each in there if each.number}, {each.name for each in there}
+    held = work.files[-1].relation
+    return {
+        column.name
+        for column, other in zip(source.columns, held.columns, strict=True)
+        if column.number in numbers or (not (column.number and numbers) and other.name in names)
+    }
+
+
+# ---------------------------------------------------------------------- keys
+
+
+def _same_key(work: TableWork, before: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    relation = work.files[-1].relation
+    # By their numbers, since names change; the names are for the message.
+    numbers = {column.name: column.number for column in relation.columns}
+    now = {
+        "key": [numbers[name] or name for name in relation.key],
+        "names": list(relation.key),
+        "chosen": bool(relation.chosen_key),
+    }
+    chosen = now["chosen"] or (before is not None and before["chosen"])
+    if before is not None and before["key"] != now["key"] and chosen and work.folder.exists():
+        raise _DiffersError(
+            f"its key is ({', '.join(relation.key)}), and the mirror's rows were told apart by "
+            f"({', '.join(before['names'])}); source.message_keys was changed",
+            "the table's key in source.message_keys",
+        )
+    return now
+
+
+# ---------------------------------------------------------------------- forms of values
+
+
+def _same_forms(work: TableWork, before: Mapping[str, str]) -> Mapping[str, str]:
+    now = _forms(work.files[-1].source)
+    changed = [name for place, (name, form) in now.items() if before.get(place, form) != form]
+    if changed and work.folder.exists():
+        raise _DiffersError(
+            f"a handling mode gives {', '.join(map(repr, changed))} in another form than the mirror's rows "
+            "have",
+            "the source's handling modes",
+        )
+    return {**before, **{place: form for place, (_, form) in now.items()}}
+
+
+def _forms(relation: Relation) -> dict[str, tuple[str, str]]:
+    """Return, by column and type, the column's name and what becomes of the type's sample."""
+    forms = {}
+    for column, kind in zip(relation.columns, column_types(relation), strict=True):
+        value = known_type(column)
+        sample = _sample(value)
+        if sample:
+            text = sample.encode()
+            cells = Cells(
+                np.frombuffer(text, np.uint8),
+                np.array([0], np.int32),
+                np.array([len(text)], np.int32),
+                np.array([TEXT], np.uint8),
+            )
+            place = f"{column.number or column.name} {column.type_oid} {column.type_modifier}"
+            forms[place] = column.name, str(kind.read(cells).values[0].as_py())
+    return forms
+
+
+def _sample(value: ValueType) -> str:
+    found = item_of(value)
+    if found is not None:
+        inner = _sample(found[0]).replace("\\", "\\\\").replace('"', '\\"')
+        return f'{{"{inner}"}}' if inner else ""
+    return _SAMPLES.get(value.oid) or _SAMPLES_BY_NAME.get(value.name, "")

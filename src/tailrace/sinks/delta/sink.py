@@ -1,0 +1,463 @@
+"""What both Delta sinks share: which range each table lacks, one job, a commit a table.
+
+Tables commit one by one, so after a crash some may be further than others. Each table tells how
+far it is (`DeltaFolder.committed`), and what it has is left out when the range, or another that
+begins at the same place, is written again. The sink's position is a lower bound, moved when all
+tables of a range are committed and on disk; only tables with changes in a range are touched.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tailrace import failpoints
+from tailrace.changelog.reader import LogReader
+from tailrace.config.patterns import matches_any
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import OWN_FORMS, LogRange, Relation, ValueModes
+from tailrace.protocol import frames
+from tailrace.protocol.facts import Facts
+from tailrace.ranges.changes import with_renames
+from tailrace.sinks import folders
+from tailrace.sinks.contract import SinkCommit, first_missing
+from tailrace.sinks.delta.folder import AddedFile, DeltaFolder
+from tailrace.sinks.delta.merge import remove_unread
+from tailrace.sinks.delta.settings import require_same_settings
+from tailrace.sinks.delta.table_identity import Displaced, Holder, home_folders, name_now, place
+from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
+from tailrace.sinks.write_job import OpenWriter, StagedFile, WriteJob, run, write_piece
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.spark.tags import bearing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tailrace.changelog.directory import LogIdentity
+    from tailrace.ranges.plan import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class TableWork:
+    """What a range brings to one table: its staged files in log order."""
+
+    folder: DeltaFolder
+    staging: Path
+    files: tuple[StagedFile, ...]
+    version: int  # the log offset that the table's transaction moves to
+
+    @property
+    def table(self) -> str:
+        return self.files[-1].table
+
+    def staged(self, directory: str, name: str) -> str:
+        """Return the path of a file in staging."""
+        return str(self.staging / folders.staged_name(directory, name))
+
+    def place(self, file: StagedFile) -> AddedFile:
+        """Move a staged file into the table's folder. Nobody sees it before a commit names it."""
+        source = Path(self.staged(file.directory, file.name))
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        source.replace(self.folder.path / file.name)
+        return AddedFile(file.name, file.rows, file.bytes, file.facts)
+
+
+class DeltaMode(Protocol):
+    """How files are written and brought into a table: append or mirror."""
+
+    kind: str
+    #: Tables that are committed at once.
+    commits_at_once: int
+    #: Whether a folder belongs to a relation and follows its name, or to a name.
+    follows_names: bool
+
+    def names(self, relation: Relation) -> Relation:
+        """Return a table as the target holds it, its columns' names among others. Importable."""
+
+    def opener(self) -> OpenWriter:
+        """Return what executors open a file with."""
+
+    def commit(self, spark: SparkSession | None, work: TableWork) -> None:
+        """Bring the files into the table and move its transaction, in one Delta commit."""
+
+
+class DeltaSink:
+    """Implements `contract.Sink`; see this module's docstring for how."""
+
+    type = "delta"
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        tables: tuple[str, ...] | None,
+        mode: DeltaMode,
+        rules: ColumnPolicy | None = None,
+        modes: ValueModes = OWN_FORMS,
+    ) -> None:
+        """:param rules: what of the tables is let out; None: everything.
+        :param modes: how values are given.
+        """
+        self.name = name
+        self._path = path
+        self._tables = tables
+        self._mode = mode
+        self._rules = rules or ColumnPolicy()
+        self._modes = modes
+        self._target: Target | None = None
+        self._folders: dict[tuple[str, str], DeltaFolder] = {}
+        self._have: dict[str, dict[str, int]] = {}
+        self._positions: dict[str, int | None] = {}
+
+    def open(self, log: LogIdentity, pipeline: str) -> None:
+        """As `contract.Sink.open`."""
+        if "%" in str(self._path):
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                "open the sink: its path has a percent sign, which delta-rs can't write to",
+                "choose another path",
+                {"sink": self.name, "path": str(self._path)},
+            )
+        self.close()
+        self._target = Target.open(self.name, self._path, f"delta {self._mode.kind}", log, pipeline)
+        _refuse_begun_moves(self._target)
+        self._target.clear_staging()
+
+    def position(self, task: str) -> int | None:
+        """As `contract.Sink.position`: what the position file says."""
+        if task not in self._positions:
+            content = self._opened().read(_position_file(task))
+            self._positions[task] = None if content is None else int(content["position"])
+        return self._positions[task]
+
+    def reach(self, task: str) -> int | None:
+        """As `contract.Sink.reach`: the furthest table may be ahead of the position."""
+        reached = [*self._tables_have(task).values()]
+        if (position := self.position(task)) is not None:
+            reached.append(position)
+        return max(reached, default=None)
+
+    def write(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+    ) -> SinkCommit:
+        """As `contract.Sink.write`."""
+        have = first_missing(self.name, span, self.position(span.task))
+        if have >= span.end:
+            return SinkCommit(span)
+        if self.position(span.task) is None:
+            self._begin(span)
+        started = time.perf_counter()
+        failpoints.hit("sink.before_write")
+        try:
+            staged = self._write_files(spark, log, span, have, pieces)
+            failpoints.hit("sink.after_write")
+            written = time.perf_counter()
+            self._commit(spark, log, span, have, staged)
+        except BaseException:
+            # Which commits happened is not known here: the tables are asked again.
+            self._have.pop(span.task, None)
+            raise
+        if self._mode.kind == "mirror":
+            self._remove_unread(spark, log, span, pieces)
+        committed = time.perf_counter()
+        failpoints.hit("sink.before_position")
+        self._record(span.task, span.end)
+        failpoints.hit("sink.after_position")
+        done = time.perf_counter()
+        return SinkCommit(
+            span,
+            sum(file.rows for file in staged),
+            sum(file.bytes for file in staged),
+            len({file.directory for file in staged}),
+            {"write": written - started, "commit": committed - written, "position": done - committed},
+        )
+
+    def close(self) -> None:
+        """As `contract.Sink.close`."""
+        if self._target is not None:
+            self._target.close()
+        self._target = None
+        self._folders, self._have, self._positions = {}, {}, {}
+
+    # ------------------------------------------------------------------ steps of a write
+
+    def _begin(self, span: LogRange) -> None:
+        """Record where a new sink begins, before its first table can exist."""
+        tables = self._tables_have(span.task)
+        if tables and span.start > 0:
+            raise TailraceError(
+                Kind.SINK_DAMAGED,
+                "write the first range: there are tables already, but the sink's position is gone",
+                "restore _tailrace from a backup, or give the sink a new, empty path and let it read "
+                "the log from its start",
+                {"sink": self.name, "path": str(self._path)},
+            )
+        self._record(span.task, span.start)
+
+    def _write_files(
+        self, spark: SparkSession | None, log: Path, span: LogRange, have: int, pieces: Sequence[Piece]
+    ) -> list[StagedFile]:
+        wanted = [piece for piece in pieces if piece.end > have]
+        if not any(piece.rows for piece in wanted):
+            return []
+        staging = self._opened().staging(span.task, have)
+        with writing(self.name, "make the staging folder"):
+            remove_folder(staging)
+            staging.mkdir(parents=True)
+        job = WriteJob(
+            str(log), str(staging), span.task, have, span.end, "parquet", self._tables,
+            have, self._tables_have(span.task), self._mode.names, TablePolicy.of(self._rules),
+            self._modes, self._relations_have(span.task),
+        )  # fmt: skip
+        done = run(spark, wanted, partial(write_piece, job, self._mode.opener()), self.name)
+        return [file for files in done for file in files]
+
+    def _commit(
+        self, spark: SparkSession | None, log: Path, span: LogRange, have: int, staged: Sequence[StagedFile]
+    ) -> None:
+        staging = self._opened().staging(span.task, have)
+        work = [
+            TableWork(self._folder(span.task, directory, files[-1].table), staging, files, span.end)
+            for directory, files in self._by_table(log, span, have, staged)
+        ]
+        if self._mode.kind == "mirror":
+            with LogReader.open(log, span.task) as reader:
+                table_policy = with_renames(TablePolicy.of(self._rules), reader)
+            require_same_settings(self._opened(), table_policy, work)
+        with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit", bearing(spark)) as pool:
+            # Every table is given its chance; the first that failed is what is raised.
+            outcomes = [pool.submit(self._commit_table, spark, each) for each in work]
+        for outcome in outcomes:
+            outcome.result()
+        with writing(self.name, "make commits durable"):
+            for each in work:
+                each.folder.make_durable()
+        done = {str(each.folder.path.relative_to(self._path)): span.end for each in work}
+        self._tables_have(span.task).update(done)
+        remove_folder(staging)
+        failpoints.hit("sink.after_publish")
+
+    def _remove_unread(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+    ) -> None:
+        """Take out of each table that was read again as a whole what is not there any more.
+
+        It may be done twice, so it is noted afterwards, and the range's position after that.
+        """
+        if not any(block.header.has_schema for piece in pieces for block in piece.blocks):
+            return
+        name = f"read-{folders.task_name(span.task)}.json"
+        done: dict[str, int] = self._opened().read(name) or {}
+        found = read_from(log, span, self._tables)
+        due = {oid: offset for oid, offset in found.items() if offset > done.get(str(oid), 0)}
+        if not due:
+            return
+        for oid, directory in home_folders(self._holders(span.task)).items():
+            if oid in due:
+                folder = self._folder(span.task, directory, directory)
+                failpoints.hit("sink.before_remove")
+                remove_unread(spark, folder, due[oid])
+                folder.committed()
+                folder.make_durable()
+        self._opened().write(name, {**done, **{str(oid): offset for oid, offset in due.items()}})
+
+    def _by_table(
+        self, log: Path, span: LogRange, have: int, staged: Sequence[StagedFile]
+    ) -> list[tuple[str, tuple[StagedFile, ...]]]:
+        """Return the files of each table in log order, by its folder.
+
+        :raises TailraceError: `SINK_SCHEMA_REFUSED` if rows of a table lie under another name, and do not
+            come again later in the log.
+        """
+        if not self._mode.follows_names:
+            return _by_directory(staged)
+        holders = self._holders(span.task)
+        found = place(staged, holders, have)
+        displaced = found.displaced | self._wanted_only_now(log, span, staged, holders)
+        if displaced:
+            self._require_rows_again(log, LogRange(span.task, have, span.end), displaced, staged)
+        return found.tables
+
+    def _wanted_only_now(
+        self, log: Path, span: LogRange, staged: Sequence[StagedFile], holders: Mapping[str, Holder]
+    ) -> dict[int, Displaced]:
+        """Return the relations new to this sink that had rows under a name which it does not want."""
+        if self._tables is None:
+            return {}
+        held = {holder.relation for holder in holders.values()}
+        # A relation whose first version this is was never called anything else.
+        ordered = sorted(staged, key=attrgetter("first"), reverse=True)
+        new = {file.source.oid: file.first for file in ordered if file.source.version > 1}
+        if not new.keys() - held:
+            return {}
+        return {
+            facts.relation: Displaced(facts.qualified_name, new[facts.relation])
+            for facts in facts_within(log, span)
+            if facts.relation in new.keys() - held and not self._wants(facts.schema, facts.table)
+        }
+
+    def _require_rows_again(
+        self, log: Path, span: LogRange, displaced: Mapping[int, Displaced], staged: Sequence[StagedFile]
+    ) -> None:
+        """Check that a snapshot reads each displaced table again, later in the log, or that it is gone."""
+        with LogReader.open(log, span.task) as reader:
+            end = reader.end().offset
+        facts = facts_within(log, LogRange(span.task, span.start, end))
+        latest = {each.relation: each for each in facts}
+        lost = {}
+        for oid, each in displaced.items():
+            own = latest.get(oid)
+            if own is None:
+                lost[oid] = each.before
+            elif own.read_from < each.since and (name := name_now(own, facts)) and self._wants(*name):
+                lost[oid] = ".".join(name)
+        if lost:
+            raise _displaced(self.name, lost, {file.source.oid for file in staged if not file.relation.key})
+
+    def _wants(self, schema: str, table: str) -> bool:
+        return self._tables is None or matches_any(self._tables, schema, table)
+
+    def _commit_table(self, spark: SparkSession | None, work: TableWork) -> None:
+        committed = work.folder.committed()
+        if committed is not None and committed >= work.version:
+            return
+        work.folder.require_ours()
+        failpoints.hit("sink.before_commit")
+        with writing(self.name, "commit to a Delta table"):
+            self._mode.commit(spark, work)
+        failpoints.hit("sink.after_commit")
+
+    # ------------------------------------------------------------------ its own record
+
+    def _opened(self) -> Target:
+        assert self._target is not None, "open comes first"
+        return self._target
+
+    def _record(self, task: str, position: int) -> None:
+        self._positions.pop(task, None)  # read again, should this fail half-way
+        self._opened().write(_position_file(task), {"position": position})
+        self._positions[task] = position
+
+    def _folder(self, task: str, directory: str, table: str) -> DeltaFolder:
+        if (task, directory) not in self._folders:
+            path = self._path / directory
+            application = self._application(task, directory)
+            self._folders[task, directory] = DeltaFolder(path, self.name, table, application)
+        return self._folders[task, directory]
+
+    def _application(self, task: str, directory: str) -> str:
+        target = self._opened()
+        return f"tailrace:{target.pipeline}:{directory}:{target.log_id}:{task}"
+
+    def _tables_have(self, task: str) -> dict[str, int]:
+        """Return how far each table of the target is, by its folder."""
+        if task not in self._have:
+            found: dict[str, int] = {}
+            parked = self._path.glob(f"{folders.STATE}/parked/*/_delta_log")  # by an earlier version
+            for log in sorted([*self._path.glob("*/_delta_log"), *parked]):
+                directory = str(log.parent.relative_to(self._path))
+                committed = self._folder(task, directory, directory).committed()
+                if committed is not None:
+                    found[directory] = committed
+            self._have[task] = found
+        return self._have[task]
+
+    def _holders(self, task: str) -> dict[str, Holder]:
+        """Return whose rows the folders have, where that is known."""
+        found = {}
+        for directory, committed in self._tables_have(task).items():
+            oid = self._folder(task, directory, directory).relation()
+            if oid:
+                found[directory] = Holder(oid, committed)
+        return found
+
+    def _relations_have(self, task: str) -> dict[int, int]:
+        if not self._mode.follows_names:
+            return {}
+        holders = self._holders(task)
+        return {oid: holders[directory].committed for oid, directory in home_folders(holders).items()}
+
+
+def read_from(log: Path, span: LogRange, tables: tuple[str, ...] | None) -> dict[int, int]:
+    """Return from which log offset on all rows of a table stand in the log, by oid, as of the range's end;
+    of tables that a snapshot has read again as a whole.
+
+    :param tables: patterns of those that are wanted: the rows of others do not come here. None: all.
+    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`.
+    """
+    facts = facts_within(log, LogRange(span.task, span.end, span.end))
+    return {
+        each.relation: each.read_from
+        for each in facts
+        if each.read_from and (tables is None or matches_any(tables, each.schema, each.table))
+    }
+
+
+def facts_within(log: Path, span: LogRange) -> list[Facts]:
+    """Return the facts in force at a range's start, then those in it, in order.
+
+    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`.
+    """
+    with LogReader.open(log, span.task) as reader:
+        known = reader.all_schema_frames(span.start, span.end)
+    return [Facts.from_json(frames.control_json(each)) for each in known if each[frames.KIND_AT] == ord("x")]
+
+
+def _by_directory(staged: Sequence[StagedFile]) -> list[tuple[str, tuple[StagedFile, ...]]]:
+    ordered = sorted(staged, key=attrgetter("directory", "first"))
+    return [(directory, tuple(files)) for directory, files in groupby(ordered, attrgetter("directory"))]
+
+
+def _displaced(sink: str, tables: Mapping[int, str], without_key: set[int]) -> TailraceError:
+    named = sorted(tables.values())
+    hint = (
+        "have the rows read again: `tailrace snapshot FILE "
+        + " ".join(f"--table {shlex.quote(name)}" for name in named)
+        + "`, and run the pipeline; run it again when `tailrace snapshot FILE --list` shows it as done"
+    )
+    if without_key & tables.keys():
+        hint = (
+            "a table without a key is not read again: begin with another log, and an empty path for the sink"
+        )
+    return TailraceError(
+        Kind.SINK_SCHEMA_REFUSED,
+        f"mirror a table: {', '.join(named)} had another name, under which the mirror has rows or the sink "
+        "wants none; a mirror does not move them",
+        f"{hint}; or leave a table out with the sink's `tables`, also one that is gone",
+        {"sink": sink, "tables": named},
+    )
+
+
+def _refuse_begun_moves(target: Target) -> None:
+    """Refuse a target in which an earlier version was moving folders when it ended."""
+    if (target.read("moves.json") or {}).get("moves"):
+        raise TailraceError(
+            Kind.SINK_DAMAGED,
+            "open the sink: an earlier version ended while it renamed folders of tables",
+            "open the sink once with that version, which completes it; or begin with another log, and an "
+            "empty path for the sink",
+            {"sink": target.sink},
+        )
+
+
+def _position_file(task: str) -> str:
+    return f"position-{folders.task_name(task)}.json"
+
+
+def recorded_delta_position(
+    name: str, path: Path, mode: str, pipeline: str, log: LogIdentity, task: str
+) -> int | None:
+    """Return the position of a Delta sink, without opening it; see `build`."""
+    if not require_ours(name, path, f"delta {mode}", log, pipeline):
+        return None
+    content = read_checked(path / folders.STATE / _position_file(task), name)
+    return None if content is None else int(content["position"])

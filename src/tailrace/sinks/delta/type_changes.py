@@ -1,0 +1,155 @@
+"""What PostgreSQL does to the values of a column whose type is changed, as far as it can be known.
+
+`ALTER TABLE … ALTER c TYPE` writes rows anew by an assignment cast and sends none of them. Where the
+target holds both types alike, as text above all, the cast must be known for the target to follow it;
+where it is not, the sink stops. Domains are resolved, arrays go by their items.
+
+Pure. Source: PostgreSQL manual, "Type Conversion", "Character Types"; bpchar(), varchar(), numeric() in
+PostgreSQL 18's source.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tailrace.model import ValueType
+from tailrace.sources.postgres.decode.postgres_types import FIRST_NOT_BUILT_IN, OIDS, item_of
+from tailrace.sources.postgres.decode.types import numeric_shape
+
+_BPCHAR, _VARCHAR, _TEXT, _NAME = OIDS["bpchar"], OIDS["varchar"], OIDS["text"], OIDS["name"]
+_NUMERIC = OIDS["numeric"]
+_TEXTS = frozenset({_NAME, _TEXT, _VARCHAR})
+#: Types whose cast to text gives what they are written as.
+_WRITTEN_ALIKE = frozenset({OIDS["json"], OIDS["jsonb"], OIDS["uuid"]})
+#: … and kinds of types: enumerations, composites, ranges, multiranges.
+_KINDS_WRITTEN_ALIKE = frozenset("ecrm")
+_CITEXT = "citext"
+#: With a smaller modifier these are rounded; without one they are most exact.
+_WITH_DIGITS = frozenset(OIDS[name] for name in ("time", "timetz", "timestamp", "timestamptz"))
+#: Those of `_WITH_DIGITS` have so many digits after the point without a modifier.
+_DIGITS_MAX = 6
+_VARBIT = OIDS["varbit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Coercion:
+    """What becomes of a text: without the blanks at its end, then so many characters long.
+
+    :param padded: filled up with blanks to so many characters.
+    :param cut: no longer than so many characters; PostgreSQL lets only blanks be cut.
+    """
+
+    trimmed: bool = False
+    padded: int | None = None
+    cut: int | None = None
+
+
+SAME = Coercion()
+
+
+def coercion(old: ValueType, new: ValueType, kind: pa.DataType) -> Coercion | None:
+    """Return what becomes of values that a target holds as `kind` before and after; None: not known."""
+    if old == new:
+        return SAME
+    items = item_of(old), item_of(new)
+    if items[0] is not None and items[1] is not None:
+        (item, delimiter), (other, other_delimiter) = items[0], items[1]
+        found = coercion(item, other, kind)
+        return SAME if delimiter == other_delimiter and found == SAME else None
+    if items != (None, None):
+        return None
+    if old.oid != new.oid:
+        return _to_another(old, new)
+    return _of_own_type(old, new) if old.oid >= FIRST_NOT_BUILT_IN else _to_modifier(old, new, kind)
+
+
+def _of_own_type(old: ValueType, new: ValueType) -> Coercion | None:
+    if old.kind and new.kind:
+        if old.kind == "e":
+            return SAME if set(old.parts) <= set(new.parts) else None  # labels are only ever added
+        if old.parts != new.parts:
+            return None
+    return SAME if new.modifier in (-1, old.modifier) else None
+
+
+def _to_modifier(old: ValueType, new: ValueType, kind: pa.DataType) -> Coercion | None:
+    before, after = old.modifier, new.modifier
+    if after == before:
+        return SAME
+    if old.oid == _BPCHAR:
+        return SAME if after == -1 else Coercion(trimmed=True, padded=after - 4)
+    if old.oid == _VARCHAR:
+        return SAME if after == -1 or -1 < before <= after else Coercion(cut=after - 4)
+    if old.oid == _NUMERIC:
+        return SAME if _keeps_digits(before, after, kind) else None
+    if old.oid in _WITH_DIGITS:
+        return SAME if after == -1 or (_DIGITS_MAX if before == -1 else before) <= after else None
+    if old.oid == _VARBIT:
+        return SAME if after == -1 or -1 < before <= after else None
+    return SAME if after == -1 else None
+
+
+def _keeps_digits(before: int, after: int, kind: pa.DataType) -> bool:
+    if after == -1:
+        return True
+    shape, other = numeric_shape(before), numeric_shape(after)
+    if shape is None or other is None:
+        return False
+    # A text shows all digits after the point, also those that are 0.
+    return shape[1] == other[1] or (not pa.types.is_string(kind) and shape[1] < other[1])
+
+
+def _to_another(old: ValueType, new: ValueType) -> Coercion | None:
+    is_text = old.oid in _TEXTS
+    if new.oid in (_TEXT, _VARCHAR):
+        cut = new.modifier - 4 if new.oid == _VARCHAR and new.modifier >= 4 else None
+        if old.oid == _BPCHAR:
+            return Coercion(trimmed=True, cut=cut)
+        alike = (
+            is_text or old.oid in _WRITTEN_ALIKE or old.kind in _KINDS_WRITTEN_ALIKE or old.name == _CITEXT
+        )
+        return Coercion(cut=cut) if alike and (old.kind or old.oid < FIRST_NOT_BUILT_IN) else None
+    if new.kind == "e":
+        return SAME if is_text or old.kind == "e" else None
+    return SAME if new.name == _CITEXT and is_text else None
+
+
+def type_as_json(value: ValueType) -> str:
+    """Return what a target notes of a type, for `type_from_json`."""
+    return json.dumps(_as_json(value), separators=(",", ":"))
+
+
+def type_from_json(text: str) -> ValueType | None:
+    """Return the type that a target noted; None if it noted none that can be read."""
+    try:
+        return _from_json(json.loads(text)) if text else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _as_json(value: ValueType) -> dict[str, Any]:
+    noted: dict[str, Any] = {"oid": value.oid, "modifier": value.modifier}
+    if value.name:
+        noted["name"] = value.name
+    if value.kind:
+        noted |= {"kind": value.kind, "parts": [list(part) for part in value.parts]}
+    if value.item is not None:
+        noted |= {"item": _as_json(value.item), "delimiter": value.delimiter}
+    return noted
+
+
+def _from_json(noted: dict[str, Any]) -> ValueType:
+    item = noted.get("item")
+    return ValueType(
+        int(noted["oid"]),
+        int(noted["modifier"]),
+        str(noted.get("name", "")),
+        None if item is None else _from_json(item),
+        str(noted.get("delimiter", ",")),
+        str(noted.get("kind", "")),
+        tuple((str(key), str(text)) for key, text in noted.get("parts", ())),
+    )

@@ -1,0 +1,183 @@
+"""Mirrors of tables without a key: rows are what they are made of, and equal ones are counted.
+
+Under `REPLICA IDENTITY FULL` a delete and an update send the whole old row. So a range is a
+list of rows that came and rows that went. Equal rows cancel out; of what is left, those that
+came are inserted and, for each that went, one of the target's equal rows is deleted: which of
+them does not matter. Each row of the target has the log offset of the change that brought it in
+its guard column, which no other row has, so that one of several equal rows can be named.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Op, Relation
+from tailrace.sinks.delta.merge import committing, quoted
+from tailrace.sinks.delta.mirror_files import POSITION
+from tailrace.sinks.delta.net_changes import LOG_OFFSET, SPECIAL, UPSERT
+from tailrace.sinks.files.parquet import ParquetWriter
+from tailrace.sources.postgres.decode.changes import TableChanges
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tailrace.sinks.delta.folder import DeltaFolder
+
+
+class WholeRowWriter:
+    """Writes the rows of one table and piece that came and that went, in log order.
+
+    A file without `_upsert` has only rows that came. Facts as `mirror_files.NetWriter`.
+    """
+
+    def __init__(self, path: str, relation: Relation) -> None:
+        self.rows = 0
+        self._path = path
+        self._own = [column.name for column in relation.columns]
+        self._rows: list[pa.Table] = []
+        self._truncated = False
+        self._schema: pa.Schema | None = None
+
+    def write(self, changes: TableChanges) -> None:
+        self.rows += changes.count
+        rows = changes.rows()
+        op = changes.op
+        came = rows.filter(pa.array(np.isin(op, [ord(Op.READ), ord(Op.CREATE), ord(Op.UPDATE)])))
+        went = rows.filter(pa.array(op == ord(Op.DELETE)))
+        self._rows.append(self._signed(came, True))
+        self._rows.append(self._signed(went, False))
+        if (old := changes.old_rows()) is not None:
+            self._rows.append(self._signed(old, False))
+        truncates = changes.log_offset[op == ord(Op.TRUNCATE)]
+        if len(truncates):
+            self._truncated = True
+            since = int(truncates[-1])
+            self._rows = [rows.filter(_offsets(rows) > since) for rows in self._rows]
+
+    def close(self) -> dict[str, Any]:
+        data = pa.concat_tables(self._rows)
+        schema = data.drop_columns([UPSERT]).schema
+        plain = bool(data[UPSERT].to_numpy().all())
+        writer = ParquetWriter(self._path, "zstd")
+        writer.write_table(data.drop_columns([UPSERT]) if plain else data)
+        return {
+            **writer.close(),
+            "schema": schema.serialize().to_pybytes(),
+            "net_rows": len(data),
+            "plain": plain,
+            "truncated": self._truncated,
+        }
+
+    def _signed(self, rows: pa.RecordBatch, came: bool) -> pa.Table:
+        position = pa.StructArray.from_arrays(
+            [rows.column(LOG_OFFSET), rows.column(SPECIAL)], names=["log_offset", "special"]
+        )
+        columns = {name: rows.column(name) for name in self._own}
+        return pa.table({**columns, POSITION: position, UPSERT: pa.array(np.full(len(rows), came))})
+
+
+def _offsets(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
+    offsets: np.ndarray[Any, np.dtype[np.int64]] = (
+        rows[POSITION].combine_chunks().field("log_offset").to_numpy()
+    )
+    return offsets
+
+
+def merge_rows(
+    spark: SparkSession | None,
+    folder: DeltaFolder,
+    paths: list[str],
+    columns: list[str],
+    version: int,
+    *,
+    anew: bool,
+) -> None:
+    """Bring the rows that came and went, in files at `paths`, into the table, in one commit.
+
+    :param anew: the table was emptied before the first of them.
+    :raises TailraceError: `SPARK_FAILED` if it did not happen; `SINK_DAMAGED` if a row went that
+        the mirror does not have.
+    """
+    with committing(spark, folder, version) as (session, target):
+        changes = session.read.option("mergeSchema", "true").parquet(*paths)
+        if UPSERT not in changes.columns:
+            changes = changes.selectExpr("*", f"true as {UPSERT}")
+        changes = changes.selectExpr(*map(quoted, columns), POSITION, f"coalesce({UPSERT}, true) as {UPSERT}")
+        ranked = _ranked(changes, columns)
+        came = ranked.where(f"{UPSERT} and _rank <= _more").select(*map(quoted, columns), POSITION, UPSERT)
+        source = came
+        if not anew:
+            went = ranked.where(f"not {UPSERT} and _rank <= - _more")
+            source = came.unionByName(_victims(went, target.toDF(), columns))
+        written = Path(paths[0]).with_name(f"rows-{Path(paths[0]).name}")
+        source.write.parquet(str(written))
+        source = session.read.parquet(str(written))
+        if source.where(f"{POSITION}.log_offset is null").limit(1).count():
+            raise _unknown_row(folder)
+        merging = (
+            target.alias("t")
+            .merge(source.alias("s"), "t._position.log_offset = s._position.log_offset")
+            .whenMatchedDelete(f"not s.{UPSERT}")
+            .whenNotMatchedInsert(
+                f"s.{UPSERT}", {quoted(name): f"s.{quoted(name)}" for name in (*columns, POSITION)}
+            )
+        )
+        (merging.whenNotMatchedBySourceDelete() if anew else merging).execute()
+
+
+def _ranked(rows: DataFrame, columns: list[str]) -> DataFrame:
+    """Number equal rows from 1, those that came and those that went each for themselves; `_more`
+    is how many more came than went.
+    """
+    equal = ", ".join([*map(quoted, columns), _texts(POSITION)])
+    return rows.selectExpr(
+        "*",
+        f"row_number() over (partition by {equal}, {UPSERT} order by {POSITION}.log_offset desc) as _rank",
+        f"sum(case when {UPSERT} then 1 else -1 end) over (partition by {equal}) as _more",
+    )
+
+
+def _texts(position: str) -> str:
+    """Return a row's special texts as something that can be compared: maps can't be."""
+    return f"cast(array_sort(map_entries({position}.special)) as string)"
+
+
+def _victims(went: DataFrame, target: DataFrame, columns: list[str]) -> DataFrame:
+    """Return, for each row that went, the position of one of the target's equal rows; null where
+    there is none left.
+    """
+    from pyspark.sql.functions import expr
+
+    equal = ", ".join([*map(quoted, columns), _texts(POSITION)])
+    numbered = target.selectExpr(
+        "*", f"row_number() over (partition by {equal} order by {POSITION}.log_offset) as _rank"
+    )
+    terms = [f"g.{quoted(name)} <=> o.{quoted(name)}" for name in columns]
+    terms += [f"{_texts('g.' + POSITION)} <=> {_texts('o.' + POSITION)}", "g._rank = o._rank"]
+    condition = reduce(lambda first, second: first & second, map(expr, terms))
+    nulls = [
+        expr(f"cast(null as {field.dataType.simpleString()})").alias(field.name)
+        for field in went.schema
+        if field.name in columns
+    ]
+    return (
+        went.alias("g")
+        .join(numbered.alias("o"), condition, "left")
+        .select(*nulls, expr(f"o.{POSITION}").alias(POSITION), expr("false").alias(UPSERT))
+    )
+
+
+def _unknown_row(folder: DeltaFolder) -> TailraceError:
+    return TailraceError(
+        Kind.SINK_DAMAGED,
+        "mirror a table by whole rows: a row went that the mirror does not have",
+        "a column was added with a default, or the mirror began without a snapshot: give the sink a "
+        "new, empty path and a log with a snapshot; or give the table a primary key",
+        {"sink": folder.sink, "table": folder.table},
+    )

@@ -1,0 +1,1 @@
+"""Sinks of plain files: Parquet and JSON Lines."""

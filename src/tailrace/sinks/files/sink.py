@@ -1,0 +1,236 @@
+"""A sink of plain files: Parquet or JSON Lines, made exactly-once by a chain of manifests.
+
+One range: executors write files into staging and put them on disk; the driver makes the
+staging folder durable, commits a manifest, and moves the files into their tables' folders. A
+crash before the manifest leaves staging to be thrown away; one after it leaves files that the
+next `open` moves. So a reader of a folder never sees half a file, nor one of a range that was
+not committed; it may see the files of one range appear one after another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace import failpoints
+from tailrace.changelog import durable
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import LogRange, Relation, ValueModes
+from tailrace.sinks import folders
+from tailrace.sinks.contract import SinkCommit, first_missing
+from tailrace.sinks.files.manifests import DataFile, Manifest, Manifests
+from tailrace.sinks.target import Target, remove_folder, require_ours, sync_directories, writing
+from tailrace.sinks.write_job import OpenWriter, StagedFile, WriteJob, run, write_piece
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tailrace.changelog.directory import LogIdentity
+    from tailrace.ranges.plan import Piece
+
+#: Gives the function that executors open a file with, for one log, pipeline and task.
+OpenerFor = Callable[["LogIdentity", str, str], OpenWriter]
+
+
+class FileSink:
+    """Implements `contract.Sink`; see this module's docstring for how."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        path: Path,
+        tables: tuple[str, ...] | None,
+        opener: OpenerFor,
+        names: Callable[[Relation], Relation],
+        rules: ColumnPolicy,
+        modes: ValueModes,
+    ) -> None:
+        self.name = name
+        self.type = kind
+        self._path = path
+        self._tables = tables
+        self._opener = opener
+        self._names = names
+        self._rules = rules
+        self._modes = modes
+        self._target: Target | None = None
+        self._log: LogIdentity | None = None
+        self._positions: dict[str, int | None] = {}
+        self._settled = False
+
+    def open(self, log: LogIdentity, pipeline: str) -> None:
+        """As `contract.Sink.open`: the last manifest's files are brought to their folders."""
+        self.close()
+        self._target = Target.open(self.name, self._path, self.type, log, pipeline)
+        self._log = log
+        try:
+            self._settle()
+            self._target.clear_staging()
+        except BaseException:
+            self.close()
+            raise
+
+    def position(self, task: str) -> int | None:
+        """As `contract.Sink.position`: the end of the last manifest."""
+        self._settle()
+        if task not in self._positions:
+            self._positions[task] = self._manifests(task).position()
+        return self._positions[task]
+
+    def reach(self, task: str) -> int | None:
+        """As `contract.Sink.reach`: all tables are equally far."""
+        return self.position(task)
+
+    def write(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+    ) -> SinkCommit:
+        """As `contract.Sink.write`."""
+        started = time.perf_counter()
+        self._settle()
+        have = first_missing(self.name, span, self.position(span.task))
+        if have >= span.end:
+            return SinkCommit(span)
+        # Until the range is in as a whole, what this object knows of the target is in doubt.
+        self._settled = False
+        failpoints.hit("sink.before_write")
+        staged = self._write_files(spark, log, span, have, pieces)
+        failpoints.hit("sink.after_write")
+        written = time.perf_counter()
+        committed = self._commit(span, have, staged)
+        self._positions[span.task] = span.end
+        self._settled = True
+        rows, size = sum(file.rows for file in staged), sum(file.bytes for file in staged)
+        tables = len({file.directory for file in staged})
+        done = time.perf_counter()
+        seconds = {"write": written - started, "commit": committed - written, "publish": done - committed}
+        return SinkCommit(span, rows, size, tables, seconds)
+
+    def close(self) -> None:
+        """As `contract.Sink.close`."""
+        if self._target is not None:
+            self._target.close()
+        self._target, self._positions, self._settled = None, {}, False
+
+    def _settle(self) -> None:
+        """After a failure, here or in a process that died: look what was committed, finish that."""
+        if self._settled:
+            return
+        self._positions = {}
+        for folder in self._manifest_folders():
+            last = Manifests(folder, self.name).last()
+            if last is not None:
+                self._publish(last)
+        self._settled = True
+
+    # ------------------------------------------------------------------ steps of a write
+
+    def _write_files(
+        self, spark: SparkSession | None, log: Path, span: LogRange, have: int, pieces: Sequence[Piece]
+    ) -> list[StagedFile]:
+        wanted = [piece for piece in pieces if piece.end > have]
+        if not any(piece.rows for piece in wanted):
+            return []
+        target = self._opened()
+        staging = target.staging(span.task, have)
+        with writing(self.name, "make the staging folder"):
+            remove_folder(staging)  # of a write that failed, with another end perhaps
+            staging.mkdir(parents=True)
+        assert self._log is not None
+        job = WriteJob(
+            str(log), str(staging), span.task, have, span.end, self.type, self._tables, have, {},
+            self._names, TablePolicy.of(self._rules), self._modes,
+        )  # fmt: skip
+        opener = self._opener(self._log, target.pipeline, span.task)
+        done = run(spark, wanted, partial(write_piece, job, opener), self.name)
+        return [file for files in done for file in files]
+
+    def _commit(self, span: LogRange, have: int, staged: Sequence[StagedFile]) -> float:
+        """Commit the range and make its files visible; return when it was committed."""
+        manifests = self._manifests(span.task)
+        failpoints.hit("sink.before_commit")
+        if not staged:
+            remove_folder(self._opened().staging(span.task, have))
+            manifests.note_idle(span.end)
+        else:
+            files = tuple(
+                DataFile(file.directory, file.name, file.table, file.rows, file.bytes) for file in staged
+            )
+            manifest = Manifest(span.task, have, span.end, files)
+            with writing(self.name, "make staged files durable"):
+                durable.sync_directory(self._opened().staging(span.task, have))
+            manifests.commit(manifest)
+        committed = time.perf_counter()
+        failpoints.hit("sink.after_commit")
+        if staged:
+            self._publish(manifest)
+        return committed
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Move a committed range's files to their tables' folders; again is harmless.
+
+        The staging folder goes last, when the moves are durable: while it is there, the range
+        may not be visible as a whole; where it is not, nobody looks for the files again.
+        """
+        target = self._opened()
+        staging = target.staging(manifest.task, manifest.start)
+        if not staging.exists():
+            return
+        with writing(self.name, "move files to their folders"):
+            made = False
+            for directory in {file.directory for file in manifest.files}:
+                if not (target.path / directory).is_dir():
+                    (target.path / directory).mkdir(exist_ok=True)
+                    made = True
+            for file in manifest.files:
+                self._move(staging / folders.staged_name(file.directory, file.name), file)
+            failpoints.hit("sink.after_publish")
+            failpoints.hit("sink.before_position")
+            sync_directories({target.path / file.directory for file in manifest.files})
+            if made:
+                durable.sync_directory(target.path)
+            remove_folder(staging)
+            failpoints.hit("sink.after_position")
+
+    def _move(self, source: Path, file: DataFile) -> None:
+        goal = self._opened().path / file.directory / file.name
+        try:
+            source.replace(goal)
+        except FileNotFoundError:
+            if not goal.exists():
+                raise TailraceError(
+                    Kind.SINK_DAMAGED,
+                    f"publish a committed range: its file {file.name} is gone",
+                    "give the sink a new, empty path and let it read the log from its start",
+                    {"sink": self.name, "table": file.table},
+                ) from None
+
+    # ------------------------------------------------------------------ its own record
+
+    def _opened(self) -> Target:
+        assert self._target is not None, "open comes first"
+        return self._target
+
+    def _manifest_folders(self) -> list[Path]:
+        return sorted((self._opened().state / "manifests").glob("*"))
+
+    def _manifests(self, task: str) -> Manifests:
+        return _manifests_of(self._opened().state, task, self.name)
+
+
+def recorded_files_position(
+    name: str, path: Path, kind: str, pipeline: str, log: LogIdentity, task: str
+) -> int | None:
+    """Return the position of a sink of plain files, without opening it; see `build`."""
+    if not require_ours(name, path, kind, log, pipeline):
+        return None
+    return _manifests_of(path / folders.STATE, task, name).position()
+
+
+def _manifests_of(state: Path, task: str, sink: str) -> Manifests:
+    return Manifests(state / "manifests" / folders.task_name(task), sink)

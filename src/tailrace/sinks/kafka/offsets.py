@@ -1,0 +1,113 @@
+"""What a Kafka sink has committed, looked at and changed from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tailrace.errors import TailraceError
+from tailrace.kafka.offsets.topic import OffsetsTopic, parsed, task_in
+from tailrace.kafka.producer.account import Account
+from tailrace.kafka.producer.layout import Head
+from tailrace.sinks.kafka.sink import ASK_TIMEOUT_S, account_of, furthest_whole
+
+if TYPE_CHECKING:
+    from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a task has committed last; where several producers share it, the one that is least far.
+
+    :param log_id: of the log that `log_offset` is one of; empty where the record says none.
+    :param partition: of the offsets topic, and `offset` the record's in it.
+    :param time_us: of the commit, since 1970.
+    """
+
+    task: str
+    log_id: str
+    log_offset: int
+    partition: int
+    offset: int
+    time_us: int | None
+
+
+def committed(config: KafkaConfig, pipeline: str, *, lenient: bool = False) -> list[Committed]:
+    """Return what each task of a pipeline has committed, by task; nobody is fenced.
+
+    :param lenient: as `OffsetsTopic` has it.
+    :raises TailraceError: `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+    """
+    account = account_of(config, pipeline)
+    offsets = account.offsets(min(account.timeout_s, ASK_TIMEOUT_S), lenient=lenient)
+    if not offsets.exists():
+        return []
+
+    def is_ours(key: bytes) -> bool:
+        return task_in(key, config.group, pipeline) is not None
+
+    found = []
+    for key, newest in offsets.newest(is_ours, account.isolation).items():
+        task = task_in(key, config.group, pipeline)
+        if task is None or newest.value is None:
+            continue
+        try:
+            value = parsed(newest.value, config.offsets_topic) or {}
+        except TailraceError:
+            if not lenient:
+                raise
+            value = {}
+        try:
+            reached = furthest_whole(replace(account, task=task), offsets, Head.of(value))
+        except TailraceError:
+            reached = -1  # it is shown, and may be set anew
+        found.append(
+            Committed(
+                task,
+                str(value.get("log_id", "")),
+                reached,
+                newest.partition,
+                newest.offset,
+                newest.time_us,
+            )
+        )
+    return sorted(found, key=lambda each: (len(each.task), each.task))
+
+
+def commit_from_outside(
+    config: KafkaConfig, pipeline: str, tasks: Sequence[str], offset: Mapping[str, Any] | None
+) -> None:
+    """Commit `offset` for some tasks in the place of whoever did so far; None takes theirs back.
+
+    With transactions each task's transactional id is taken first: a process that still had it can
+    commit nothing more, and stops. Likewise the ids of producers that shared the task.
+    :raises TailraceError: `SINK_PREEMPTED`, `SINK_REFUSED`, `SINK_MISCONFIGURED`, `OFFSETS_UNREADABLE`,
+        `SINK_WRITE_FAILED`.
+    """
+    account = account_of(config, pipeline)
+    offsets = account.offsets(lenient=True)
+    offsets.require(create=config.create_topics)
+    writers = [replace(account, task=task).writer(offsets) for task in tasks]
+    try:
+        # All are taken before anything is written: nobody goes on from one of two.
+        before = [writer.open() for writer in writers]
+        for writer in writers:
+            writer.commit(offset)
+        # Only now: whoever opens one of these later finds that the lease is another's (`kafka.layout`).
+        for task, found in zip(tasks, before, strict=True):
+            fence_members(replace(account, task=task), offsets, found)
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+def fence_members(account: Account, offsets: OffsetsTopic, head: Mapping[str, Any] | None) -> None:
+    """Take the ids of those who shared a task, if `head` says that there were some."""
+    producers = 0 if head is None else head.get("producers", 0)
+    for number in range(producers if isinstance(producers, int) else 0):
+        member = account.member(offsets, number)
+        try:
+            member.open()
+        finally:
+            member.close()

@@ -1,0 +1,499 @@
+"""What the changes of a range become in Kafka: records, each for the topic of its table.
+
+    changes ── transformations ── topic ── converter ── too large? ── partition ── writer
+                                                           │
+                                                     dead letters
+
+Beside them go records that are no changes of rows: shapes of tables that are new, where the range's
+transactions began and ended, and now and then a heartbeat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import structlog
+
+from tailrace.changelog.reader import LogReader
+from tailrace.config.patterns import matches_any
+from tailrace.converters.contract import Converter, KeysFirst
+from tailrace.converters.factory import Converting
+from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
+from tailrace.kafka.client.settings import SAFE_BATCH_BYTES
+from tailrace.kafka.client.topics import TopicCreation, Topics, legal
+from tailrace.kafka.events import side_records
+from tailrace.kafka.events.boundaries import Boundaries
+from tailrace.kafka.events.dead_letters import letters
+from tailrace.kafka.events.heartbeats import Heartbeats
+from tailrace.kafka.events.table_schemas import ShapeChange, shape_changes
+from tailrace.kafka.producer.partitioner import by_key, by_transaction
+from tailrace.kafka.producer.record_sizes import OVERHEAD, largest, sizes, taken
+from tailrace.kafka.producer.sender import Partitions
+from tailrace.kafka.producer.shares import Share
+from tailrace.kafka.producer.writer import Writer
+from tailrace.model import Op, ValueModes, format_lsn
+from tailrace.protocol.frames import Numbers
+from tailrace.ranges.changes import changes_of
+from tailrace.ranges.plan import Piece
+from tailrace.records.events import Converted
+from tailrace.records.group import Group
+from tailrace.records.parts import converted_in_parts
+from tailrace.secrets import Secret, resolved
+from tailrace.sources.postgres.decode.changes import TableChanges
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.transforms.chain import Chain
+
+if TYPE_CHECKING:
+    from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+#: librdkafka's own limit for a message, where the options give none.
+MESSAGE_BYTES_MAX = 1_000_000
+
+
+@dataclass(slots=True)
+class Sent:
+    """What a range was sent as, or a part of it.
+
+    :param rows: changes.
+    :param bytes: of values.
+    :param dead_letters: records that were too large for their topic.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    dead_letters: int = 0
+    boundaries: Boundaries = field(default_factory=Boundaries)
+    #: By table: the transaction of its last change, and how many of its changes were sent so far.
+    under_way: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, other: Sent) -> None:
+        """Count what `other` has, too."""
+        self.rows += other.rows
+        self.bytes += other.bytes
+        self.dead_letters += other.dead_letters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outgoing:
+    """Records for one topic, ready to be sent.
+
+    :param partitions: as `Writer.send` has them.
+    :param rows: for each event the row of `changes` that it came from, never falling.
+    """
+
+    topic: str
+    events: Converted
+    partitions: Partitions
+    changes: TableChanges
+    rows: Numbers
+
+    @property
+    def log_offset(self) -> Numbers:
+        """The log offset of each event's change, never falling."""
+        return self.changes.log_offset[self.rows]
+
+    def part(self, first: int, last: int) -> Outgoing:
+        """Return the records from the `first` on and before the `last`, counted from 0."""
+        events, partitions = self.events, self.partitions
+        return Outgoing(
+            self.topic,
+            Converted(
+                None if events.keys is None else events.keys[first:last],
+                events.values[first:last],
+                None if events.headers is None else events.headers[first:last],
+            ),
+            None if partitions is None else partitions[first:last],
+            self.changes,
+            self.rows[first:last],
+        )
+
+    def send(self, writer: Writer) -> None:
+        """Send them.
+
+        :raises TailraceError: as `Writer.send`, with the place in the log of the record that was refused.
+        """
+        try:
+            writer.send(self.topic, self.events, self.partitions)
+        except TailraceError as error:
+            raise _placed(error, self.changes, self.rows) from error
+
+
+class Records:
+    """Sends changes as records, for one writer after another.
+
+    :param converter: form of keys and values.
+    :param chain: transformations that changes go through before.
+    :param topics: where they go.
+    :param options: of librdkafka.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        converter: Converter,
+        chain: Chain,
+        topics: Topics,
+        origin: SourceInfo,
+        table_policy: TablePolicy,
+        modes: ValueModes,
+        options: Mapping[str, str | Secret],
+    ) -> None:
+        self._config = config
+        self._converter = converter
+        self._converting = Converting(converter)
+        self._chain = chain
+        self._topics = topics
+        self._origin = origin
+        self._table_policy = table_policy
+        self._modes = modes
+        self._heartbeats = Heartbeats(config.heartbeat_interval_ms / 1000)
+        self._message_max = int(resolved(options.get("message.max.bytes", str(MESSAGE_BYTES_MAX))))
+        for topic in config.fixed_topics(origin.name):
+            topics.require_data(topic)
+
+    def send(
+        self,
+        writer: Writer,
+        log: LogReader | Path,
+        pieces: Sequence[Piece],
+        start: int,
+        end: int,
+        share: Share | None = None,
+    ) -> Sent:
+        """Send the changes of `[start, end)`, and what goes beside them.
+
+        :param pieces: of a range that holds it.
+        :param share: what is sent of their records; None: all. What goes beside them goes with the first one;
+            heartbeats are the driver's.
+        :raises TailraceError: what reading the log raises, and as `Writer.send`, with the place in the
+            log of the record that was refused.
+        """
+        sent = Sent()
+        if self._config.schema_changes_topic and (share is None or share.number == 0):
+            for change in shape_changes(log, pieces, start, end, self._modes, self._table_policy):
+                self._send_shape(writer, change)
+        for outgoing in self.outgoing(log, pieces, start, end, sent, share):
+            outgoing.send(writer)
+        if self._config.provide_transaction_metadata:
+            self._send_boundaries(writer, sent.boundaries)
+        if share is None:
+            self.beat(writer)
+        return sent
+
+    def outgoing(
+        self,
+        log: LogReader | Path,
+        pieces: Sequence[Piece],
+        start: int,
+        end: int,
+        sent: Sent,
+        share: Share | None = None,
+    ) -> Iterator[Outgoing]:
+        """Yield what the changes of `[start, end)` become, without what goes beside them; as `send`.
+
+        :param sent: what is yielded is added to it.
+        """
+        for piece in pieces:
+            if piece.end <= start:
+                continue
+            for stretch in changes_of(log, piece, None, self._modes, self._table_policy):
+                for changes in stretch:
+                    yield from self._outgoing(changes.slice(start, end), sent, share)
+
+    def has_beside(self, pieces: Sequence[Piece]) -> bool:
+        """Tell whether records that belong to single transactions go beside the changes of these pieces."""
+        if self._config.provide_transaction_metadata:
+            return True
+        blocks = (block for piece in pieces for block in piece.blocks)
+        return bool(self._config.schema_changes_topic) and any(block.header.has_schema for block in blocks)
+
+    def fits(self, topic: str) -> int:
+        """Return the most bytes that a batch for a topic may have, however little it shrinks."""
+        limit = self._topics.largest(topic) if topic else None
+        return SAFE_BATCH_BYTES if limit is None else min(SAFE_BATCH_BYTES, limit * 9 // 10)
+
+    @property
+    def is_beat_due(self) -> bool:
+        """Whether a heartbeat is to be sent now."""
+        return self._heartbeats.is_due
+
+    def beat(self, writer: Writer) -> None:
+        """Send a heartbeat, if it is due.
+
+        :raises TailraceError: as `send_beside`.
+        """
+        if self.is_beat_due:
+            config = self._config
+            topic = config.heartbeat_topic_of(self._origin.name)
+            self.send_beside(
+                writer, side_records.heartbeat(legal(topic, ""), time.time_ns() // 1_000_000, self._origin)
+            )
+            self._heartbeats.sent()
+
+    def send_beside(self, writer: Writer, group: Group) -> None:
+        """Send records that are no changes to their topic.
+
+        :raises TailraceError: as `Writer.send`, and as the converter's `convert`.
+        """
+        self._topics.require(group.topic)
+        writer.send(group.topic, self._own(self._converting, group))
+
+    def _send_boundaries(self, writer: Writer, boundaries: Boundaries) -> None:
+        ended = boundaries.ended()
+        if len(ended):
+            topic = self._config.transaction_topic or self._topics.beside("transaction")
+            self.send_beside(writer, side_records.transactions(topic, ended, self._origin))
+
+    def _send_shape(self, writer: Writer, change: ShapeChange) -> None:
+        if self._config.wants(change.relation.schema, change.relation.table):
+            topic = legal(self._config.schema_changes_topic, "")
+            self.send_beside(writer, side_records.shape(topic, change, self._origin))
+
+    def _outgoing(self, changes: TableChanges, sent: Sent, share: Share | None) -> Iterator[Outgoing]:
+        relation = changes.relation
+        if not changes.count or (relation and not self._config.wants(relation.schema, relation.table)):
+            return
+        topics = self._topics
+        topic = topics.of_table(relation.schema, relation.table) if relation else topics.beside("message")
+        group = Group.of_changes(topic, np.arange(changes.count, dtype=np.int64), changes, self._origin)
+        for made in self._own(self._chain.apply, group):
+            if share is None:
+                yield from self._of_group(made, changes, sent)
+            elif len(mine := self._narrowed(made, share)):
+                yield from self._of_group(mine, changes, sent, share)
+                sent.rows += len(mine)
+        if share is None:
+            sent.rows += changes.count
+
+    def _own(self, step: Callable[[Group], T], group: Group) -> T:
+        """Return what a step makes of a group; what it asks of an engine is said in the words of a sink.
+
+        :raises TailraceError: of the step; `SINK_WRITE_FAILED`, which is tried again, for `RetriableError`;
+            `TASK_FAILED` for `StopEngine`, which is none of its rights.
+        """
+        try:
+            return step(group)
+        except RetriableError as error:
+            raise TailraceError(
+                Kind.SINK_WRITE_FAILED,
+                f"transform or convert records: {type(error).__name__} was raised",
+                "the cause of this error has its words and its trace (--debug shows them)",
+                {"sink": self._config.name},
+            ) from error
+        except StopEngine as error:
+            raise TailraceError(
+                Kind.TASK_FAILED,
+                "transform or convert records: it asked for the engine's end, which a sink can't have",
+                "stop the pipeline from outside",
+                {"sink": self._config.name},
+            ) from error
+
+    def _narrowed(self, group: Group, share: Share) -> Group:
+        """Return the records of which some event may be in the share: the others need no values."""
+        if not isinstance(self._converter, KeysFirst):
+            return group
+        keys, rows = self._converter.keys(group)
+        count = len(group) if rows is None else len(rows)
+        mine = np.flatnonzero(share.has(keys, group.topic, count))
+        return group.take(mine if rows is None else np.unique(rows[mine]))
+
+    def _of_group(
+        self, group: Group, changes: TableChanges, sent: Sent, share: Share | None = None
+    ) -> Iterator[Outgoing]:
+        relation = changes.relation
+        table = ("", "") if relation is None else (relation.schema, relation.table)
+        try:
+            self._topics.require(group.topic, *table)
+        except TailraceError as error:
+            place = _place(changes, int(group.index[0]))
+            raise TailraceError(error.kind, error.message, error.hint, {**error.context, **place}) from error
+        for part, events in self._converted(group, changes, sent):
+            yield from self._of_events(part, events, changes, sent, share)
+
+    def _converted(
+        self, group: Group, changes: TableChanges, sent: Sent
+    ) -> Iterator[tuple[Group, Converted]]:
+        def convert(part: Group) -> Converted:
+            if self._config.provide_transaction_metadata:
+                part = _counted(part, changes, sent)
+            try:
+                return self._own(self._converting, part)
+            except TailraceError as error:
+                raise _placed(error, changes, part.index) from error
+
+        return converted_in_parts(convert, group)
+
+    def _of_events(
+        self, group: Group, events: Converted, changes: TableChanges, sent: Sent, share: Share | None
+    ) -> Iterator[Outgoing]:
+        if share is not None:
+            events = share.of(events, group.topic)
+        rows: Numbers = group.index if events.rows is None else group.index[events.rows]
+        too_large = self._too_large(group.topic, events, rows, changes)
+        if too_large is not None:
+            yield self._letters(group.topic, events, rows, changes, too_large, sent)
+            events, rows = taken(events, ~too_large), rows[~too_large]
+        if self._config.provide_transaction_metadata:
+            _note(changes, events, rows, sent.boundaries)
+        partitions = self._partitions(group.topic, events, changes, rows)
+        yield Outgoing(group.topic, events, partitions, changes, rows)
+        sent.bytes += events.values.nbytes if isinstance(events.values, pa.Array) else 0
+
+    def _partitions(self, topic: str, events: Converted, changes: TableChanges, rows: Numbers) -> Partitions:
+        if self._config.partition_by == "transaction":
+            return by_transaction(changes.xid[rows], self._topics.partitions(topic))
+        if events.keys is None or "partitioner" in self._config.options:
+            return None
+        return by_key(events.keys, self._topics.partitions(topic))
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """How many partitions topics had when they were first written to."""
+        return self._topics.counted
+
+    def _largest(self, topic: str) -> int:
+        return min(self._message_max, self._topics.largest(topic) or self._message_max)
+
+    def _too_large(
+        self, topic: str, events: Converted, rows: Numbers, changes: TableChanges
+    ) -> npt.NDArray[np.bool_] | None:
+        """Return which events are too large for their topic; None: none of them.
+
+        :raises TailraceError: `SINK_RECORD_TOO_LARGE` if that is to stop the sink.
+        """
+        limit = self._largest(topic)
+        if largest(events) <= limit:
+            return None
+        too_large = sizes(events) > limit
+        if not too_large.any():
+            return None
+        if not self._config.dead_letter_topic:
+            at = int(np.flatnonzero(too_large)[0])
+            raise _too_large(topic, int(sizes(events)[at]) - OVERHEAD, limit, changes, int(rows[at]))
+        return too_large
+
+    def _letters(
+        self,
+        topic: str,
+        events: Converted,
+        rows: Numbers,
+        changes: TableChanges,
+        too_large: npt.NDArray[np.bool_],
+        sent: Sent,
+    ) -> Outgoing:
+        """Return the dead letters of events that are too large."""
+        target = self._config.dead_letter_topic
+        self._topics.require(target)
+        refused, of_refused = taken(events, too_large), rows[too_large]
+        made = letters(refused, of_refused, changes, topic, self._largest(topic))
+        sent.dead_letters += len(refused)
+        found = changes.relation.qualified_name if changes.relation else ""
+        log.warning("records too large: dead letters", topic=topic, table=found, records=len(refused))
+        return Outgoing(target, made, None, changes, of_refused)
+
+
+def topics_of(
+    config: KafkaConfig,
+    admin: dict[str, Any],
+    prefix: str,
+    timeout_s: float,
+    counted: Mapping[str, int] | None = None,
+) -> Topics:
+    """Return the topics of a sink.
+
+    :param prefix: begins each name.
+    :param counted: as `Topics` has it.
+    """
+
+    def making(schema: str, table: str) -> TopicCreation:
+        for rule in config.topics:
+            if matches_any(rule.tables, schema, table):
+                return TopicCreation(rule.partitions, rule.replication_factor, rule.settings)
+        return TopicCreation()
+
+    def routed(schema: str, table: str) -> str | None:
+        for route in config.routes:
+            if matches_any(route.tables, schema, table):
+                return route.topic_of(prefix, schema, table)
+        return None
+
+    create = config.create_topics
+    return Topics(
+        admin,
+        prefix,
+        making,
+        routed=routed,
+        refused=config.topics_refused,
+        create=create,
+        timeout_s=timeout_s,
+        counted=counted,
+    )
+
+
+def _too_large(topic: str, size: int, limit: int, changes: TableChanges, row: int) -> TailraceError:
+    return TailraceError(
+        Kind.SINK_RECORD_TOO_LARGE,
+        f"send a record of {size} bytes: {limit} are the most that a record and what is around it may have",
+        "raise max.message.bytes of the topic and message.max.bytes in `options`, leave out the table or the "
+        "column, or take dead letters instead: set dead_letter_topic",
+        {"topic": topic, **_place(changes, row)},
+    )
+
+
+def _placed(error: TailraceError, changes: TableChanges, rows: Numbers) -> TailraceError:
+    """Return the error with the table and, where the record is known, its place in the log."""
+    context = error.context
+    row = context.pop("row", None)
+    table = changes.relation.qualified_name if changes.relation else ""
+    place = _place(changes, int(rows[row])) if isinstance(row, int) else {"table": table}
+    return TailraceError(error.kind, error.message, error.hint, {**context, **place})
+
+
+def _place(changes: TableChanges, row: int) -> dict[str, object]:
+    table = changes.relation.qualified_name if changes.relation else ""
+    offset, lsn = int(changes.log_offset[row]), int(changes.commit_lsn[row])
+    return {"table": table, "log_offset": offset, "commit_lsn": format_lsn(lsn)}
+
+
+def _counted(group: Group, changes: TableChanges, sent: Sent) -> Group:
+    """Return the group with what it goes on from: a transaction may come in several parts."""
+    table = changes.relation.qualified_name if changes.relation else ""
+    of_commit = changes.commit_lsn[group.index]
+    transaction, count = sent.under_way.get(table, (-1, 0))
+    earlier = count if transaction == of_commit[0] else 0
+    last = int(of_commit[-1])
+    here = int(np.count_nonzero(of_commit == last))
+    sent.under_way[table] = last, here + (earlier if last == of_commit[0] else 0)
+    return replace(group, earlier=earlier)
+
+
+def _note(changes: TableChanges, events: Converted, rows: Numbers, boundaries: Boundaries) -> None:
+    # A tombstone is no event of its own, and rows of a snapshot are in no transaction.
+    if not changes.count or changes.op[0] == ord(Op.READ):
+        return
+    there = np.ones(len(events), np.bool_)
+    if isinstance(events.values, pa.Array) and events.values.null_count:
+        there = events.values.is_valid().to_numpy(zero_copy_only=False)
+    counts = np.bincount(rows[there], minlength=changes.count)
+    some = counts > 0
+    relation = changes.relation
+    boundaries.note(
+        relation.qualified_name if relation else "",
+        changes.commit_lsn[some],
+        changes.xid[some],
+        changes.commit_time_us[some],
+        changes.lsn[some],
+        counts[some],
+    )

@@ -1,0 +1,315 @@
+"""The sink `python`: a function of the user's, called with what the log holds, in this process.
+
+A range goes through the engine's own processing (decoded and converted on a pool, delivered in
+order) and its position is kept with the log, in the list of readers. It is kept while a range is
+delivered, too, so that a long one that is cut short goes on inside of it. The function is called
+before the position is kept: at least once, and exactly once only for callees that leave out what
+they have, by log offset.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tailrace import __version__
+from tailrace.changelog import durable
+from tailrace.changelog.directory import LogDirectory, encode_name
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.readers import READERS, Readers
+from tailrace.config.sections import PythonSinkConfig as PythonConfig
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.converters.contract import Converter
+from tailrace.converters.factory import Converting, build
+from tailrace.engine.backoff import Backoff
+from tailrace.engine.clock import SystemClock
+from tailrace.engine.processing import ProcessingConfig, on_batch, on_record, processor_for
+from tailrace.engine.threads import Pool
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import LogRange, ValueModes
+from tailrace.ranges.batches import LOG_OFFSET, batches_of, log_offset_of
+from tailrace.ranges.changes import DecodedBatch, stretches_of
+from tailrace.records.batch import Batch, Offset
+from tailrace.sinks.contract import SinkCommit, first_missing
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tailrace.changelog.directory import LogIdentity
+    from tailrace.ranges.plan import Piece
+
+#: How often the position is kept while a range is delivered.
+KEEP_INTERVAL_S = 1.0
+_DRAIN_S = 0.5
+#: Batches that are decoded ahead of the function.
+_BATCHES_AHEAD = 4
+
+
+class PythonSink:
+    """Calls a function with the changes of a log (`contract.Sink`, but for "exactly once").
+
+    :param log_path: the log's directory, where the position is kept.
+    """
+
+    type = "python"
+
+    def __init__(self, config: PythonConfig, log_path: Path, rules: ColumnPolicy, modes: ValueModes) -> None:
+        self.name = config.name
+        self._config = config
+        self._log_path = log_path
+        self._rules = rules
+        self._modes = modes
+        self._function: Callable[..., Any] | None = None
+        self._converter: Converter | None = None
+        self._origin: SourceInfo | None = None
+        self._partition: dict[str, str] = {}
+        self._pool: Pool | None = None
+        self._lock: int | None = None
+
+    def open(self, log: LogIdentity, pipeline: str) -> None:
+        """Find the function, and keep other processes from calling it for this sink.
+
+        :raises TailraceError: `SINK_LOCKED`; `CONFIG_INVALID` or `ENVIRONMENT_UNFIT` if there is no
+            such function or converter.
+        """
+        self._function = handler_of(self._config)
+        if self._config.converter is not None:
+            self._converter = build(self._config.converter.type, self._config.converter.options)
+        self._lock = _take(self._log_path, self.name)
+        self._origin = SourceInfo(pipeline, log.source.database, __version__)
+        self._partition = {"pipeline": pipeline, "slot": log.source.slot}
+        self._pool = Pool(_cores(), f"sink {self.name}", self)
+
+    def position(self, task: str) -> int | None:
+        """Return the boundary before which everything was delivered; single records may be further."""
+        directory = LogDirectory.open(self._log_path)
+        return recorded_python_position(directory, self.name, task)
+
+    def reach(self, task: str) -> int | None:
+        directory = LogDirectory.open(self._log_path)
+        return _exact(directory, self.name, task)
+
+    def write(
+        self, spark: SparkSession | None, log: Path, span: LogRange, pieces: Sequence[Piece]
+    ) -> SinkCommit:
+        """Deliver what the function has not had of `span`; see `contract.Sink.write`.
+
+        :raises TailraceError: `SINK_WRITE_FAILED` if the function raises: the range is tried again;
+            `TASK_FAILED` if it raises `StopEngine`, which is none of its rights.
+        """
+        directory = LogDirectory.open(log)
+        begin = first_missing(self.name, span, _exact(directory, self.name, span.task))
+        if begin >= span.end:
+            return SinkCommit(span)
+        with LogReader.open(directory, span.task) as reader:
+            progress = _Progress(directory, reader, self.name, span.task)
+            try:
+                rows = self._deliver(self._batches(reader, pieces, begin), progress)
+            finally:
+                progress.keep()
+            progress.keep_at(span.end)
+        return SinkCommit(span, rows, span.end - begin)
+
+    def close(self) -> None:
+        """Let go of threads and lock."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+        if self._converter is not None:
+            self._converter.close()
+            self._converter = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _batches(self, reader: LogReader, pieces: Sequence[Piece], begin: int) -> Iterator[Batch]:
+        table_policy = TablePolicy.of(self._rules)
+        log_id = LogDirectory.open(self._log_path).identity.log_id
+        for piece in pieces:
+            if piece.end <= begin:
+                continue
+            for stretch in stretches_of(reader, piece, None, self._modes, table_policy):
+                wanted = self._wanted(stretch, begin)
+                yield from batches_of(
+                    self._partition, log_id, wanted, self._config.batch_rows_max, self._origin
+                )
+
+    def _wanted(self, stretch: DecodedBatch, begin: int) -> DecodedBatch:
+        tables = [
+            changes.slice(begin, stretch.end)
+            for changes in stretch.changes
+            if self._config.wants(
+                changes.relation.schema if changes.relation else "",
+                changes.relation.table if changes.relation else "",
+            )
+        ]
+        return DecodedBatch(
+            [changes for changes in tables if changes.count], stretch.end, stretch.open_at_end
+        )
+
+    def _deliver(self, batches: Iterator[Batch], progress: _Progress) -> int:
+        assert self._pool is not None
+        assert self._function is not None
+        terms = ProcessingConfig(
+            handler=(on_batch if self._config.batch else on_record)(self._function),
+            clock=SystemClock(),
+            stopping=threading.Event(),
+            threads=_cores(),
+            queue_batches_max=_BATCHES_AHEAD,
+            # What may pass is tried again by whoever feeds the sink.
+            backoff=Backoff(0),
+            name=f"sink {self.name}",
+        )
+        processor = processor_for(terms)
+        convert = None if self._converter is None else Converting(self._converter)
+        processor.initialize(self._pool, None, convert, progress)
+        rows = 0
+        try:
+            for batch in batches:
+                rows += len(batch)
+                processor.process(batch)
+            while not processor.drain(_DRAIN_S):
+                pass
+        except TailraceError:
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
+        finally:
+            processor.close()
+        return rows
+
+    def _failure(self, error: Exception) -> TailraceError:
+        from tailrace.engine.contracts import StopEngine
+
+        if isinstance(error, StopEngine):
+            return TailraceError(
+                Kind.TASK_FAILED,
+                f"call {self._config.handler}: it asked for the engine's end, which a sink can't have",
+                "stop the pipeline from outside; the position behind that record is kept",
+                {"sink": self.name},
+            )
+        # The text of its error may quote a row, so only its type is shown.
+        return TailraceError(
+            Kind.SINK_WRITE_FAILED,
+            f"call {self._config.handler}: it raised {type(error).__name__}",
+            "the cause of this error has its words and its trace (--debug shows them)",
+            {"sink": self.name},
+        )
+
+
+class _Progress:
+    """How far the function has got, as the engine's processing tells it (`contracts.Committer`)."""
+
+    def __init__(self, directory: LogDirectory, reader: LogReader, sink: str, task: str) -> None:
+        self._readers = Readers(directory)
+        self._log_id = directory.identity.log_id
+        self._reader = reader
+        self._sink = sink
+        self._task = task
+        self._done: Offset | None = None
+        self._kept_s = time.monotonic()
+
+    def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
+        self._done = batch.end if place is None else batch.offsets[place]
+
+    def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
+        self._done = batch.offsets[places[-1]]
+
+    def mark_dropped(self, batch: Batch) -> None:
+        """Nothing is dropped before it is delivered."""
+
+    def mark_batch_finished(self, batch: Batch) -> None:
+        if time.monotonic() - self._kept_s >= KEEP_INTERVAL_S:
+            self.keep()
+
+    def keep(self) -> None:
+        """Keep what was marked last."""
+        if self._done is not None:
+            self.keep_at(log_offset_of(self._done, self._log_id))
+
+    def keep_at(self, log_offset: int) -> None:
+        """Keep that everything before `log_offset` was delivered, durably."""
+        boundary = self._reader.boundary_up_to(log_offset)
+        self._readers.commit(self._sink, self._task, boundary, {LOG_OFFSET: log_offset})
+        self._kept_s = time.monotonic()
+
+
+def handler_of(config: PythonConfig) -> Callable[..., Any]:
+    """Return the function that a sink calls.
+
+    :raises TailraceError: `CONFIG_INVALID`; nothing of what the import said is shown but its type.
+    """
+    module, _, name = config.handler.partition(":")
+    directory = os.fspath(config.python_path.absolute())
+    if directory not in sys.path:
+        sys.path.append(directory)
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"find the handler {config.handler}: importing {module} raised {type(error).__name__}",
+            f"the module is looked for where Python looks, and in {directory} (python_path)",
+            {"sink": config.name},
+        ) from error
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"find the handler {config.handler}: {module} has no function {name}",
+            "correct the sink's handler: package.module:function",
+            {"sink": config.name},
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def recorded_python_position(directory: LogDirectory, sink: str, task: str) -> int | None:
+    """Return the boundary before which a sink's function was given everything; None: nothing.
+
+    :raises TailraceError: `LOG_CORRUPT`.
+    """
+    exact = _exact(directory, sink, task)
+    if exact is None:
+        return None
+    with LogReader.open(directory, task) as reader:
+        if not reader.start <= exact <= reader.end().offset:
+            return exact
+        return reader.boundary_up_to(exact)
+
+
+def _exact(directory: LogDirectory, sink: str, task: str) -> int | None:
+    reader = Readers(directory).get(sink)
+    kept = None if reader is None else reader.kept.get(task)
+    return None if kept is None else int(kept[LOG_OFFSET])
+
+
+def _take(log_path: Path, sink: str) -> int:
+    durable.make_directory(log_path / READERS)
+    path = log_path / READERS / f".{encode_name(sink)}.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, durable.FILE_MODE)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise TailraceError(
+            Kind.SINK_LOCKED,
+            f"open the sink {sink!r}: another process calls its handler",
+            "stop that process",
+            {"sink": sink, "path": str(log_path)},
+        ) from None
+    return lock
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tailrace.converters.contract import Converter
     from tailrace.converters.debezium import JsonConverter
     from tailrace.converters.native import ArrowConverter, PythonConverter
-    from tailrace.converters.registered import AvroConverter, JsonSchemaConverter
+    from tailrace.converters.with_registry import AvroConverter, JsonSchemaConverter
     from tailrace.records.events import Converted
 
 __all__ = [
@@ -29,12 +29,12 @@ __all__ = [
 
 _PLACES = {
     "ArrowConverter": "tailrace.converters.native",
-    "AvroConverter": "tailrace.converters.registered",
+    "AvroConverter": "tailrace.converters.with_registry",
     "CloudEventsConverter": "tailrace.converters.cloudevents",
     "Converted": "tailrace.records.events",
     "Converter": "tailrace.converters.contract",
     "JsonConverter": "tailrace.converters.debezium",
-    "JsonSchemaConverter": "tailrace.converters.registered",
+    "JsonSchemaConverter": "tailrace.converters.with_registry",
     "PythonConverter": "tailrace.converters.native",
 }
 

@@ -16,9 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.config.converters import CloudEventsOptions
-from tailrace.converters.from_columns import plain_picture_of
-from tailrace.converters.options import checked
-from tailrace.converters.picture import (
+from tailrace.converters.cells.change_table import (
     COMMIT_LSN,
     LSN,
     MS,
@@ -27,18 +25,25 @@ from tailrace.converters.picture import (
     TOTAL_ORDER,
     US,
     XID,
+    ChangeTable,
     Field,
-    Picture,
     row_schema,
 )
-from tailrace.converters.plain import convert_plain, plain_documents
-from tailrace.converters.planning import Planned, key_headers, plan_events
-from tailrace.converters.schemas import struct, written
-from tailrace.converters.writing import facts_of, is_filled, picture_of, with_times, write_values
-from tailrace.decode import kernel
-from tailrace.decode.debezium import SourceFacts
-from tailrace.decode.documents import Plan, Template
-from tailrace.decode.jsontext import (
+from tailrace.converters.cells.from_columns import plain_picture_of
+from tailrace.converters.cells.plain import convert_plain, plain_documents
+from tailrace.converters.cells.writer import facts_of, is_filled, picture_of, with_times, write_values
+from tailrace.converters.connect_schemas import struct, written
+from tailrace.converters.event_plan import Planned, key_headers, plan_events
+from tailrace.converters.options import checked
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import ReplicaIdentity
+from tailrace.protocol.frames import Numbers
+from tailrace.records.events import Converted, EventKeys
+from tailrace.records.group import Group
+from tailrace.sources.postgres.decode import kernel
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.sources.postgres.decode.json.documents import Plan, Template
+from tailrace.sources.postgres.decode.json.json_kernel import (
     AFTER,
     AS_ISO,
     AS_TEXT,
@@ -48,11 +53,6 @@ from tailrace.decode.jsontext import (
     OP_LETTER,
     UNLESS,
 )
-from tailrace.errors import Kind, TailraceError
-from tailrace.model import ReplicaIdentity
-from tailrace.protocol.frames import Numbers
-from tailrace.records.events import Converted, EventKeys
-from tailrace.records.group import Group
 
 _TYPE = "io.debezium.connector.postgresql.DataChangeEvent"
 _DATA = "io.debezium.connector.postgresql.Data"
@@ -107,7 +107,7 @@ class CloudEventsConverter:
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""
 
-    def _planned(self, group: Group) -> tuple[Picture, Planned]:
+    def _planned(self, group: Group) -> tuple[ChangeTable, Planned]:
         if group.is_change:
             picture = picture_of(group)
             return picture, plan_events(picture, None, tombstones=self._options.tombstones_on_delete)
@@ -118,7 +118,7 @@ class CloudEventsConverter:
         plan = Plan(rows, op, picture.choice, picture.wanted)
         return picture, Planned(plan, None if keys.null_count == len(keys) else keys)
 
-    def _data(self, picture: Picture, group: Group, facts: SourceFacts) -> Template:
+    def _data(self, picture: ChangeTable, group: Group, facts: SourceInfo) -> Template:
         opening, closing = "", ""
         if self._options.schemas_enable:
             filled = is_filled(self._options.rows_in_part, with_schema=True)
@@ -132,7 +132,7 @@ class CloudEventsConverter:
             parts = [(opening + '{"before":', BEFORE), (',"after":', AFTER), ("}", NOTHING)]
         return [*parts, (closing, NOTHING)]
 
-    def _whole(self, picture: Picture, facts: SourceFacts, data: Template) -> Template:
+    def _whole(self, picture: ChangeTable, facts: SourceInfo, data: Template) -> Template:
         name = written(facts.name)[1:-1]
         context: Template = [
             (f'{{"id":"name:{name};lsn:', LSN),
@@ -149,9 +149,9 @@ class CloudEventsConverter:
 
     def _headers(
         self,
-        picture: Picture,
+        picture: ChangeTable,
         planned: Planned,
-        facts: SourceFacts,
+        facts: SourceInfo,
         numbers: Numbers,
         write: Callable[[Template], pa.Array],
     ) -> dict[str, pa.Array]:
@@ -206,7 +206,7 @@ def _or_null(numbers: Numbers) -> pa.Array:
     return pa.array(numbers, mask=numbers == kernel.NONE).cast(pa.large_string())
 
 
-def _extensions(picture: Picture, facts: SourceFacts, *, transaction: bool) -> Template:
+def _extensions(picture: ChangeTable, facts: SourceInfo, *, transaction: bool) -> Template:
     # Attributes have no numbers of 64 bits, so these are texts.
     second = {"snapshot": "true" if picture.is_snapshot else "false", "db": facts.database}
     third = {"schema": picture.schema, "table": picture.table}
@@ -242,7 +242,7 @@ def _prefixed(values: dict[str, str]) -> str:
     return written({f"iodebezium{name}": value for name, value in values.items()})[1:-1]
 
 
-def _schema(picture: Picture, group: Group, prefix: str, *, filled: bool) -> str:
+def _schema(picture: ChangeTable, group: Group, prefix: str, *, filled: bool) -> str:
     if picture.is_plain:
         return written(picture.row.fields[0].how.schema.document())
     if picture.is_message:

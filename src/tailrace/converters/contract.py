@@ -22,6 +22,8 @@ class Converter(Protocol):
         A record may become several events, or none: `Converted.rows` says which came from which.
         A group whose `wire` is set is best written straight from it.
         :raises TailraceError: stops the task; nothing is committed beyond the group.
+        :raises RetriableError: the group is converted again after a while.
+        :raises StopEngine: ends the engine; nothing of the batch counts as processed.
         """
         ...
 

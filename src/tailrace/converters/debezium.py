@@ -15,9 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tailrace.config.converters import JsonOptions
-from tailrace.converters import schemas
-from tailrace.converters.options import checked
-from tailrace.converters.picture import (
+from tailrace.converters import connect_schemas as schemas
+from tailrace.converters.cells.change_table import (
     COMMIT_LSN,
     LSN,
     MS,
@@ -26,20 +25,21 @@ from tailrace.converters.picture import (
     TOTAL_ORDER,
     US,
     XID,
+    ChangeTable,
     Field,
-    Picture,
     row_schema,
 )
-from tailrace.converters.plain import convert_plain, plain_payloads
-from tailrace.converters.planning import Planned, key_headers, plan_events
-from tailrace.converters.schemas import EventSchemas, Schema, written
-from tailrace.converters.writing import facts_of, is_filled, picture_of, write_values
-from tailrace.decode.debezium import SourceFacts
-from tailrace.decode.documents import Template
-from tailrace.decode.jsontext import AFTER, BEFORE, CELL, NOTHING, OP_LETTER, UNLESS
+from tailrace.converters.cells.plain import convert_plain, plain_payloads
+from tailrace.converters.cells.writer import facts_of, is_filled, picture_of, write_values
+from tailrace.converters.connect_schemas import EventSchemas, Schema, written
+from tailrace.converters.event_plan import Planned, key_headers, plan_events
+from tailrace.converters.options import checked
 from tailrace.model import ReplicaIdentity
 from tailrace.records.events import Converted, EventKeys
 from tailrace.records.group import Group
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.sources.postgres.decode.json.documents import Template
+from tailrace.sources.postgres.decode.json.json_kernel import AFTER, BEFORE, CELL, NOTHING, OP_LETTER, UNLESS
 
 
 class JsonConverter:
@@ -96,14 +96,14 @@ class JsonConverter:
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""
 
-    def _facts(self, group: Group) -> SourceFacts:
+    def _facts(self, group: Group) -> SourceInfo:
         return facts_of(group, self._options.topic_prefix)
 
-    def _schemas(self, picture: Picture, group: Group, *, filled: bool) -> EventSchemas:
+    def _schemas(self, picture: ChangeTable, group: Group, *, filled: bool) -> EventSchemas:
         return _schemas(picture, group, self._facts(group).name, filled=filled)
 
     def _events(
-        self, group: Group, picture: Picture, schemas: EventSchemas | None, *, filled: bool
+        self, group: Group, picture: ChangeTable, schemas: EventSchemas | None, *, filled: bool
     ) -> Converted:
         planned = self._planned(picture, schemas)
         now_ns = functools.cache(self._now_ns)  # one time for all events of the group
@@ -114,12 +114,12 @@ class JsonConverter:
         headers = key_headers(planned, group.headers, rows)
         return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
 
-    def _planned(self, picture: Picture, schemas: EventSchemas | None) -> Planned:
+    def _planned(self, picture: ChangeTable, schemas: EventSchemas | None) -> Planned:
         key_schema = None if schemas is None or schemas.key is None else schemas.key_text
         return plan_events(picture, key_schema, tombstones=self._options.tombstones_on_delete)
 
     def _template(
-        self, picture: Picture, facts: SourceFacts, schema: str | None, now_ns: Callable[[], int]
+        self, picture: ChangeTable, facts: SourceInfo, schema: str | None, now_ns: Callable[[], int]
     ) -> Template:
         opening, closing = ("", "") if schema is None else (f'{{"schema":{schema},"payload":', "}")
         times = event_times(self._options.event_time, now_ns)
@@ -144,7 +144,7 @@ def event_times(event_time: str, now_ns: Callable[[], int]) -> dict[str, tuple[s
     return {name: (str(now // unit), NOTHING) for name, unit in units.items()}
 
 
-def source_parts(picture: Picture, facts: SourceFacts) -> Template:
+def source_parts(picture: ChangeTable, facts: SourceInfo) -> Template:
     """Return the template of `source`."""
     if picture.source is not None:
         return [("", CELL - picture.source[0])]
@@ -163,7 +163,7 @@ def source_parts(picture: Picture, facts: SourceFacts) -> Template:
     ]
 
 
-def transaction_parts(picture: Picture, *, wanted: bool) -> Template:
+def transaction_parts(picture: ChangeTable, *, wanted: bool) -> Template:
     """Return the template of `transaction`: null outside of one."""
     if not wanted or picture.is_snapshot or picture.source is not None:
         return [("null", NOTHING)]
@@ -181,7 +181,7 @@ def _members(values: dict[str, str]) -> str:
     return written(values)[1:-1]
 
 
-def _schemas(picture: Picture, group: Group, prefix: str, *, filled: bool) -> EventSchemas:
+def _schemas(picture: ChangeTable, group: Group, prefix: str, *, filled: bool) -> EventSchemas:
     is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
     key = None if picture.key is None else tuple(picture.key.fields)
     name = f"{prefix}.{picture.schema}.{picture.table}" if picture.schema else f"{prefix}.{picture.table}"

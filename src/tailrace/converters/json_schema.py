@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.converters.schemas import Document
+from tailrace.converters.connect_schemas import Document
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 

@@ -90,7 +90,9 @@ class Batch(Sequence[Record]):
     def __iter__(self) -> Iterator[Record]:
         groups, partition = self.groups, self.partition
         for first in range(0, len(self), _AT_ONCE):
-            for group, row in self.order[first : first + _AT_ONCE].tolist():
+            # Two lists of numbers: thousands of pairs would have the garbage collector look at everything.
+            of_group, rows = self.order[first : first + _AT_ONCE].T.tolist()
+            for group, row in zip(of_group, rows, strict=True):
                 yield Record(groups[group], row, partition)
 
     @functools.cached_property

@@ -14,6 +14,7 @@ import pyarrow as pa
 from tailrace.records.batch import Batch, Partition
 from tailrace.records.group import Group, Places
 from tailrace.records.record import Record
+from tailrace.records.values import python_values
 
 #: Events whose values are made Python's together.
 _RUN = 1024
@@ -108,7 +109,7 @@ class Events(Sequence[Event]):
         parts = [_Entries(*part) for part in zip(self.batch.groups, self.converted, strict=True)]
         partition = self.batch.partition
         for first in range(0, len(self), _RUN):
-            for number, entry in self.order[first : first + _RUN].tolist():
+            for number, entry in zip(*self.order[first : first + _RUN].T.tolist(), strict=True):
                 yield parts[number].event(entry, partition)
 
     @property
@@ -198,5 +199,4 @@ class _Entries:
     def _python(self, values: pa.Array | Sequence[Any]) -> Sequence[Any]:
         if not isinstance(values, pa.Array):
             return values[self._first : self._last]
-        python: list[Any] = values.slice(self._first, self._last - self._first).to_pylist()
-        return python
+        return python_values(values.slice(self._first, self._last - self._first))

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from tailrace.compiled import KERNEL
 from tailrace.protocol.frames import FROZEN_BYTES
+from tailrace.records.values import python_values
 
 Fingerprints = npt.NDArray[np.uint64]
 
@@ -77,7 +78,9 @@ def _texts(values: pa.Array) -> pa.Array:
         return pa.nulls(len(values), pa.string())
     if pa.types.is_nested(kind) or pa.types.is_dictionary(kind):
         # No key of a table is of such a type; one that a transformation made may be.
-        return pa.array([None if value is None else repr(value) for value in values.to_pylist()], pa.string())
+        return pa.array(
+            [None if value is None else repr(value) for value in python_values(values)], pa.string()
+        )
     if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return pc.cast(values, pa.binary())
     return pc.cast(values, pa.string())

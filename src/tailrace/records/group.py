@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.decode import images
-from tailrace.decode.changes import TableChanges
-from tailrace.decode.debezium import SourceFacts
 from tailrace.model import Relation
+from tailrace.records.values import python_values, with_specials
+from tailrace.sources.postgres.decode import images
+from tailrace.sources.postgres.decode.changes import TableChanges
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 
 #: Places of records: 64-bit, rising.
 Places = npt.NDArray[np.int64]
@@ -31,6 +32,9 @@ ENVELOPE = (*images.NAMES, "headers")
 
 #: The columns of a group whose records are no longer changes (flattened, outbox events).
 PLAIN = ("op", "key", "value", "source", "headers")
+
+#: Columns of which `special` may hold values.
+_ROWS = frozenset({"key", "before", "after", "value"})
 
 #: Rows whose values are made Python's together: one by one costs ten times as much.
 _RUN = 1024
@@ -61,12 +65,12 @@ class Group:
     _beside: dict[str, pa.Array] = field(default_factory=dict)
     # By column and run, values as Python's; None: a single one was asked for so far.
     _values: dict[tuple[str, int], list[Any] | None] = field(default_factory=dict, init=False, repr=False)
-    origin: SourceFacts | None = None
+    origin: SourceInfo | None = None
     earlier: int = 0
 
     @classmethod
     def of_changes(
-        cls, topic: str, index: Places, changes: TableChanges, origin: SourceFacts | None = None
+        cls, topic: str, index: Places, changes: TableChanges, origin: SourceInfo | None = None
     ) -> Group:
         """Make a group of changes as the log holds them; nothing is decoded."""
         return cls(topic, index, changes.relation, changes, origin=origin)
@@ -78,7 +82,7 @@ class Group:
         index: Places,
         columns: pa.RecordBatch,
         relation: Relation | None = None,
-        origin: SourceFacts | None = None,
+        origin: SourceInfo | None = None,
     ) -> Group:
         """Make a group of columns with names of `ENVELOPE` or `PLAIN`, one row for each of `index`."""
         if columns.num_rows != len(index):
@@ -158,21 +162,31 @@ class Group:
     def value_at(self, name: str, row: int) -> Any:
         """Return a value of a column as Python's own, None if there is no such column. Any thread.
 
+        What Python's type, or the column's, does not hold is PostgreSQL's text.
+
         Who asks for several rows near each other pays for converting a whole run of them once.
         """
         run, at = divmod(row, _RUN)
         values = self._values.get((name, run))
         if values is not None:
             return values[at]
-        column = self.headers if name == "headers" else self.column(name)
         if (name, run) not in self._values:
             if len(self._values) >= _RUNS_MAX:
                 self._values.clear()
             self._values[name, run] = None
-            return column[row].as_py()
-        values = column.slice(run * _RUN, _RUN).to_pylist()
+            return self._python(name, row, 1)[0]
+        values = self._python(name, run * _RUN, _RUN)
         self._values[name, run] = values
         return values[at]
+
+    def _python(self, name: str, first: int, count: int) -> list[Any]:
+        if name == "headers":
+            return python_values(self.headers.slice(first, count))
+        values = python_values(self.column(name).slice(first, count))
+        if name not in _ROWS:
+            return values
+        special, after = (self.column(each).slice(first, count) for each in ("special", "after"))
+        return with_specials(values, name, special, after)
 
     def take(self, rows: Places) -> Group:
         """Return the records at `rows` (counted within the group, rising)."""
@@ -252,7 +266,7 @@ def _restored(
     changes: TableChanges | None,
     columns: bytes | None,
     beside: bytes | None,
-    origin: SourceFacts | None,
+    origin: SourceInfo | None,
 ) -> Group:
     found = _received(beside)
     headers = {} if found is None else dict(zip(found.schema.names, found.columns, strict=True))

@@ -2,8 +2,8 @@
 
 from tailrace.records.group import Group
 from tailrace.records.record import Record
-from tailrace.transforms.building import build
 from tailrace.transforms.chain import Chain
 from tailrace.transforms.contract import Predicate, RecordTransformation, Transformation
+from tailrace.transforms.factory import build
 
 __all__ = ["Chain", "Group", "Predicate", "Record", "RecordTransformation", "Transformation", "build"]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
 from tailrace.records.group import Group
 from tailrace.transforms.contract import Predicate, Transformation
-from tailrace.transforms.rows import described
+from tailrace.transforms.groups.rows import described
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Step:
         """Yield what becomes of the records, those that are not chosen included.
 
         :raises TailraceError: the transformation's own, or `TASK_FAILED` for what else it raises.
+        :raises RetriableError: of the transformation or the predicate.
+        :raises StopEngine: likewise.
         """
         chosen, rest = self._parted(group)
         if chosen is not None:
@@ -48,6 +50,8 @@ class Step:
             return group, None
         try:
             flags = self.predicate.matches(group)
+        except (RetriableError, StopEngine):
+            raise
         except Exception as error:
             raise self._failure(error, group, "choose records") from error
         if flags.shape != (len(group),) or flags.dtype != np.bool_:
@@ -62,6 +66,8 @@ class Step:
     def _applied(self, group: Group) -> list[Group]:
         try:
             found = [made for made in self.transformation.apply(group) if len(made)]
+        except (RetriableError, StopEngine):
+            raise
         except Exception as error:
             raise self._failure(error, group, "transform records") from error
         if not self.trusted:
@@ -107,7 +113,7 @@ class Chain:
     def apply(self, group: Group) -> list[Group]:
         """Return what becomes of a group's records; no group is empty. Any thread.
 
-        :raises TailraceError: with the step and the table in its context.
+        :raises TailraceError: with the step and the table in its context; others as `Step.apply`.
         """
         groups: Iterable[Group] = [group] if len(group) else []
         for step in self.steps:

@@ -27,6 +27,8 @@ class Transformation(Protocol):
         Called on any thread, for several groups at once. Each record that is returned keeps its
         `index`; a record may be dropped, may go to another topic, and may not become two.
         :raises TailraceError: stops the task; nothing is committed beyond the group.
+        :raises RetriableError: the group is transformed again after a while.
+        :raises StopEngine: ends the engine; nothing of the batch counts as processed.
         """
         ...
 
@@ -43,7 +45,10 @@ class RecordTransformation(Protocol):
     """
 
     def apply_record(self, record: Record) -> Record | None:
-        """Return the record as it is to be (`Record.replace`), or None to drop it."""
+        """Return the record as it is to be (`Record.replace`), or None to drop it.
+
+        What it raises is taken as from `Transformation.apply`.
+        """
         ...
 
     def close(self) -> None:
@@ -56,5 +61,8 @@ class Predicate(Protocol):
     """Chooses records."""
 
     def matches(self, group: Group) -> npt.NDArray[np.bool_]:
-        """Return for each record of the group whether it is chosen."""
+        """Return for each record of the group whether it is chosen.
+
+        What it raises is taken as from `Transformation.apply`.
+        """
         ...

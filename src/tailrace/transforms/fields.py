@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
 from tailrace.records.group import Group
-from tailrace.transforms.rows import described
-from tailrace.transforms.structs import edited
+from tailrace.transforms.groups.rows import described
+from tailrace.transforms.groups.structs import edited
 
 Fields = dict[str, pa.Array]
 

@@ -9,15 +9,13 @@ import pyarrow as pa
 
 from tailrace.config import transformations as options
 from tailrace.config.steps import ROOTS
+from tailrace.expressions.computing import Expression
+from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
-from tailrace.sql.expression import Expression
-from tailrace.sql.parsing import parse
-from tailrace.sql.tokens import ExpressionError
-from tailrace.sql.tree import Path
-from tailrace.transforms.columns import DropFields
 from tailrace.transforms.fields import BOTH, Fields, with_edited
-from tailrace.transforms.rows import GroupRows, misfit
-from tailrace.transforms.structs import members, struct_of
+from tailrace.transforms.groups.columns import DropFields
+from tailrace.transforms.groups.rows import GroupRows, misfit
+from tailrace.transforms.groups.structs import members, struct_of
 
 
 def with_headers(group: Group, added: Mapping[str, pa.Array]) -> Group:
@@ -39,11 +37,10 @@ class SetHeaders:
     missing: str = "error"
 
     @classmethod
-    def of(cls, given: options.SetHeaders) -> SetHeaders:
-        moved = [parse(text, ROOTS) for text in given.headers.values() if given.operation == "move"]
-        names = tuple(path.parts[1] for path in moved if isinstance(path, Path))
+    def of(cls, given: options.SetHeadersConfig) -> SetHeaders:
         headers = {name: Expression(text, ROOTS) for name, text in given.headers.items()}
-        return cls(headers, names, given.missing)
+        paths = [found.path for found in headers.values() if given.operation == "move"]
+        return cls(headers, tuple(path[1] for path in paths if path is not None), given.missing)
 
     def apply(self, group: Group) -> list[Group]:
         """Return the records with the headers.
@@ -75,7 +72,7 @@ class DropHeaders:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, given: options.DropHeaders) -> DropHeaders:
+    def of(cls, given: options.DropHeadersConfig) -> DropHeaders:
         return cls(given.headers)
 
     def apply(self, group: Group) -> list[Group]:
@@ -102,7 +99,7 @@ class FieldsFromHeaders:
     part: str = BOTH
 
     @classmethod
-    def of(cls, given: options.FieldsFromHeaders) -> FieldsFromHeaders:
+    def of(cls, given: options.FieldsFromHeadersConfig) -> FieldsFromHeaders:
         return cls(given.fields, given.operation == "move", given.apply_to)
 
     def apply(self, group: Group) -> list[Group]:

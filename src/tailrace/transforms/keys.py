@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from tailrace.config import transformations as options
 from tailrace.records.group import Group
-from tailrace.transforms.choosing import Operations
 from tailrace.transforms.fields import KEY, failure
-from tailrace.transforms.structs import members, struct_of
+from tailrace.transforms.groups.structs import members, struct_of
+from tailrace.transforms.selection import Operations
 
 _DELETES = Operations("d")
 
@@ -23,7 +23,7 @@ class ValueToKey:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, given: options.ValueToKey) -> ValueToKey:
+    def of(cls, given: options.ValueToKeyConfig) -> ValueToKey:
         return cls(given.fields)
 
     def apply(self, group: Group) -> list[Group]:
@@ -81,7 +81,7 @@ class ExtractField:
     part: str
 
     @classmethod
-    def of(cls, given: options.ExtractField) -> ExtractField:
+    def of(cls, given: options.ExtractFieldConfig) -> ExtractField:
         return cls(given.field, given.apply_to)
 
     def apply(self, group: Group) -> list[Group]:
@@ -114,7 +114,7 @@ class HoistField:
     part: str
 
     @classmethod
-    def of(cls, given: options.HoistField) -> HoistField:
+    def of(cls, given: options.HoistFieldConfig) -> HoistField:
         return cls(given.field, given.apply_to)
 
     def apply(self, group: Group) -> list[Group]:

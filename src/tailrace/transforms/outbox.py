@@ -17,16 +17,15 @@ import structlog
 from tailrace.config import transformations as options
 from tailrace.config.patterns import matches_any
 from tailrace.config.steps import python_regex
+from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
-from tailrace.sql.casts import cast
-from tailrace.sql.json_members import are_json, quoted
-from tailrace.sql.kinds import KindError
-from tailrace.sql.tree import TypeName
-from tailrace.transforms.choosing import Operations
+from tailrace.sources.postgres.decode.values.json_texts import are_json, quoted
 from tailrace.transforms.fields import failure
+from tailrace.transforms.groups.casts import TEXT, cast
+from tailrace.transforms.groups.structs import members, struct_of
 from tailrace.transforms.headers import with_headers
-from tailrace.transforms.routing import parted, replaced
-from tailrace.transforms.structs import members, struct_of
+from tailrace.transforms.routes import parted, replaced
+from tailrace.transforms.selection import Operations
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +36,7 @@ _INSERTS, _UPDATES = Operations("rc"), Operations("u")
 class Outbox:
     """Makes events of the rows of outbox tables; all other records stay as they are."""
 
-    given: options.Outbox
+    given: options.OutboxConfig
 
     def apply(self, group: Group) -> list[Group]:
         """Return the events, a group for each topic.
@@ -50,7 +49,7 @@ class Outbox:
             return [group]
         if not matches_any(given.tables, relation.schema, relation.table):
             return [group]
-        self._heed_updates(group)
+        self._check_updates(group)
         rows = np.flatnonzero(_INSERTS.matches(group))
         if not len(rows):
             return []
@@ -60,7 +59,7 @@ class Outbox:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _heed_updates(self, group: Group) -> None:
+    def _check_updates(self, group: Group) -> None:
         count = int(np.count_nonzero(_UPDATES.matches(group)))
         if not count:
             return
@@ -128,8 +127,8 @@ class Outbox:
 
     def _routed(self, group: Group, by: pa.Array) -> list[Group]:
         try:
-            names = cast(by, TypeName("text"))
-        except (KindError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            names = cast(by, TEXT)
+        except ExpressionError:
             names = pa.nulls(len(group), pa.string())
         found = []
         regex = python_regex(self.given.route_topic_regex)
@@ -153,8 +152,8 @@ def _placed(placement: str) -> tuple[str, str, str]:
 
 def _partitions(group: Group, values: pa.Array, name: str) -> pa.Array:
     try:
-        return cast(values, TypeName("integer"))
-    except (KindError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return cast(values, "INTEGER")
+    except ExpressionError:
         raise failure(
             group,
             f"place events in partitions: the column {name!r} holds no numbers of 32 bits",

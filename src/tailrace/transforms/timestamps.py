@@ -8,10 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.config import transformations as options
+from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
-from tailrace.sql.casts import cast
-from tailrace.sql.tree import TypeName
+from tailrace.sources.postgres.decode.values.stamps import finite, with_infinities
 from tailrace.transforms.fields import Fields, failure, field_names, fitting, with_edited
+from tailrace.transforms.groups.casts import cast
 
 _UTC = "UTC"
 _INSTANT = pa.timestamp("us", tz=_UTC)
@@ -35,7 +36,7 @@ class Timestamps:
     part: str
 
     @classmethod
-    def of(cls, given: options.Timestamps) -> Timestamps:
+    def of(cls, given: options.TimestampsConfig) -> Timestamps:
         return cls(
             given.fields, given.to, given.unit, given.read_format or "", given.format or "", given.apply_to
         )
@@ -60,9 +61,13 @@ class Timestamps:
     def _converted(self, group: Group, name: str, values: pa.Array) -> pa.Array:
         if pa.types.is_null(values.type):
             return values
+        is_date, is_stamp = pa.types.is_date32(values.type), pa.types.is_timestamp(values.type)
         try:
-            return self._written(self._read(values))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+            if (is_date or is_stamp) and self.to in _TYPES:
+                return with_infinities(values, _TYPES[self.to], lambda v: self._written(self._read(v)))
+            # An infinity has no number and no such text: `special` says what it was.
+            return self._written(self._read(finite(values) if is_date or is_stamp else values))
+        except (ExpressionError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
             # Arrow's own message may quote a value.
             raise failure(
                 group,
@@ -82,7 +87,7 @@ class Timestamps:
         if pa.types.is_string(arrow) and self.reading:
             return pc.strptime(values, format=self.reading, unit="us").cast(_INSTANT)
         if pa.types.is_string(arrow):
-            return cast(values, TypeName("timestamptz"))
+            return cast(values, "TIMESTAMPTZ")
         raise pa.ArrowTypeError
 
     def _written(self, times: pa.Array) -> pa.Array:
@@ -110,5 +115,6 @@ def _counted(times: pa.Array, unit: str) -> pa.Array:
     return times.cast(wanted).cast(pa.int64())
 
 
+_TYPES = {"date": pa.date32(), "timestamp": _INSTANT}
 _ORDER = ("s", "ms", "us", "ns")
 _COARSER = {(fine, coarse) for at, fine in enumerate(_ORDER) for coarse in _ORDER[:at]}

@@ -1,0 +1,1 @@
+"""Avro: schemas, and the binary form."""

@@ -1,0 +1,184 @@
+"""Schemas of Kafka Connect as Avro's, the way Confluent's Avro converter translates them.
+
+Source: Confluent Schema Registry, AvroData (`fromConnectSchema`, the properties `connect.*`); Debezium,
+SchemaNameAdjuster (names that Avro can't hold); Avro 1.12 specification, "Logical Types".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.converters.connect_schemas import Document
+from tailrace.errors import Kind, TailraceError
+
+#: Of a decimal whose precision nobody told.
+_PRECISION = 64
+_NAMESPACE, _NAMELESS = "io.confluent.connect.avro", "ConnectDefault"
+
+_TYPES = {
+    "int8": "int", "int16": "int", "int32": "int", "int64": "long", "float": "float", "double": "double",
+    "boolean": "boolean", "string": "string", "bytes": "bytes",
+}  # fmt: skip
+
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_CONNECT = {
+    "org.apache.kafka.connect.data.Date": "date",
+    "org.apache.kafka.connect.data.Time": "time-millis",
+    "org.apache.kafka.connect.data.Timestamp": "timestamp-millis",
+}
+#: What Debezium's types are for readers that know Avro's alone. A timestamp without a time zone is local.
+_DEBEZIUM = {
+    "io.debezium.time.Date": "date",
+    "io.debezium.time.Time": "time-millis",
+    "io.debezium.time.MicroTime": "time-micros",
+    "io.debezium.time.Timestamp": "local-timestamp-millis",
+    "io.debezium.time.MicroTimestamp": "local-timestamp-micros",
+    "io.debezium.time.NanoTimestamp": "local-timestamp-nanos",
+    "io.debezium.data.Uuid": "uuid",
+}
+
+#: Returns a name as Avro can have it, one without dots.
+Adjustment = Callable[[str], str]
+
+#: Beginnings of the names of Debezium's own structs, and the ending: their members are no columns.
+_OWN, _OWN_END = ("io.debezium.", "event."), ".Envelope"
+
+
+def avro_schema(schema: Document, adjust: Adjustment, *, logical_types: bool) -> Any:
+    """Return the Avro schema of a value that is not null itself.
+
+    :param adjust: what is done to names.
+    :param logical_types: whether Debezium's types get Avro's logical types, too.
+    :raises TailraceError: `CONVERSION_FAILED` if two members would have one name, or a name is none.
+    """
+    return _Translation(adjust, logical_types).of({**schema, "optional": False})
+
+
+class _Translation:
+    """One schema's; a record is written where it comes first, and named wherever it comes again."""
+
+    def __init__(self, adjust: Adjustment, logical_types: bool) -> None:
+        self._adjust = adjust
+        self._logical = _CONNECT | _DEBEZIUM if logical_types else _CONNECT
+        self._known: dict[str, Document] = {}
+
+    def of(self, schema: Document, namespace: str = "") -> Any:
+        found = self._plain(schema, namespace)
+        if not schema["optional"]:
+            return found
+        return ["null", found] if schema.get("default") is None else [found, "null"]
+
+    def _plain(self, schema: Document, namespace: str) -> Any:
+        kind = schema["type"]
+        if kind == "struct":
+            return self._record(schema, namespace)
+        if kind == "array":
+            return {"type": "array", "items": self.of(schema["items"], namespace), **_told(schema)}
+        if kind == "map":
+            return {"type": "map", "values": self.of(schema["values"], namespace), **_told(schema)}
+        extra = {**self._logic(schema), **_told(schema)}
+        if kind in ("int8", "int16"):
+            extra["connect.type"] = kind
+        return {"type": _TYPES[kind], **extra} if extra else _TYPES[kind]
+
+    def _logic(self, schema: Document) -> dict[str, Any]:
+        name = schema.get("name")
+        if name == _DECIMAL:
+            parameters = schema["parameters"]
+            precision = int(parameters.get("connect.decimal.precision", _PRECISION))
+            scale = int(parameters["scale"])
+            logical = {} if scale > precision else {"logicalType": "decimal"}
+            return {"scale": scale, "precision": precision, **logical}
+        return {"logicalType": self._logical[name]} if name in self._logical else {}
+
+    def _record(self, schema: Document, namespace: str) -> Any:
+        given = schema.get("name")
+        name = given or f"{_NAMESPACE}.{_NAMELESS}{self._nameless(schema)}"
+        full = ".".join(map(self._adjust, name.split(".")))
+        same = _bare(schema)
+        if full in self._known:
+            if self._known[full] != same:
+                raise _invalid(f"two different structs would be the record {full!r}", full)
+            return full
+        self._known[full] = same
+        within, _, last = full.rpartition(".")
+        adjust = (lambda name: name) if _is_own(name) else self._adjust
+        fields = [self._field(field, within, adjust) for field in schema["fields"]]
+        names = [field["name"] for field in fields]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise _invalid(f"two columns would be the field {twice!r}", full)
+        told = _told({**schema, "name": given and full})
+        return {"type": "record", "name": last, "namespace": within, "fields": fields, **told}
+
+    def _field(self, field: Document, namespace: str, adjust: Adjustment) -> dict[str, Any]:
+        found = {"name": adjust(field["field"]), "type": self.of(field, namespace)}
+        default = field.get("default")
+        if default is not None or field["optional"]:
+            found["default"] = default
+        return found
+
+    def _nameless(self, schema: Document) -> str:
+        # Avro wants a name for each record: from the second on, a number is part of it.
+        same = _bare(schema)
+        known = [full for full in self._known if full.startswith(f"{_NAMESPACE}.{_NAMELESS}")]
+        place = next((n for n, full in enumerate(known) if self._known[full] == same), len(known))
+        return str(place) if place else ""
+
+
+def _bare(schema: Document) -> Document:
+    # The schema, whatever member it is of.
+    return {name: value for name, value in schema.items() if name not in ("field", "optional")}
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(_OWN) or name.endswith(_OWN_END)
+
+
+def _told(schema: Document) -> dict[str, Any]:
+    # What Avro has no word for, for readers that are Kafka Connect's.
+    found = {
+        "connect.doc": schema.get("doc"),
+        "connect.version": schema.get("version"),
+        "connect.parameters": schema.get("parameters"),
+        "connect.default": schema.get("default"),
+        "connect.name": schema.get("name"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+_PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WRONG, _WRONG_OR_UNDERSCORE = re.compile(r"[^A-Za-z0-9_]"), re.compile(r"[^A-Za-z0-9]")
+
+
+def _unchanged(name: str) -> str:
+    if not _PART.fullmatch(name):
+        raise _invalid(f"{name!r} is no name in Avro", name)
+    return name
+
+
+def _underscores(name: str) -> str:
+    # A digit at the beginning stays, behind the underscore, so that 1a and 2a remain two names.
+    first = "_" if "0" <= name[:1] <= "9" else ""
+    return first + _WRONG.sub("_", name) or "_"
+
+
+def _unicode(name: str) -> str:
+    first = ""
+    if "0" <= name[:1] <= "9":
+        first, name = f"_u{ord(name[0]):04x}", name[1:]
+    return first + _WRONG_OR_UNDERSCORE.sub(lambda found: f"_u{ord(found[0]):04x}", name) or "_u0000"
+
+
+#: By Debezium's name for it, what is done to a name without dots.
+ADJUSTMENTS: dict[str, Adjustment] = {"none": _unchanged, "avro": _underscores, "avro_unicode": _unicode}
+
+
+def _invalid(found: str, where: str) -> TailraceError:
+    return TailraceError(
+        Kind.CONVERSION_FAILED,
+        f"describe records in Avro: {found}",
+        "rename one, in the table or by a transformation, or choose another name_adjustment",
+        {"schema": where},
+    )

@@ -1,0 +1,1 @@
+"""Changes cell by cell, from the wire or from columns, for the writers of JSON."""

@@ -1,0 +1,303 @@
+"""How Debezium gives values: for each type the style in JSON, and the schema that goes with it.
+
+Styles are those of decoding under Debezium's handling modes, but for floating-point numbers (as
+Java writes them) and bits. Where the source chose no mode, it is Debezium's default.
+
+Source: Debezium 3.6, PostgresValueConverter (`schemaBuilder`), JdbcValueConverters (`schemaBuilder`, what
+takes the place of NULL in a column that is NOT NULL), UnchangedToastedPlaceholder.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from tailrace.converters.connect_schemas import Schema, array, mapping, struct, written
+from tailrace.model import ValueModes, ValueType
+from tailrace.sources.postgres.decode.postgres_types import item_of
+from tailrace.sources.postgres.decode.types import numeric_shape, value_type
+from tailrace.sources.postgres.decode.values import forms
+from tailrace.sources.postgres.decode.values.forms import form_of, of_items, parameter_of
+
+_BYTEA, _BIT, _VARBIT, _REAL, _TIMESTAMPTZ = 17, 1560, 1562, 700, 1184
+#: Of a fraction of seconds, where the type has no precision.
+_STAMP_DIGITS = 6
+_BITS_MAX = 2_147_483_647
+
+#: Of a field's metadata: what its values' schema is called.
+_NAME, _VERSION = b"connect.name", b"connect.version"
+
+#: Forms that a kernel can't write as Java does: numbers that are no doubles yet.
+_ROUNDED = (forms.DOUBLE, forms.AMOUNT_DOUBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeMapping:
+    """How values are given.
+
+    :param style: in JSON.
+    :param zero: the JSON of what takes the place of a value that must be there and was not sent.
+    :param in_parts: the items of a list, the values of a map or the fields of a struct.
+    """
+
+    style: int
+    schema: Schema
+    zero: str
+    in_parts: tuple[TypeMapping, ...] = ()
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether its text must become a double before it is written."""
+        return form_of(self.style) in _ROUNDED
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether its text is a floating-point number's."""
+        return form_of(self.style) == forms.JAVA
+
+    def unavailable(self, placeholder: str) -> str:
+        """Return the JSON that stands for a value that was not sent."""
+        encoded = base64.b64encode(placeholder.encode()).decode()
+        if self.schema.type == "bytes":
+            return written(encoded)
+        if self.schema.type == "map":
+            return written({placeholder: placeholder})
+        if self.schema.type == "struct":
+            return written({"scale": 0, "value": encoded})
+        if self.schema.type == "array":
+            item = self.in_parts[0].schema.type
+            letters = item in {"int16", "int32", "int64"}
+            return written(
+                list(placeholder.encode()) if letters else [encoded if item == "bytes" else placeholder]
+            )
+        return written(placeholder)
+
+
+def debezium_modes(modes: ValueModes) -> ValueModes:
+    """Return the modes with Debezium's defaults where none was chosen."""
+    return replace(
+        modes,
+        decimal=modes.decimal or "precise",
+        time=modes.time or "adaptive",
+        interval=modes.interval or "numeric",
+        binary=modes.binary or "bytes",
+        hstore=modes.hstore or "json",
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def given(value: ValueType, modes: ValueModes) -> TypeMapping:
+    """Return how values of one of PostgreSQL's types are given; all modes are chosen."""
+    style = value_type(value, modes).json
+    found = item_of(value)
+    if found is not None:
+        item = given(found[0], modes) if item_of(found[0]) is None else _TEXT
+        schema = array(item.schema.document(optional=True))
+        return TypeMapping(of_items(style, item.style), schema, "[]", (item,))
+    if value.oid in {_BIT, _VARBIT}:
+        return _bits(value)
+    if form_of(style) == forms.FLOATING:
+        style = forms.style_of(forms.JAVA, forms.REAL if value.oid == _REAL else 0)
+    return _scalar(value, style, modes)
+
+
+def _bits(value: ValueType) -> TypeMapping:
+    length = value.modifier if value.modifier > 0 else 1 if value.oid == _BIT else _BITS_MAX
+    if length == 1:
+        return TypeMapping(forms.BIT, Schema("boolean"), "false")
+    schema = Schema("bytes", "io.debezium.data.Bits", 1, parameters=(("length", str(length)),))
+    return TypeMapping(forms.BITS, schema, '""')
+
+
+def _scalar(value: ValueType, style: int, modes: ValueModes) -> TypeMapping:
+    if value.oid == _TIMESTAMPTZ:
+        digits = value.modifier if 0 <= value.modifier < _STAMP_DIGITS else _STAMP_DIGITS
+        style = forms.utc_style(digits)
+    if value.oid in _PLAIN:
+        schema, zero = _PLAIN[value.oid]
+        return TypeMapping(style, schema, zero)
+    if value.oid == _BYTEA:
+        return TypeMapping(style, Schema("bytes" if modes.binary == "bytes" else "string"), '""')
+    form = form_of(style)
+    if form in _BY_FORM:
+        schema, zero = _BY_FORM[form]
+        return TypeMapping(style, schema, zero)
+    if form in {forms.UNSCALED, forms.AMOUNT_UNSCALED}:
+        return TypeMapping(style, _decimal(value, style), '"AA=="')
+    if form in {forms.ISO_STAMP, forms.ISO_DATE, forms.ISO_TIME}:
+        schema, zero = _ISO[form]
+        return TypeMapping(style, schema, zero)
+    if form in {forms.DAYS, forms.TIME_MS, forms.STAMP_MS}:
+        of_connect = "connect" if modes.time == "connect" else "debezium"
+        schema = _TIMES[form, of_connect]
+        return TypeMapping(style, schema, "0")
+    if form == forms.PAIRS:
+        return TypeMapping(
+            style, mapping(Schema("string").document(), Schema("string").document(optional=True)), "{}"
+        )
+    return TypeMapping(style, _NAMED.get(value.name, Schema("string")), '""')
+
+
+def _decimal(value: ValueType, style: int) -> Schema:
+    scale = parameter_of(style)
+    parameters: tuple[tuple[str, str], ...] = (("scale", str(scale)),)
+    shape = numeric_shape(value.modifier) if form_of(style) == forms.UNSCALED else None
+    if shape is not None:
+        parameters += (("connect.decimal.precision", str(shape[0])),)
+    return Schema("bytes", "org.apache.kafka.connect.data.Decimal", 1, parameters=parameters)
+
+
+_VARIABLE = replace(
+    struct(
+        [Schema("int32").document(field="scale"), Schema("bytes").document(field="value")],
+        "io.debezium.data.VariableScaleDecimal",
+        1,
+    ),
+    doc="Variable scaled decimal",
+)
+
+
+def _time(kind: str, name: str) -> Schema:
+    return Schema(kind, f"io.debezium.time.{name}", 1)
+
+
+def _connect(kind: str, name: str) -> Schema:
+    return Schema(kind, f"org.apache.kafka.connect.data.{name}", 1)
+
+
+_INT64 = (Schema("int64"), "0")
+_PLAIN: dict[int, tuple[Schema, str]] = {
+    16: (Schema("boolean"), "false"),
+    20: _INT64,
+    21: (Schema("int16"), "0"),
+    23: (Schema("int32"), "0"),
+    26: _INT64,
+    28: _INT64,
+    29: _INT64,
+    5069: _INT64,
+    700: (Schema("float"), "0.0"),
+    701: (Schema("double"), "0.0"),
+    114: (Schema("string", "io.debezium.data.Json", 1), '""'),
+    3802: (Schema("string", "io.debezium.data.Json", 1), '""'),
+    2950: (Schema("string", "io.debezium.data.Uuid", 1), '""'),
+    142: (Schema("string", "io.debezium.data.Xml", 1), '""'),
+    3614: (Schema("string", "io.debezium.data.Tsvector", 1), '""'),
+    _TIMESTAMPTZ: (_time("string", "ZonedTimestamp"), '"1970-01-01T00:00:00Z"'),
+    1266: (_time("string", "ZonedTime"), '"00:00:00Z"'),
+}
+_BY_FORM: dict[int, tuple[Schema, str]] = {
+    forms.DOUBLE: (Schema("double"), "0.0"),
+    forms.AMOUNT_DOUBLE: (Schema("double"), "0.0"),
+    forms.VARIABLE_SCALE: (_VARIABLE, '{"scale":0,"value":"AA=="}'),
+    forms.STAMP_US: (_time("int64", "MicroTimestamp"), "0"),
+    forms.STAMP_NS: (_time("int64", "NanoTimestamp"), "0"),
+    forms.TIME_US: (_time("int64", "MicroTime"), "0"),
+    forms.TIME_NS: (_time("int64", "NanoTime"), "0"),
+    forms.INTERVAL_US: (_time("int64", "MicroDuration"), "0"),
+    forms.ISO_INTERVAL: (_time("string", "Interval"), '"P0Y0M0DT0H0M0S"'),
+    forms.PAIRS_QUOTED: (Schema("string", "io.debezium.data.Json", 1), '"{}"'),
+}
+_ISO: dict[int, tuple[Schema, str]] = {
+    forms.ISO_DATE: (_time("string", "IsoDate"), '"1970-01-01Z"'),
+    forms.ISO_TIME: (_time("string", "IsoTime"), '"00:00:00Z"'),
+    forms.ISO_STAMP: (_time("string", "IsoTimestamp"), '"1970-01-01T00:00:00Z"'),
+}
+_TIMES = {
+    (forms.DAYS, "debezium"): _time("int32", "Date"),
+    (forms.DAYS, "connect"): _connect("int32", "Date"),
+    (forms.TIME_MS, "debezium"): _time("int32", "Time"),
+    (forms.TIME_MS, "connect"): _connect("int32", "Time"),
+    (forms.STAMP_MS, "debezium"): _time("int64", "Timestamp"),
+    (forms.STAMP_MS, "connect"): _connect("int64", "Timestamp"),
+}
+_NAMED = {"ltree": Schema("string", "io.debezium.data.Ltree", 1)}
+_TEXT = TypeMapping(forms.QUOTED, Schema("string"), '""')
+
+
+# What transformations made, and other sources have: Arrow's types.
+
+
+def like(arrow: pa.DataType) -> ValueType | None:
+    """Return the type of PostgreSQL's that has such values; None for what is made of parts."""
+    for is_such, oid in _ARROW:
+        if is_such(arrow):
+            return ValueType(oid, _modifier(arrow))
+    return None
+
+
+def named_field(name: str, arrow: pa.DataType, schema: str, version: int) -> pa.Field:
+    """Return a field without nulls whose values have a schema with a name and a version."""
+    named = {_NAME: schema.encode(), _VERSION: str(version).encode()}
+    return pa.field(name, arrow, nullable=False, metadata=named)
+
+
+def given_field(field: pa.Field, modes: ValueModes) -> TypeMapping:
+    """Return how values of a field are given, their schema under the name that the field has for it."""
+    found, told = given_arrow(field.type, modes), given_name(field)
+    if told is None:
+        return found
+    return replace(found, schema=replace(found.schema, name=told[0], version=told[1]))
+
+
+def given_name(field: pa.Field) -> tuple[str, int | None] | None:
+    """Return the name and the version that a field has for its values' schema; None if it has none."""
+    told = field.metadata or {}
+    if _NAME not in told:
+        return None
+    return told[_NAME].decode(), int(told[_VERSION]) if _VERSION in told else None
+
+
+def _modifier(arrow: pa.DataType) -> int:
+    if pa.types.is_decimal(arrow):
+        return int((arrow.precision << 16 | arrow.scale & 0x7FF) + 4)
+    if pa.types.is_timestamp(arrow) or pa.types.is_time(arrow):
+        return 3 if arrow.unit in {"s", "ms"} else -1
+    return -1
+
+
+def given_arrow(arrow: pa.DataType, modes: ValueModes) -> TypeMapping:
+    """Return how values of an Arrow type are given; all modes are chosen."""
+    if pa.types.is_dictionary(arrow):
+        return given_arrow(arrow.value_type, modes)
+    if pa.types.is_map(arrow):
+        item = given_arrow(arrow.item_type, modes)
+        keys = Schema("string").document()
+        return TypeMapping(forms.RAW, mapping(keys, item.schema.document(optional=True)), "{}", (item,))
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow):
+        item = given_field(arrow.value_field, modes)
+        items = item.schema.document(optional=arrow.value_field.nullable)
+        return TypeMapping(forms.RAW, array(items), "[]", (item,))
+    if pa.types.is_struct(arrow):
+        parts = tuple(given_field(field, modes) for field in arrow)
+        fields = [
+            part.schema.document(optional=field.nullable, field=field.name)
+            for part, field in zip(parts, arrow, strict=True)
+        ]
+        return TypeMapping(forms.RAW, struct(fields), "{}", parts)
+    value = like(arrow)
+    return _TEXT if value is None else given(value, modes)
+
+
+_ARROW = (
+    (pa.types.is_boolean, 16),
+    (pa.types.is_int8, 21),
+    (pa.types.is_uint8, 21),
+    (pa.types.is_int16, 21),
+    (pa.types.is_uint16, 23),
+    (pa.types.is_int32, 23),
+    (pa.types.is_integer, 20),
+    (pa.types.is_float16, 700),
+    (pa.types.is_float32, 700),
+    (pa.types.is_float64, 701),
+    (pa.types.is_decimal, 1700),
+    (pa.types.is_date, 1082),
+    (pa.types.is_time, 1083),
+    (lambda arrow: pa.types.is_timestamp(arrow) and arrow.tz is None, 1114),
+    (pa.types.is_timestamp, 1184),
+    (pa.types.is_binary, 17),
+    (pa.types.is_large_binary, 17),
+    (pa.types.is_fixed_size_binary, 17),
+)

@@ -1,0 +1,92 @@
+"""From a converter's name and options to the converter: ours and those of other packages alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.converters.contract import Converter
+from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
+from tailrace.extensions import CONVERTERS, factory
+from tailrace.records.events import Converted
+from tailrace.records.group import Group
+
+
+def build(name: str, options: Mapping[str, Any]) -> Converter:
+    """Return a converter that an installed package announces.
+
+    :raises TailraceError: as `extensions.factory`; `CONFIG_INVALID` if it does not take the options.
+    """
+    make: Callable[..., Converter] = factory(CONVERTERS, name, ("convert", "close"))
+    try:
+        return make(**options)
+    except TailraceError:
+        raise
+    except Exception as error:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"make the converter {name!r}: it raised {type(error).__name__}",
+            "check its options; the cause of this error has its words",
+            {"converter": name},
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Converting:
+    """Calls a converter, and checks what it returns. Pickles if the converter does."""
+
+    converter: Converter
+
+    def __call__(self, group: Group) -> Converted:
+        """Return the events of a group.
+
+        :raises TailraceError: what the converter raises; `CONVERSION_FAILED` for what else it raises than
+            `RetriableError` and `StopEngine`, and for what it returns that is not the group's events.
+        """
+        try:
+            found: Any = self.converter.convert(group)
+        except (TailraceError, RetriableError, StopEngine):
+            raise
+        except Exception as error:
+            raise self._failure(group, f"{type(error).__name__} was raised") from error
+        if (breach := _breach(found, len(group))) is not None:
+            raise self._failure(group, breach)
+        return found  # type: ignore[no-any-return]
+
+    def _failure(self, group: Group, found: str) -> TailraceError:
+        return TailraceError(
+            Kind.CONVERSION_FAILED,
+            f"convert records: {found}",
+            "tailrace.converters.contract says what a converter returns",
+            {"converter": type(self.converter).__name__, "topic": group.topic},
+        )
+
+
+def _breach(found: Any, records: int) -> str | None:
+    """Return in which way `found` is not what a converter makes of so many records; None if it is."""
+    if not isinstance(found, Converted):
+        return f"it returned {type(found).__name__}, and no Converted"
+    try:
+        events = len(found.values)
+        lengths = {"keys": found.keys, "headers": found.headers, "rows": found.rows}
+        for name, part in lengths.items():
+            if part is not None and len(part) != events:
+                return f"it returned {events} values and {len(part)} {name}"
+    except TypeError:
+        return "its keys or values have no length"
+    if found.rows is None:
+        if events == records:
+            return None
+        return f"it returned {events} events for {records} records, and no rows"
+    rows: Any = found.rows
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind != "i":
+        return "its rows are no array of integers"
+    if events and (rows[0] < 0 or rows[-1] >= records or (np.diff(rows) < 0).any()):
+        return "its rows fall, or are none of the group's"
+    if found.headers is not None and not isinstance(found.headers, pa.StructArray):
+        return "its headers are no struct array"
+    return None

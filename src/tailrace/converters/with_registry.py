@@ -1,0 +1,298 @@
+"""The converters `avro` and `json_schema`: Debezium's events, their schemas in a registry.
+
+Keys and values are what the converter `json` writes, in the order of their schemas; each goes out
+behind a zero and the four bytes of its schema's id (Confluent's wire format). A schema is asked for
+once, when it first comes; after that a group costs no request.
+
+Source: Confluent Schema Registry, "Wire format" and "Subject name strategy".
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from tailrace.config.converters import AvroOptions, JsonSchemaOptions, RegistryOptions
+from tailrace.converters.avro.binary import encoded, headed
+from tailrace.converters.avro.program import program_of
+from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
+from tailrace.converters.connect_schemas import Schema, written
+from tailrace.converters.debezium import JsonConverter
+from tailrace.converters.json_schema import json_schema
+from tailrace.converters.options import checked
+from tailrace.converters.registry.clients import Access
+from tailrace.converters.registry.registry import Registry
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.events import Converted
+from tailrace.records.group import Group
+from tailrace.secrets import remember, resolved
+
+#: Schemas of topics that a converter remembers; then it begins anew, which costs requests alone.
+_KNOWN_MAX = 4096
+
+#: Longest that a question may take of who only wants to know.
+_ASK_S = 10.0
+
+#: Writes documents behind an id.
+Write = Callable[[pa.Array, int], pa.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What is different between the forms.
+
+    :param kind: the registry's word for it.
+    :param describe: of a schema its text in the registry, the name that it has there (empty: none), and
+        what writes documents of it.
+    """
+
+    kind: str
+    describe: Callable[[Schema], tuple[str, str, Write]]
+
+
+class _Registered:
+    """Events with their schemas' ids.
+
+    :param now_ns: as of `JsonConverter`.
+    """
+
+    def __init__(self, options: RegistryOptions, form: _Form, now_ns: Callable[[], int]) -> None:
+        self._options = options
+        self._form = form
+        self._json = JsonConverter(
+            now_ns=now_ns,
+            topic_prefix=options.topic_prefix,
+            event_time=options.event_time,
+            tombstones_on_delete=options.tombstones_on_delete,
+            provide_transaction_metadata=options.provide_transaction_metadata,
+        )
+        self._registry: Registry | None = None
+        self._asking: Registry | None = None
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, bool, str], Callable[[pa.Array], pa.Array]] = {}
+
+    def convert(self, group: Group) -> Converted:
+        events, schemas = self._json.payloads(group)
+        topic = group.topic
+        try:
+            values = self._writer(topic, schemas.value, schemas.value_text, is_key=False)(events.values)
+            keys = events.keys
+            if keys is not None and schemas.key is not None and self._options.keys == "same":
+                keys = self._writer(topic, schemas.key, schemas.key_text, is_key=True)(keys)
+        except TailraceError as error:
+            raise _placed(error, events, topic) from error
+        return replace(events, keys=keys, values=values)
+
+    def _writer(
+        self, topic: str, schema: Schema, text: str, *, is_key: bool
+    ) -> Callable[[pa.Array], pa.Array]:
+        known = self._known.get((topic, is_key, text))
+        if known is not None:
+            return known
+        described, name, write = self._form.describe(schema)
+        options = self._options
+        found = self._open().id_of(
+            self._subject(topic, name, is_key=is_key),
+            described,
+            self._form.kind,
+            register=options.auto_register_schemas,
+            normalize=options.normalize_schemas,
+        )
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        writer = functools.partial(_written_by, write, found)
+        self._known[topic, is_key, text] = writer
+        return writer
+
+    def check(self) -> None:
+        self._open_to_ask().require_reachable()
+
+    def check_shape(self, group: Group) -> None:
+        schemas, registry, options = self._json.payload_schemas(group), self._open_to_ask(), self._options
+        key = schemas.key if options.keys == "same" else None
+        for schema, is_key in ((schemas.value, False), (key, True)):
+            if schema is None:
+                continue
+            described, name, _ = self._form.describe(schema)
+            registry.check(
+                self._subject(group.topic, name, is_key=is_key),
+                described,
+                self._form.kind,
+                register=options.auto_register_schemas,
+                normalize=options.normalize_schemas,
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            for registry in (self._registry, self._asking):
+                if registry is not None:
+                    registry.close()
+            self._registry = self._asking = None
+
+    def _subject(self, topic: str, name: str, *, is_key: bool) -> str:
+        strategy = self._options.key_subject if is_key else self._options.value_subject
+        return subject_of(strategy, topic, name, is_key=is_key)
+
+    def _open(self) -> Registry:
+        with self._lock:
+            if self._registry is None:
+                self._registry = Registry(_access(self._options))
+            return self._registry
+
+    def _open_to_ask(self) -> Registry:
+        with self._lock:
+            if self._asking is None:
+                access = _access(self._options)
+                self._asking = Registry(replace(access, deadline_s=min(access.deadline_s, _ASK_S)))
+            return self._asking
+
+
+class AvroConverter:
+    """Writes Avro, its schemas in a registry.
+
+    :param now_ns: gives the time since 1970 in nanoseconds, for what has no time of its own.
+    :param options: of `config.converters.AvroOptions`.
+    :raises TailraceError: `CONFIG_INVALID` if there is no such option.
+    """
+
+    def __init__(self, *, now_ns: Callable[[], int] = time.time_ns, **options: Any) -> None:
+        self._given = options
+        found = checked(AvroOptions, "avro", options)
+        describe = functools.partial(
+            _as_avro, adjustment=found.name_adjustment, logical_types=found.logical_types == "avro"
+        )
+        self._registered = _Registered(found, _Form("AVRO", describe), now_ns)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(AvroConverter, **self._given), ()
+
+    def convert(self, group: Group) -> Converted:
+        """Return keys and values in Avro's binary form.
+
+        :raises TailraceError: `CONVERSION_FAILED` if a value does not fit its schema; `SCHEMA_REFUSED`,
+            `REGISTRY_UNREACHABLE`, `REGISTRY_REFUSED`, `SECRET_MISSING`.
+        """
+        return self._registered.convert(group)
+
+    def check(self) -> None:
+        """As `contract.ChecksAhead.check`: the registry is asked."""
+        self._registered.check()
+
+    def check_shape(self, group: Group) -> None:
+        """As `contract.ChecksAhead.check_shape`: nothing is registered."""
+        self._registered.check_shape(group)
+
+    def close(self) -> None:
+        """Let go of connections to the registry."""
+        self._registered.close()
+
+
+class JsonSchemaConverter:
+    """Writes JSON, its schemas in a registry.
+
+    :param now_ns: as of `AvroConverter`.
+    :param options: of `config.converters.JsonSchemaOptions`.
+    :raises TailraceError: `CONFIG_INVALID` if there is no such option.
+    """
+
+    def __init__(self, *, now_ns: Callable[[], int] = time.time_ns, **options: Any) -> None:
+        self._given = options
+        found = checked(JsonSchemaOptions, "json_schema", options)
+        self._registered = _Registered(found, _Form("JSON", _as_json_schema), now_ns)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(JsonSchemaConverter, **self._given), ()
+
+    def convert(self, group: Group) -> Converted:
+        """Return keys and values as JSON behind their schemas' ids.
+
+        :raises TailraceError: as `AvroConverter.convert`.
+        """
+        return self._registered.convert(group)
+
+    def check(self) -> None:
+        """As `AvroConverter.check`."""
+        self._registered.check()
+
+    def check_shape(self, group: Group) -> None:
+        """As `AvroConverter.check_shape`."""
+        self._registered.check_shape(group)
+
+    def close(self) -> None:
+        """Let go of connections to the registry."""
+        self._registered.close()
+
+
+def subject_of(strategy: str, topic: str, name: str, *, is_key: bool) -> str:
+    """Return the subject of a schema.
+
+    :param strategy: `topic`, `record` or `topic_record`.
+    :param name: of the schema; empty: it has none.
+    :raises TailraceError: `CONVERSION_FAILED` if it takes a name, and there is none.
+    """
+    if strategy == "topic":
+        return f"{topic}-{'key' if is_key else 'value'}"
+    if not name:
+        raise TailraceError(
+            Kind.CONVERSION_FAILED,
+            f"name a subject: the {'key' if is_key else 'value'} is no record, whose name it would be",
+            f"choose {'key' if is_key else 'value'}_subject: topic for such records",
+            {"topic": topic},
+        )
+    return name if strategy == "record" else f"{topic}-{name}"
+
+
+def _as_avro(schema: Schema, *, adjustment: str, logical_types: bool) -> tuple[str, str, Write]:
+    document = schema.document()
+    found = avro_schema(document, ADJUSTMENTS[adjustment], logical_types=logical_types)
+    name = ""
+    if isinstance(found, dict) and found["type"] == "record":
+        name = ".".join(filter(None, [found["namespace"], found["name"]]))
+    program = program_of(document)
+    return written(found), name, lambda texts, schema_id: encoded(texts, program, schema_id)
+
+
+def _as_json_schema(schema: Schema) -> tuple[str, str, Write]:
+    return written(json_schema(schema.document())), schema.name or "", headed
+
+
+def _written_by(write: Write, schema_id: int, texts: pa.Array) -> pa.Array:
+    return write(texts, schema_id)
+
+
+def _access(options: RegistryOptions) -> Access:
+    username = resolved(options.registry_username)
+    password, token = resolved(options.registry_password), resolved(options.registry_token)
+    # What a registry says in return may repeat them, also as they are sent.
+    remember(password)
+    remember(token)
+    if password:
+        remember(b64encode(f"{username}:{password}".encode()).decode())
+    return Access(
+        options.urls,
+        username,
+        password,
+        token,
+        resolved(options.registry_logical_cluster),
+        resolved(options.registry_identity_pool),
+        resolved(options.registry_ca_file),
+        resolved(options.registry_certificate_file),
+        resolved(options.registry_key_file),
+        options.registry_timeout_ms / 1000,
+        options.registry_deadline_ms / 1000,
+    )
+
+
+def _placed(error: TailraceError, events: Converted, topic: str) -> TailraceError:
+    # An event's number becomes that of the record which it came from.
+    context = {**error.context, "topic": topic}
+    if isinstance(context.get("row"), int) and events.rows is not None:
+        context["row"] = int(events.rows[context["row"]])
+    return TailraceError(error.kind, error.message, error.hint, context)

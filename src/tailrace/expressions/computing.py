@@ -1,0 +1,347 @@
+"""Values of expressions over rows."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.expressions.database import database, reason, run
+from tailrace.expressions.language import (
+    ExpressionError,
+    Node,
+    Path,
+    is_literal,
+    parsed,
+    parts_of,
+    place_of,
+)
+from tailrace.expressions.sql import MISSING, SqlWriter, inputs_of
+
+
+class NoColumnError(LookupError):
+    """There is no such column; the message says what there is."""
+
+
+class Rows(Protocol):
+    """What an expression is computed over. All three raise `NoColumnError` if there is no such column."""
+
+    def __len__(self) -> int: ...
+
+    def column(self, parts: Path) -> pa.Array:
+        """Return the column that a path means."""
+        ...
+
+    def texts(self, parts: Path) -> pa.StringArray:
+        """Return the column's values as PostgreSQL writes them."""
+        ...
+
+    def was_sent(self, parts: Path) -> pa.Array:
+        """Return in which rows the source sent the column's value."""
+        ...
+
+
+class Expression:
+    """An expression over rows whose columns begin with one of some names. It pickles as its text.
+
+    :raises ExpressionError: if `text` can't be read, or begins a path with another name.
+    """
+
+    def __init__(self, text: str, roots: tuple[str, ...]) -> None:
+        self.text = text
+        self._roots = roots
+        self._tree = parsed(text, roots)
+
+    def __repr__(self) -> str:
+        return f"Expression({self.text!r})"
+
+    def __reduce__(self) -> tuple[type[Expression], tuple[str, tuple[str, ...]]]:
+        return Expression, (self.text, self._roots)
+
+    @property
+    def path(self) -> Path | None:
+        """The column, if the expression is one and no more."""
+        return tuple(self._tree["column_names"]) if self._tree["class"] == "COLUMN_REF" else None
+
+    def values(self, rows: Rows) -> pa.Array:
+        """Return the value for each row.
+
+        :raises ExpressionError: if the expression does not fit the columns, or a value its type.
+        """
+        if self.path is not None:
+            try:
+                return plain(rows.column(self.path))
+            except NoColumnError as error:
+                raise ExpressionError(str(error), self.text, place_of(self._tree)) from None
+        found = _by_arrow(self._tree, rows)
+        return _computed(self.text, self._roots, rows) if found is None else found
+
+    def truths(self, rows: Rows) -> pa.Array:
+        """Return for each row true, false or null.
+
+        :raises ExpressionError: as `values`, and if the values are something else.
+        """
+        found = self.values(rows)
+        if pa.types.is_null(found.type):
+            return found.cast(pa.bool_())
+        if not pa.types.is_boolean(found.type):
+            raise ExpressionError(_not_boolean(str(found.type)), self.text, place_of(self._tree))
+        return found
+
+    def chosen(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return which rows are true; null is not.
+
+        :raises ExpressionError: as `truths`.
+        """
+        flags: npt.NDArray[np.bool_] = pc.fill_null(self.truths(rows), False).to_numpy(zero_copy_only=False)
+        return flags
+
+
+def cast(values: pa.Array, to: str) -> pa.Array:
+    """Return values in another type; a null stays one.
+
+    :param to: as `require_type` returns it.
+    :raises ExpressionError: if there is no such cast, or a value does not fit.
+    """
+    widened = {"BIGINT": pa.int64(), "DOUBLE": pa.float64()}.get(to)
+    if widened is not None and (pa.types.is_int64(plain(values).type) or values.type == widened):
+        # Whole numbers need no call of DuckDB; beyond 2**53 both round to the nearest.
+        return plain(values).cast(widened, safe=False)
+    try:
+        found = run(f"CAST(c0 AS {to})", pa.table({"c0": _bound(values)}))
+    except duckdb.Error as error:
+        raise ExpressionError(reason(error), to, 0) from None
+    return _unbound(found)
+
+
+def plain(values: pa.Array) -> pa.Array:
+    """Return values in the type that is computed with: one for each kind, but for decimals."""
+    arrow: Any = values.type
+    t = pa.types
+    if t.is_dictionary(arrow):
+        return plain(values.cast(arrow.value_type))
+    if isinstance(arrow, pa.BaseExtensionType):
+        return plain(values.cast(arrow.storage_type))
+    if t.is_uint64(arrow):
+        return values.cast(pa.decimal128(20, 0))
+    if t.is_integer(arrow):
+        return values.cast(pa.int64())
+    if t.is_floating(arrow):
+        return values.cast(pa.float64())
+    if t.is_large_string(arrow) or t.is_string_view(arrow):
+        return values.cast(pa.string())
+    if t.is_date(arrow):
+        return values.cast(pa.date32())
+    if t.is_timestamp(arrow) and arrow.unit in ("s", "ms"):
+        return values.cast(pa.timestamp("us", tz=arrow.tz))
+    return values
+
+
+def _by_arrow(node: Node, rows: Rows) -> pa.Array | None:
+    """Return the values of a column's comparison with texts or whole numbers, and of several of these joined.
+
+    A call of DuckDB takes longer than these do, and the columns beside them may need no decoding: where they
+    decide all rows, the others are not asked for.
+
+    :return: None: it takes DuckDB.
+    """
+    if node["class"] == "CONJUNCTION":
+        is_and, found = node["type"] == "CONJUNCTION_AND", None
+        join = pc.and_kleene if is_and else pc.or_kleene
+        for part in node["children"]:
+            values = _by_arrow(part, rows)
+            if values is None:
+                return None
+            found = values if found is None else join(found, values)
+            if len(rows) and not found.null_count and pc.all(pc.equal(found, not is_and)).as_py():
+                return found
+        return found
+    negated = node["type"] == "OPERATOR_NOT"
+    if negated:
+        node = node["children"][0]
+    if node["type"] in _BY_ARROW:
+        operand, items = node["left"], [node["right"]]
+    elif node["type"] == "COMPARE_IN":
+        operand, *items = node["children"]
+    else:
+        return None
+    if operand["class"] != "COLUMN_REF":
+        return None
+    try:
+        column = plain(rows.column(tuple(operand["column_names"])))
+    except NoColumnError:
+        return None
+    if pa.types.is_string(column.type) and all(is_literal(item, "STRING") for item in items):
+        wanted = pa.array([item["literal"]["text"] for item in items], pa.string())
+    elif pa.types.is_int64(column.type) and all(_is_small(item) for item in items):
+        wanted = pa.array([int(item["literal"]["text"]) for item in items], pa.int64())
+    else:
+        return None
+    if node["type"] in _BY_ARROW:
+        found = _BY_ARROW[node["type"]](column, wanted[0])
+    else:
+        among = pc.is_in(column, value_set=wanted)
+        found = pc.if_else(pc.is_valid(column), among, pa.scalar(None, pa.bool_()))
+    return pc.invert(found) if negated else found
+
+
+_BY_ARROW: dict[str, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
+    "COMPARE_EQUAL": pc.equal,
+    "COMPARE_NOTEQUAL": pc.not_equal,
+    "COMPARE_LESSTHAN": pc.less,
+    "COMPARE_GREATERTHAN": pc.greater,
+    "COMPARE_LESSTHANOREQUALTO": pc.less_equal,
+    "COMPARE_GREATERTHANOREQUALTO": pc.greater_equal,
+}
+
+
+def _is_small(node: Node) -> bool:
+    return is_literal(node, "INTEGER") and re.fullmatch(r"-?\d{1,18}", node["literal"]["text"]) is not None
+
+
+def _computed(text: str, roots: tuple[str, ...], rows: Rows) -> pa.Array:
+    columns: dict[str, pa.Array] = {}
+    missing: dict[int, str] = {}
+    inputs = inputs_of(text, roots)
+    for place, (kind, path, at) in enumerate(inputs):
+        try:
+            columns[f"c{place}"] = _bound(getattr(rows, kind)(path))
+        except NoColumnError as error:
+            missing[place] = str(error)
+        except pa.ArrowNotImplementedError:
+            raise ExpressionError(f"{'.'.join(path)} has no text", text, at) from None
+    table = pa.table(columns or {"c": pa.nulls(len(rows), pa.bool_())})
+    writer = _writer(text, roots, frozenset(missing))
+    try:
+        found = _unbound(run(_fitted(text, writer, table.schema), table))
+    except duckdb.Error as error:
+        lacking = re.search(re.escape(MISSING) + r"(\d+)", str(error))
+        if lacking is not None:
+            place = int(lacking[1])
+            raise ExpressionError(missing[place], text, inputs[place][2]) from None
+        at = place_of(_blamed(writer.tree, writer, table, error))
+        raise ExpressionError(reason(error), text, at) from None
+    except OverflowError as error:
+        raise ExpressionError(str(error), text, 0) from None
+    if writer.tree["class"] == "CAST":
+        return found
+    if pa.types.is_decimal(found.type):
+        return found.cast(pa.decimal128(38, found.type.scale))
+    return plain(found)
+
+
+_writer = functools.lru_cache(maxsize=1024)(SqlWriter)
+
+
+def _blamed(node: Node, writer: SqlWriter, table: pa.Table, error: duckdb.Error) -> Node:
+    """Return the innermost part that fails in the same way by itself."""
+    if isinstance(error, duckdb.InterruptException | duckdb.OutOfMemoryException):
+        return node
+    for part in parts_of(node):
+        try:
+            run(writer.sql(part), table)
+        except duckdb.Error as found:
+            if type(found) is type(error):
+                return _blamed(part, writer, table, error)
+    return node
+
+
+@functools.lru_cache(maxsize=1024)
+def _fitted(text: str, writer: SqlWriter, schema: pa.Schema) -> str:
+    """Return the SQL of an expression that fits columns.
+
+    DuckDB casts text beside numbers, and numbers to conditions. PostgreSQL does not, and neither does this.
+
+    :raises ExpressionError: if it does not fit, with the place.
+    """
+    pairs: list[tuple[Node, Node, Node]] = []
+    conditions: list[Node] = []
+    below = [writer.tree]
+    while below:
+        node = below.pop()
+        below += parts_of(node)
+        compared, judged = _sides(node)
+        pairs += [(node, left, right) for left, right in compared]
+        conditions += judged
+    sides = [*conditions, *(side for _, *both in pairs for side in both)]
+    kinds = dict(zip(map(id, sides), _kinds([writer.sql(side) for side in sides], schema), strict=True))
+    for node in conditions:
+        if (found := kinds[id(node)]) not in ("boolean", "null"):
+            raise ExpressionError(_not_boolean(found), text, place_of(node))
+    for node, left, right in pairs:
+        found, other = kinds[id(left)], kinds[id(right)]
+        if found != other and "null" not in (found, other):
+            raise ExpressionError(
+                f"{found} and {other} don't go together: cast one of them", text, place_of(node)
+            )
+    return writer.sql(writer.tree)
+
+
+def _not_boolean(found: str) -> str:
+    return f"this is {found}, and must be true or false: compare it with something"
+
+
+def _sides(node: Node) -> tuple[list[tuple[Node, Node]], list[Node]]:
+    """Return what a node compares, but for texts that stand in it, and what it takes for true or false."""
+    pairs: list[tuple[Node, Node]] = []
+    if node["class"] == "COMPARISON":
+        pairs = [(node["left"], node["right"])]
+    elif node["class"] == "BETWEEN":
+        pairs = [(node["input"], node["lower"]), (node["input"], node["upper"])]
+    elif node["type"] == "COMPARE_IN":
+        first, *rest = node["children"]
+        pairs = [(first, item) for item in rest]
+    pairs = [pair for pair in pairs if not any(is_literal(side, "STRING", "NULL_LITERAL") for side in pair)]
+    if node["class"] == "CONJUNCTION" or node["type"] == "OPERATOR_NOT":
+        return pairs, node["children"]
+    if node["class"] == "CASE":
+        return pairs, [branch["when_expr"] for branch in node["case_checks"]]
+    return pairs, []
+
+
+def _kinds(sides: list[str], schema: pa.Schema) -> list[str]:
+    """Return the kind of each SQL over columns of a schema."""
+    if not sides:
+        return []
+    relation = database().from_arrow(schema.empty_table())
+    types = relation.project(", ".join(f"{side} AS s{n}" for n, side in enumerate(sides))).types
+    return [_kind(str(found)) for found in types]
+
+
+def _kind(found: str) -> str:
+    if found in ("VARCHAR", "JSON"):
+        return "text"
+    if found.startswith(("DECIMAL", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE")):
+        return "a number"
+    if found.startswith(("DATE", "TIMESTAMP")):
+        return "a point in time"
+    return found.strip('"').lower()
+
+
+def _bound(values: pa.Array) -> pa.Array:
+    return _infinite(plain(values), 0, 1)
+
+
+def _unbound(values: pa.Array) -> pa.Array:
+    return _infinite(values, 1, 0)
+
+
+def _infinite(values: pa.Array, old: int, new: int) -> pa.Array:
+    """Return dates and timestamps with another `-infinity`.
+
+    :param old: what it is above the lowest number: 0 for decoding's, 1 for DuckDB's.
+    """
+    is_date = pa.types.is_date32(values.type)
+    if not is_date and not pa.types.is_timestamp(values.type):
+        return values
+    whole, lowest = (pa.int32(), -(2**31)) if is_date else (pa.int64(), -(2**63))
+    numbers = values.view(whole)
+    found = pc.equal(numbers, pa.scalar(lowest + old, whole))
+    return pc.if_else(found, pa.scalar(lowest + new, whole), numbers).view(values.type)

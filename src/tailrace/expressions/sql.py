@@ -1,0 +1,176 @@
+"""Trees of expressions as DuckDB's SQL."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from tailrace.expressions.language import (
+    COMPARISONS,
+    INFIX,
+    PATTERNS,
+    Node,
+    Path,
+    parsed,
+    parts_of,
+    place_of,
+    quoted,
+    type_sql,
+)
+
+#: Of the SQL that is made of an expression: conditions that guard others stand in it twice.
+_SQL_LENGTH_MAX = 200_000
+
+#: What can't fail on a row: a condition before it need not guard it.
+_SAFE = {
+    *PATTERNS,
+    "lower",
+    "upper",
+    "length",
+    "starts_with",
+    "ends_with",
+    "was_sent",
+    "nullif",
+    "||",
+    "concat",
+}
+
+#: What the error of a value that there is no column for begins with; the column's place follows.
+MISSING = "tailrace: no column "
+
+
+@functools.lru_cache(maxsize=1024)
+def inputs_of(text: str, roots: tuple[str, ...]) -> tuple[tuple[str, Path, int], ...]:
+    """Return what an expression reads: by which method of `Rows`, the path, the place of the first use."""
+    found: dict[tuple[str, Path], int] = {}
+
+    def note(node: Node, kind: str) -> None:
+        if node["class"] == "COLUMN_REF":
+            found.setdefault((kind, tuple(node["column_names"])), place_of(node))
+            return
+        for part in parts_of(node):
+            note(part, _kind_below(node))
+
+    note(parsed(text, roots), "column")
+    return tuple((kind, path, at) for (kind, path), at in found.items())
+
+
+def _kind_below(node: Node) -> str:
+    # A column that becomes text has PostgreSQL's, which DuckDB's is not for each type.
+    kind = "column"
+    if node["class"] == "FUNCTION":
+        kind = {"||": "texts", "concat": "texts", "was_sent": "was_sent"}.get(node["function_name"], kind)
+    elif node["class"] == "CAST" and type_sql(node) == "VARCHAR":
+        kind = "texts"
+    return kind
+
+
+class SqlWriter:
+    """Writes an expression's tree, and its parts, as DuckDB's SQL over columns `c0`, `c1`, ….
+
+    The columns are in the order of `inputs_of`.
+
+    :param missing: places of columns that there are not: reading one of their values is an error.
+    """
+
+    def __init__(self, text: str, roots: tuple[str, ...], missing: frozenset[int]) -> None:
+        self.tree = parsed(text, roots)
+        self._places = {(kind, path): n for n, (kind, path, _) in enumerate(inputs_of(text, roots))}
+        self._missing = missing
+        self._known: dict[tuple[int, str], str] = {}
+
+    def sql(self, node: Node, kind: str = "column") -> str:
+        """Return the SQL of a node.
+
+        :param kind: what a column is read as.
+        :raises OverflowError: if it grows too long.
+        """
+        key = (id(node), kind)
+        if key not in self._known:
+            found = self._written(node, kind)
+            if len(found) > _SQL_LENGTH_MAX:
+                raise OverflowError("its conditions guard each other on too many levels")
+            self._known[key] = found
+        return self._known[key]
+
+    def _written(self, node: Node, kind: str) -> str:
+        parts = [self.sql(part, _kind_below(node)) for part in parts_of(node)]
+        match node["class"]:
+            case "COLUMN_REF":
+                place = self._places[kind, tuple(node["column_names"])]
+                return f"error('{MISSING}{place}')" if place in self._missing else f"c{place}"
+            case "CONSTANT":
+                literal = node["literal"]
+                if literal["kind"] == "NULL_LITERAL":
+                    return "NULL"
+                return quoted(literal["text"]) if literal["kind"] == "STRING" else f"({literal['text']})"
+            case "COMPARISON":
+                return f"({parts[0]} {COMPARISONS[node['type']]} {parts[1]})"
+            case "BETWEEN":
+                return f"({parts[0]} BETWEEN {parts[1]} AND {parts[2]})"
+            case "CAST":
+                return f"CAST({parts[0]} AS {type_sql(node)})"
+            case "CASE":
+                *branches, otherwise = parts
+                pairs = zip(branches[::2], branches[1::2], strict=True)
+                whens = " ".join(f"WHEN {when} THEN {then}" for when, then in pairs)
+                return f"CASE {whens} ELSE {otherwise} END"
+            case "CONJUNCTION":
+                return self._conjunction(node, parts)
+            case "OPERATOR":
+                first, rest = parts[0], ", ".join(parts[1:])
+                return {
+                    "OPERATOR_NOT": f"(NOT {first})",
+                    "OPERATOR_IS_NULL": f"({first} IS NULL)",
+                    "OPERATOR_IS_NOT_NULL": f"({first} IS NOT NULL)",
+                    "OPERATOR_COALESCE": f"coalesce({', '.join(parts)})",
+                    "COMPARE_IN": f"({first} IN ({rest}))",
+                }[node["type"]]
+        return self._call(node, parts)
+
+    def _conjunction(self, node: Node, parts: list[str]) -> str:
+        # DuckDB computes all sides for all rows. One that may fail is guarded by those before it.
+        is_and = node["type"] == "CONJUNCTION_AND"
+        word, stops, decided = ("AND", "NOT ", "false") if is_and else ("OR", "", "true")
+        found, fails = parts[-1], self._may_fail(node["children"][-1])
+        for part, left in zip(reversed(node["children"][:-1]), reversed(parts[:-1]), strict=True):
+            both = f"({left} {word} {found})"
+            found = f"CASE WHEN {stops}{left} THEN {decided} ELSE {both} END" if fails else both
+            if len(found) > _SQL_LENGTH_MAX:
+                raise OverflowError("its conditions guard each other on too many levels")
+            fails = fails or self._may_fail(part)
+        return found
+
+    def _may_fail(self, node: Node) -> bool:
+        if node["class"] == "CAST" or (node["class"] == "FUNCTION" and node["function_name"] not in _SAFE):
+            return True
+        if node["class"] == "COLUMN_REF":
+            path = tuple(node["column_names"])
+            return any(known[1] == path and place in self._missing for known, place in self._places.items())
+        return any(self._may_fail(part) for part in parts_of(node))
+
+    def _call(self, node: Node, parts: list[str]) -> str:
+        name = node["function_name"]
+        if name in PATTERNS:
+            name, escaped = PATTERNS[name]
+            return f"{name}({', '.join([*parts, *([quoted(chr(92))] if escaped else [])])})"
+        if name in ("->", "->>"):
+            key = node["arguments"][1]["expression"]["literal"]
+            written = key["text"] if key["kind"] == "INTEGER" else quoted(_pointer(key["text"]))
+            return f"CAST(({parts[0]} {name} {written}) AS VARCHAR)"
+        if name in INFIX:
+            return f"({parts[0]} {name} {parts[1]})" if len(parts) == 2 else f"({name}({parts[0]}))"
+        if name == "was_sent":
+            return parts[0]
+        if name == "substring":
+            # PostgreSQL counts on before the first character; DuckDB counts from the end.
+            text, first, *count = parts
+            left = f", greatest({count[0]} + {first} - 1, 0)" if count else ""
+            whole = f"substring({', '.join(parts)})"
+            return f"CASE WHEN {first} < 1 THEN substring({text}, 1{left}) ELSE {whole} END"
+        return f"{name}({', '.join(parts)})"
+
+
+def _pointer(name: str) -> str:
+    # A name that DuckDB would take for a path, or a pattern of names.
+    return name if re.fullmatch(r"\w+", name) else "/" + name.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,139 @@
+"""The row instead of the change: what Debezium calls the new record state.
+
+A change that has a row becomes a record whose value is the row after it, with whatever of its
+metadata is asked for; a delete is dropped, becomes a tombstone, or keeps its old row with a mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.config import transformations as options
+from tailrace.model import OWN_FORMS
+from tailrace.records.group import Group
+from tailrace.transforms.fields import failure, specials_of_values
+from tailrace.transforms.groups.metadata import metadata_column
+from tailrace.transforms.groups.structs import members, struct_of
+from tailrace.transforms.headers import with_headers
+from tailrace.transforms.selection import Operations
+
+_DELETES, _TRUNCATES, _MESSAGES = Operations("d"), Operations("t"), Operations("m")
+
+#: Added by `rewrite`: whether the row was deleted, as Debezium's text.
+DELETED = "__deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten:
+    """Takes rows out of changes.
+
+    :param fields: pairs of a metadata's name and the name of the field that it becomes.
+    :param headers: likewise.
+    """
+
+    deletes: str
+    truncates: str
+    fields: tuple[tuple[str, str], ...]
+    headers: tuple[tuple[str, str], ...]
+    placeholder: bool
+
+    @classmethod
+    def of(cls, given: options.FlattenConfig) -> Flatten:
+        return cls(
+            given.deletes,
+            given.truncates,
+            named(given.add_fields, given.add_fields_prefix),
+            named(given.add_headers, given.add_headers_prefix),
+            given.unavailable == "placeholder",
+        )
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the rows; messages, and records that are no changes, stay as they are.
+
+        :raises TailraceError: `TRANSFORM_FAILED` at a truncate that may not be dropped.
+        """
+        if not group.is_change or _MESSAGES.matches(group).any():
+            return [group]
+        truncated = _TRUNCATES.matches(group)
+        if truncated.any() and self.truncates == "error":
+            raise failure(
+                group,
+                "flatten changes: the table was truncated, and a truncate has no row",
+                "set truncates: drop, or take truncates out before by a predicate of operations",
+            )
+        deleted = _DELETES.matches(group)
+        kept = ~truncated if self.deletes != "drop" else ~truncated & ~deleted
+        if not kept.any():
+            return []
+        part = group.take(np.flatnonzero(kept))
+        return [self._flattened(part, pa.array(deleted[kept]))]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _flattened(self, group: Group, deleted: pa.Array) -> Group:
+        rows = group.column("after")
+        if self.deletes == "rewrite":
+            rows = _either(deleted, group.column("before"), rows)
+        absent = pc.is_null(rows) if rows.null_count else None
+        found = members(rows) if pa.types.is_struct(rows.type) else {}
+        if self.placeholder:
+            found = _with_placeholders(group, found)
+        if self.deletes == "rewrite":
+            found[DELETED] = pc.if_else(deleted, "true", "false")
+        found |= {field: metadata_column(group, name) for name, field in self.fields}
+        columns = {
+            "op": group.column("op"),
+            "key": group.column("key"),
+            "value": struct_of(found, absent, len(group)),
+            "source": group.column("source"),
+            "headers": group.headers,
+            "special": specials_of_values(group.column("special"), deleted),
+            "unchanged": group.column("unchanged"),
+        }
+        made = group.with_columns(pa.RecordBatch.from_pydict(columns))
+        added = {header: metadata_column(group, name) for name, header in self.headers}
+        return with_headers(made, added) if added else made
+
+
+def named(names: Sequence[str], prefix: str) -> tuple[tuple[str, str], ...]:
+    """Return pairs of what is asked for and what it is called: `op`, `source.ts_ms`, `op:operation`."""
+    pairs = []
+    for name in names:
+        what, colon, other = name.partition(":")
+        pairs.append((what, prefix + (other if colon else what.replace(".", "_"))))
+    return tuple(pairs)
+
+
+def _either(condition: pa.Array, first: pa.Array, second: pa.Array) -> pa.Array:
+    # Rows by choice: structs are taken by place, whatever their fields are.
+    if first.type != second.type:
+        return second if pa.types.is_null(first.type) else first
+    both = pa.concat_arrays([first, second])
+    chosen = condition.to_numpy(zero_copy_only=False)
+    count = len(first)
+    return both.take(pa.array(np.arange(count) + np.where(chosen, 0, count)))
+
+
+def _with_placeholders(group: Group, found: dict[str, pa.Array]) -> dict[str, pa.Array]:
+    # As in Debezium's JSON: a value that was not sent is told by a text, where the column can hold one.
+    unchanged = group.column("unchanged")
+    if pa.types.is_null(unchanged.type) or not len(unchanged.flatten()):
+        return found
+    modes = OWN_FORMS if group.relation is None else group.relation.modes
+    parents = pc.list_parent_indices(unchanged).to_numpy()
+    names = unchanged.flatten().to_numpy(zero_copy_only=False)
+    for name in set(names):
+        values = found.get(name)
+        if values is None or not (pa.types.is_string(values.type) or pa.types.is_binary(values.type)):
+            continue
+        unsent = np.zeros(len(group), np.bool_)
+        unsent[parents[names == name]] = True
+        text = pa.scalar(modes.unavailable_placeholder).cast(values.type)
+        found[name] = pc.if_else(pa.array(unsent), text, values)
+    return found

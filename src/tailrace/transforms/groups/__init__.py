@@ -1,0 +1,1 @@
+"""Groups of records as columns: what transformations read and change."""

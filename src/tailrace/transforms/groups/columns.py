@@ -1,0 +1,322 @@
+"""Columns renamed and left out, masked, added and cast.
+
+What is done to a table's columns alike in rows and keys is done to the wire's cells where it can
+be: such a change is still the source's bytes, and nothing is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.config import transformations as options
+from tailrace.config.source.column_policy import ColumnMask
+from tailrace.config.steps import ROOTS
+from tailrace.errors import Kind, TailraceError
+from tailrace.expressions.computing import Expression
+from tailrace.expressions.language import ExpressionError, require_type
+from tailrace.model import Relation
+from tailrace.records.group import Group
+from tailrace.sources.postgres.decode.column_policy import FIXED_TEXT, Salt, reshaped
+from tailrace.sources.postgres.decode.values.masks import HASH_LENGTH, hashed_texts
+from tailrace.transforms.fields import (
+    BOTH,
+    KEY,
+    ROW,
+    Fields,
+    failure,
+    field_names,
+    fitting,
+    specials,
+    with_edited,
+    with_relation,
+    with_values,
+)
+from tailrace.transforms.groups.casts import TEXT, cast
+from tailrace.transforms.groups.metadata import metadata_column
+from tailrace.transforms.groups.rows import GroupRows, misfit
+from tailrace.transforms.groups.structs import struct_of
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Gives columns other names."""
+
+    names: Mapping[str, str]
+    part: str = BOTH
+
+    @classmethod
+    def of(cls, given: options.RenameConfig) -> Rename:
+        return cls(given.fields, given.apply_to)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records under the new names.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if a table would have a name twice.
+        """
+        known = field_names(group, self.part)
+        if not set(known) & set(self.names):
+            return [group]
+        new = [self.names.get(name, name) for name in known]
+        if twice := {name for name in new if new.count(name) > 1}:
+            raise failure(
+                group,
+                f"rename columns: there would be two called {', '.join(sorted(map(repr, twice)))}",
+                "choose another name, or rename or drop the other column too",
+            )
+        relation = _renamed(group.relation, self.names) if self.part != KEY else group.relation
+        if group.wire is not None and relation is not None and self.part == BOTH:
+            return [group.with_wire(group.wire.named(relation))]
+
+        def edit(found: Fields) -> Fields:
+            return {self.names.get(name, name): values for name, values in found.items()}
+
+        found = with_edited(group, self.part, edit, lambda name: self.names.get(name, name))
+        return [with_relation(found, relation)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _renamed(relation: Relation | None, names: Mapping[str, str]) -> Relation | None:
+    if relation is None:
+        return None
+    return replace(
+        relation,
+        columns=tuple(replace(c, name=names.get(c.name, c.name)) for c in relation.columns),
+        primary_key=tuple(names.get(name, name) for name in relation.primary_key),
+        chosen_key=tuple(names.get(name, name) for name in relation.chosen_key),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DropFields:
+    """Leaves columns out, or all but some."""
+
+    patterns: tuple[str, ...]
+    keeps: bool
+    part: str = ROW
+
+    @classmethod
+    def of(cls, given: options.DropFieldsConfig) -> DropFields:
+        return cls(given.fields or given.keep or (), given.fields is None, given.apply_to)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records without the columns."""
+        known = field_names(group, self.part)
+        meant = set(fitting(self.patterns, known))
+        gone = set(known) - meant if self.keeps else meant
+        if not gone:
+            return [group]
+        relation = group.relation
+        # On the wire a column is left out of the key too.
+        in_key = gone & set(relation.key) if relation is not None else set()
+        if group.wire is not None and relation is not None and self.part != KEY and not in_key:
+            return [group.with_wire(group.wire.reshaped(reshaped(relation, gone, {})))]
+
+        def edit(found: Fields) -> Fields:
+            return {name: values for name, values in found.items() if name not in gone}
+
+        found = with_edited(group, self.part, edit, lambda name: None if name in gone else name)
+        if relation is None or self.part == KEY:
+            return [found]
+        return [with_relation(found, reshaped(relation, gone, {}).relation)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Puts something else in the place of columns' values; NULL stays NULL."""
+
+    patterns: tuple[str, ...]
+    mask: ColumnMask
+    part: str = BOTH
+    salt: Salt | None = None
+
+    @classmethod
+    def of(cls, given: options.MaskConfig) -> Mask:
+        salt = None
+        if given.salt is not None:
+            value = given.salt.resolve()
+            if not value:
+                raise TailraceError(
+                    Kind.CONFIG_INVALID,
+                    f"resolve the salt {given.salt} of a mask: it is empty",
+                    "give it 16 random characters or more",
+                )
+            salt = Salt(value.encode())
+        return cls(given.fields, given.mask, given.apply_to, salt)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records with masked values.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if values have no text that could be masked.
+        """
+        meant = fitting(self.patterns, field_names(group, self.part))
+        if not meant:
+            return [group]
+        relation, wire = group.relation, group.wire
+        shape = None
+        if relation is not None:
+            shape = reshaped(relation, (), dict.fromkeys(meant, (self.mask, self.salt)))
+        if wire is not None and shape is not None and self.part == BOTH:
+            return [group.with_wire(wire.reshaped(shape))]
+
+        def edit(found: Fields) -> Fields:
+            return {n: self._masked(group, n, v) if n in meant else v for n, v in found.items()}
+
+        found = with_edited(group, self.part, edit, special=lambda name: None if name in meant else name)
+        if self.part != KEY and self.mask.method != "null":
+            found = self._with_specials(group, found, meant)
+        return [found if shape is None or self.part == KEY else with_relation(found, shape.relation)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _with_specials(self, group: Group, found: Group, meant: Collection[str]) -> Group:
+        # A value that its column does not hold is masked as its text is, which goes: it would show it.
+        for place, (rows, texts) in specials(group.column("special")).items():
+            image, _, name = place.partition(".")
+            if name in meant:
+                kind = pc.struct_field(found.column(image), name).type
+                masked = self._masked(group, name, texts)
+                if self.mask.method == "fixed":
+                    masked = pa.repeat(_constant(self.mask, kind)[0], len(texts))
+                found = with_values(found, image, name, rows, masked)
+        return found
+
+    def _masked(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+        method = self.mask.method
+        if method == "null":
+            return pa.nulls(len(values), values.type)
+        if method == "fixed":
+            return pc.if_else(pc.is_valid(values), *_constant(self.mask, values.type))
+        try:
+            texts = cast(values, TEXT)
+        except ExpressionError:
+            raise failure(
+                group,
+                f"mask the column {name!r}: its values, {values.type}, have no text",
+                "mask it by the method fixed or null, or drop it",
+            ) from None
+        if method == "truncate":
+            return pc.utf8_slice_codeunits(texts, start=0, stop=self.mask.length)
+        assert self.salt is not None
+        return _hashed(texts, self.salt.value)
+
+
+def _constant(mask: ColumnMask, arrow: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
+    value: Any = FIXED_TEXT if mask.value is None else mask.value
+    number = not isinstance(value, str)
+    whole = pa.types.is_integer(arrow)
+    if number and (
+        pa.types.is_floating(arrow) or pa.types.is_decimal(arrow) or (whole and value == int(value))
+    ):
+        exact = Decimal(str(value)) if pa.types.is_decimal(arrow) else value
+        return pa.scalar(exact, arrow), pa.scalar(None, arrow)
+    return pa.scalar(str(value)), pa.scalar(None, pa.string())
+
+
+def _hashed(texts: pa.StringArray, salt: bytes) -> pa.StringArray:
+    coded = texts.dictionary_encode()
+    digits = hashed_texts(coded.dictionary, salt).tobytes().decode()
+    hashes = [digits[at : at + HASH_LENGTH] for at in range(0, len(digits), HASH_LENGTH)]
+    return pa.array(hashes, pa.string()).take(coded.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class AddFields:
+    """Adds columns: constants, what is known of the change, and what expressions say."""
+
+    fields: Mapping[str, Expression]
+    metadata: Mapping[str, str]
+    part: str = ROW
+    missing: str = "error"
+    static: Mapping[str, pa.Scalar] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: options.AddFieldsConfig) -> AddFields:
+        fields = {name: Expression(text, ROOTS) for name, text in given.computed.items()}
+        static = {name: pa.scalar(value) for name, value in given.static.items()}
+        return cls(fields, given.metadata, given.apply_to, given.missing, static)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records with the columns; one of the same name is replaced.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
+        """
+        rows = GroupRows(group, self.missing)
+        added = {name: _repeated(value, len(group)) for name, value in self.static.items()}
+        added |= {name: _value(group, name, found, rows) for name, found in self.fields.items()}
+        added |= {name: metadata_column(group, what) for name, what in self.metadata.items()}
+
+        def edit(found: Fields) -> Fields:
+            return {**found, **added}
+
+        if self.part != ROW and pa.types.is_null(group.column("key").type):
+            # A record without a key gets one of what is added.
+            group = group.with_column("key", struct_of(added, None, len(group)))
+        return [with_edited(group, self.part, edit, lambda name: None if name in added else name)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
+    try:
+        return expression.values(rows)
+    except ExpressionError as error:
+        raise misfit(f"add the column {name!r}", error, group) from error
+
+
+def _repeated(value: pa.Scalar, count: int) -> pa.Array:
+    return pa.repeat(value, count) if value.is_valid else pa.nulls(count)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Gives columns another type."""
+
+    types: Mapping[str, str] = field(default_factory=dict)
+    part: str = BOTH
+
+    @classmethod
+    def of(cls, given: options.CastConfig) -> Cast:
+        return cls({name: require_type(text) for name, text in given.fields.items()}, given.apply_to)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records with the columns cast.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if a value does not fit.
+        """
+        if not set(self.types) & set(field_names(group, self.part)):
+            return [group]
+
+        def edit(found: Fields) -> Fields:
+            return {
+                name: self._cast(group, name, values) if name in self.types else values
+                for name, values in found.items()
+            }
+
+        return [with_edited(group, self.part, edit)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _cast(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+        to = self.types[name]
+        try:
+            return cast(values, to)
+        except ExpressionError as error:
+            raise failure(
+                group,
+                f"cast the column {name!r} from {values.type} to {to.lower()}: {error.message}",
+                "choose a wider type, or give it only the records that it is for, by a predicate",
+            ) from None

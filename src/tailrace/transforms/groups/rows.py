@@ -1,0 +1,141 @@
+"""A group's records as what expressions are computed over.
+
+Paths begin with `op`, `topic`, `key`, `before`, `after`, `value`, `source` or `headers`. Of a group
+that is still as the wire has it, only what is asked for is made: `op` and `source` need no decoding.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.expressions.computing import NoColumnError
+from tailrace.expressions.language import ExpressionError
+from tailrace.records.group import Group
+from tailrace.sources.postgres.decode.gather import string_array
+from tailrace.transforms.groups.casts import texts_of
+
+
+class GroupRows:
+    """A group, by paths.
+
+    :param missing: `null`: a column that there is not is NULL throughout.
+    """
+
+    def __init__(self, group: Group, missing: str = "error") -> None:
+        self._group = group
+        self._missing = missing
+        self._known: dict[tuple[str, ...], pa.Array] = {}
+
+    def __len__(self) -> int:
+        return len(self._group)
+
+    def column(self, parts: tuple[str, ...]) -> pa.Array:
+        """Return the column that a path means.
+
+        :raises NoColumnError: if there is none, and that is not taken for NULL.
+        """
+        if parts not in self._known:
+            try:
+                self._known[parts] = self._column(parts)
+            except NoColumnError:
+                if self._missing != "null":
+                    raise
+                self._known[parts] = pa.nulls(len(self._group))
+        return self._known[parts]
+
+    def texts(self, parts: tuple[str, ...]) -> pa.StringArray:
+        """Return the column's values as PostgreSQL writes them.
+
+        :raises NoColumnError: as `column`.
+        :raises pyarrow.ArrowNotImplementedError: if its type has no text.
+        """
+        return texts_of(self.column(parts))
+
+    def was_sent(self, parts: tuple[str, ...]) -> pa.Array:
+        """Return in which records the source sent a column of the row after.
+
+        :raises NoColumnError: as `column`.
+        """
+        self.column(parts)
+        unsent = np.zeros(len(self._group), np.bool_)
+        unchanged = self._group.column("unchanged")
+        if len(parts) == 2 and parts[0] in ("after", "value") and not pa.types.is_null(unchanged.type):
+            named = pc.equal(unchanged.flatten(), parts[1]).to_numpy(zero_copy_only=False)
+            unsent[pc.list_parent_indices(unchanged).to_numpy()[named]] = True
+        return pa.array(~unsent)
+
+    def _column(self, parts: tuple[str, ...]) -> pa.Array:
+        root, *members = parts
+        if root == "value" and self._group.is_change:
+            if not members:
+                raise NoColumnError("a change has no value of its own: ask for before or after")
+            root, *members = members
+        alone = self._group.member(root, members[0]) if members else None
+        if alone is not None:
+            return _below(alone, [root, *members], 2, self._group)
+        return _below(root_column(self._group, root), [root, *members], 1, self._group)
+
+
+def _below(found: pa.Array, parts: list[str], first: int, group: Group) -> pa.Array:
+    # What the members from `parts[first]` on lead to.
+    for place in range(first, len(parts)):
+        found = _member(found, parts[place], ".".join(parts[:place]), group)
+    return found
+
+
+def root_column(group: Group, name: str) -> pa.Array:
+    """Return a column that the path `name` alone means; nulls if there is none."""
+    if name == "topic":
+        return pa.repeat(pa.scalar(group.topic), len(group))
+    wire = group.wire
+    if wire is not None and name == "op":
+        return string_array(np.arange(len(group) + 1, dtype=np.int32), wire.op)
+    if wire is not None and name == "source":
+        return wire.source()
+    if name == "headers":
+        return group.headers
+    return group.column(name)
+
+
+def _member(found: pa.Array, name: str, so_far: str, group: Group) -> pa.Array:
+    arrow = found.type
+    if pa.types.is_struct(arrow):
+        if arrow.get_field_index(name) >= 0:
+            return pc.struct_field(found, name)
+        if so_far == "headers":
+            return pa.nulls(len(found))
+        raise NoColumnError(_unknown(name, so_far, group, [field.name for field in arrow]))
+    if pa.types.is_map(arrow):
+        return pc.map_lookup(found, pa.scalar(name, arrow.key_type), "first")
+    if pa.types.is_null(arrow):
+        return pa.nulls(len(found))
+    raise NoColumnError(
+        f"{so_far} of {described(group)} has no members; those of a JSON text are taken with ->> '{name}'"
+    )
+
+
+def _unknown(name: str, so_far: str, group: Group, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{so_far} of {described(group)} has no {name!r}{hint}"
+
+
+def described(group: Group) -> str:
+    """Return what a group's records are, for a message."""
+    return group.topic if group.relation is None else group.relation.qualified_name
+
+
+def misfit(what: str, error: ExpressionError, group: Group) -> TailraceError:
+    """Return the error of an expression that did not fit a group."""
+    return TailraceError(
+        Kind.TRANSFORM_FAILED,
+        f"{what}: {error}",
+        "correct the expression; or give it only the records that it is for, by a predicate of tables",
+        {"table": described(group)},
+    )

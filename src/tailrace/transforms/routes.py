@@ -1,0 +1,138 @@
+"""Another topic for records: by the old one's name, or by what an expression says of each.
+
+The records themselves stay as they are, also on the wire, unless the former topic goes into keys.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.config import transformations as options
+from tailrace.config.steps import REFERENCE, ROOTS, python_regex
+from tailrace.errors import Kind, TailraceError
+from tailrace.expressions.computing import Expression
+from tailrace.expressions.language import ExpressionError
+from tailrace.records.group import Group
+from tailrace.transforms.groups.rows import GroupRows, described, misfit
+from tailrace.transforms.groups.structs import with_fields
+
+
+def replaced(topic: str, regex: str, replacement: str) -> str | None:
+    """Return the name that `replacement` makes of a topic; None if `regex` does not fit all of it.
+
+    A group that took no part is empty.
+    """
+    found = re.fullmatch(regex, topic)
+    if found is None:
+        return None
+
+    def group(reference: re.Match[str]) -> str:
+        name = next(filter(None, reference.groups()))
+        return found[int(name) if name.isdigit() else name] or ""
+
+    return REFERENCE.sub(group, replacement)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteByName:
+    """Renames topics that a regular expression fits."""
+
+    regex: str
+    replacement: str
+    key_field: str | None = None
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records for their topic.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if the replacement leaves no name.
+        """
+        topic = replaced(group.topic, self.regex, self.replacement)
+        if topic is None:
+            return [group]
+        return [_routed(group, topic, self.key_field)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteByContent:
+    """Gives each record the topic that an expression says; where that is NULL it keeps its own."""
+
+    topic: Expression
+    key_field: str | None = None
+    missing: str = "error"
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records, a group for each topic.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit them, or gives
+            something that is no topic.
+        """
+        try:
+            names = self.topic.values(GroupRows(group, self.missing))
+        except ExpressionError as error:
+            raise misfit("route records", error, group) from error
+        if pa.types.is_null(names.type):
+            return [group]
+        if not pa.types.is_string(names.type):
+            raise TailraceError(
+                Kind.TRANSFORM_FAILED,
+                f"route records: the topic's expression gives {names.type}, and a topic is text",
+                "cast it, or name the topic with: case when … then 'a topic' end",
+                {"table": described(group)},
+            )
+        return [
+            part if name is None else _routed(part, name, self.key_field)
+            for name, part in parted(group, names)
+        ]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def of(given: options.Route) -> RouteByName | RouteByContent:
+    """Return the transformation that the options mean."""
+    if given.topic is not None:
+        return RouteByContent(Expression(given.topic, ROOTS), given.key_field, given.missing)
+    assert given.regex is not None
+    assert given.replacement is not None
+    return RouteByName(python_regex(given.regex), given.replacement, given.key_field)
+
+
+def parted(group: Group, names: pa.StringArray) -> list[tuple[str | None, Group]]:
+    """Return the records by name; those without one first, under None."""
+    coded = names.dictionary_encode()
+    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    known: dict[int, str] = dict(enumerate(coded.dictionary.to_pylist()))
+    # Sorted once, however many names there are; within a name records stay in their order.
+    order = np.argsort(codes, kind="stable")
+    present, first = np.unique(codes[order], return_index=True)
+    last = [*first[1:], len(order)]
+    return [
+        (known.get(code), group.take(order[at:end]))
+        for code, at, end in zip(present.tolist(), first, last, strict=True)
+    ]
+
+
+def _routed(group: Group, topic: str, key_field: str | None) -> Group:
+    if not topic.strip():
+        raise TailraceError(
+            Kind.TRANSFORM_FAILED,
+            "route records: the new topic's name is empty",
+            "correct the replacement or the expression; NULL keeps the topic that a record has",
+            {"table": described(group), "topic": group.topic},
+        )
+    if topic == group.topic:
+        return group
+    if key_field is not None:
+        former = pa.repeat(pa.scalar(group.topic), len(group))
+        key = with_fields(group.column("key"), {key_field: former}, len(group))
+        # A record without a key stays without one.
+        if not pa.types.is_null(group.column("key").type):
+            group = group.with_column("key", key)
+    return group.with_topic(topic)

@@ -1,0 +1,118 @@
+"""The predicates: which records of a group are chosen."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.config.patterns import matches_any
+from tailrace.expressions.computing import Expression
+from tailrace.expressions.language import ExpressionError
+from tailrace.records.group import Group
+from tailrace.transforms.groups.rows import GroupRows, misfit, root_column
+
+Chosen = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Chooses records of tables."""
+
+    patterns: tuple[str, ...]
+
+    def matches(self, group: Group) -> Chosen:
+        """Return which records are of one of the tables; decodes nothing."""
+        relation = group.relation
+        if relation is not None:
+            return _all(group, matches_any(self.patterns, relation.schema, relation.table))
+        rows = GroupRows(group, "null")
+        schema, table = (_texts(rows.column(("source", name))) for name in ("schema", "table"))
+        pairs = pc.binary_join_element_wise(schema, table, "\0").dictionary_encode()
+        fits = [matches_any(self.patterns, *pair.split("\0", 1)) for pair in pairs.dictionary.to_pylist()]
+        found: Chosen = np.array([*fits, False])[pairs.indices.fill_null(len(fits)).to_numpy()]
+        return found
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    return values.cast(pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Chooses changes by `op`; `letters` are those of `model.Op`."""
+
+    letters: str
+
+    def matches(self, group: Group) -> Chosen:
+        """Return which changes did one of the operations; decodes nothing."""
+        wire = group.wire
+        if wire is not None:
+            return np.isin(wire.op, np.frombuffer(self.letters.encode(), np.uint8))
+        wanted = pa.array(list(self.letters), pa.string())
+        return _flags(pc.is_in(_texts(group.column("op")), value_set=wanted))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChoice:
+    """Chooses records by their topic."""
+
+    pattern: str
+
+    def matches(self, group: Group) -> Chosen:
+        """Return which records go to a topic that the pattern fits: all or none."""
+        return _all(group, re.fullmatch(self.pattern, group.topic) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class HasHeader:
+    """Chooses records with a header."""
+
+    name: str
+
+    def matches(self, group: Group) -> Chosen:
+        """Return which records have the header."""
+        headers = root_column(group, "headers")
+        if not pa.types.is_struct(headers.type) or headers.type.get_field_index(self.name) < 0:
+            return _all(group, False)
+        return _flags(pc.is_valid(pc.struct_field(headers, self.name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstones:
+    """Chooses records whose value is null."""
+
+    def matches(self, group: Group) -> Chosen:
+        """Return which records are tombstones; a change is none."""
+        return _all(group, False) if group.is_change else _flags(pc.is_null(group.column("value")))
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Chooses records for which an expression is true."""
+
+    expression: Expression
+    missing: str = "error"
+
+    def matches(self, group: Group) -> Chosen:
+        """Return for which records the expression is true.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if it does not fit them.
+        """
+        try:
+            return self.expression.chosen(GroupRows(group, self.missing))
+        except ExpressionError as error:
+            raise misfit("choose records", error, group) from error
+
+
+def _all(group: Group, answer: bool) -> Chosen:
+    return np.full(len(group), answer, np.bool_)
+
+
+def _flags(values: pa.Array) -> Chosen:
+    found: Chosen = values.to_numpy(zero_copy_only=False)
+    return found

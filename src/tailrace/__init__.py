@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from tailrace.engine.engine import Engine
     from tailrace.errors import TailraceError
 
-__version__ = "0.1.0.dev0"
+#: The only place that says it: package, command line and `source.version` of events take it from here.
+__version__ = "0.1.0"
 
 __all__ = ["Callbacks", "Engine", "RetriableError", "StopEngine", "TailraceError", "__version__"]
 

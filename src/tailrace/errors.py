@@ -69,6 +69,7 @@ class Kind(enum.StrEnum):
     DECODE_FAILED = "decode_failed"
     SCHEMA_MISSING = "schema_missing"
     SCHEMA_CHANGED = "schema_changed"
+    SCHEMA_PENDING = "schema_pending"  # the catalogue does not show yet what a transaction altered
     TABLE_UNKNOWN = "table_unknown"
 
     # converting
@@ -87,6 +88,7 @@ class Kind(enum.StrEnum):
     SINK_WRITE_FAILED = "sink_write_failed"
     SINK_MISCONFIGURED = "sink_misconfigured"  # a topic that is missing or is not compacted
     SINK_PREEMPTED = "sink_preempted"  # another producer with its transactional id has begun
+    SINK_TRANSACTION_TOO_LONG = "sink_transaction_too_long"  # the source's does not fit into one of Kafka's
     SINK_RECORD_TOO_LARGE = "sink_record_too_large"
     SINK_REFUSED = "sink_refused"  # credentials, privileges
     SPARK_FAILED = "spark_failed"
@@ -121,6 +123,7 @@ POLICY: dict[Kind, Policy] = {
     Kind.SLOT_CREATION_HELD_UP: Policy.RETRY,
     Kind.SNAPSHOT_DELAYED: Policy.RETRY,
     Kind.LOG_FULL: Policy.RETRY,
+    Kind.SCHEMA_PENDING: Policy.RETRY,
     Kind.REGISTRY_UNREACHABLE: Policy.RETRY,
     Kind.SINK_WRITE_FAILED: Policy.RETRY,
     Kind.SPARK_FAILED: Policy.RETRY,
@@ -193,3 +196,20 @@ class TailraceError(Exception):
             "hint": self.hint,
             "context": self.context,
         }
+
+
+class StopEngine(Exception):  # noqa: N818 - a request, not an error
+    """Ends the engine in good order. Raised by a handler, the record or batch counts as processed.
+
+    Raised by a transformation, a predicate or a converter, nothing of the batch does: it was handed to
+    nobody, and comes again in the next life.
+    """
+
+
+class RetriableError(Exception):
+    """What failed may pass: it is tried again after a while.
+
+    Raised by a task's `poll` or `start`, or by a handler, a transformation, a predicate or a converter:
+    what was handed over is handed over again, the same batch or the same record. So are errors of ours
+    whose kind is tried again by `POLICY`.
+    """

@@ -22,7 +22,6 @@ TRANSFORMATIONS = "tailrace.transformations"
 PREDICATES = "tailrace.predicates"
 CONVERTERS = "tailrace.converters"
 SINKS = "tailrace.sinks"
-OFFSET_STORES = "tailrace.offset_stores"
 RUNNERS = "tailrace.runners"
 
 #: What one of a group is called.
@@ -32,7 +31,6 @@ _WORDS = {
     PREDICATES: "predicate",
     CONVERTERS: "converter",
     SINKS: "sink",
-    OFFSET_STORES: "offset store",
     RUNNERS: "runner",
 }
 

@@ -57,6 +57,8 @@ class ValueType:
 
     `oid` and `modifier` (-1: none) are those of the type under all domains. `name` is that
     type's if it is not built in. `item` and `delimiter` are set for arrays that are not built in.
+    `kind` is `pg_type.typtype`, empty where the log does not tell. `parts` are, of an enumeration, its
+    labels by their oid; of a composite, its attributes' types by their number.
     """
 
     oid: int
@@ -64,6 +66,8 @@ class ValueType:
     name: str = ""
     item: ValueType | None = None
     delimiter: str = ","
+    kind: str = ""
+    parts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,8 @@ class Relation:
     shapes that the log has had under the table's name; 0: not known. `replaced` is the relation
     that had the name before, and `replaced_name` what that was called soon after, if it was there.
     `modes` are the reader's choice of how values are given to it.
-    `chosen_key` is the configuration's and comes before both.
+    `chosen_key` is the configuration's and comes before both. `pending`: capture has yet to learn from the
+    catalogue what the message does not tell.
     """
 
     oid: int
@@ -131,6 +136,7 @@ class Relation:
     replaced_name: tuple[str, str] | None = None
     modes: ValueModes = OWN_FORMS
     chosen_key: tuple[str, ...] = ()
+    pending: bool = False
 
     @property
     def qualified_name(self) -> str:

@@ -12,9 +12,9 @@ from tailrace.cli.parameters import AsJson, Debug, SourceName, TableName, TaskNa
 from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
-    from tailrace.config import Disclosure
+    from tailrace.config import ColumnPolicy
     from tailrace.model import ValueModes
-    from tailrace.pipeline.points import Point
+    from tailrace.pipeline.log.positions import LogPoint
 
 log_app = group("Look into a change log.")
 
@@ -37,7 +37,7 @@ def ls(
 ) -> None:
     """List a log's tasks, segments and readers; with several sources, those of each log."""
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.listing import list_logs
+        from tailrace.cli.log_listing import list_logs
 
         list_logs(_directory(path, source), as_json=as_json)
 
@@ -80,15 +80,15 @@ def show(
     Given the pipeline's file, in the form that its handling modes ask for.
     """
     with conversation(verbose=verbose, debug=debug):
-        from tailrace.cli.showing_changes import show_changes
-        from tailrace.config import Disclosure
-        from tailrace.pipeline.inspection import Selection
+        from tailrace.cli.log_changes import show_changes
+        from tailrace.config import ColumnPolicy
+        from tailrace.pipeline.log.inspection import Selection
 
         log, rules, modes = _log_and_forms(path, source)
         wanted = Selection(
             table, _key(key), transaction, _point(begin, "--from"), _point(end, "--to"), limit, modes
         )
-        show_changes(log, task, wanted, Disclosure() if raw else rules, as_json=as_json)
+        show_changes(log, task, wanted, ColumnPolicy() if raw else rules, as_json=as_json)
 
 
 @log_app.command("forget")
@@ -108,7 +108,7 @@ def forget(
     One that does come back is registered again, and fails if retention took what it needs.
     """
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.listing import forget_readers
+        from tailrace.cli.log_listing import forget_readers
 
         forget_readers(_log(path, source), reader, as_json=as_json)
 
@@ -129,11 +129,11 @@ def schemas(
 ) -> None:
     """Show every version of each table's schema in a log, and where it begins."""
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.showing_schemas import show_schemas
-        from tailrace.config import Disclosure
+        from tailrace.cli.log_schemas import show_schemas
+        from tailrace.config import ColumnPolicy
 
         log, rules, _ = _log_and_forms(path, source)
-        show_schemas(log, task, table, Disclosure() if raw else rules, as_json=as_json)
+        show_schemas(log, task, table, ColumnPolicy() if raw else rules, as_json=as_json)
 
 
 @log_app.command("verify")
@@ -145,12 +145,13 @@ def verify(
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Read everything in a log and report all damage; with several sources, in each log.
+    """Read everything in a log and report all damage, and where readers would stop; with several
+    sources, in each log.
 
     Exit status 1 if there is any.
     """
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.listing import verify_logs
+        from tailrace.cli.log_listing import verify_logs
 
         raise typer.Exit(DONE if verify_logs(_directory(path, source), as_json=as_json) else FAILED)
 
@@ -170,7 +171,7 @@ def _log(path: Path, source: str | None) -> Path:
 
     :raises TailraceError: `CONFIG_INVALID`, where there are several.
     """
-    from tailrace.pipeline.log_root import logs_in
+    from tailrace.pipeline.log.root import logs_in
 
     directory = _directory(path, source)
     logs = logs_in(directory)
@@ -183,7 +184,7 @@ def _log(path: Path, source: str | None) -> Path:
     )
 
 
-def _log_and_forms(path: Path, source: str | None) -> tuple[Path, Disclosure | None, ValueModes]:
+def _log_and_forms(path: Path, source: str | None) -> tuple[Path, ColumnPolicy | None, ValueModes]:
     """Return where one log is; what is let out of it if a pipeline's file was given; in which form."""
     log = _log(path, source)
     if path.is_file():
@@ -206,8 +207,8 @@ def _key(parts: list[str] | None) -> dict[str, str] | None:
     return dict(part.split("=", 1) for part in parts)
 
 
-def _point(text: str | None, option: str) -> Point | None:
-    from tailrace.pipeline.points import parse_point
+def _point(text: str | None, option: str) -> LogPoint | None:
+    from tailrace.pipeline.log.positions import parse_point
 
     try:
         return None if text is None else parse_point(text)

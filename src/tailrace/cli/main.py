@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +13,7 @@ from tailrace.cli.conversation import DONE, FAILED, UNUSABLE, conversation, note
 from tailrace.cli.log_commands import log_app
 from tailrace.cli.offset_commands import offsets_app
 from tailrace.cli.parameters import AsJson, ConfigFile, Debug, SourceName, Verbose, group
+from tailrace.errors import Kind, TailraceError
 
 app = group(
     "Change data capture for Python and Spark: every committed change once, in order.",
@@ -20,6 +22,23 @@ app = group(
 )
 app.add_typer(log_app, name="log")
 app.add_typer(offsets_app, name="offsets")
+
+
+def _tool(name: str) -> Any:
+    """Return the package `name` of tailrace-tools.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT,
+            f"import {name}: it is not installed; demo and benchmarks come with tailrace-tools",
+            "install it from a checkout of Tailrace: pip install ./tools",
+        ) from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -61,7 +80,7 @@ def run(
     is made durable and acknowledged. A second one ends it at once, which loses nothing either.
     """
     with conversation(verbose=verbose, debug=debug, chatty=True):
-        from tailrace.cli.running import run_pipeline
+        from tailrace.cli.run import run_pipeline
 
         run_pipeline(file, until_caught_up=until_caught_up)
 
@@ -77,7 +96,7 @@ def check(
     Exit status 0 if it can run (there may be warnings), 1 if not, 2 if the file itself is wrong.
     """
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.checking import check_pipeline
+        from tailrace.cli.check import check_pipeline
 
         raise typer.Exit(check_pipeline(file, as_json=as_json))
 
@@ -88,7 +107,7 @@ def status(
 ) -> None:
     """Show how far the pipeline is, whether or not it runs, from any process."""
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.showing_status import show_status
+        from tailrace.cli.status import show_status
 
         show_status(file, as_json=as_json)
 
@@ -126,7 +145,7 @@ def replay(
     the first. Nothing else may be writing the sink; the source is not needed.
     """
     with conversation(verbose=verbose, debug=debug, chatty=True):
-        from tailrace.cli.running import replay_sink
+        from tailrace.cli.run import replay_sink
 
         replay_sink(file, source, sink, begin, into)
 
@@ -148,6 +167,13 @@ def snapshot(
         bool,
         typer.Option("--cancel", help="End the snapshots that were asked for: those of --table, or all."),
     ] = False,
+    pause: Annotated[
+        bool,
+        typer.Option("--pause", help="Read no more beside the stream, until --resume; also after a restart."),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the snapshots that are paused.")
+    ] = False,
     listed: Annotated[
         bool, typer.Option("--list", help="Show the snapshots that wait, are taken, or are over.")
     ] = False,
@@ -162,14 +188,24 @@ def snapshot(
     Nothing is locked or written at the source. A snapshot that is cut short goes on where it was.
     """
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.asking import cancel_snapshots, list_snapshots, request_snapshot
+        from tailrace.cli.snapshot_commands import (
+            cancel_snapshots,
+            list_snapshots,
+            pause_snapshots,
+            request_snapshot,
+        )
 
         named = tables or []
-        if (cancel and (where or listed)) or (listed and (named or where)) or not (named or cancel or listed):
-            typer.echo("give --table (with --where), --cancel (with --table) or --list", err=True)
+        chosen = sum((cancel, pause, resume, listed))
+        if chosen > 1 or (chosen and where) or (chosen and named and not cancel) or not (named or chosen):
+            typer.echo(
+                "give --table (with --where), --cancel (with --table), --pause, --resume or --list", err=True
+            )
             raise typer.Exit(UNUSABLE)
         if listed:
             list_snapshots(file, source, as_json=as_json)
+        elif pause or resume:
+            pause_snapshots(file, source, pauses=pause, as_json=as_json)
         elif cancel:
             cancel_snapshots(file, source, named, as_json=as_json)
         else:
@@ -189,7 +225,7 @@ def demo(
 ) -> None:
     """Show the whole thing at work on a PostgreSQL of its own, with a kill in the middle."""
     with conversation(debug=debug):
-        from tailrace import demo as demonstration
+        demonstration = _tool("tailrace_demo")
 
         raise typer.Exit(demonstration.run(directory, keep=keep, seconds=seconds))
 
@@ -204,7 +240,7 @@ def bench(
 ) -> None:
     """Measure on this machine; which benchmarks there are, an unknown name tells."""
     with conversation(debug=debug, as_json=as_json):
-        from tailrace import bench as benchmarks
+        benchmarks = _tool("tailrace_bench")
 
         if name not in benchmarks.NAMES:
             known = "\n".join(f"  {known}: {what}" for known, what in benchmarks.NAMES.items())

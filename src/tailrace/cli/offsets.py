@@ -13,18 +13,18 @@ import typer
 from tailrace import config
 from tailrace.cli.conversation import print_json, printable
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.offset_changes import (
+from tailrace.pipeline.log.positions import parse_point
+from tailrace.pipeline.offsets.changes import (
     Change,
     Effect,
-    Holder,
+    OffsetHolder,
     carry_out,
     chosen_holder,
     held_still,
     planned_reset,
     planned_set,
 )
-from tailrace.pipeline.offsets_kept import kept
-from tailrace.pipeline.points import parse_point
+from tailrace.pipeline.offsets.committed import kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def reset_offset(file: Path, whose: Whose, *, yes: bool, as_json: bool) -> None:
         _make(planned_reset(pipeline, holder), yes=yes, as_json=as_json)
 
 
-def _chosen(file: Path, whose: Whose) -> tuple[config.PipelineConfig, Holder]:
+def _chosen(file: Path, whose: Whose) -> tuple[config.PipelineConfig, OffsetHolder]:
     loaded = config.load_engine(file)
     pipeline = loaded.pipeline(whose.source)
     return pipeline, chosen_holder(loaded, pipeline, whose.sink, whose.engine)

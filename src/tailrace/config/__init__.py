@@ -6,41 +6,41 @@ setting with its default, unit and meaning; `docs/configuration.md` is generated
 
 from __future__ import annotations
 
-from tailrace.config.disclosure import Disclosure, Mask
 from tailrace.config.engine import EngineConfig
 from tailrace.config.engine_options import EngineOptions
 from tailrace.config.load import load, load_engine, read
 from tailrace.config.patterns import is_exact, matches, matches_any, matches_column
-from tailrace.config.postgres import NamedSource, PostgresSource
-from tailrace.config.problems import Problem
+from tailrace.config.problems import ConfigProblem
 from tailrace.config.sections import (
-    DeltaSink,
+    DeltaSinkConfig,
     JsonlSink,
     LogConfig,
     ParquetSink,
     PipelineConfig,
-    PythonSink,
+    PythonSinkConfig,
     RetentionConfig,
     SparkConfig,
 )
 from tailrace.config.sinks import FolderSink, SinkConfig
+from tailrace.config.source.column_policy import ColumnMask, ColumnPolicy
+from tailrace.config.source.postgres import NamedSource, PostgresSource
 from tailrace.secrets import Secret
 
 __all__ = [
-    "DeltaSink",
-    "Disclosure",
+    "ColumnMask",
+    "ColumnPolicy",
+    "ConfigProblem",
+    "DeltaSinkConfig",
     "EngineConfig",
     "EngineOptions",
     "FolderSink",
     "JsonlSink",
     "LogConfig",
-    "Mask",
     "NamedSource",
     "ParquetSink",
     "PipelineConfig",
     "PostgresSource",
-    "Problem",
-    "PythonSink",
+    "PythonSinkConfig",
     "RetentionConfig",
     "Secret",
     "SinkConfig",

@@ -11,27 +11,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tailrace.config.postgres import SLOT_BYTES_MAX, parse_dsn, slot_named_after
-from tailrace.config.problems import Problem, nearest
+from tailrace.config.problems import ConfigProblem, nearest
+from tailrace.config.source.postgres import SLOT_BYTES_MAX, parse_dsn, slot_named_after
 
 
-def collisions(content: Any, base: Path) -> list[Problem]:
+def collisions(content: Any, base: Path) -> list[ConfigProblem]:
     """Return the problems; `base` is what paths are relative to."""
     if not isinstance(content, dict):
         return []
     return [*_sources(content), *_sinks(content, base), *_groups(content), *_predicates(content)]
 
 
-def _sources(content: dict[str, Any]) -> Iterator[Problem]:
+def _sources(content: dict[str, Any]) -> Iterator[ConfigProblem]:
     source, sources = content.get("source"), content.get("sources")
     if "sources" not in content:
         if source is None:
-            yield Problem(("source",), "is required, or sources for several")
+            yield ConfigProblem(("source",), "is required, or sources for several")
         return
     if "source" in content:
-        yield Problem(("sources",), "is given beside source: move that one into the list, with a name")
+        yield ConfigProblem(("sources",), "is given beside source: move that one into the list, with a name")
     if not isinstance(sources, list) or not sources:
-        yield Problem(("sources",), "must be a list of at least one source")
+        yield ConfigProblem(("sources",), "must be a list of at least one source")
         return
     pipeline = content.get("name") if isinstance(content.get("name"), str) else ""
     entries = [(index, entry) for index, entry in enumerate(sources) if isinstance(entry, dict)]
@@ -39,7 +39,7 @@ def _sources(content: dict[str, Any]) -> Iterator[Problem]:
     yield from _slots(pipeline or "", entries)
 
 
-def _source_names(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> Iterator[Problem]:
+def _source_names(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> Iterator[ConfigProblem]:
     taken: dict[str, int] = {}
     for index, entry in entries:
         name = entry.get("name")
@@ -48,7 +48,7 @@ def _source_names(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> I
         place = ("sources", index, "name")
         slot = slot_named_after(f"{pipeline}_{name}")
         if len(slot) > SLOT_BYTES_MAX:
-            yield Problem(
+            yield ConfigProblem(
                 place,
                 f"is too long: the slot {slot!r} would have {len(slot)} characters, {SLOT_BYTES_MAX} are "
                 "possible",
@@ -56,7 +56,7 @@ def _source_names(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> I
         if slot in taken:
             other = taken[slot]
             same = entries[[at for at, _ in entries].index(other)][1]["name"] == name
-            yield Problem(
+            yield ConfigProblem(
                 place,
                 f"is the name of sources[{other}] too"
                 if same
@@ -65,7 +65,7 @@ def _source_names(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> I
         taken.setdefault(slot, index)
 
 
-def _slots(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> Iterator[Problem]:
+def _slots(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> Iterator[ConfigProblem]:
     # Slots belong to a server, not to a database. Servers that are named in two ways are found
     # out when the second source finds the slot of the first, and refuses it.
     taken: dict[tuple[str, str], int] = {}
@@ -78,7 +78,9 @@ def _slots(pipeline: str, entries: list[tuple[int, dict[str, Any]]]) -> Iterator
         key = (_server(entry), slot)
         other = taken.setdefault(key, index)
         if other != index and entry.get("slot"):
-            yield Problem(("sources", index, "slot"), f"is the slot of sources[{other}] on the same server")
+            yield ConfigProblem(
+                ("sources", index, "slot"), f"is the slot of sources[{other}] on the same server"
+            )
 
 
 def _server(entry: dict[str, Any]) -> str:
@@ -88,7 +90,7 @@ def _server(entry: dict[str, Any]) -> str:
     return "|".join(str(found.get(name, "")) for name in ("host", "hostaddr", "port", "service"))
 
 
-def _sinks(content: dict[str, Any], base: Path) -> Iterator[Problem]:
+def _sinks(content: dict[str, Any], base: Path) -> Iterator[ConfigProblem]:
     sinks, log = content.get("sinks"), content.get("log")
     taken: dict[Path, str] = {}
     if isinstance(log, dict) and isinstance(log.get("path"), str):
@@ -100,20 +102,20 @@ def _sinks(content: dict[str, Any], base: Path) -> Iterator[Problem]:
         name, path = sink.get("name"), sink.get("path")
         if isinstance(name, str) and name:
             if name in names:
-                yield Problem(("sinks", index, "name"), f"is the name of sinks[{names[name]}] too")
+                yield ConfigProblem(("sinks", index, "name"), f"is the name of sinks[{names[name]}] too")
             names.setdefault(name, index)
         if isinstance(path, str) and path and "\0" not in path:
             place = _place(path, base)
             for other, owner in taken.items():
                 if place == other or place in other.parents or other in place.parents:
-                    yield Problem(
+                    yield ConfigProblem(
                         ("sinks", index, "path"), f"overlaps {owner}: each needs a directory of its own"
                     )
                     break
             taken.setdefault(place, f"sinks[{index}].path")
 
 
-def _predicates(content: dict[str, Any]) -> Iterator[Problem]:
+def _predicates(content: dict[str, Any]) -> Iterator[ConfigProblem]:
     engine = content.get("engine")
     if not isinstance(engine, dict):
         return
@@ -123,13 +125,13 @@ def _predicates(content: dict[str, Any]) -> Iterator[Problem]:
         name = step.get("predicate") if isinstance(step, dict) else None
         if isinstance(name, str) and name not in names:
             there = f"there are {', '.join(names)}" if names else "there is none"
-            yield Problem(
+            yield ConfigProblem(
                 ("engine", "transformations", index, "predicate"),
                 f"is no name in engine.predicates: {there}{nearest(name, names)}",
             )
 
 
-def _groups(content: dict[str, Any]) -> Iterator[Problem]:
+def _groups(content: dict[str, Any]) -> Iterator[ConfigProblem]:
     # Two sinks of one transactional id would fence each other, and share an offset.
     sinks = content.get("sinks")
     taken: dict[str, int] = {}
@@ -138,7 +140,7 @@ def _groups(content: dict[str, Any]) -> Iterator[Problem]:
             group = str(sink.get("group", "tailrace"))
             other = taken.setdefault(group, index)
             if other != index:
-                yield Problem(
+                yield ConfigProblem(
                     ("sinks", index, "group"), f"is that of sinks[{other}] too: they would fence each other"
                 )
 

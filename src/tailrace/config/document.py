@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tailrace.config.problems import Path, Problem
+from tailrace.config.problems import ConfigProblem, Path
 
 DOCUMENT_BYTES_MAX = 1024 * 1024
 NODES_MAX = 20_000
@@ -26,7 +26,7 @@ class Document:
 
     content: Any
     lines: dict[Path, int]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ConfigProblem, ...] = ()
 
     def line_of(self, path: Path) -> int | None:
         """Return the line of the value at `path`, or of the nearest one around it."""
@@ -71,7 +71,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[ConfigProblem] = []
         self._visited = 0
 
     def visit(self, node: yaml.Node, path: Path) -> None:
@@ -90,12 +90,12 @@ class _Walk:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                self.problems.append(Problem(path, "has a key that is not a plain word", line))
+                self.problems.append(ConfigProblem(path, "has a key that is not a plain word", line))
                 continue
             name = str(key.value)
             if name in seen and name != "<<":
                 self.problems.append(
-                    Problem((*path, name), f"is given twice, first in line {seen[name]}", line)
+                    ConfigProblem((*path, name), f"is given twice, first in line {seen[name]}", line)
                 )
             seen[name] = line
             self.visit(value, (*path, name))
@@ -103,7 +103,7 @@ class _Walk:
 
 
 def _unreadable(message: str, line: int | None = None) -> Document:
-    return Document(None, {}, (Problem((), message, line),))
+    return Document(None, {}, (ConfigProblem((), message, line),))
 
 
 def _reason(error: yaml.YAMLError) -> str:

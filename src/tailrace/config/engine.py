@@ -15,8 +15,7 @@ from pydantic import Field, model_validator
 
 from tailrace.config.engine_options import EngineOptions
 from tailrace.config.fields import Name, Section
-from tailrace.config.kafka import KafkaSink
-from tailrace.config.postgres import SLOT_BYTES_MAX, NamedSource, PostgresSource, slot_named_after
+from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.sections import (
     LogConfig,
     PipelineConfig,
@@ -25,6 +24,7 @@ from tailrace.config.sections import (
     named_sinks,
 )
 from tailrace.config.sinks import FolderSink
+from tailrace.config.source.postgres import SLOT_BYTES_MAX, NamedSource, PostgresSource, slot_named_after
 from tailrace.errors import Kind, TailraceError
 
 #: Each has three threads for its capture and one for each sink.
@@ -71,10 +71,21 @@ class EngineConfig(Section):
         return self
 
     def _decided(self, sink: Sink) -> Sink:
-        if not isinstance(sink, KafkaSink) or sink.atomic_source_offset_commit is not None:
+        if not isinstance(sink, KafkaSinkConfig):
             return sink
+        found = sink.beside(self._offsets_topics)
+        if sink.atomic_source_offset_commit is not None:
+            return found
         wanted = self.engine.atomic_source_offset_commit
-        return sink.model_copy(update={"atomic_source_offset_commit": wanted})
+        return found.model_copy(update={"atomic_source_offset_commit": wanted})
+
+    @property
+    def _offsets_topics(self) -> frozenset[str]:
+        storage = self.engine.offset_storage
+        of_engine = {storage.topic} if storage is not None and storage.type == "kafka" else set()
+        return frozenset(
+            of_engine | {sink.offsets_topic for sink in self.sinks if isinstance(sink, KafkaSinkConfig)}
+        )
 
     @property
     def has_several(self) -> bool:
@@ -85,7 +96,7 @@ class EngineConfig(Section):
     def is_atomic_for_nothing(self) -> bool:
         """Whether `engine.atomic_source_offset_commit` is set, and no offsets are kept in Kafka."""
         storage = self.engine.offset_storage
-        has_any = any(isinstance(sink, KafkaSink) for sink in self.sinks) or (
+        has_any = any(isinstance(sink, KafkaSinkConfig) for sink in self.sinks) or (
             storage is not None and storage.type == "kafka"
         )
         return self.engine.atomic_source_offset_commit and not has_any
@@ -97,10 +108,17 @@ class EngineConfig(Section):
 
     @property
     def needs_spark(self) -> bool:
-        """Whether anything of it runs on Spark: a sink, the reading of a snapshot, tasks, processing."""
-        read_on = {source.snapshot_read_on for source in self.sources or (self.source,) if source is not None}
-        runs_on = {self.engine.tasks_on, self.engine.record_processing.runs_on, *read_on}
+        """Whether anything of it runs on Spark: a sink, tasks, processing."""
+        runs_on = {self.engine.tasks_on, self.engine.record_processing.runs_on}
         return "spark" in runs_on or any(sink.on_spark for sink in self.sinks)
+
+    @property
+    def needs_spark_at_start(self) -> bool:
+        """Whether Spark is started with the pipeline: it is needed, and not only for large ranges."""
+        if self.spark.start == "eager":
+            return self.needs_spark
+        without = tuple(sink for sink in self.sinks if not sink.small_ranges_in_process)
+        return self.model_copy(update={"sinks": without}).needs_spark
 
     @functools.cached_property
     def pipelines(self) -> tuple[PipelineConfig, ...]:

@@ -11,13 +11,16 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from tailrace.config.converters import ConverterSection
-from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section, Text
+from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section
 from tailrace.config.kafka_clients import ClientOptions, TopicName
 from tailrace.config.predicates import AnyPredicate
 from tailrace.config.transformations import AnyTransformation
 
 #: Beyond this a thread more is memory and nothing else.
 THREADS_MAX = 256
+
+#: No batch has more records than this.
+BATCH_RECORDS_MAX = 65_536
 
 Milliseconds = Annotated[int, Field(ge=0, le=86_400_000)]
 
@@ -33,8 +36,9 @@ class RecordProcessing(Section):
     )
     threads: Annotated[int, Field(ge=1, le=THREADS_MAX)] | None = Field(
         default=None,
-        description="Threads that transform and convert, for all tasks; on Spark, those that wait for its "
-        "jobs. Default: the cores.",
+        description="Threads of each task that transform and convert; and as many that call handlers of "
+        "single records, unless `order` is `ordered`. On Spark, those that wait for its jobs. "
+        "Default: the cores.",
     )
     order: Literal["ordered", "unordered", "key"] = Field(
         default="ordered",
@@ -46,6 +50,11 @@ class RecordProcessing(Section):
         default=1000,
         description="How long records under way may take when the engine stops; then they are given up, "
         "and come again in the next life. 0: at once.",
+    )
+    batch_records_max: Annotated[int, Field(ge=1, le=BATCH_RECORDS_MAX)] = Field(
+        default=BATCH_RECORDS_MAX,
+        description="Most records of a batch: what a handler of batches gets at a time, and is given again "
+        "when it fails.",
     )
     queue_batches_max: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=8, description="Most batches of a task that are under way at a time."
@@ -66,9 +75,9 @@ class OffsetCommit(Section):
 
     policy: Literal["periodic", "always", "count", "transaction"] = Field(
         default="periodic",
-        description="`always`: after each batch; `periodic`: every `interval_ms`; `count`: after "
-        "`records` records; `transaction`: where no transaction of the source is open, at most every "
-        "`interval_ms`.",
+        description="`always`: after each batch, and while one is processed; `periodic`: every "
+        "`interval_ms`; `count`: after `records` records; `transaction`: where no transaction of the source "
+        "is open, at most every `interval_ms`.",
     )
     interval_ms: Milliseconds = Field(default=60_000, description="Least milliseconds from commit to commit.")
     records: Annotated[int, Field(ge=1)] = Field(
@@ -82,15 +91,11 @@ class OffsetCommit(Section):
 class OffsetStorage(Section):
     """Where offsets are kept."""
 
-    type: Literal["log", "file", "memory", "postgresql", "kafka"] = Field(
-        description="`log`: beside the change log; `file`: at `path`; `postgresql`: in a table; `kafka`: in "
-        "a compacted topic; `memory`: nowhere, each life begins anew."
+    type: Literal["log", "file", "memory", "kafka"] = Field(
+        description="`log`: beside the change log; `file`: at `path`; `kafka`: in a compacted topic; "
+        "`memory`: nowhere, each life begins anew."
     )
     path: LocalPath | None = Field(default=None, description="The file, for `file`.")
-    dsn: Text | None = Field(default=None, description="Connection string, for `postgresql`.")
-    table: str = Field(
-        default="tailrace_offsets", min_length=1, description="Table, for `postgresql`; made if missing."
-    )
     bootstrap_servers: str | None = Field(
         default=None, min_length=1, description="`host:port`, several with commas between, for `kafka`."
     )
@@ -113,8 +118,6 @@ class OffsetStorage(Section):
     def _complete(self) -> Self:
         if self.type == "file" and self.path is None:
             raise ValueError("file needs a path")
-        if self.type == "postgresql" and self.dsn is None:
-            raise ValueError("postgresql needs a dsn")
         if self.type == "kafka" and self.bootstrap_servers is None:
             raise ValueError("kafka needs bootstrap_servers")
         return self

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from tailrace.config.converters import ConverterSection
 from tailrace.config.engine_options import Milliseconds
@@ -16,10 +16,13 @@ from tailrace.config.kafka_clients import ClientOptions, TopicName
 from tailrace.config.patterns import Patterns
 from tailrace.config.predicates import AnyPredicate
 from tailrace.config.sinks import Pacing, SinkConfig
-from tailrace.config.transformations import AnyTransformation
+from tailrace.config.transformations import AnyTransformation, Route
 from tailrace.secrets import Secret
 
+#: The part of `offset_flush_timeout_ms` that a batch should take.
+_TIME_SHARE = 4
 _TOPIC_LIMIT = "max.message.bytes"
+_KAFKAS_OWN = ("__consumer_offsets", "__transaction_state")
 #: librdkafka's own `batch.size`.
 _BATCH_BYTES = 1_000_000
 
@@ -28,12 +31,8 @@ _BATCH_BYTES = 1_000_000
 _BESIDE: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "offset_flush_interval_ms": ("transaction_boundary", "interval".__eq__, "transaction_boundary: interval"),
     "transaction_records": ("transaction_boundary", "records".__eq__, "transaction_boundary: records"),
-    "dead_letter_topic": ("too_large", "dead_letter".__eq__, "too_large: dead_letter"),
-    "dead_letter_value_bytes": ("too_large", "dead_letter".__eq__, "too_large: dead_letter"),
     "transaction_topic": ("provide_transaction_metadata", bool, "provide_transaction_metadata: true"),
-    "heartbeat_topic": ("heartbeat_interval_ms", bool, "heartbeat_interval_ms"),
     "heartbeat_topic_prefix": ("heartbeat_interval_ms", bool, "heartbeat_interval_ms"),
-    "schema_changes_topic": ("schema_changes", bool, "schema_changes: true"),
 }
 
 
@@ -82,7 +81,7 @@ class TopicRoute(Section):
         return re.sub(r"\{\w+\}", lambda name: found[name[0]], self.topic)
 
 
-class KafkaSink(SinkConfig):
+class KafkaSinkConfig(SinkConfig):
     """Topics of a Kafka cluster, one for each table."""
 
     type: Literal["kafka"] = Field(description="Kind of the sink.")
@@ -109,8 +108,9 @@ class KafkaSink(SinkConfig):
     transaction_boundary: Literal["poll", "interval", "records", "transaction"] = Field(
         default="poll",
         description="What becomes one transaction of Kafka (or, without, is followed by an offset): `poll`, "
-        "what is there at a look at the log, within `batch_rows_max` and `batch_bytes_max`; `interval`, "
-        "what comes, or can be written, in `offset_flush_interval_ms`; `records`, `transaction_records` "
+        "what is there at a look at the log, within `batch_rows_max` and `batch_bytes_max`, and what is "
+        "written in about a quarter of `offset_flush_timeout_ms`; `interval`, what comes, or can be written, "
+        "in `offset_flush_interval_ms`; `records`, `transaction_records` "
         "changes; `transaction`, each transaction of the source by itself. Whatever is chosen, none of the "
         "source's transactions is split.",
     )
@@ -124,7 +124,8 @@ class KafkaSink(SinkConfig):
     )
     offset_flush_timeout_ms: Milliseconds = Field(
         default=60_000,
-        description="Longest that a commit may take, the sending of the batch's records included.",
+        description="Longest that a commit may take once the batch's records are delivered, and longest to "
+        "wait for these while none is.",
     )
     consumer_isolation_level: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed",
@@ -139,7 +140,7 @@ class KafkaSink(SinkConfig):
     producers: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1,
         description="Under `runs_on: spark`, how many producers share a range, each with the records of the "
-        "keys that are its own, a transactional id `<group>-<pipeline>-<task>-<number>` and an offset of its "
+        "keys that are its own, a transactional id `<group>-<pipeline>-<task>:<number>` and an offset of its "
         "own. May be changed between runs.",
     )
     create_topics: bool = Field(default=True, description="Whether topics that are missing are made.")
@@ -163,17 +164,10 @@ class KafkaSink(SinkConfig):
         description="`key`: all changes of a key are in one partition, as Java's clients place it; "
         "`transaction`: all of a transaction, and changes of one key are in order within each alone.",
     )
-    too_large: Literal["fail", "dead_letter"] = Field(
-        default="fail",
-        description="A record that its topic can't hold: `fail` stops the sink with its table and place; "
-        "`dead_letter` writes what is known of it to `dead_letter_topic`, in the same transaction.",
-    )
-    dead_letter_topic: str = Field(default="", description="Default: `<topic_prefix>.dead-letter`.")
-    dead_letter_value_bytes: int = Field(
-        default=0,
-        ge=0,
-        le=65_536,
-        description="How much of the beginning of its value a dead letter keeps. 0: no value.",
+    dead_letter_topic: str = Field(
+        default="",
+        description="Where what is known of a record is written that its own topic can't hold, in the same "
+        "transaction. Default: such a record stops the sink with its table and place.",
     )
     provide_transaction_metadata: bool = Field(
         default=False,
@@ -189,13 +183,11 @@ class KafkaSink(SinkConfig):
         min_length=1,
         description="Begins the name of their topic: `<heartbeat_topic_prefix>.<topic_prefix>`.",
     )
-    heartbeat_topic: str = Field(default="", description="Its whole name, instead.")
-    schema_changes: bool = Field(
-        default=False,
-        description="Whether the shape of a table is written to `schema_changes_topic` when the first of its "
-        "changes comes, and whenever it has become another.",
+    schema_changes_topic: str = Field(
+        default="",
+        description="Where the shape of a table is written when the first of its changes comes, and whenever "
+        "it has become another. Default: nowhere.",
     )
-    schema_changes_topic: str = Field(default="", description="Default: `<topic_prefix>`.")
     converter: Annotated[ConverterSection, AfterValidator(_in_bytes)] = Field(
         default=Extension.model_validate({"type": "json"}), description="Form of keys and values."
     )
@@ -205,9 +197,42 @@ class KafkaSink(SinkConfig):
         "may be references; passwords and keys must be.",
     )
 
+    # Topics of offsets of others in the same file.
+    _offsets_topics: frozenset[str] = PrivateAttr(default=frozenset())
+
     @property
     def on_spark(self) -> bool:
         return self.runs_on == "spark"
+
+    def beside(self, offsets_topics: frozenset[str]) -> Self:
+        """Return the sink in a file whose offsets are kept in these topics."""
+        found = self.model_copy()
+        found._offsets_topics = offsets_topics  # noqa: SLF001 - our own
+        return found
+
+    @property
+    def topics_refused(self) -> frozenset[str]:
+        """Topics that hold offsets, ours or Kafka's own: no record goes there."""
+        return self._offsets_topics | {self.offsets_topic, *_KAFKAS_OWN}
+
+    def fixed_topics(self, prefix: str) -> list[str]:
+        """Return the topics that follow from the file alone.
+
+        :param prefix: begins the names of topics.
+        """
+        found = [self.dead_letter_topic, self.transaction_topic, self.schema_changes_topic]
+        found.append(self.heartbeat_topic_of(prefix) if self.heartbeat_interval_ms else "")
+        found += [route.topic_of(prefix, "{schema}", "{table}") for route in self.routes]
+        found += [
+            step.replacement
+            for step in self.transformations
+            if isinstance(step, Route) and step.replacement and "$" not in step.replacement
+        ]
+        return [topic for topic in found if topic]
+
+    def heartbeat_topic_of(self, prefix: str) -> str:
+        """Return the topic of heartbeats; `prefix` begins the names of topics."""
+        return f"{self.heartbeat_topic_prefix}.{prefix}"
 
     @model_validator(mode="after")
     def _producers_have_a_place(self) -> Self:
@@ -240,14 +265,17 @@ class KafkaSink(SinkConfig):
 
     @property
     def pacing(self) -> Pacing:
-        usual = super().pacing
+        # A part of the time that a batch has: the next one may take longer.
+        usual = replace(super().pacing, within_s=self.offset_flush_timeout_ms / 1000 / _TIME_SHARE)
         if self.transaction_boundary == "interval":
             interval_s = self.offset_flush_interval_ms / 1000
-            return replace(usual, interval_s=interval_s, within_s=interval_s)
+            within_s = min(interval_s, usual.within_s or interval_s)
+            return replace(usual, interval_s=interval_s, within_s=within_s)
         if self.transaction_boundary == "records":
-            return replace(usual, rows_max=self.transaction_records)
+            return replace(usual, rows_max=self.transaction_records, begins_full=True)
         if self.transaction_boundary == "transaction":
-            return replace(usual, rows_max=1)
+            # In process the sink ends a transaction of Kafka where one of the source ends, within a batch.
+            return replace(usual, rows_max=1) if self.on_spark else replace(usual, interval_s=0, within_s=1.0)
         return usual
 
     def client_options(self) -> dict[str, str | Secret]:

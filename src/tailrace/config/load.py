@@ -14,7 +14,7 @@ from tailrace.config.collisions import collisions
 from tailrace.config.document import DOCUMENT_BYTES_MAX, Document, parse
 from tailrace.config.engine import EngineConfig
 from tailrace.config.fields import context_for
-from tailrace.config.problems import Problem, from_pydantic
+from tailrace.config.problems import ConfigProblem, from_pydantic
 from tailrace.config.sections import SINK_TYPES, PipelineConfig
 from tailrace.errors import Kind, TailraceError
 
@@ -53,7 +53,7 @@ def from_mapping(content: Mapping[str, Any], base: Path | None = None) -> Engine
     return config
 
 
-def read(path: str | Path) -> tuple[EngineConfig | None, list[Problem]]:
+def read(path: str | Path) -> tuple[EngineConfig | None, list[ConfigProblem]]:
     """Return what the file describes, or None and every problem, in file order.
 
     Never raises: a file that can't be read is a problem too.
@@ -63,19 +63,19 @@ def read(path: str | Path) -> tuple[EngineConfig | None, list[Problem]]:
         with file.open("rb") as opened:
             text = opened.read(DOCUMENT_BYTES_MAX + 1)
     except OSError as error:
-        return None, [Problem((), f"the file can't be read: {error.strerror}")]
+        return None, [ConfigProblem((), f"the file can't be read: {error.strerror}")]
     document = parse(text)
     if document.content is None:
-        return None, list(document.problems) or [Problem((), "the file is empty")]
+        return None, list(document.problems) or [ConfigProblem((), "the file is empty")]
     return validate(document, file.absolute().parent)
 
 
-def validate(document: Document, base: Path) -> tuple[EngineConfig | None, list[Problem]]:
+def validate(document: Document, base: Path) -> tuple[EngineConfig | None, list[ConfigProblem]]:
     """As `read`, for a document that was parsed already; `base` is what paths are relative to."""
     problems = [*document.problems, *collisions(document.content, base)]
     config = None
     if not isinstance(document.content, dict):
-        problems.append(Problem((), "must be a mapping with the keys name, source, log and sinks"))
+        problems.append(ConfigProblem((), "must be a mapping with the keys name, source, log and sinks"))
     else:
         try:
             config = EngineConfig.model_validate(document.content, context=context_for(base))
@@ -91,7 +91,7 @@ def validate(document: Document, base: Path) -> tuple[EngineConfig | None, list[
     return (None, placed) if placed else (config, [])
 
 
-def _refused(attempt: str, problems: list[Problem]) -> TailraceError:
+def _refused(attempt: str, problems: list[ConfigProblem]) -> TailraceError:
     lines = "".join(f"\n  {problem}" for problem in problems)
     return TailraceError(
         Kind.CONFIG_INVALID,
@@ -100,5 +100,5 @@ def _refused(attempt: str, problems: list[Problem]) -> TailraceError:
     )
 
 
-def _count(problems: list[Problem]) -> str:
+def _count(problems: list[ConfigProblem]) -> str:
     return "1 problem" if len(problems) == 1 else f"{len(problems)} problems"

@@ -1,4 +1,4 @@
-"""Which tables and columns a pattern means.
+"""Which tables, columns and prefixes of logical messages a pattern means.
 
 A pattern is written in one of two forms:
 
@@ -8,7 +8,8 @@ A pattern is written in one of two forms:
 - `/expression/`, a regular expression of Python's that has to fit the whole of the name, its
   parts joined by dots as the catalogue holds them, without quotes.
 
-Case matters in both: names are compared as the catalogue holds them.
+Case matters in both: names are compared as the catalogue holds them. A pattern of prefixes is one
+part: text in which `*` stands for any run of characters, dots are like other characters.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _QUOTED = r'"(?:[^"]|"")+"'
 _PART = rf'(?:{_QUOTED}|[^".]+)'
 _TABLE = re.compile(rf'({_PART})\.({_QUOTED}|[^"]+)')
 _COLUMN = re.compile(rf'({_PART})\.({_QUOTED}|[^"]+)\.({_PART})')
+_PREFIX = re.compile(rf'({_QUOTED}|[^"]+)')
+
+_FORMS = {1: _PREFIX, 2: _TABLE, 3: _COLUMN}
 
 
 def check_pattern(text: str) -> str:
@@ -40,6 +44,14 @@ def check_column_pattern(text: str) -> str:
     :raises ValueError: if it is neither of the form `schema.table.column` nor a regular expression.
     """
     return _checked(text, _COLUMN, "schema.table.column, such as public.users.email or *.*.email")
+
+
+def check_prefix_pattern(text: str) -> str:
+    """Return `text`.
+
+    :raises ValueError: if it is neither of the form of a prefix nor a regular expression.
+    """
+    return _checked(text, _PREFIX, "prefix, such as outbox or audit.*")
 
 
 def _checked(text: str, form: re.Pattern[str], form_in_words: str) -> str:
@@ -64,6 +76,7 @@ def _some(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 TablePattern = Annotated[str, AfterValidator(check_pattern)]
 ColumnPattern = Annotated[str, AfterValidator(check_column_pattern)]
+PrefixPattern = Annotated[str, AfterValidator(check_prefix_pattern)]
 
 #: A field of patterns of tables, at least one.
 Patterns = Annotated[tuple[TablePattern, ...], AfterValidator(_some)]
@@ -84,10 +97,24 @@ def matches_column(pattern: str, schema: str, table: str, column: str) -> bool:
     return _fits(pattern, (schema, table, column))
 
 
+def matches_any_prefix(patterns: Iterable[str], prefix: str) -> bool:
+    """Tell whether one of `patterns`, of prefixes, means the prefix of a logical message."""
+    return any(_fits(pattern, (prefix,)) for pattern in patterns)
+
+
 def is_exact(pattern: str) -> bool:
     """Tell whether a pattern of tables names just one."""
     found = None if _expression(pattern) is not None else _TABLE.fullmatch(pattern)
     return found is not None and not any("*" in part and part[0] != '"' for part in found.groups())
+
+
+def one_column(pattern: str) -> tuple[str, str, str] | None:
+    """Return schema, table and column if a pattern of columns names just one; None if it may mean others."""
+    found = None if _expression(pattern) is not None else _COLUMN.fullmatch(pattern)
+    if found is None or any("*" in part and part[0] != '"' for part in found.groups()):
+        return None
+    schema, table, column = (_unquoted(part) for part in found.groups())
+    return schema, table, column
 
 
 def _expression(pattern: str) -> str | None:
@@ -110,11 +137,15 @@ def _compiled(pattern: str, parts: int) -> re.Pattern[str] | tuple[re.Pattern[st
     expression = _expression(pattern)
     if expression is not None:
         return re.compile(expression, re.DOTALL)
-    found = (_TABLE if parts == 2 else _COLUMN).fullmatch(pattern)
+    found = _FORMS[parts].fullmatch(pattern)
     return () if found is None else tuple(re.compile(_of_part(part), re.DOTALL) for part in found.groups())
 
 
 def _of_part(part: str) -> str:
     if part.startswith('"'):
-        return re.escape(part[1:-1].replace('""', '"'))
+        return re.escape(_unquoted(part))
     return ".*".join(re.escape(piece) for piece in part.split("*"))
+
+
+def _unquoted(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part

@@ -18,13 +18,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from tailrace.config.removed import instead_of
 from tailrace.secrets import REFUSAL
 
 Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigProblem:
     """One thing that is wrong, at `path` in the file (empty: the file as a whole)."""
 
     path: Path
@@ -46,19 +47,19 @@ class Problem:
         return f"{where}: {self.message}" if where else self.message
 
 
-def from_pydantic(error: ValidationError, model: type[BaseModel], tags: Iterable[str]) -> list[Problem]:
+def from_pydantic(error: ValidationError, model: type[BaseModel], tags: Iterable[str]) -> list[ConfigProblem]:
     """Return the problems in `error`, which validating `model` raised.
 
     :param tags: values of `type` that select a model; pydantic puts them into the path.
     """
-    problems: dict[tuple[Path, str], Problem] = {}
+    problems: dict[tuple[Path, str], ConfigProblem] = {}
     tags = tuple(tags)
     for detail in error.errors(include_url=False, include_context=True):
         path = _path(detail["loc"], tags)
         if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
             path = (*path, "type")
         message = _message(detail, model, tags)
-        problems.setdefault((path, message), Problem(path, message))
+        problems.setdefault((path, message), ConfigProblem(path, message))
     return list(problems.values())
 
 
@@ -89,7 +90,7 @@ def _message(detail: ErrorDetails, model: type[BaseModel], tags: tuple[str, ...]
         known = _names_at(model, detail["loc"][:-1])
         if name == "password" and "password" not in known:
             return f"unknown key, and {REFUSAL}"
-        return "unknown key" + nearest(name, known)
+        return instead_of(_path(detail["loc"], tags)) or "unknown key" + nearest(name, known)
     if kind == "union_tag_invalid":
         tag = str(context.get("tag", ""))
         if _is_marked(tag):
@@ -99,6 +100,8 @@ def _message(detail: ErrorDetails, model: type[BaseModel], tags: tuple[str, ...]
         return "is required: one of " + ", ".join(tags)
     if kind == "value_error":
         return str(context.get("error", "is not valid"))
+    if kind == "literal_error" and (removed := instead_of(_path(detail["loc"], tags), detail["input"])):
+        return removed
     return _plain_message(kind, context)
 
 

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tailrace.config.converters import ConverterSection
 from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section, Setting
-from tailrace.config.kafka import KafkaSink
-from tailrace.config.postgres import NamedSource, PostgresSource
+from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.sinks import FolderSink, SinkConfig
+from tailrace.config.source.postgres import NamedSource, PostgresSource
 from tailrace.secrets import resolved
 
 
@@ -52,7 +52,7 @@ class LogConfig(Section):
     )
 
 
-class DeltaSink(FolderSink):
+class DeltaSinkConfig(FolderSink):
     """Delta tables."""
 
     type: Literal["delta"] = Field(description="Kind of the sink.")
@@ -73,7 +73,18 @@ class DeltaSink(FolderSink):
     )
 
 
-class ParquetSink(FolderSink):
+class FileSinkConfig(FolderSink):
+    """A sink of plain files."""
+
+    interval_ms: int = Field(
+        default=150,
+        ge=0,
+        le=3_600_000,
+        description="As for all sinks; each batch is a file for each table that changed.",
+    )
+
+
+class ParquetSink(FileSinkConfig):
     """Parquet files."""
 
     type: Literal["parquet"] = Field(description="Kind of the sink.")
@@ -83,7 +94,7 @@ class ParquetSink(FolderSink):
     )
 
 
-class JsonlSink(FolderSink):
+class JsonlSink(FileSinkConfig):
     """JSON Lines files, one change a line."""
 
     type: Literal["jsonl"] = Field(description="Kind of the sink.")
@@ -97,7 +108,7 @@ def _handler(value: str) -> str:
     return value
 
 
-class PythonSink(SinkConfig):
+class PythonSinkConfig(SinkConfig):
     """A function of one's own, called in this process; each change at least once, in order."""
 
     type: Literal["python"] = Field(description="Kind of the sink.")
@@ -128,6 +139,14 @@ class PythonSink(SinkConfig):
         description="Least milliseconds from batch to batch when there is no backlog.",
     )
 
+    retry_attempts_max: int = Field(
+        default=8,
+        ge=-1,
+        le=1000,
+        description="Times that the function is called again with the same records before this sink stops. "
+        "-1: as often as it takes.",
+    )
+
     @model_validator(mode="after")
     def _keep_place(self) -> Self:
         # Where the file lies is known now, and to nobody who is given these settings later.
@@ -143,13 +162,16 @@ class PythonSink(SinkConfig):
         return self.handler.rpartition(":")[2].rpartition(".")[2]
 
 
-Sink = Annotated[DeltaSink | ParquetSink | JsonlSink | KafkaSink | PythonSink, Field(discriminator="type")]
+Sink = Annotated[
+    DeltaSinkConfig | ParquetSink | JsonlSink | KafkaSinkConfig | PythonSinkConfig,
+    Field(discriminator="type"),
+]
 SINK_TYPES: dict[str, type[SinkConfig]] = {
-    "delta": DeltaSink,
+    "delta": DeltaSinkConfig,
     "parquet": ParquetSink,
     "jsonl": JsonlSink,
-    "kafka": KafkaSink,
-    "python": PythonSink,
+    "kafka": KafkaSinkConfig,
+    "python": PythonSinkConfig,
 }
 
 
@@ -157,6 +179,11 @@ class SparkConfig(Section):
     """Settings of the Spark session."""
 
     master: str = Field(default="local[*]", min_length=1, description="Spark master.")
+    start: Literal["eager", "when_needed"] = Field(
+        default="eager",
+        description="When Spark is started: `eager`, with the pipeline; `when_needed`, when a backlog or a "
+        "merge is too large for this process. A pipeline that never has one needs no Java.",
+    )
     conf: dict[str, Setting] = Field(
         default={}, description="Settings of Spark under their own names; values may be references."
     )

@@ -20,12 +20,14 @@ class Pacing:
     :param interval_s: least seconds from batch to batch while less than a batch waits.
     :param within_s: with a backlog, a batch is what can be written in about so many seconds; None: as
         much as the limits allow.
+    :param begins_full: whether the first one has as much as the limits allow.
     """
 
     rows_max: int
     bytes_max: int
     interval_s: float
     within_s: float | None = None
+    begins_full: bool = False
 
 
 class SinkConfig(Section):
@@ -49,13 +51,16 @@ class SinkConfig(Section):
         default=500,
         ge=0,
         le=3_600_000,
-        description="Least milliseconds from batch to batch when there is no backlog.",
+        description="Least milliseconds from batch to batch when there is no backlog. 150 for `parquet` and "
+        "`jsonl`.",
     )
     retry_attempts_max: int = Field(
-        default=8,
-        ge=0,
+        default=-1,
+        ge=-1,
         le=1000,
-        description="Times that a failed batch is tried again before this sink stops.",
+        description="Times that a failed batch is tried again before this sink stops, where what failed may "
+        "pass. -1: as often as it takes; 8 times in a row in a run that is to end (`--until-caught-up`, "
+        "`replay`).",
     )
 
     def wants(self, schema: str, table: str) -> bool:
@@ -66,6 +71,11 @@ class SinkConfig(Section):
     def on_spark(self) -> bool:
         """Whether Spark writes it."""
         return True
+
+    @property
+    def small_ranges_in_process(self) -> bool:
+        """Whether a small range may be written without Spark, though Spark writes it."""
+        return False
 
     @property
     def target(self) -> str:
@@ -86,6 +96,10 @@ class FolderSink(SinkConfig):
     """A sink whose target is a directory."""
 
     path: LocalPath = Field(description="Directory of the target; each table gets a folder in it.")
+
+    @property
+    def small_ranges_in_process(self) -> bool:
+        return True
 
     @property
     def target(self) -> str:

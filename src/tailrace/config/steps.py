@@ -10,19 +10,22 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tailrace.config.fields import Name, Section
 from tailrace.extensions import names
-from tailrace.sql.parsing import parse, parse_type
 
 #: What a path in an expression begins with.
 ROOTS = ("op", "topic", "key", "before", "after", "value", "source", "headers")
 
 
 def _expression(text: str) -> str:
-    parse(text, ROOTS)
+    from tailrace.expressions.language import parsed  # loads DuckDB
+
+    parsed(text, ROOTS)
     return text
 
 
 def _type_name(text: str) -> str:
-    parse_type(text)
+    from tailrace.expressions.language import require_type
+
+    require_type(text)
     return text
 
 
@@ -72,7 +75,7 @@ PART = "`row`: the rows before and after, or the value of a record that is no ch
 FIELDS = "Names of columns; `*` is any run of characters."
 
 
-class Step(Section):
+class TransformationConfig(Section):
     """What all transformations have in common."""
 
     predicate: Name | None = Field(

@@ -20,10 +20,9 @@ from pydantic import (
     model_validator,
 )
 
-from tailrace.config.disclosure import Mask as ColumnMask
-from tailrace.config.disclosure import mask_constant, mask_method
 from tailrace.config.fields import Extension
 from tailrace.config.patterns import Patterns
+from tailrace.config.source.column_policy import ColumnMask, mask_constant, mask_method
 from tailrace.config.steps import (
     FIELDS,
     METADATA,
@@ -39,16 +38,14 @@ from tailrace.config.steps import (
     Part,
     Regex,
     RenamedMetadata,
-    Step,
     Text,
+    TransformationConfig,
     TypeText,
     check_references,
     tag_by,
 )
 from tailrace.extensions import TRANSFORMATIONS as GROUP
 from tailrace.secrets import Secret
-from tailrace.sql.parsing import parse
-from tailrace.sql.tree import Path
 
 
 def _time_format(text: str) -> str:
@@ -59,7 +56,7 @@ def _time_format(text: str) -> str:
     return text
 
 
-class Filter(Step):
+class FilterConfig(TransformationConfig):
     """Keeps the records for which an expression is true."""
 
     type: Literal["filter"] = Field(default="filter", description="Kind of the transformation.")
@@ -70,13 +67,13 @@ class Filter(Step):
     missing: Missing = MISSING
 
 
-class Drop(Step):
+class DropConfig(TransformationConfig):
     """Drops every record, of those that the predicate chooses."""
 
     type: Literal["drop"] = Field(default="drop", description="Kind of the transformation.")
 
 
-class Route(Step):
+class Route(TransformationConfig):
     """Gives records another topic: by its name, or by an expression."""
 
     type: Literal["route"] = Field(default="route", description="Kind of the transformation.")
@@ -109,7 +106,7 @@ class Route(Step):
         return self
 
 
-class Rename(Step):
+class RenameConfig(TransformationConfig):
     """Gives columns other names."""
 
     type: Literal["rename"] = Field(default="rename", description="Kind of the transformation.")
@@ -119,7 +116,7 @@ class Rename(Step):
     apply_to: Part = Field(default="both", description=PART)
 
 
-class DropFields(Step):
+class DropFieldsConfig(TransformationConfig):
     """Leaves columns out, or all but some."""
 
     type: Literal["drop_fields"] = Field(default="drop_fields", description="Kind of the transformation.")
@@ -134,7 +131,7 @@ class DropFields(Step):
         return self
 
 
-class Mask(Step):
+class MaskConfig(TransformationConfig):
     """Puts something else in the place of columns' values; NULL stays NULL."""
 
     type: Literal["mask"] = Field(default="mask", description="Kind of the transformation.")
@@ -170,7 +167,7 @@ class Mask(Step):
         )
 
 
-class AddFields(Step):
+class AddFieldsConfig(TransformationConfig):
     """Adds columns."""
 
     type: Literal["add_fields"] = Field(default="add_fields", description="Kind of the transformation.")
@@ -195,7 +192,7 @@ class AddFields(Step):
         return self
 
 
-class Cast(Step):
+class CastConfig(TransformationConfig):
     """Gives columns another type."""
 
     type: Literal["cast"] = Field(default="cast", description="Kind of the transformation.")
@@ -205,7 +202,7 @@ class Cast(Step):
     apply_to: Part = Field(default="both", description=PART)
 
 
-class Flatten(Step):
+class FlattenConfig(TransformationConfig):
     """Makes a change the row after it, as Debezium's new record state does."""
 
     type: Literal["flatten"] = Field(default="flatten", description="Kind of the transformation.")
@@ -244,7 +241,7 @@ def _placement(text: str) -> str:
     return text
 
 
-class Outbox(Step):
+class OutboxConfig(TransformationConfig):
     """Makes events of rows that are inserted into outbox tables."""
 
     type: Literal["outbox"] = Field(default="outbox", description="Kind of the transformation.")
@@ -287,7 +284,7 @@ class Outbox(Step):
         return self
 
 
-class Timestamps(Step):
+class TimestampsConfig(TransformationConfig):
     """Gives columns of points in time another form; all in UTC."""
 
     type: Literal["timestamps"] = Field(default="timestamps", description="Kind of the transformation.")
@@ -311,7 +308,7 @@ class Timestamps(Step):
     apply_to: Part = Field(default="both", description=PART)
 
 
-class SetHeaders(Step):
+class SetHeadersConfig(TransformationConfig):
     """Makes headers of what expressions say; NULL is no header."""
 
     type: Literal["set_headers"] = Field(default="set_headers", description="Kind of the transformation.")
@@ -326,23 +323,24 @@ class SetHeaders(Step):
     @model_validator(mode="after")
     def _movable(self) -> Self:
         for name, text in self.headers.items() if self.operation == "move" else ():
-            node = parse(text, ROOTS)
-            is_column = isinstance(node, Path) and len(node.parts) == 2 and node.parts[0] in ROWS
-            if not is_column or "*" in text:
+            from tailrace.expressions.computing import Expression as Computed
+
+            path = Computed(text, ROOTS).path
+            if path is None or len(path) != 2 or path[0] not in ROWS or "*" in text:
                 raise ValueError(
                     f"moves only columns of the row, such as after.tenant, to the header {name!r}"
                 )
         return self
 
 
-class DropHeaders(Step):
+class DropHeadersConfig(TransformationConfig):
     """Takes headers away."""
 
     type: Literal["drop_headers"] = Field(default="drop_headers", description="Kind of the transformation.")
     headers: Names = Field(description="Names of headers.")
 
 
-class FieldsFromHeaders(Step):
+class FieldsFromHeadersConfig(TransformationConfig):
     """Makes columns of headers."""
 
     type: Literal["fields_from_headers"] = Field(
@@ -355,14 +353,14 @@ class FieldsFromHeaders(Step):
     apply_to: Part = Field(default="row", description=PART)
 
 
-class ValueToKey(Step):
+class ValueToKeyConfig(TransformationConfig):
     """Makes the key of columns of the row."""
 
     type: Literal["value_to_key"] = Field(default="value_to_key", description="Kind of the transformation.")
     fields: Names = Field(description="Names of columns, in the order of the key.")
 
 
-class ExtractField(Step):
+class ExtractFieldConfig(TransformationConfig):
     """Makes one field of the key, or of the value, the whole of it."""
 
     type: Literal["extract_field"] = Field(default="extract_field", description="Kind of the transformation.")
@@ -372,7 +370,7 @@ class ExtractField(Step):
     )
 
 
-class HoistField(Step):
+class HoistFieldConfig(TransformationConfig):
     """Puts the key, or the value, into a field."""
 
     type: Literal["hoist_field"] = Field(default="hoist_field", description="Kind of the transformation.")
@@ -382,48 +380,48 @@ class HoistField(Step):
     )
 
 
-class ThirdParty(Step, Extension):
+class ThirdParty(TransformationConfig, Extension):
     """A transformation of another package."""
 
 
-TRANSFORMATIONS: dict[str, type[Step]] = {
-    "filter": Filter,
-    "drop": Drop,
+TRANSFORMATIONS: dict[str, type[TransformationConfig]] = {
+    "filter": FilterConfig,
+    "drop": DropConfig,
     "route": Route,
-    "rename": Rename,
-    "drop_fields": DropFields,
-    "mask": Mask,
-    "add_fields": AddFields,
-    "cast": Cast,
-    "flatten": Flatten,
-    "outbox": Outbox,
-    "timestamps": Timestamps,
-    "set_headers": SetHeaders,
-    "drop_headers": DropHeaders,
-    "fields_from_headers": FieldsFromHeaders,
-    "value_to_key": ValueToKey,
-    "extract_field": ExtractField,
-    "hoist_field": HoistField,
+    "rename": RenameConfig,
+    "drop_fields": DropFieldsConfig,
+    "mask": MaskConfig,
+    "add_fields": AddFieldsConfig,
+    "cast": CastConfig,
+    "flatten": FlattenConfig,
+    "outbox": OutboxConfig,
+    "timestamps": TimestampsConfig,
+    "set_headers": SetHeadersConfig,
+    "drop_headers": DropHeadersConfig,
+    "fields_from_headers": FieldsFromHeadersConfig,
+    "value_to_key": ValueToKeyConfig,
+    "extract_field": ExtractFieldConfig,
+    "hoist_field": HoistFieldConfig,
 }
 
 AnyTransformation = Annotated[
-    Annotated[Filter, Tag("<filter>")]
-    | Annotated[Drop, Tag("<drop>")]
+    Annotated[FilterConfig, Tag("<filter>")]
+    | Annotated[DropConfig, Tag("<drop>")]
     | Annotated[Route, Tag("<route>")]
-    | Annotated[Rename, Tag("<rename>")]
-    | Annotated[DropFields, Tag("<drop_fields>")]
-    | Annotated[Mask, Tag("<mask>")]
-    | Annotated[AddFields, Tag("<add_fields>")]
-    | Annotated[Cast, Tag("<cast>")]
-    | Annotated[Flatten, Tag("<flatten>")]
-    | Annotated[Outbox, Tag("<outbox>")]
-    | Annotated[Timestamps, Tag("<timestamps>")]
-    | Annotated[SetHeaders, Tag("<set_headers>")]
-    | Annotated[DropHeaders, Tag("<drop_headers>")]
-    | Annotated[FieldsFromHeaders, Tag("<fields_from_headers>")]
-    | Annotated[ValueToKey, Tag("<value_to_key>")]
-    | Annotated[ExtractField, Tag("<extract_field>")]
-    | Annotated[HoistField, Tag("<hoist_field>")]
+    | Annotated[RenameConfig, Tag("<rename>")]
+    | Annotated[DropFieldsConfig, Tag("<drop_fields>")]
+    | Annotated[MaskConfig, Tag("<mask>")]
+    | Annotated[AddFieldsConfig, Tag("<add_fields>")]
+    | Annotated[CastConfig, Tag("<cast>")]
+    | Annotated[FlattenConfig, Tag("<flatten>")]
+    | Annotated[OutboxConfig, Tag("<outbox>")]
+    | Annotated[TimestampsConfig, Tag("<timestamps>")]
+    | Annotated[SetHeadersConfig, Tag("<set_headers>")]
+    | Annotated[DropHeadersConfig, Tag("<drop_headers>")]
+    | Annotated[FieldsFromHeadersConfig, Tag("<fields_from_headers>")]
+    | Annotated[ValueToKeyConfig, Tag("<value_to_key>")]
+    | Annotated[ExtractFieldConfig, Tag("<extract_field>")]
+    | Annotated[HoistFieldConfig, Tag("<hoist_field>")]
     | Annotated[ThirdParty, Tag(THIRD_PARTY)],
     Discriminator(tag_by(GROUP, lambda: TRANSFORMATIONS)),
 ]

@@ -51,14 +51,14 @@ class ValueHandling(Section):
         default=OWN_FORMS.unavailable_placeholder,
         min_length=1,
         max_length=1000,
-        description="What JSON has in place of a value that was not sent (unchanged TOAST); `hex:` before it "
-        "if it is written in hexadecimal.",
+        description="What JSON has in place of a value that was not sent (unchanged TOAST).",
     )
 
     @field_validator("unavailable_value_placeholder")
     @classmethod
-    def _can_be_written(cls, value: str) -> str:
-        _placeholder(value)
+    def _is_text(cls, value: str) -> str:
+        if value.startswith("hex:"):
+            raise ValueError("hex: is not read any more: write the text itself")
         return value
 
     @property
@@ -71,14 +71,5 @@ class ValueHandling(Section):
             binary=self.binary_handling_mode,
             hstore=self.hstore_handling_mode,
             money_fraction_digits=self.money_fraction_digits,
-            unavailable_placeholder=_placeholder(self.unavailable_value_placeholder),
+            unavailable_placeholder=self.unavailable_value_placeholder,
         )
-
-
-def _placeholder(value: str) -> str:
-    if not value.startswith("hex:"):
-        return value
-    try:
-        return bytes.fromhex(value.removeprefix("hex:")).decode()
-    except ValueError:
-        raise ValueError("must be UTF-8 in hexadecimal after hex:") from None

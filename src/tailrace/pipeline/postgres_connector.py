@@ -17,22 +17,23 @@ from dataclasses import dataclass, replace
 import structlog
 from pydantic import ValidationError
 
-from tailrace.capture.turns import Turns
 from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.config.problems import from_pydantic
 from tailrace.config.sections import SINK_TYPES
 from tailrace.engine.contracts import ConnectorContext, OffsetStore, Settings, TaskContext
 from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.fair_semaphore import FairSemaphore
 from tailrace.pipeline.background import Background
-from tailrace.pipeline.lane import Lane
-from tailrace.pipeline.log_offsets import LogOffsetStore
-from tailrace.pipeline.log_root import take_root
-from tailrace.pipeline.planning import spread
-from tailrace.pipeline.reading import LogReading, partition_of
-from tailrace.pipeline.remote.requirements import require_own_reading
-from tailrace.pipeline.showing import Showing
+from tailrace.pipeline.log.consumer import LogConsumer, partition_of
+from tailrace.pipeline.log.root import take_root
+from tailrace.pipeline.offsets.log_store import LogOffsetStore
+from tailrace.pipeline.sink_worker import PENDING_S
+from tailrace.pipeline.source_worker import SourceWorker
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.pipeline.views import EngineView, SourceView
+from tailrace.pipeline.status.publisher import StatusPublisher
+from tailrace.pipeline.status.sink_metrics import SinkMetrics
+from tailrace.pipeline.status.views import PipelineView, SourceView
+from tailrace.pipeline.task_plan import spread
 from tailrace.records.batch import Batch, Offset, Partition
 
 log = structlog.get_logger(__name__)
@@ -65,18 +66,18 @@ class PostgresConnector:
     With `until_caught_up: true` beside them each task finishes when everything that its sources had
     committed at its start was polled, and is in the sinks.
 
-    :param observe: as `Showing` has it.
+    :param observe: as `StatusPublisher` has it.
     """
 
-    def __init__(self, observe: Callable[[EngineView], None] = lambda _: None) -> None:
+    def __init__(self, observe: Callable[[PipelineView], None] = lambda _: None) -> None:
         self._observe = observe
         self._settings: Settings = {}
         self._config: EngineConfig | None = None
         self._spark: SparkHost | None = None
-        self._showing: Showing | None = None
+        self._showing: StatusPublisher | None = None
         self._root_lock: int | None = None
         # One queue a sink: a sink that hangs keeps the sources waiting for itself, not the other sinks.
-        self._writing: Sequence[Turns] = ()
+        self._writing: Sequence[FairSemaphore] = ()
         self._remote_tasks = 0
 
     @property
@@ -101,16 +102,15 @@ class PostgresConnector:
         self._settings, self._config = {"name": context.name, **context.settings}, config
         if context.tasks_on == "spark":
             self._remote_tasks = len(config.pipelines)
-            require_own_reading(config)
-        if self._remote_tasks or config.needs_spark:
+        if self._remote_tasks or config.needs_spark_at_start:
             from tailrace.spark.java import require_java
 
             require_java()
-        self._writing = [Turns(BATCHES_AT_ONCE) for _ in config.sinks]
+        self._writing = [FairSemaphore(BATCHES_AT_ONCE) for _ in config.sinks]
         self._spark = SparkHost(config)
         if config.has_several:
             self._root_lock = take_root(config)
-        self._showing = Showing(config, self._observe)
+        self._showing = StatusPublisher(config, self._observe)
         self._showing.start()
 
     def task_settings(self, tasks_max: int) -> Sequence[Settings]:
@@ -126,7 +126,7 @@ class PostgresConnector:
         assert self._showing is not None
         return PostgresTask(self._spark, self._showing, self._writing, self._remote_tasks)
 
-    def view(self) -> EngineView | None:
+    def view(self) -> PipelineView | None:
         """Return the pipeline as it is now; None before the start. Any thread."""
         return None if self._showing is None else self._showing.view()
 
@@ -149,8 +149,8 @@ class PostgresConnector:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Source:
     # `reading` is None where nobody wants the records: sinks read the log by themselves.
-    lane: Lane
-    reading: LogReading | None
+    worker: SourceWorker
+    reading: LogConsumer | None
 
 
 class PostgresTask:
@@ -159,11 +159,15 @@ class PostgresTask:
     :param spark: for the sinks.
     :param showing: shows how it is.
     :param writing: for each sink, the turns of all sources to write a batch.
-    :param remote_tasks: as `Lane` has it.
+    :param remote_tasks: as `SourceWorker` has it.
     """
 
     def __init__(
-        self, spark: SparkHost, showing: Showing, writing: Sequence[Turns], remote_tasks: int = 0
+        self,
+        spark: SparkHost,
+        showing: StatusPublisher,
+        writing: Sequence[FairSemaphore],
+        remote_tasks: int = 0,
     ) -> None:
         self._remote_tasks = remote_tasks
         self._spark = spark
@@ -174,16 +178,19 @@ class PostgresTask:
         self._sources: tuple[_Source, ...] = ()
         self._running = False
         self._next_source = 0
+        # By place: when to read on, and why not before: capture has yet to learn of a table.
+        self._pending: dict[int, tuple[float, TailraceError]] = {}
         self._look_s = LOOK_S
         self._finished = False
         self._raised = False
-        self._recovering: list[Lane] = []
+        self._recovering: list[SourceWorker] = []
         self._dropped: TailraceError | None = None
         self._news = threading.Event()  # set when something may be new in a log
         self._stop_wanted = threading.Event()
         self._looking_after = Background("look-after", self._look_after)
-        self._beginning = Turns(1)
+        self._beginning = FairSemaphore(1)
         self._keep_s = 0.0
+        self._metrics: SinkMetrics | None = None
 
     def start(self, context: TaskContext) -> None:
         """Start capturing. What can be refused without a server is refused here.
@@ -199,16 +206,17 @@ class PostgresTask:
             self._source(pipeline, offsets.get(number)) for number, pipeline in enumerate(config.pipelines)
         )
         for source in self._sources:
-            source.lane.refuse_if_written()
-            source.lane.require_salts()
+            source.worker.refuse_if_written()
+            source.worker.require_salts()
             if source.reading is not None:
                 source.reading.open()
         self._running = True
+        self._metrics = SinkMetrics(context.metrics)
         self._showing.show(context.number, self._views, context.stopping)
-        if self._remote_tasks or config.needs_spark:
+        if self._remote_tasks or config.needs_spark_at_start:
             self._spark.start()
         for source in self._sources:
-            source.lane.start()
+            source.worker.start()
         self._looking_after.start()
 
     def poll(self, timeout_s: float) -> Batch | None:
@@ -224,12 +232,12 @@ class PostgresTask:
         self._capture_again()
         while True:
             self._news.clear()
-            over = all(source.lane.is_over for source in self._sources)
+            over = all(source.worker.is_over for source in self._sources)
             if (batch := self._next()) is not None:
                 self._look_s = LOOK_S
                 return batch
             self._look_for_failures(over)
-            if over and not self._finished:
+            if over and not self._finished and not self._pending:
                 self._finished = True
                 self._context.finish()
             left_s = until - time.monotonic()
@@ -241,9 +249,21 @@ class PostgresTask:
     @property
     def is_recovering(self) -> bool:
         """Whether captures were begun again, and none of them has got to its server's changes yet."""
-        if any(lane.view().task.state in AT_WORK for lane in self._recovering):
+        if any(worker.view().task.state in AT_WORK for worker in self._recovering):
             self._recovering = []
         return bool(self._recovering)
+
+    @property
+    def errors(self) -> Sequence[TailraceError]:
+        """Why sources can't be read now: they are tried again, or have failed while others go on."""
+        found = []
+        for place, source in enumerate(self._sources):
+            view = source.worker.view()
+            pending = self._pending.get(place)
+            if (error := view.task.error or (pending and pending[1])) is not None:
+                where = {"source": view.name} if view.name else {}
+                found.append(TailraceError(error.kind, error.message, error.hint, {**where, **error.context}))
+        return found
 
     def commit(self, partition: Partition, offset: Offset) -> None:
         """Take note, so that retention soon knows that what lies before is not needed here."""
@@ -254,40 +274,44 @@ class PostgresTask:
     def stop(self) -> None:
         """End the captures and the sinks in good order, within their deadlines.
 
-        :raises TailraceError: why a source could not go on, while others did.
+        :raises TailraceError: why a source, or a sink, could not go on, while others did.
         """
         self._stop_wanted.set()
         if self._running:
-            self._stop_lanes([source.lane for source in self._sources])
+            self._stop_workers([source.worker for source in self._sources])
             self._looking_after.join(TURN_S + LOOK_S)
+            for source in self._sources:
+                source.worker.close_the_books()
         self._keep()
         for source in self._sources:
             if source.reading is not None:
                 source.reading.close()
-        failed = [source.lane for source in self._sources if source.lane.error is not None]
+        failed = [source.worker for source in self._sources if source.worker.error is not None]
         if failed and not self._raised:
             raise _failure_of(failed)
 
-    def _stop_lanes(self, lanes: Sequence[Lane]) -> None:
-        for lane in lanes:
-            lane.stop()
-        if not _wait_for_sinks(lanes, DRAIN_DEADLINE_S):
+    def _stop_workers(self, workers: Sequence[SourceWorker]) -> None:
+        for worker in workers:
+            worker.stop()
+        if not _wait_until(lambda: all(worker.sinks_ended() for worker in workers), DRAIN_DEADLINE_S):
             log.warning("a sink did not finish its batch in time; it is given up and written again next time")
-            self._spark.cancel_jobs(tag for lane in lanes for tag in lane.job_tags)
-            _wait_for_sinks(lanes, GIVE_UP_DEADLINE_S)
+            self._spark.cancel_jobs(tag for worker in workers for tag in worker.job_tags)
+            # Nothing but a job can be cancelled: who waits for a cluster in this process ends with it.
+            _wait_until(lambda: all(worker.spark_ended() for worker in workers), GIVE_UP_DEADLINE_S)
         deadline = time.monotonic() + CAPTURE_STOP_DEADLINE_S
-        for lane in lanes:
-            if not lane.capture_ended(max(0.0, deadline - time.monotonic())):
+        for worker in workers:
+            if not worker.capture_ended(max(0.0, deadline - time.monotonic())):
                 log.warning(
                     "capture did not stop in time; what is durable stays, the rest is sent again",
-                    source=lane.name,
+                    source=worker.name,
                 )
 
     def _source(self, pipeline: PipelineConfig, begin: Offset | None) -> _Source:
         assert self._context is not None
         wanted = self._context.wanted
-        reading = LogReading(self._context.name, pipeline, begin) if wanted else None
-        lane = Lane(
+        rows_max = self._context.batch_records_max
+        reading = LogConsumer(self._context.name, pipeline, begin, rows_max=rows_max) if wanted else None
+        worker = SourceWorker(
             pipeline,
             self._context.number,
             self._spark,
@@ -298,16 +322,32 @@ class PostgresTask:
             on_durable=self._news.set if wanted else None,
             remote_tasks=self._remote_tasks,
         )
-        return _Source(lane, reading)
+        return _Source(worker, reading)
 
     # Polling
 
     def _next(self) -> Batch | None:
-        """Return the next batch, of each source in turn."""
+        """Return the next batch, of each source in turn; one that waits for facts of a table is passed over.
+
+        :raises TailraceError: as `LogConsumer.next`; `TASK_FAILED` if such a source's capture has ended.
+        """
         for number in range(len(self._sources)):
             place = (self._next_source + number) % len(self._sources)
-            reading = self._sources[place].reading
-            if reading is not None and (batch := reading.next()) is not None:
+            source = self._sources[place]
+            until_s, _ = self._pending.get(place, (0.0, None))
+            if source.reading is None or (time.monotonic() < until_s and not source.worker.is_over):
+                continue
+            try:
+                batch = source.reading.next()
+            except TailraceError as error:
+                if error.kind is not Kind.SCHEMA_PENDING:
+                    raise
+                if source.worker.is_over:  # nobody asks for the facts any more
+                    raise TailraceError(Kind.TASK_FAILED, error.message, error.hint, error.context) from error
+                self._pending[place] = time.monotonic() + PENDING_S, error
+                continue
+            self._pending.pop(place, None)
+            if batch is not None:
                 self._next_source = place + 1
                 return batch
         return None
@@ -320,8 +360,8 @@ class PostgresTask:
             raise failure
         if over:
             for source in self._sources:
-                source.lane.close_the_books()
-        failed = [source.lane for source in self._sources if source.lane.error is not None]
+                source.worker.close_the_books()
+        failed = [source.worker for source in self._sources if source.worker.error is not None]
         if failed and (over or len(failed) == len(self._sources)):
             self._raised = True
             raise _failure_of(failed)
@@ -331,25 +371,26 @@ class PostgresTask:
         if not self._raised:
             return
         self._raised = False
-        again: list[Lane] = []
+        self._pending.clear()
+        again: list[SourceWorker] = []
         sources: list[_Source] = []
         for source in self._sources:
-            lane = source.lane
-            if lane.error is not None and lane.capture_ended(0) and lane.sinks_ended():
+            worker = source.worker
+            if worker.error is not None and worker.capture_ended(0) and worker.sinks_ended():
                 at = None if source.reading is None else source.reading.offset
-                source = self._source(lane.pipeline, at)  # noqa: PLW2901
-                again.append(source.lane)
+                source = self._source(worker.pipeline, at)  # noqa: PLW2901
+                again.append(source.worker)
             sources.append(source)
         self._sources = tuple(sources)
         self._recovering = again
-        for lane in again:
-            lane.start()
+        for worker in again:
+            worker.start()
 
     def _views(self) -> list[SourceView]:
         """Return the sources as they are now, the handler among their sinks. Any thread."""
         views = []
         for source in self._sources:
-            view = source.lane.view()
+            view = source.worker.view()
             if source.reading is not None:
                 view = replace(view, sinks=(*view.sinks, source.reading.view))
             views.append(view)
@@ -360,12 +401,14 @@ class PostgresTask:
     def _look_after(self) -> None:
         while not self._stop_wanted.wait(TURN_S):
             for source in self._sources:
-                source.lane.turn()
+                source.worker.turn()
             if time.monotonic() >= self._keep_s:
                 self._keep_s = time.monotonic() + KEEP_INTERVAL_S
                 self._keep()
 
     def _keep(self) -> None:
+        if self._metrics is not None:
+            self._metrics.note(source.worker.view() for source in self._sources)
         for source in self._sources:
             try:
                 if source.reading is not None:
@@ -377,9 +420,9 @@ class PostgresTask:
                     log.warning("could not tell the log what it may let go of", error=str(error))
 
 
-def _wait_for_sinks(lanes: Sequence[Lane], deadline_s: float) -> bool:
+def _wait_until(is_so: Callable[[], bool], deadline_s: float) -> bool:
     until = time.monotonic() + deadline_s
-    while not all(lane.sinks_ended() for lane in lanes):
+    while not is_so():
         if time.monotonic() >= until:
             return False
         time.sleep(TURN_S)
@@ -405,9 +448,9 @@ def config_of(name: str, settings: Settings) -> EngineConfig:
         ) from None
 
 
-def _failure_of(failed: Sequence[Lane]) -> TailraceError:
+def _failure_of(failed: Sequence[SourceWorker]) -> TailraceError:
     """Return the first failure, naming the other sources that failed; one that stays comes first."""
-    errors = [(_of_sinks(lane.error), lane.name) for lane in failed if lane.error is not None]
+    errors = [(_of_sinks(worker.error), worker.name) for worker in failed if worker.error is not None]
     errors.sort(key=lambda found: found[0].policy is Policy.RETRY)
     first = errors[0][0]
     if len(errors) == 1:

@@ -14,16 +14,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.readers import Readers
-from tailrace.config import FolderSink, PipelineConfig, SinkConfig
+from tailrace.config import ColumnPolicy, FolderSink, PipelineConfig, SinkConfig
+from tailrace.config.patterns import one_column
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
-from tailrace.pipeline.feed import TASK, Feed
-from tailrace.pipeline.lifecycle import State
-from tailrace.pipeline.points import Point, locate
+from tailrace.pipeline.log.positions import LogPoint, locate
+from tailrace.pipeline.log.schemas import versions
+from tailrace.pipeline.sink_worker import TASK, SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.pipeline.views import EngineView, SourceView, TaskView
+from tailrace.pipeline.status.lifecycle import PipelineState
+from tailrace.pipeline.status.views import CaptureView, PipelineView, SourceView
+from tailrace.protocol.renames import Renames
 from tailrace.sinks.build import build
 from tailrace.spark.java import require_java
 
@@ -49,11 +53,38 @@ def choose_sink(pipeline: PipelineConfig, which: str) -> SinkConfig:
     )
 
 
+def _require_columns(directory: LogDirectory, rules: ColumnPolicy, renames: Renames) -> None:
+    """Check that each pattern that names one column finds it in the log, if capture has not begun with it.
+
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    known = {pattern for _, pattern in kept_disclosure(directory, TASK).column_patterns()}
+    new = [
+        (place, pattern, one)
+        for place, pattern in rules.column_patterns()
+        if pattern not in known and (one := one_column(pattern)) is not None
+    ]
+    if not new:
+        return
+    names = renames.names() | {
+        (version.relation.schema, version.relation.table, column.name)
+        for version in versions(directory, TASK, None, ColumnPolicy())
+        for column in version.columns
+    }
+    for place, pattern, one in new:
+        if one not in names:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"look for the columns of {place}: {pattern!r} names no column that the log knows",
+                f"correct {place}; or run the pipeline with it first, which asks the source",
+            )
+
+
 class Replay:
     """Feeds `sink` up to the log's end of this moment. `run` once.
 
-    :param begin: where a target that holds nothing begins; None: at the very start of the log,
-        or not at all if retention has removed that.
+    :param begin: where a target that holds nothing begins, with the whole transaction that it is in; None:
+        at the very start of the log, or not at all if retention has removed that.
     :param into: a directory to build a second copy in, beside the sink's own.
     :raises TailraceError: `CONFIG_INVALID` for `into` where the sink's target is no directory.
     """
@@ -63,9 +94,9 @@ class Replay:
         pipeline: PipelineConfig,
         sink: SinkConfig,
         *,
-        begin: Point | None = None,
+        begin: LogPoint | None = None,
         into: Path | None = None,
-        observe: Callable[[EngineView], None] = lambda _: None,
+        observe: Callable[[PipelineView], None] = lambda _: None,
     ) -> None:
         self._pipeline = pipeline
         self._sink = sink
@@ -81,7 +112,7 @@ class Replay:
         self._begin = begin
         self._observe = observe
         self._stop = threading.Event()
-        self._feed: Feed | None = None
+        self._feed: SinkWorker | None = None
         self._end = 0
 
     def stop(self) -> None:
@@ -101,17 +132,18 @@ class Replay:
                 f"replay sink {self._sink.name!r} from a later place: a mirror is the sum of all changes",
                 "leave --from out",
             )
-        if self._sink.on_spark:
+        if self._sink.on_spark and self._pipeline.spark.start == "eager":
             require_java()
         directory = LogDirectory.open(self._pipeline.log.path)
         with LogReader.open(directory, TASK) as reader:
             tail = reader.end()
-            begin = None if self._begin is None else locate(reader, self._begin)
+            _require_columns(directory, self._pipeline.source, reader.renames())
+            begin = None if self._begin is None else reader.boundary_up_to(locate(reader, self._begin))
         self._end = tail.offset
         spark = SparkHost(self._pipeline)
         name, source = self._pipeline.name, self._pipeline.source
         rules, modes = source.disclosure, source.value_modes
-        self._feed = Feed(
+        self._feed = SinkWorker(
             self._sink,
             name,
             directory.path,
@@ -123,7 +155,7 @@ class Replay:
         feeding = Background("replay", self._feed.run)
         feeding.start()
         try:
-            self._watch(feeding, TaskView.at_rest(TASK, tail))
+            self._watch(feeding, CaptureView.at_rest(TASK, tail))
         finally:
             if self._is_copy:
                 Readers(directory).remove(self._sink.name)  # nobody goes on feeding it
@@ -143,7 +175,7 @@ class Replay:
             )
         return f"sink {view.name}: {view.rows:,} rows written, now at {view.position}"
 
-    def _watch(self, feeding: Background, task: TaskView) -> None:
+    def _watch(self, feeding: Background, task: CaptureView) -> None:
         assert self._feed is not None
         stop_by_s: float | None = None
         while not feeding.join(_TURN_S):
@@ -153,6 +185,6 @@ class Replay:
             if stop_by_s is not None and time.monotonic() > stop_by_s:
                 return  # given up: the batch is written again at the next start
             source = SourceView(self._pipeline.source_name, 0, task, (self._feed.view,))
-            self._observe(EngineView(self._pipeline.name, State.STREAMING, (source,), None))
+            self._observe(PipelineView(self._pipeline.name, PipelineState.STREAMING, (source,), None))
         if feeding.error is not None:
             raise feeding.error

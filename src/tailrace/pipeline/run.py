@@ -8,9 +8,9 @@ from collections.abc import Callable
 from tailrace.config import EngineConfig
 from tailrace.engine.engine import Engine
 from tailrace.errors import TailraceError
-from tailrace.pipeline.lifecycle import State
 from tailrace.pipeline.postgres_connector import UNTIL_CAUGHT_UP, PostgresConnector
-from tailrace.pipeline.views import EngineView
+from tailrace.pipeline.status.lifecycle import PipelineState
+from tailrace.pipeline.status.views import PipelineView
 
 #: How soon a wish to stop is heard.
 _TURN_S = 0.05
@@ -30,7 +30,7 @@ class Run:
         config: EngineConfig,
         *,
         until_caught_up: bool = False,
-        observe: Callable[[EngineView], None] = lambda _: None,
+        observe: Callable[[PipelineView], None] = lambda _: None,
     ) -> None:
         self._name = config.name
         self._connector = PostgresConnector(observe)
@@ -46,9 +46,10 @@ class Run:
 
         :raises TailraceError: at once, `LOG_LOCKED` if a log has a writer, `SECRET_MISSING` or
             `CONFIG_INVALID` if a mask has no salt; at the end, the first
-            of what ended a capture, and of what stopped the sinks of a source, if all of them
-            have stopped, or if any has under `until_caught_up`. With several sources, the context
-            has the `source`, and under `failed_too` those that failed after it.
+            of what ended a capture, and of what stopped a sink. If all sinks of a source have stopped,
+            that is its end; else the pipeline goes on with the others, and the error is raised when it is
+            stopped. With several sources, the context has the `source`, and under `failed_too` those that
+            failed after it.
         """
         try:
             with self._engine as engine:
@@ -65,6 +66,6 @@ class Run:
         """
         self._stop_wanted.set()
 
-    def view(self) -> EngineView:
+    def view(self) -> PipelineView:
         """Return the pipeline as it is now. Any thread."""
-        return self._connector.view() or EngineView(self._name, State.STARTING, (), None)
+        return self._connector.view() or PipelineView(self._name, PipelineState.STARTING, (), None)

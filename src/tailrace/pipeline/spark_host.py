@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -11,6 +12,7 @@ import structlog
 from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
+from tailrace.spark.master import cores_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +46,17 @@ class SparkHost:
                 self._started = True
                 self._start.start()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether Spark has started, or failed to: `session` does not wait for it."""
+        return self._start.ended
+
+    @property
+    def comes_first(self) -> bool:
+        """Whether nothing is written before it is there: a cluster's executors are checked at the start."""
+        spark = self._config.spark
+        return spark.start == "eager" and cores_of(spark.master) is None
+
     def session(self, stop: threading.Event, tag: str = "") -> SparkSession | None:
         """Return the session, started now if need be; None if `stop` was set meanwhile.
 
@@ -68,6 +81,16 @@ class SparkHost:
         if tag and self._session is not None:
             self._session.sparkContext.addJobTag(tag)
         return self._session
+
+    def require_shared(self, folders: Mapping[str, Path]) -> None:
+        """Check that executors see these folders as this process does; `session` has returned one.
+
+        :raises TailraceError: as `tailrace.spark.folders.require_shared`.
+        """
+        from tailrace.spark.folders import require_shared
+
+        assert self._session is not None
+        require_shared(self._session, folders)
 
     def cancel_jobs(self, tags: Iterable[str]) -> None:
         """Have Spark give up the jobs that bear one of `tags`, and no others.

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from tailrace.capture.task import CaptureTask
 from tailrace.config import PipelineConfig
 from tailrace.engine.logs import to_logging
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.remote.channel import Channel, Report
+from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 
 log = structlog.get_logger(__name__)
 

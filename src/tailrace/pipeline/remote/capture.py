@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tailrace.capture.task import CaptureProgress
 from tailrace.changelog.writer import Tail
 from tailrace.config import PipelineConfig
 from tailrace.engine.backoff import Backoff
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.remote.attempt import Order, carry_out
-from tailrace.pipeline.remote.channel import Channel, Report, Wanted
-from tailrace.pipeline.remote.requirements import cores_of, may_grow, too_few
+from tailrace.pipeline.remote.channel import Channel, DesiredState, Report
+from tailrace.pipeline.remote.requirements import may_grow, too_few
 from tailrace.pipeline.spark_host import SparkHost
+from tailrace.sources.postgres.streaming.progress import CaptureProgress
+from tailrace.spark.master import cores_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +67,7 @@ class RemoteCapture:
         self._life = str(uuid.uuid4())
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._wanted = Wanted(life=self._life, round=0)
+        self._wanted = DesiredState(life=self._life, round=0)
         self._report: Report | None = None
         self._read_s = 0.0
         self._jobs_failed = 0
@@ -146,6 +147,7 @@ class RemoteCapture:
         if session is None:
             return None
         self._require_cores(session)
+        self._spark.require_shared({"log.path": self._pipeline.log.path})
         self._ask(round=self._wanted.round + 1)
         order = Order(self._pipeline.model_dump_json(exclude_unset=True), self._life, self._wanted.round)
         group = f"tailrace-{self._life}-{order.round}"

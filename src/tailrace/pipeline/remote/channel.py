@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from tailrace.capture.copying import TableProgress
-from tailrace.capture.slot_health import Concern, SlotHealth
-from tailrace.capture.task import CaptureProgress, PhaseName
 from tailrace.changelog.durable import decode_state, encode_state, make_directory
 from tailrace.changelog.writer import Tail
 from tailrace.errors import Kind, TailraceError
+from tailrace.sources.postgres.slot.health import SlotHealth, SlotWarning
+from tailrace.sources.postgres.snapshot.copy import TableProgress
+from tailrace.sources.postgres.streaming.progress import CaptureProgress, PhaseName
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -33,7 +33,7 @@ class _Told(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Wanted(_Told):
+class DesiredState(_Told):
     """What the driver wants.
 
     :param life: of the driver's capture; a task of another life is to end.
@@ -50,7 +50,7 @@ class Wanted(_Told):
     position: int = 0
 
 
-class Table(_Told):
+class TableSnapshot(_Told):
     """A table's snapshot; `for_s`: how long it has been read in this run, None: not yet."""
 
     rows: int
@@ -62,7 +62,7 @@ class Table(_Told):
     for_s: float | None
 
 
-class Failure(_Told):
+class ReportedFailure(_Told):
     """An error in words."""
 
     kind: Kind
@@ -71,7 +71,7 @@ class Failure(_Told):
     context: dict[str, Any]
 
     @classmethod
-    def of(cls, error: TailraceError) -> Failure:
+    def of(cls, error: TailraceError) -> ReportedFailure:
         """Return it as it can be told."""
         context = {name: str(value) for name, value in error.context.items()}
         return cls(kind=error.kind, message=error.message, hint=error.hint, context=context)
@@ -100,11 +100,11 @@ class Report(_Told):
     durable: tuple[int, int, int]
     server_end_lsn: int
     acknowledged_lsn: int
-    snapshot: dict[str, Table]
+    snapshot: dict[str, TableSnapshot]
     reconnects: int
-    error: Failure | None
+    error: ReportedFailure | None
     slot: SlotHealth | None
-    concerns: tuple[Concern, ...]
+    concerns: tuple[SlotWarning, ...]
 
     @classmethod
     def of(
@@ -130,7 +130,7 @@ class Report(_Told):
             server_end_lsn=progress.server_end_lsn,
             acknowledged_lsn=progress.acknowledged_lsn,
             snapshot={
-                name: Table(
+                name: TableSnapshot(
                     rows=table.rows,
                     rows_estimated=table.rows_estimated,
                     done=table.done,
@@ -142,7 +142,7 @@ class Report(_Told):
                 for name, table in progress.snapshot.items()
             },
             reconnects=progress.reconnects,
-            error=None if progress.error is None else Failure.of(progress.error),
+            error=None if progress.error is None else ReportedFailure.of(progress.error),
             slot=progress.slot,
             concerns=progress.concerns,
         )
@@ -177,16 +177,16 @@ class Channel:
         """Make the folder."""
         make_directory(self._folder)
 
-    def ask(self, wanted: Wanted) -> None:
+    def ask(self, wanted: DesiredState) -> None:
         """Tell what is wanted.
 
         :raises OSError: there is no room, or no folder.
         """
         _write(self._wanted, wanted)
 
-    def wanted(self) -> Wanted | None:
+    def wanted(self) -> DesiredState | None:
         """Return what is wanted; None if it can't be read now."""
-        return _read(self._wanted, Wanted)
+        return _read(self._wanted, DesiredState)
 
     def tell(self, report: Report) -> None:
         """Tell what is done.
@@ -219,7 +219,7 @@ def _numbers(tail: Tail) -> tuple[int, int, int]:
     return tail.offset, tail.position, tail.position_time_us
 
 
-def _progress_of(table: Table, now_s: float) -> TableProgress:
+def _progress_of(table: TableSnapshot, now_s: float) -> TableProgress:
     return TableProgress(
         rows=table.rows,
         rows_estimated=table.rows_estimated,

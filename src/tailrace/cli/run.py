@@ -1,0 +1,64 @@
+"""`run` and `replay`: an engine in the foreground, with a display and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from tailrace import config
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.log.positions import parse_point
+from tailrace.pipeline.replay import Replay, choose_sink
+from tailrace.pipeline.run import Run
+from tailrace.pipeline.status.display import ProgressDisplay
+
+
+def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
+    """Run the pipeline of `file` to its end.
+
+    :raises TailraceError: what ended it, if not a signal or having caught up.
+    """
+    pipeline = config.load_engine(file)
+    with ProgressDisplay() as progress:
+        run = Run(pipeline, until_caught_up=until_caught_up, observe=progress.turn)
+        _stop_on_signals(run.stop)
+        run.run()
+
+
+def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, into: Path | None) -> None:
+    """Deliver the log to one sink of `file` again; `source`: whose log, where there are several.
+
+    :raises TailraceError: `CONFIG_INVALID` for a sink or place that is none; what the replay met.
+    """
+    pipeline = config.load(file, source)
+    try:
+        point = None if begin is None else parse_point(begin)
+    except ValueError as error:
+        raise TailraceError(Kind.CONFIG_INVALID, f"read --from: {error}") from None
+    chosen = choose_sink(pipeline, sink)
+    target = None if into is None else into.expanduser().absolute()
+    with ProgressDisplay() as progress:
+        replay = Replay(pipeline, chosen, begin=point, into=target, observe=progress.turn)
+        _stop_on_signals(replay.stop)
+        replay.run()
+    print(replay.summary())
+
+
+def _stop_on_signals(stop: Callable[[], None]) -> None:
+    asked = False
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            # At once, without clean-up: the log and the sinks are made for just that.
+            os._exit(128 + number)
+        asked = True
+        # Not by way of sys.stderr: the signal may have come in the middle of a write to it.
+        os.write(2, b"stopping; once more ends at once\n")
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)

@@ -1,0 +1,90 @@
+"""`snapshot`: ask for one, take it back, pause and resume them, see what became of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tailrace import config
+from tailrace.cli.conversation import print_json, printable
+
+
+def request_snapshot(file: Path, source: str | None, tables: list[str], where: str, *, as_json: bool) -> None:
+    """Leave a request for a snapshot of `tables`; print its id.
+
+    :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`, `LOG_FULL`, `LOG_WRITE_FAILED`.
+    """
+    from tailrace.pipeline.snapshot_requests import ask
+
+    asked = ask(config.load(file, source), tables=tables, where=where)
+    if as_json:
+        print_json(asked)
+        return
+    print(f"asked for snapshot {asked['id']} of {', '.join(printable(table) for table in tables)}")
+    print(_when(asked))
+
+
+def cancel_snapshots(file: Path, source: str | None, tables: list[str], *, as_json: bool) -> None:
+    """Ask for the end of snapshots that were asked for: those of `tables`, or all.
+
+    :raises TailraceError: as `request_snapshot`.
+    """
+    from tailrace.pipeline.snapshot_requests import ask_for_end
+
+    asked = ask_for_end(config.load(file, source), tables=tables)
+    if as_json:
+        print_json(asked)
+        return
+    named = ", ".join(printable(table) for table in tables)
+    print(f"asked for the end of the snapshots {f'of {named}' if tables else 'that were asked for'}")
+    print(_when(asked))
+
+
+def pause_snapshots(file: Path, source: str | None, *, pauses: bool, as_json: bool) -> None:
+    """Ask that snapshots beside the stream pause, or go on if not `pauses`.
+
+    :raises TailraceError: as `request_snapshot`.
+    """
+    from tailrace.pipeline.snapshot_requests import ask_for_pause
+
+    asked = ask_for_pause(config.load(file, source), pauses=pauses)
+    if as_json:
+        print_json(asked)
+        return
+    print(f"asked that snapshots {'pause' if pauses else 'go on'}")
+    print(_when(asked))
+
+
+def list_snapshots(file: Path, source: str | None, *, as_json: bool) -> None:
+    """Print the snapshots that wait, are taken or are over.
+
+    :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`, `LOG_CORRUPT`.
+    """
+    from tailrace.pipeline.snapshot_requests import known
+
+    found = known(config.load(file, source))
+    if as_json:
+        print_json({"snapshots": found})
+        return
+    for snapshot in found:
+        print("\n".join(_words(snapshot)))
+    if not found:
+        print("no snapshots")
+
+
+def _when(asked: dict[str, Any]) -> str:
+    if asked["engine_runs"]:
+        return "the running engine takes it up within a second; see --list"
+    return "no engine runs: it waits for the next `tailrace run`"
+
+
+def _words(snapshot: dict[str, Any]) -> list[str]:
+    where = f" where {printable(snapshot['where'])}" if snapshot["where"] else ""
+    lines = [f"{snapshot['id']}  {snapshot['origin']}, {snapshot['state']}{where}"]
+    for table in snapshot["tables"]:
+        chunks = f", {table['chunks_done']} of {table['chunks']} chunks" if table["chunks"] else ""
+        lines.append(f"    {printable(table['name'])}: {table['rows']:,} rows{chunks}")
+    if snapshot["error"]:
+        lines.append(f"    error: {snapshot['error']['kind']}: {printable(snapshot['error']['message'])}")
+        lines.append(f"    hint:  {printable(snapshot['error']['hint'])}")
+    return lines

@@ -1,0 +1,477 @@
+"""The section `source` for PostgreSQL: libpq's options under their own names, and ours.
+
+Nothing is resolved when the file is read. `conninfo` puts the connection string together at
+the moment of connecting; it is the only place where a password exists in memory, and its
+result must not be logged, stored or put into an error.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
+
+from tailrace.config.fields import MIB, ByteCount, FileName, Section, Text
+from tailrace.config.patterns import (
+    Patterns,
+    PrefixPattern,
+    TablePattern,
+    matches,
+    matches_any,
+    matches_any_prefix,
+)
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.config.source.slot_care import HeartbeatConfig, SlotWatchConfig
+from tailrace.config.values import ValueHandling
+from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
+
+#: libpq options whose value is a secret.
+SECRET_OPTIONS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+
+#: libpq options that are not the user's to set: the capture decides them.
+OWN_OPTIONS = ("replication", "client_encoding", "fallback_application_name", "sslkeylogfile")
+
+#: PostgreSQL allows no longer names.
+SLOT_BYTES_MAX = 63
+SLOT_NAME = re.compile(rf"[a-z0-9_]{{1,{SLOT_BYTES_MAX}}}")
+
+
+def _dsn(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, Secret):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("must be a connection string in quotes")
+    check_references(value)
+    value = anchored(value, (info.context or {}).get("base"))
+    if is_reference(value):
+        return Secret(value)
+    options = parse_dsn(value)
+    if options is None:
+        raise ValueError(
+            "is no connection string that libpq understands: write "
+            "postgresql://user@host:port/dbname, and give the password in the field password"
+        )
+    for name in SECRET_OPTIONS:
+        if name in options and not is_reference(options[name]):
+            raise ValueError(
+                f"holds a {name}: take it out and write, beside dsn, "
+                f"{name}: ${{env:NAME}} or {name}: ${{file:/path}}"
+            )
+    for name in OWN_OPTIONS:
+        if name in options:
+            raise ValueError(f"sets {name}, which Tailrace sets itself: take it out")
+    return value
+
+
+def parse_dsn(text: str) -> dict[str, str] | None:
+    """Return the options in a connection string; None if libpq does not understand it."""
+    # psycopg's own message quotes the string, so it goes no further.
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(text).items()}
+    except psycopg.Error:
+        return None
+
+
+def _slot_name(value: str) -> str:
+    if value and not SLOT_NAME.fullmatch(value):
+        raise ValueError("must be 1 to 63 of the characters a-z, 0-9 and _")
+    return value
+
+
+def slot_named_after(pipeline: str) -> str:
+    """Return the name that a pipeline's slot and publication have if the file names none."""
+    return "tailrace_" + re.sub(r"[^a-z0-9_]", "_", pipeline.lower())
+
+
+def _source_name(value: str) -> str:
+    # No dot: beside folders of tables, `<schema>.<table>`, that of a source is told at a glance.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,51}", value):
+        raise ValueError("must be 1 to 52 letters, digits, _ or -, with a letter or digit first")
+    return value
+
+
+def _replica_identity(value: str) -> str:
+    word, _, index = value.partition(" ")
+    if value not in ("default", "full") and not (word == "index" and index.strip()):
+        raise ValueError("must be default, full, or index NAME")
+    return value if word != "index" else f"index {index.strip()}"
+
+
+def _publication_name(value: str) -> str:
+    if len(value.encode()) > 63 or "\0" in value:
+        raise ValueError("must be at most 63 bytes")
+    return value
+
+
+Dsn = Annotated[str | Secret, BeforeValidator(_dsn), PlainSerializer(str, return_type=str)]
+Flag = Literal[0, 1]
+
+
+class LibpqOptions(Section):
+    """Connection options of libpq. What is not given here is libpq's to decide."""
+
+    host: Text | None = Field(
+        default=None, description="Name or address of the server, or the directory of its socket."
+    )
+    hostaddr: Text | None = Field(
+        default=None, description="Address of the server, to save the look-up of `host`."
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="Port; libpq's default is 5432."
+    )
+    dbname: Text | None = Field(default=None, description="Name of the database.")
+    user: Text | None = Field(default=None, description="Role to connect as; it needs `REPLICATION`.")
+    password: Secret | None = Field(default=None, description="Password, by reference only.")
+    passfile: FileName | None = Field(default=None, description="File with passwords in libpq's format.")
+    service: Text | None = Field(default=None, description="Name of a service in libpq's service file.")
+    require_auth: Text | None = Field(
+        default=None, description="Methods of authentication that are accepted."
+    )
+    channel_binding: Literal["disable", "prefer", "require"] | None = Field(
+        default=None, description="Channel binding under SCRAM."
+    )
+    connect_timeout: int = Field(default=10, ge=1, le=3600, description="Seconds to wait for a connection.")
+    application_name: Text = Field(default="tailrace", description="Name shown in `pg_stat_activity`.")
+    options: Text | None = Field(
+        default=None, description="Options for the server session, such as `-c search_path=x`."
+    )
+    keepalives: Flag | None = Field(default=None, description="TCP keepalives: 1 on, 0 off.")
+    keepalives_idle: int | None = Field(
+        default=None, ge=0, description="Seconds without traffic before a keepalive."
+    )
+    keepalives_interval: int | None = Field(
+        default=None, ge=0, description="Seconds between unanswered keepalives."
+    )
+    keepalives_count: int | None = Field(
+        default=None, ge=0, description="Unanswered keepalives that end the connection."
+    )
+    tcp_user_timeout: int | None = Field(
+        default=None, ge=0, description="Milliseconds that sent data may stay unanswered."
+    )
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
+        default=None,
+        description="How TLS is used. Default: `verify-full`; for sockets and loopback addresses `prefer`.",
+    )
+    sslnegotiation: Literal["postgres", "direct"] | None = Field(
+        default=None, description="How TLS is begun."
+    )
+    sslcompression: Flag | None = Field(default=None, description="Compression in TLS: 1 on, 0 off.")
+    sslcert: FileName | None = Field(default=None, description="File of the client certificate.")
+    sslkey: FileName | None = Field(default=None, description="File of the client certificate's key.")
+    sslcertmode: Literal["disable", "allow", "require"] | None = Field(
+        default=None, description="Whether a client certificate is sent."
+    )
+    sslpassword: Secret | None = Field(default=None, description="Password of `sslkey`, by reference only.")
+    sslrootcert: FileName | None = Field(default=None, description="File of trusted roots, or `system`.")
+    sslcrl: FileName | None = Field(default=None, description="File of revoked certificates.")
+    sslcrldir: FileName | None = Field(default=None, description="Directory of revoked certificates.")
+    sslsni: Flag | None = Field(default=None, description="Server name indication: 1 on, 0 off.")
+    ssl_min_protocol_version: Text | None = Field(default=None, description="Lowest version of TLS.")
+    ssl_max_protocol_version: Text | None = Field(default=None, description="Highest version of TLS.")
+    min_protocol_version: Text | None = Field(
+        default=None, description="Lowest version of PostgreSQL's protocol."
+    )
+    max_protocol_version: Text | None = Field(
+        default=None, description="Highest version of PostgreSQL's protocol."
+    )
+    requirepeer: Text | None = Field(
+        default=None, description="Operating system user that the server must run as."
+    )
+    gssencmode: Literal["disable", "prefer", "require"] | None = Field(
+        default=None, description="GSSAPI encryption."
+    )
+    krbsrvname: Text | None = Field(default=None, description="Kerberos service name.")
+    gsslib: Text | None = Field(default=None, description="GSS library to use.")
+    gssdelegation: Flag | None = Field(default=None, description="Delegate GSS credentials: 1 on, 0 off.")
+    target_session_attrs: (
+        Literal["any", "read-write", "read-only", "primary", "standby", "prefer-standby"] | None
+    ) = Field(default=None, description="Which of several servers is accepted.")
+    load_balance_hosts: Literal["disable", "random"] | None = Field(
+        default=None, description="Order in which several hosts are tried."
+    )
+    scram_client_key: Secret | None = Field(default=None, description="SCRAM client key, by reference only.")
+    scram_server_key: Secret | None = Field(default=None, description="SCRAM server key, by reference only.")
+    oauth_issuer: Text | None = Field(default=None, description="OAuth issuer.")
+    oauth_client_id: Text | None = Field(default=None, description="OAuth client id.")
+    oauth_client_secret: Secret | None = Field(
+        default=None, description="OAuth client secret, by reference only."
+    )
+    oauth_scope: Text | None = Field(default=None, description="OAuth scope.")
+
+
+class PostgresSource(ValueHandling, LibpqOptions, ColumnPolicy):
+    """A PostgreSQL database whose changes are captured."""
+
+    type: Literal["postgresql"] = Field(default="postgresql", description="Kind of the source.")
+    dsn: Dsn | None = Field(
+        default=None,
+        description="Connection string without a password; fields given beside it come before what it says.",
+    )
+    tables: Patterns = Field(
+        default=("public.*",),
+        description="Tables to capture: `schema.table`, `*` for any run of characters; or "
+        "`/a regular expression/` for the whole name. See [selection](selection.md).",
+    )
+    tables_exclude: tuple[TablePattern, ...] = Field(
+        default=(), description="Tables to leave out of those that `tables` means; patterns as there."
+    )
+    replica_identity: dict[TablePattern, Annotated[str, AfterValidator(_replica_identity)]] = Field(
+        default={},
+        description="Replica identity that captured tables are given at each start, by pattern of tables: "
+        "`default`, `full` or `index NAME`. The role must own them. The first pattern that means a table "
+        "counts; others keep what they have.",
+    )
+    publish_via_partition_root: bool = Field(
+        default=True,
+        description="Whether a partitioned table is one table, under its root's name, or each partition one "
+        "of its own. For a publication that Tailrace creates; one that exists stays as it is.",
+    )
+    messages: bool = Field(
+        default=True,
+        description="Whether logical messages (`pg_logical_emit_message`) are captured; PostgreSQL 14 and "
+        "later.",
+    )
+    message_prefixes: tuple[PrefixPattern, ...] = Field(
+        default=("*",),
+        description="Prefixes of the logical messages to capture: text, `*` for any run of characters; or "
+        "`/a regular expression/` for the whole prefix.",
+    )
+    message_prefixes_exclude: tuple[PrefixPattern, ...] = Field(
+        default=(),
+        description="Prefixes of the logical messages to leave out; patterns as in `message_prefixes`.",
+    )
+    skip_unchanged_updates: bool = Field(
+        default=False,
+        description="Leave out updates that change no captured column. Only of tables with `REPLICA IDENTITY "
+        "FULL`, whose updates send the old row.",
+    )
+    origin: Literal["any", "none"] = Field(
+        default="any",
+        description="`none`: only changes that were made on this server, not those that it replicated from "
+        "another (PostgreSQL 16 and later).",
+    )
+    slot: Annotated[str, AfterValidator(_slot_name)] = Field(
+        default="", description="Replication slot. Default: `tailrace_<name>`."
+    )
+    publication: Annotated[str, AfterValidator(_publication_name)] = Field(
+        default="", description="Publication. Default: `tailrace_<name>`."
+    )
+    slot_failover: bool = Field(
+        default=False,
+        description="Create the slot so that standbys synchronise it and it outlives a failover. "
+        "PostgreSQL 17 or later.",
+    )
+    heartbeat: HeartbeatConfig = Field(
+        default=HeartbeatConfig(), description="How the slot's position follows an idle server."
+    )
+    slot_watch: SlotWatchConfig = Field(
+        default=SlotWatchConfig(), description="When the state of the slot is worth a warning."
+    )
+    snapshot: Literal["initial", "when_needed", "never", "only"] = Field(
+        default="initial",
+        description="`initial`: existing rows first, then changes; `when_needed`: the same, and all tables "
+        "are read again when the slot has lost changes; `never`: changes from now on; `only`: existing rows, "
+        "then the end.",
+    )
+    snapshot_connections: int = Field(
+        default=4, ge=1, le=64, description="Connections that read a snapshot at the same time."
+    )
+    snapshot_chunk_rows: int = Field(
+        default=100_000, ge=1, description="Rows that a chunk of a snapshot is planned to have at most."
+    )
+    snapshot_chunk_bytes: ByteCount = Field(
+        default=16 * MIB,
+        ge=64 * 1024,
+        le=256 * MIB,
+        description="Size on the server's disk that a chunk of a snapshot is planned to have at most.",
+    )
+    snapshot_tables: Patterns | None = Field(
+        default=None,
+        description="Tables whose rows the initial snapshot reads, in this order of patterns; of the others, "
+        "changes alone are captured. Default: all, by name.",
+    )
+    snapshot_where: dict[TablePattern, str] = Field(
+        default={},
+        description="Condition in the server's SQL, by pattern of tables: of these the initial snapshot "
+        "reads only the rows that meet it. The first pattern that means a table counts.",
+    )
+    status_interval_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=60,
+        description="Seconds between status messages to the server; a third of its `wal_sender_timeout` "
+        "where that is less.",
+    )
+    receive_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=3600,
+        description="Seconds without any message before the connection counts as dead.",
+    )
+    reconnect_delay_s: float = Field(
+        default=0.5, gt=0, le=60, description="First wait before connecting again, in seconds."
+    )
+    reconnect_delay_s_max: float = Field(
+        default=30.0, gt=0, le=3600, description="Longest wait before connecting again, in seconds."
+    )
+    reconnect_s_max: float = Field(
+        default=600.0,
+        ge=0,
+        description="Seconds without a connection before the run fails; 0: it never does.",
+    )
+    frame_bytes_max: ByteCount = Field(
+        default=1024 * MIB,
+        ge=MIB,
+        le=2047 * MIB,
+        description="Largest message that is accepted from the server.",
+    )
+
+    @model_validator(mode="after")
+    def _says_where(self) -> Self:
+        if self.reconnect_delay_s > self.reconnect_delay_s_max:
+            raise ValueError("reconnect_delay_s must not be larger than reconnect_delay_s_max")
+        given = {"message_prefixes", "message_prefixes_exclude"} & self.model_fields_set
+        if given and not self.messages:
+            raise ValueError(f"{min(given)} chooses among messages, and messages is false: take one out")
+        return self
+
+    def captures(self, schema: str, table: str) -> bool:
+        """Tell whether `tables` means this table and `tables_exclude` does not."""
+        return matches_any(self.tables, schema, table) and not matches_any(self.tables_exclude, schema, table)
+
+    def identity_of(self, schema: str, table: str) -> str:
+        """Return the replica identity that the table is to be given; empty: it keeps what it has."""
+        found = (text for pattern, text in self.replica_identity.items() if matches(pattern, schema, table))
+        return next(found, "")
+
+    @property
+    def leaves_messages_out(self) -> bool:
+        """Whether logical messages may be left out by their prefix."""
+        return self.message_prefixes != ("*",) or bool(self.message_prefixes_exclude)
+
+    def captures_message(self, prefix: str) -> bool:
+        """Tell whether logical messages of this prefix are captured."""
+        return matches_any_prefix(self.message_prefixes, prefix) and not matches_any_prefix(
+            self.message_prefixes_exclude, prefix
+        )
+
+    def snapshot_place(self, schema: str, table: str) -> int | None:
+        """Return the table's place in the order of the initial snapshot; None: its rows are not read."""
+        if self.snapshot_tables is None:
+            return 0
+        places = enumerate(self.snapshot_tables)
+        return next((place for place, pattern in places if matches(pattern, schema, table)), None)
+
+    def snapshot_condition(self, schema: str, table: str) -> str:
+        """Return the condition on the rows of the table that the initial snapshot reads; empty: all."""
+        found = (text for pattern, text in self.snapshot_where.items() if matches(pattern, schema, table))
+        return next(found, "")
+
+    def for_pipeline(self, name: str) -> PostgresSource:
+        """Return the source with its slot and publication named after pipeline `name` if unnamed."""
+        default = slot_named_after(name)
+        return self.model_copy(
+            update={"slot": self.slot or default, "publication": self.publication or default}
+        )
+
+    def conninfo(self, **overrides: Any) -> str:
+        """Return the connection string, secrets resolved now; `overrides` come before the file.
+
+        An override of `options` is put after the file's own, so that it prevails in the session.
+
+        :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` if a reference leads to
+            something that is no connection string.
+        """
+        from psycopg.conninfo import make_conninfo
+
+        options = self._connection_options()
+        if options.get("options") and overrides.get("options"):
+            overrides["options"] = f"{options['options']} {overrides['options']}"
+        options.update({name: str(value) for name, value in overrides.items() if value is not None})
+        options["sslmode"] = _sslmode(options)
+        for name in SECRET_OPTIONS:
+            remember(options.get(name, ""))
+        return make_conninfo("", **options)
+
+    def tls(self) -> tuple[bool, str]:
+        """Return whether the server is on this machine, and the sslmode that is used.
+
+        :raises TailraceError: as `conninfo`.
+        """
+        options = self._connection_options()
+        return _is_local(options), _sslmode(options)
+
+    @property
+    def address(self) -> str:
+        """Where the database is, for people: without user or secrets, references unresolved."""
+        known = parse_dsn(self.dsn) or {} if isinstance(self.dsn, str) else {}
+        host = self.host or self.hostaddr or known.get("host") or known.get("hostaddr")
+        if host is None:
+            host = self.dsn if isinstance(self.dsn, Secret) else "local socket"
+        port = self.port or known.get("port")
+        dbname = self.dbname or known.get("dbname")
+        return f"{host}{f':{port}' if port else ''}{f'/{dbname}' if dbname else ''}"
+
+    def _connection_options(self) -> dict[str, str]:
+        options: dict[str, str] = {}
+        given = self.model_fields_set
+        if self.dsn is not None:
+            found = parse_dsn(resolved(self.dsn) if isinstance(self.dsn, Secret) else self.dsn)
+            if found is None:
+                raise TailraceError(
+                    Kind.CONFIG_INVALID,
+                    f"resolve source.dsn: what {self.dsn} refers to is no connection string",
+                    "write postgresql://user@host:port/dbname",
+                )
+            options = {name: resolved(value) for name, value in found.items() if name not in OWN_OPTIONS}
+        for name in LibpqOptions.model_fields:
+            value = getattr(self, name)
+            if value is not None and (name in given or name not in options):
+                options[name] = resolved(value) if isinstance(value, Secret) else str(value)
+        return options
+
+
+class NamedSource(PostgresSource):
+    """One of several sources."""
+
+    name: Annotated[str, AfterValidator(_source_name)] = Field(
+        description="Name of the source, no other's: its folder in the log and in each sink, and the end of "
+        "its slot's name; keep it."
+    )
+
+
+def _sslmode(options: dict[str, str]) -> str:
+    given = options.get("sslmode")
+    if given is None:
+        return "prefer" if _is_local(options) else "verify-full"
+    if given in ("allow", "prefer") and not _is_local(options):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"connect with sslmode {given}: it goes on in plain text, without a word, if the server or "
+            "anybody between says that there is no TLS",
+            "set sslmode: verify-full in source (or require; or disable, if plain text is what is meant)",
+        )
+    return given
+
+
+def _is_local(options: dict[str, str]) -> bool:
+    if "service" in options and not (options.get("host") or options.get("hostaddr")):
+        return False  # the service file may name any host
+    hosts = options.get("hostaddr") or options.get("host") or os.environ.get("PGHOST", "")
+    return all(_is_local_host(host.strip()) for host in hosts.split(","))
+
+
+def _is_local_host(host: str) -> bool:
+    if not host or host == "localhost" or host[0] in "/@":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,5 +1,0 @@
-"""`tailrace demo`: the main job on a real PostgreSQL, with a hard kill in the middle, proven."""
-
-from tailrace.demo.story import run
-
-__all__ = ["run"]

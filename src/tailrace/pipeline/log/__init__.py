@@ -1,0 +1,1 @@
+"""A pipeline's logs: inspected, read, retained."""

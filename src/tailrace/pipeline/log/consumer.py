@@ -1,0 +1,229 @@
+"""An engine's own reading of a log: what comes after what it has committed, batch by batch.
+
+    begin    ── from the engine's offset store: everything before that log offset is done
+    batch    ── a stretch of the log as it was decoded together, at most so many records; a
+                transaction that is larger becomes several batches
+    commit   ── to the log's list of readers, so that retention knows what is still needed
+
+What an offset says is told in `ranges.batches`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tailrace import __version__
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import disclosure_is_kept
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.readers import Readers
+from tailrace.config import PipelineConfig
+from tailrace.config.engine_options import BATCH_RECORDS_MAX
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.sink_worker import TASK
+from tailrace.pipeline.status.views import SinkState, SinkView
+from tailrace.ranges.batches import LOG_OFFSET, REMOVE_OFFSETS, batches_of, log_offset_of, offset_of
+from tailrace.ranges.changes import stretches_of
+from tailrace.ranges.plan import MIB, Piece
+from tailrace.records.batch import Batch, Offset, Partition
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+
+#: So much of the log is planned at a time; what is planned is read and decoded stretch by stretch.
+RANGE_BYTES_MAX = 256 * MIB
+_ANY_ROWS = 1 << 62
+
+
+def partition_of(pipeline: PipelineConfig) -> Partition:
+    """Return the source partition that a pipeline's source is: its one slot."""
+    return {"pipeline": pipeline.name, "slot": pipeline.source.slot}
+
+
+def reader_name(engine: str) -> str:
+    """Return the name under which an engine is registered with a log. No sink can bear it."""
+    return f"engine:{engine}"
+
+
+class LogConsumer:
+    """Reads one log for one engine. `next` on one thread; the rest from any.
+
+    :param engine: name of the engine.
+    :param begin: the offset up to which everything is done; None: nothing is.
+    :param rows_max: most records of a batch. Its bytes are bounded by `STRETCH_BYTES_MAX`.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        pipeline: PipelineConfig,
+        begin: Offset | None,
+        *,
+        rows_max: int = BATCH_RECORDS_MAX,
+    ) -> None:
+        self.partition = partition_of(pipeline)
+        self._name = reader_name(engine)
+        self._pipeline = pipeline
+        self._begin = begin
+        self._rows_max = rows_max
+        self._table_policy = TablePolicy.of(pipeline.source.disclosure)
+        self._log_id = ""
+        self._origin: SourceInfo | None = None
+        self._at = 0  # everything before was given out
+        self._batches: Iterator[Batch] | None = None
+        self._reader: LogReader | None = None
+        self._readers: Readers | None = None
+        self._done: Offset | None = None  # as the store has it, and retention has not heard of
+        self._lock = threading.Lock()
+        self._rows = 0  # given out
+        #: What it shows of itself among the sinks; replaced whole.
+        self.view = SinkView(self._name, "engine")
+
+    def open(self) -> bool:
+        """Find the place to begin at and register there; tell whether there is a log yet.
+
+        :raises TailraceError: `LOG_RANGE_GONE` if retention has removed what is needed;
+            `OFFSETS_FOREIGN` if the offset is another log's or beyond this one's end.
+        """
+        if self._reader is not None:
+            return True
+        try:
+            directory = LogDirectory.open(self._pipeline.log.path)
+        except TailraceError as error:
+            if error.kind is not Kind.LOG_MISSING:
+                raise
+            self._refuse_if_begun()
+            return False
+        if TASK not in directory.tasks() or not directory.segments(TASK):
+            self._refuse_if_begun()
+            return False
+        rules = self._pipeline.source.disclosure
+        if not rules.discloses_all and not disclosure_is_kept(directory, TASK, rules):
+            return False  # capture has yet to ask the server which columns they name today
+        reader = LogReader.open(directory, TASK)
+        self._log_id = directory.identity.log_id
+        self._origin = SourceInfo(self._pipeline.name, directory.identity.source.database, __version__)
+        self._at = self._first(reader)
+        self._register(Readers(directory), reader.boundary_up_to(self._at))
+        self._reader = reader
+        self.view = replace(self.view, state=SinkState.RUNNING, position=self._at)
+        return True
+
+    def next(self) -> Batch | None:
+        """Return the next batch; None if there is nothing new in the log. Never waits.
+
+        After an error it goes on behind the last batch that was given out.
+
+        :raises TailraceError: as `open`; `LOG_CORRUPT`, `DECODE_FAILED`.
+        """
+        if not self.open():
+            return None
+        while self._batches is not None or self._plan():
+            assert self._batches is not None
+            try:
+                batch = next(self._batches, None)
+            except BaseException:
+                self._batches = None
+                raise
+            if batch is not None:
+                assert batch.end is not None
+                self._at = batch.end[LOG_OFFSET]
+                self._rows += batch.polled
+                return batch
+            self._batches = None
+        return None
+
+    @property
+    def offset(self) -> Offset | None:
+        """The offset behind the last batch that was given out; None: at the very beginning."""
+        return self._begin if self._reader is None else offset_of(self._log_id, self._at)
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the log knows of this reader, so that retention respects it."""
+        return self._readers is not None
+
+    def note(self, offset: Offset) -> None:
+        """Take note that everything up to `offset` is done and kept; returns at once."""
+        with self._lock:
+            self._done = offset
+        self.view = replace(self.view, position=log_offset_of(offset, self._log_id), rows=self._rows)
+
+    def keep(self) -> None:
+        """Tell the log what was noted, so that retention may go on.
+
+        :raises TailraceError: `LOG_RANGE_GONE` if retention has dropped this reader;
+            `LOG_WRITE_FAILED`, `LOG_FULL`, `LOG_CORRUPT`.
+        """
+        done = self._done
+        if done is None or self._reader is None or self._readers is None:
+            return
+        boundary = self._reader.boundary_up_to(log_offset_of(done, self._log_id))
+        self._readers.commit(self._name, TASK, boundary)
+        with self._lock:
+            if self._done is done:
+                self._done = None
+
+    def close(self) -> None:
+        """Let go of what is kept in memory."""
+        self.view = replace(self.view, state=SinkState.STOPPED)
+        if self._reader is not None:
+            self._reader.close()
+
+    def _refuse_if_begun(self) -> None:
+        if self._begin is not None:
+            raise TailraceError(
+                Kind.OFFSETS_FOREIGN,
+                f"go on as {self._name!r}: it has read a change log, and there is none",
+                f"correct log.path, or restore the log; or {REMOVE_OFFSETS}, to begin with a new log",
+                {"path": str(self._pipeline.log.path)},
+            )
+
+    def _first(self, reader: LogReader) -> int:
+        needed = 0 if self._begin is None else log_offset_of(self._begin, self._log_id)
+        end = reader.end().offset
+        if needed > end:
+            raise TailraceError(
+                Kind.OFFSETS_FOREIGN,
+                f"go on as {self._name!r} at log offset {needed}: the change log ends at {end}",
+                "the log has lost its end, or the offsets are another log's; nothing was skipped. Begin a "
+                f"new log with a new snapshot; or {REMOVE_OFFSETS}, to be given this log from its beginning",
+                {"path": str(self._pipeline.log.path)},
+            )
+        if needed < reader.start:
+            raise TailraceError(
+                Kind.LOG_RANGE_GONE,
+                f"go on as {self._name!r}: it needs the log from {needed} on, retention has removed what "
+                f"lies before {reader.start}",
+                "begin a new log, with a new snapshot; and give log.retention more room, or set "
+                "log.retention.on_slow_reader to hold",
+                {"path": str(self._pipeline.log.path)},
+            )
+        return needed
+
+    def _register(self, readers: Readers, boundary: int) -> None:
+        if readers.register(self._name, {TASK: boundary}).offsets[TASK] > boundary:
+            # Its owner has set the offsets back: what it had read is needed again.
+            readers.remove(self._name)
+            readers.register(self._name, {TASK: boundary})
+        self._readers = readers
+
+    def _plan(self) -> bool:
+        """Plan the next part of the log; tell whether there is any."""
+        assert self._reader is not None
+        end = self._reader.end().offset
+        if end <= self._at:
+            return False
+        begin = self._reader.boundary_up_to(self._at)
+        upto = self._reader.boundary_within(begin, _ANY_ROWS, RANGE_BYTES_MAX, end)
+        blocks = (block for block in self._reader.blocks(begin, upto) if block.header.end > self._at)
+        piece = Piece(TASK, 0, self._at, upto, tuple(blocks))
+        modes = self._pipeline.source.value_modes
+        rows_max, origin = self._rows_max, self._origin
+        stretches = stretches_of(self._reader, piece, None, modes, self._table_policy)
+        self._batches = itertools.chain.from_iterable(
+            batches_of(self.partition, self._log_id, stretch, rows_max, origin) for stretch in stretches
+        )
+        return True

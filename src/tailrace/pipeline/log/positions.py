@@ -1,0 +1,75 @@
+"""Places in a log as people name them: a log offset, an LSN, or a time.
+
+    123456                       a log offset
+    16/B374D848                  an LSN of the source, as PostgreSQL writes it
+    2026-01-31T12:00:00+01:00    a time of commit; without a zone it is UTC
+
+As the start of a stretch, a place is inclusive: the transaction whose commit record is at
+that LSN, or that committed at that time, belongs to it. As an end it is exclusive.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Literal
+
+from tailrace.changelog.reader import LogReader
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import parse_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class LogPoint:
+    """A place as it was named; `time` in microseconds since 1970."""
+
+    kind: Literal["offset", "lsn", "time"]
+    value: int
+
+
+def parse_point(text: str) -> LogPoint:
+    """Return the place that `text` names.
+
+    :raises ValueError: if it is neither an offset, an LSN nor a time.
+    """
+    text = text.strip()
+    if text.isdecimal():
+        return LogPoint("offset", int(text))
+    try:
+        return LogPoint("lsn", parse_lsn(text))
+    except ValueError:
+        pass
+    try:
+        time = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is neither a log offset (123456), an LSN (16/B374D848) nor a time "
+            "(2026-01-31T12:00:00Z)"
+        ) from None
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=dt.UTC)
+    return LogPoint("time", (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1))
+
+
+def locate(reader: LogReader, point: LogPoint) -> int:
+    """Return the log offset that `point` stands for in this log.
+
+    :raises TailraceError: `LOG_RANGE_GONE` or `LOG_RANGE_INVALID` if it lies outside.
+    """
+    if point.kind == "lsn":
+        return reader.boundary_at_position(point.value)
+    if point.kind == "time":
+        return reader.boundary_at_time(point.value)
+    if point.value < reader.start:
+        raise TailraceError(
+            Kind.LOG_RANGE_GONE,
+            f"find offset {point.value}: the log begins at {reader.start}, the rest was removed by retention",
+            f"begin at {reader.start} or later",
+        )
+    if point.value > (end := reader.end().offset):
+        raise TailraceError(
+            Kind.LOG_RANGE_INVALID,
+            f"find offset {point.value}: the log ends at {end}",
+            "`tailrace log ls` shows what it holds",
+        )
+    return point.value

@@ -1,0 +1,1 @@
+"""Offsets of sinks and engines: kept beside the log, looked at, changed."""

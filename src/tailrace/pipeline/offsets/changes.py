@@ -1,0 +1,322 @@
+"""Offsets that a person changes: those of a sink `kafka`, and an engine's own that are kept in Kafka.
+
+Only what lies outside of a target can be changed: sinks into files and tables keep their offset in the
+same atomic act as their data, where a change would make it lie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.lock import take_lock
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.readers import Readers
+from tailrace.config import EngineConfig, PipelineConfig
+from tailrace.config.engine_options import OffsetStorage
+from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.offsets.store import START_S, KafkaOffsetStore
+from tailrace.pipeline.log.consumer import partition_of
+from tailrace.pipeline.log.positions import LogPoint, locate
+from tailrace.pipeline.replay import choose_sink
+from tailrace.pipeline.sink_worker import TASK
+from tailrace.ranges.batches import LOG, LOG_OFFSET, offset_of
+from tailrace.sinks.kafka import offsets
+from tailrace.sinks.kafka.sink import offset_at
+
+
+class Effect(enum.StrEnum):
+    """What a change means for those who get the records."""
+
+    NOTHING = "nothing"
+    REPEATS = "repeats"  # changes come again
+    SKIPS = "skips"  # changes never come
+    UNKNOWN = "unknown"  # what is replaced is of another log: both may be
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedPlace:
+    """What is committed: everything before `log_offset` of that log; -1, what is no such offset."""
+
+    task: str
+    log_id: str
+    log_offset: int
+
+
+class OffsetHolder(Protocol):
+    """Whose offset is changed."""
+
+    @property
+    def role(self) -> str:
+        """`sink` or `engine`."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the file."""
+
+    def places(self) -> Sequence[CommittedPlace]:
+        """Return what is committed now; nobody is disturbed."""
+
+    def put(self, tasks: Sequence[str], log_id: str, log_offset: int | None) -> None:
+        """Commit this for these tasks in the place of whoever did so far; None takes it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOffsets:
+    """The offset of a sink `kafka`."""
+
+    sink: KafkaSinkConfig
+    pipeline: PipelineConfig
+    role: str = "sink"
+
+    @property
+    def name(self) -> str:
+        return self.sink.name
+
+    def places(self) -> Sequence[CommittedPlace]:
+        found = offsets.committed(self.sink, self.pipeline.name, lenient=True)
+        return [CommittedPlace(each.task, each.log_id, each.log_offset) for each in found]
+
+    def put(self, tasks: Sequence[str], log_id: str, log_offset: int | None) -> None:
+        offset: Mapping[str, Any] | None = None
+        if log_offset is not None:
+            offset = offset_at(log_id, log_offset)
+        # A start compares both, and would refuse the earlier one.
+        with contextlib.suppress(TailraceError):  # there may be no log yet
+            Readers.open(self.pipeline.log.path).remove(self.sink.name)
+        offsets.commit_from_outside(self.sink, self.pipeline.name, tasks, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOffsets:
+    """The offset that an engine has committed for its handler, of one source."""
+
+    storage: OffsetStorage
+    name: str
+    pipeline: PipelineConfig
+    atomic: bool
+    role: str = "engine"
+
+    def places(self) -> Sequence[CommittedPlace]:
+        store = self._store()
+        try:
+            found = store.read([partition_of(self.pipeline)]).get(0)
+        finally:
+            store.stop()
+        if found is None:
+            return []
+        at = found.get(LOG_OFFSET)
+        return [CommittedPlace(TASK, str(found.get(LOG, "")), at if isinstance(at, int) else -1)]
+
+    def put(self, tasks: Sequence[str], log_id: str, log_offset: int | None) -> None:
+        partition, store = partition_of(self.pipeline), self._store()
+        try:
+            store.start()
+            if log_offset is None:
+                store.take_back([partition], START_S)
+            else:
+                store.write([(partition, offset_of(log_id, log_offset))], START_S)
+        finally:
+            store.stop()
+
+    def _store(self) -> KafkaOffsetStore:
+        return KafkaOffsetStore(self.storage, self.name, atomic=self.atomic)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of an offset, not yet made.
+
+    :param tasks: whose offsets are changed.
+    :param before: the least log offset that was committed; None: none, or one of another log.
+    :param after: the log offset that is set; None: the offset is taken back.
+    :param rows: about how many changes come again, or never; None: not known.
+    :param note: what else a person should know first; empty: nothing.
+    """
+
+    holder: OffsetHolder
+    tasks: tuple[str, ...]
+    log_id: str
+    before: int | None
+    after: int | None
+    effect: Effect
+    rows: int | None
+    note: str = ""
+
+
+def chosen_holder(
+    config: EngineConfig, pipeline: PipelineConfig, sink: str | None, engine: bool
+) -> OffsetHolder:
+    """Return whose offset is meant.
+
+    :param sink: by name or number; None: the only one of Kafka, or the engine where there is none.
+    :param engine: the engine's own.
+    :raises TailraceError: `CONFIG_INVALID` if there is none, there are several, or it is kept elsewhere.
+    """
+    storage = config.engine.offset_storage
+    is_in_kafka = storage is not None and storage.type == "kafka"
+    has_sinks = any(isinstance(each, KafkaSinkConfig) for each in pipeline.sinks)
+    if not engine and (sink is not None or has_sinks or not is_in_kafka):
+        return SinkOffsets(chosen_sink(pipeline, sink), pipeline)
+    if sink is not None:
+        raise TailraceError(Kind.CONFIG_INVALID, "choose an offset: --sink and --engine are two", "give one")
+    if storage is None or not is_in_kafka:
+        kind = "log" if storage is None else storage.type
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"choose the engine's own offset: it is not kept in Kafka (engine.offset_storage: {kind})",
+            "`tailrace offsets show` shows it; an engine of another name begins without one",
+        )
+    return EngineOffsets(storage, config.name, pipeline, config.engine.atomic_source_offset_commit)
+
+
+def chosen_sink(pipeline: PipelineConfig, which: str | None) -> KafkaSinkConfig:
+    """Return the sink whose offset is meant; None: the only one of its kind.
+
+    :raises TailraceError: `CONFIG_INVALID` if there is none, there are several, or it keeps its offset in
+        its target.
+    """
+    if which is not None:
+        sink = choose_sink(pipeline, which)
+        if isinstance(sink, KafkaSinkConfig):
+            return sink
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"choose sink {sink.name!r}: it keeps how far it is in the same act as its data, in its target",
+            "`tailrace status FILE` shows it, and `tailrace replay` builds a target anew",
+        )
+    found = [sink for sink in pipeline.sinks if isinstance(sink, KafkaSinkConfig)]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(sink.name for sink in found)
+    raise TailraceError(
+        Kind.CONFIG_INVALID,
+        f"choose a sink: the configuration has {f'several of Kafka: {known}' if found else 'none of Kafka'}",
+        "name one of them with --sink" if found else "other sinks keep their offsets in their targets",
+    )
+
+
+@contextlib.contextmanager
+def held_still(pipeline: PipelineConfig) -> Iterator[None]:
+    """Keep an engine from running this pipeline on this log, as long as it lasts.
+
+    :raises TailraceError: `LOG_LOCKED` if one runs.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            directory = LogDirectory.open(pipeline.log.path)
+        except TailraceError as error:
+            if error.kind is not Kind.LOG_MISSING:
+                raise
+        else:
+            if TASK in directory.tasks():
+                held.callback(os.close, _taken(directory.task_path(TASK)))
+        yield
+
+
+def _taken(path: Path) -> int:
+    try:
+        return take_lock(path)
+    except TailraceError as error:
+        if error.kind is not Kind.LOG_LOCKED:
+            raise
+        raise TailraceError(
+            Kind.LOG_LOCKED,
+            "change an offset: the pipeline is running, and would write its own over it",
+            "stop it first, then ask again; `tailrace status FILE` shows it",
+            error.context,
+        ) from None
+
+
+def planned_set(pipeline: PipelineConfig, holder: OffsetHolder, point: LogPoint) -> Change:
+    """Return the change that sets an offset to a place of the log.
+
+    :raises TailraceError: `LOG_RANGE_GONE`, `LOG_RANGE_INVALID` if the place is not in the log, or inside
+        of a transaction; `LOG_MISSING`; what asking the cluster meets.
+    """
+    directory = LogDirectory.open(pipeline.log.path)
+    log_id = directory.identity.log_id
+    with LogReader.open(directory, TASK) as reader:
+        after = locate(reader, point)
+        if (boundary := reader.boundary_up_to(after)) != after:
+            raise TailraceError(
+                Kind.LOG_RANGE_INVALID,
+                f"set the offset of {holder.role} {holder.name!r} to {after}: it is inside of a transaction",
+                f"the transaction begins at {boundary}: set it to that",
+                {holder.role: holder.name},
+            )
+        tasks, before, is_foreign = _now(holder, log_id)
+        effect = Effect.UNKNOWN if is_foreign else _effect(before or 0, after)
+        low, high = sorted((before or 0, after))
+        rows = None if is_foreign else _rows(reader, low, high)
+    return Change(holder, tasks, log_id, before, after, effect, rows)
+
+
+def planned_reset(pipeline: PipelineConfig, holder: OffsetHolder) -> Change:
+    """Return the change that takes an offset back: its holder then begins at the log's start.
+
+    :raises TailraceError: what asking the cluster meets.
+    """
+    try:
+        directory = LogDirectory.open(pipeline.log.path)
+    except TailraceError as error:
+        if error.kind is not Kind.LOG_MISSING:
+            raise
+        tasks, _, _ = _now(holder, "")
+        return Change(holder, tasks, "", None, None, Effect.UNKNOWN, None, "there is no log yet")
+    log_id = directory.identity.log_id
+    tasks, before, is_foreign = _now(holder, log_id)
+    with LogReader.open(directory, TASK) as reader:
+        start = reader.start
+        effect = Effect.UNKNOWN if is_foreign else Effect.REPEATS if before else Effect.NOTHING
+        rows = None if is_foreign else _rows(reader, start, before or 0)
+    note = ""
+    if start > 0:
+        note = (
+            f"the log begins at {start}, what was before it is removed: without an offset the {holder.role} "
+            f"will not start (log_range_gone); `tailrace offsets set FILE --to {start}` has it begin there"
+        )
+    return Change(holder, tasks, log_id, before, None, effect, rows, note)
+
+
+def carry_out(change: Change) -> None:
+    """Make the change; whoever wrote under the holder's transactional ids before can commit no more.
+
+    :raises TailraceError: as `offsets.commit_from_outside`, or as `KafkaOffsetStore.start` and `write`.
+    """
+    change.holder.put(change.tasks, change.log_id, change.after)
+
+
+def _now(holder: OffsetHolder, log_id: str) -> tuple[tuple[str, ...], int | None, bool]:
+    """Return the tasks that have an offset, the least of them, and whether one is of another log."""
+    found = holder.places()
+    if not found:
+        return (TASK,), None, False
+    tasks = tuple(each.task for each in found)
+    if any(each.log_id != log_id for each in found):
+        return tasks, None, True
+    return tasks, min(each.log_offset for each in found), False
+
+
+def _effect(before: int, after: int) -> Effect:
+    if after == before:
+        return Effect.NOTHING
+    return Effect.SKIPS if after > before else Effect.REPEATS
+
+
+def _rows(reader: LogReader, start: int, end: int) -> int | None:
+    """Return about how many changes lie in `[start, end)`; None where that is not all in the log."""
+    if start >= end:
+        return 0
+    try:
+        begin, upto = reader.boundary_up_to(start), reader.boundary_up_to(end)
+        return sum(block.header.rows for block in reader.blocks(begin, upto))
+    except TailraceError:
+        return None

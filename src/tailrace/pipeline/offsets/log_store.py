@@ -1,0 +1,98 @@
+"""The offset store `log`: an engine's offsets lie with the change logs that they are about.
+
+Each log keeps them in its list of readers, in the same file and the same act as what the engine
+lets go of the log. So whoever moves, restores or removes a log has the offsets with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.readers import Readers
+from tailrace.config import PipelineConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.log.consumer import partition_of, reader_name
+from tailrace.pipeline.sink_worker import TASK
+from tailrace.ranges.batches import log_offset_of
+from tailrace.records.batch import Offset, Partition
+
+
+class LogOffsetStore:
+    """Keeps the offsets of the engine `name`, those of each source with its log. Any thread.
+
+    All or none holds for each log; between sources there is no order that could be hurt.
+    """
+
+    def __init__(self, name: str, pipelines: Sequence[PipelineConfig]) -> None:
+        self._name = reader_name(name)
+        self._paths = {_key(partition_of(pipeline)): pipeline.log.path for pipeline in pipelines}
+        self._logs: dict[Path, LogReader] = {}
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Nothing is made ready: a log may come into being only later."""
+
+    def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
+        """Return, by its number in `partitions`, the offset of each that has one.
+
+        :raises TailraceError: `OFFSETS_UNREADABLE`; `LOG_CORRUPT`.
+        """
+        found: dict[int, Offset] = {}
+        for number, partition in enumerate(partitions):
+            path = self._paths.get(_key(partition))
+            kept = None if path is None else self._kept(path)
+            if kept is not None:
+                found[number] = kept
+        return found
+
+    def write(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float) -> None:
+        """Keep these offsets, durably. An fsync can't be given up, so `timeout_s` bounds nothing here.
+
+        :raises TailraceError: `OFFSETS_UNWRITABLE`; `OFFSETS_FOREIGN` for an offset that is none of
+            the partition's log; `LOG_RANGE_GONE` if retention has dropped the engine's reader.
+        """
+        with self._lock:
+            for partition, offset in offsets:
+                path = self._paths.get(_key(partition))
+                if path is None:
+                    raise TailraceError(
+                        Kind.OFFSETS_UNWRITABLE,
+                        "keep offsets with the change log: the pipeline has no such source",
+                        "keep offsets of other partitions in another store: engine.offset_storage",
+                        dict(partition),
+                    )
+                self._write(path, offset)
+
+    def stop(self) -> None:
+        """Let go of what is kept in memory."""
+        for reader in self._logs.values():
+            reader.close()
+
+    def _kept(self, path: Path) -> Offset | None:
+        try:
+            reader = Readers.open(path).get(self._name)
+        except TailraceError as error:
+            if error.kind is not Kind.LOG_MISSING:
+                raise
+            return None
+        return None if reader is None else reader.kept.get(TASK)
+
+    def _write(self, path: Path, offset: Offset) -> None:
+        try:
+            directory = LogDirectory.open(path)
+            if path not in self._logs:
+                self._logs[path] = LogReader.open(directory, TASK)
+            boundary = self._logs[path].boundary_up_to(log_offset_of(offset, directory.identity.log_id))
+            Readers(directory).commit(self._name, TASK, boundary, kept=dict(offset))
+        except TailraceError as error:
+            if error.kind not in {Kind.LOG_FULL, Kind.LOG_WRITE_FAILED}:
+                raise
+            raise TailraceError(Kind.OFFSETS_UNWRITABLE, error.message, error.hint, error.context) from error
+
+
+def _key(partition: Partition) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(partition.items()))

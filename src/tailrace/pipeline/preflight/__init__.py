@@ -1,0 +1,1 @@
+"""Checks of everything that a pipeline needs, before it runs."""

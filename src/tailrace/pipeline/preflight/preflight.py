@@ -1,0 +1,336 @@
+"""Preflight: everything that a pipeline needs, looked at before it runs; nothing is changed.
+
+Every check is made even if others fail, as far as it can be: all problems at once, each with
+what repairs it. Only what lies behind a closed door (a source that can't be reached) is left.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from tailrace import config
+from tailrace.changelog.directory import LogDirectory
+from tailrace.config import EngineConfig, FolderSink, PipelineConfig, PythonSinkConfig, SinkConfig
+from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.background import Background, as_failure
+from tailrace.pipeline.log.root import check_roots, logs_in
+from tailrace.pipeline.remote.requirements import too_few
+from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
+from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
+from tailrace.sources.postgres.preflight.capacity import SourceCapacity, room_findings
+from tailrace.sources.postgres.preflight.server import room_of, server_facts
+from tailrace.sources.postgres.preflight.tables import source_findings
+from tailrace.sources.postgres.schema.publication import matching_tables
+from tailrace.spark.master import cores_of
+
+__all__ = ["Finding", "Severity", "preflight"]
+
+#: Below the first the pipeline should not start, below the second it won't run for long.
+ROOM_BYTES_MIN = 64 << 20
+ROOM_BYTES_WARNED = 1 << 30
+SERVER_VERSION_MIN = 130000
+#: How long all sources together may take for their answers, once connected.
+ANSWER_DEADLINE_S = 60.0
+
+
+def preflight(file: Path) -> list[Finding]:
+    """Return every problem that the pipeline of `file` has. Takes seconds at most."""
+    pipeline, problems = config.read(file)
+    found = [
+        error(Kind.CONFIG_INVALID, str(problem), f"correct {os.fspath(file)}; see docs/configuration.md")
+        for problem in problems
+    ]
+    if pipeline is None:
+        return [*found, *_guarded(_java)]
+    if pipeline.needs_spark_at_start:
+        found += _guarded(_java)
+    found += _guarded(lambda: _settings(pipeline))
+    found += _guarded(lambda: _captures(pipeline))
+    found += _guarded(lambda: _rooms(pipeline))
+    found += _guarded(lambda: _handlers(pipeline))
+    found += _guarded(lambda: _transformations(pipeline))
+    if pipeline.has_several:
+        found += _guarded(lambda: _roots(pipeline))
+    found += _guarded(lambda: _offset_storage(pipeline))
+    for part in pipeline.pipelines:
+        found += _guarded(lambda part=part: _kafka(part))  # type: ignore[misc]
+    names = [part.source_name for part in pipeline.pipelines]
+    answers, lacking = _of_sources(pipeline.pipelines)
+    return [*found, *lacking, *_merged(names, answers)]
+
+
+class _Visit:
+    """Asks one source in two steps; what was found by then stays if one is not answered."""
+
+    def __init__(self, pipeline: PipelineConfig) -> None:
+        self.pipeline = pipeline
+        self.found: list[Finding] = []
+        self.room: SourceCapacity | None = None
+        self.gate = threading.Lock()
+        self._log = _open_log(pipeline, self.found)
+        self._session: Session | None = None
+        self._server: Row = {}
+
+    def arrive(self) -> None:
+        """Connect and look at the server, before anybody takes more of it."""
+        self.found += _guarded(self._arrive)
+
+    def look(self) -> None:
+        """Look at everything else."""
+        if (session := self._session) is not None:
+            with closing(session):
+                self.found += _guarded(
+                    lambda: source_findings(session, self._server, self.pipeline, self._log, self.gate)
+                )
+                self.found += _guarded(lambda: _topics(session, self.pipeline))
+
+    def _arrive(self) -> Iterator[Finding]:
+        session = Session.connect(self.pipeline.source, threading.Event())
+        if session.server_version < SERVER_VERSION_MIN:
+            session.close()
+            yield error(
+                Kind.SOURCE_MISCONFIGURED,
+                f"the server is PostgreSQL {session.server_version // 10000}; 13 is the oldest supported",
+                "upgrade the server",
+            )
+            return
+        try:
+            self._server = server_facts(session)
+            self.room = room_of(session, self._server, self.pipeline, self._log)
+        except BaseException:
+            session.close()
+            raise
+        self._session = session
+
+
+def _of_sources(pipelines: Sequence[PipelineConfig]) -> tuple[list[list[Finding]], list[Finding]]:
+    """Return what each source's part has, all asked side by side, and what they lack together."""
+    visits = [_Visit(pipeline) for pipeline in pipelines]
+    patience_s = max(pipeline.source.connect_timeout for pipeline in pipelines) + ANSWER_DEADLINE_S
+    deadline = time.monotonic() + patience_s
+    there = _side_by_side("arrive", visits, _Visit.arrive, deadline)
+    rooms = [visit.room for visit in there if visit.room is not None]
+    gates = {room.server: threading.Lock() for room in rooms}
+    for visit in there:
+        if visit.room is not None:
+            visit.gate = gates[visit.room.server]
+    answered = _side_by_side("look", there, _Visit.look, deadline)
+    found = [
+        list(visit.found) if visit in answered else [*visit.found, _silent(visit.pipeline, patience_s)]
+        for visit in visits
+    ]
+    return found, list(room_findings(rooms))
+
+
+def _side_by_side(
+    step: str, visits: Sequence[_Visit], work: Callable[[_Visit], None], deadline: float
+) -> list[_Visit]:
+    """Have each of `visits` do `work`; return those that were done by the deadline."""
+    asking = [
+        Background(f"preflight-{step}-{visit.pipeline.source_name}", functools.partial(work, visit))
+        for visit in visits
+    ]
+    for each in asking:
+        each.start()
+    return [
+        visit
+        for visit, each in zip(visits, asking, strict=True)
+        if each.join(max(0.0, deadline - time.monotonic()))
+    ]
+
+
+def _silent(pipeline: PipelineConfig, waited_s: float) -> Finding:
+    return error(
+        Kind.SOURCE_UNREACHABLE,
+        f"look at {pipeline.source.address}: no answer within {waited_s:.0f} s",
+        "look at the server's load and locks, and at the network between",
+    )
+
+
+def _merged(names: Sequence[str], answers: Sequence[list[Finding]]) -> Iterator[Finding]:
+    """Yield the findings of all sources; what only counts when all have it, once."""
+    for name, answer in zip(names, answers, strict=True):
+        for finding in answer:
+            if not finding.everywhere:
+                yield replace(finding, source=name)
+            elif answer is answers[0] and all(finding in other for other in answers):
+                yield finding
+
+
+def _guarded(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    # A check that fails is itself a finding; what it had found before stays.
+    found: list[Finding] = []
+    try:
+        found.extend(check())
+    except TailraceError as failure:
+        found.append(from_failure(failure))
+    except Exception as failure:  # noqa: BLE001 - no check may hide the others
+        found.append(from_failure(as_failure(failure)))
+    return found
+
+
+def _java() -> Iterator[Finding]:
+    from tailrace.spark.java import require_java
+
+    require_java()
+    yield from ()
+
+
+def _settings(pipeline: EngineConfig) -> Iterator[Finding]:
+    pipeline.spark.settings()
+    if pipeline.is_atomic_for_nothing:
+        yield warning(
+            Kind.CONFIG_INVALID,
+            "engine.atomic_source_offset_commit is ignored: no offsets are kept in Kafka",
+            "leave it out, or keep offsets there: a sink of the type kafka, or engine.offset_storage",
+        )
+    for sink in pipeline.sinks:
+        for name, wanted in sink.without_effect.items() if isinstance(sink, KafkaSinkConfig) else ():
+            yield warning(
+                Kind.CONFIG_INVALID,
+                f"sink {sink.name!r}: {name} has no effect without {wanted}",
+                f"set {wanted}, or leave {name} out",
+            )
+
+
+def _captures(pipeline: EngineConfig) -> Iterator[Finding]:
+    if pipeline.engine.tasks_on != "spark":
+        return
+    spark = pipeline.spark
+    cores = cores_of(spark.settings().get("spark.master", spark.master))
+    if cores is not None and (failure := too_few(cores, len(pipeline.pipelines))) is not None:
+        yield from_failure(failure)
+
+
+def _open_log(pipeline: PipelineConfig, found: list[Finding]) -> LogDirectory | None:
+    try:
+        return LogDirectory.open(pipeline.log.path)
+    except TailraceError as failure:
+        if failure.kind is not Kind.LOG_MISSING:
+            found.append(from_failure(failure))
+        return None
+
+
+def _offset_storage(pipeline: EngineConfig) -> Iterator[Finding]:
+    storage = pipeline.engine.offset_storage
+    if storage is not None and storage.type == "kafka":
+        # Only now: pipelines without Kafka need not load its client.
+        from tailrace.pipeline.preflight.kafka import storage_findings
+
+        yield from storage_findings(storage, pipeline.name)
+
+
+def _kafka(pipeline: PipelineConfig) -> Iterator[Finding]:
+    for sink in pipeline.sinks:
+        if isinstance(sink, KafkaSinkConfig):
+            from tailrace.pipeline.preflight.kafka import cluster_findings
+            from tailrace.pipeline.preflight.registry import converter_findings
+
+            yield from cluster_findings(sink, pipeline)
+            yield from converter_findings(sink)
+
+
+def _topics(session: Session, pipeline: PipelineConfig) -> Iterator[Finding]:
+    for sink in pipeline.sinks:
+        if isinstance(sink, KafkaSinkConfig):
+            from tailrace.pipeline.preflight.kafka import topic_findings
+            from tailrace.pipeline.preflight.registry import schema_findings
+
+            tables = matching_tables(session, pipeline.source)
+            yield from topic_findings(sink, pipeline, tables)
+            yield from schema_findings(sink, pipeline, session, tables)
+
+
+def _rooms(pipeline: EngineConfig) -> Iterator[Finding]:
+    yield from _room("log.path", pipeline.log.path, Kind.LOG_FULL, Kind.LOG_WRITE_FAILED)
+    sinks: Sequence[SinkConfig] = pipeline.sinks
+    for number, sink in enumerate(sinks):
+        if isinstance(sink, FolderSink):
+            place = f"sinks[{number}].path"
+            yield from _room(place, sink.path, Kind.SINK_WRITE_FAILED, Kind.SINK_WRITE_FAILED)
+
+
+def _handlers(pipeline: EngineConfig) -> Iterator[Finding]:
+    for sink in pipeline.sinks:
+        if isinstance(sink, PythonSinkConfig):
+            from tailrace.sinks.python import handler_of
+
+            try:
+                handler_of(sink)
+            except TailraceError as failure:
+                yield from_failure(failure)
+
+
+def _transformations(pipeline: EngineConfig) -> Iterator[Finding]:
+    options = pipeline.engine
+    if not options.transformations and not options.predicates:
+        return
+    from tailrace.transforms import build
+
+    if options.transformations and pipeline.sinks:
+        yield warning(
+            Kind.CONFIG_INVALID,
+            "engine.transformations concern the handlers of tailrace.Engine; the file's sinks get changes as "
+            "the source sent them",
+            "what no sink may get is masked or left out by source.masks and source.columns_exclude; or leave "
+            "the transformations out",
+        )
+    build(options.transformations, options.predicates)
+
+
+def _roots(pipeline: EngineConfig) -> Iterator[Finding]:
+    check_roots(pipeline)
+    named = {part.log.path for part in pipeline.pipelines}
+    for log in logs_in(pipeline.log.path):
+        if log.path not in named:
+            source = log.identity.source
+            yield warning(
+                Kind.LOG_FOREIGN,
+                f"log.path holds the log of the source {log.path.name!r}, which the file does not name; its "
+                f"slot {source.slot!r} may still hold back WAL in database {source.database!r} of system "
+                f"{source.system_identifier}",
+                f"name it in sources again; or, there: SELECT pg_drop_replication_slot("
+                f"{quote_literal(source.slot)}); then remove {log.path}",
+            )
+
+
+def _room(place: str, path: Path, full: Kind, unwritable: Kind) -> Iterator[Finding]:
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        yield error(
+            unwritable, f"{place}: {existing} is not a directory", f"correct {place}, or move the file away"
+        )
+        return
+    if not os.access(existing, os.W_OK | os.X_OK):
+        yield error(
+            unwritable,
+            f"{place}: this user may not write in {existing}",
+            f"chown {_user()} {existing}, or choose another {place}",
+        )
+    free = shutil.disk_usage(existing).free
+    if free < ROOM_BYTES_MIN:
+        yield error(
+            full,
+            f"{place}: only {free >> 20} MiB are free at {existing}",
+            f"make room, or choose another {place}",
+        )
+    elif free < ROOM_BYTES_WARNED:
+        yield warning(full, f"{place}: only {free >> 20} MiB are free at {existing}", "make room soon")
+
+
+def _user() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,412 @@
+"""One sink's loop: read its position, choose a range of the log, write it, remember.
+
+    position ── from the sink's own record, never from ours
+    range    ── [position, a boundary within the batch limits); all that is there, so that
+                batches grow with the backlog
+    write    ── exactly once, whatever came before: the sink's promise
+    commit   ── to the log's list of readers, so that retention knows what is still needed
+
+A failure is tried again with growing waits and then stops this sink alone: neither the source
+nor the other sinks wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import disclosure_is_kept
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.readers import Readers
+from tailrace.config import ColumnPolicy, FolderSink, SinkConfig
+from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.engine.backoff import Backoff
+from tailrace.errors import Kind, TailraceError
+from tailrace.fair_semaphore import FairSemaphore
+from tailrace.model import LogRange
+from tailrace.pipeline.background import as_failure
+from tailrace.pipeline.batch_size import BatchGoal
+from tailrace.pipeline.spark_host import SparkHost
+from tailrace.pipeline.status.views import SinkState, SinkView
+from tailrace.ranges import plan
+from tailrace.sinks.contract import Beats, Sink, SparkNeededError, require_within_log
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from tailrace.changelog.format import BlockRef
+    from tailrace.ranges.plan import Piece
+
+log = structlog.get_logger(__name__)
+
+#: PostgreSQL's stream is one task.
+TASK = "0"
+
+#: Retries in a row of a run that is to end (`--until-caught-up`, `replay`), where the file says nothing.
+ATTEMPTS_AT_END_MAX = 8
+#: How often an idle sink looks for new changes that it is not told of.
+POLL_S = 0.05
+#: How often it is looked again for what capture has yet to learn of a table.
+PENDING_S = 1.0
+#: The log's list of readers learns a sink's position only so often: that takes two fsyncs, and what counts is
+#: the sink's own record.
+REGISTER_S = 1.0
+#: A range of at most so many bytes, in one piece, is written in this process: a job of Spark has one task for
+#: it, and takes longer to begin than this function to write.
+IN_PROCESS_BYTES_MAX = plan.PIECE_BYTES_MIN
+#: A stretch of the log without rows is recorded in the sink only so often.
+QUIET_RECORD_S = 30.0
+
+
+class SinkWorker:
+    """Feeds one sink from the log until it is told to stop, or has reached `finish_at`.
+
+    :param make: makes the sink; called on the feed's own thread.
+    :param begin_at: where a sink that holds nothing begins; None: at the log's very start.
+    :param semaphore: to write a batch, where the same sink gets other sources' changes, too.
+    :param source: whose changes these are, among several sources; empty: the only one's.
+    :param rules: of columns and masks, under which capture must have begun first: it asks the server which
+        columns they name today. None: nothing is waited for.
+    """
+
+    def __init__(
+        self,
+        config: SinkConfig,
+        pipeline: str,
+        log_path: Path,
+        make: Callable[[], Sink],
+        spark: SparkHost,
+        *,
+        begin_at: int | None = None,
+        semaphore: FairSemaphore | None = None,
+        source: str = "",
+        rules: ColumnPolicy | None = None,
+    ) -> None:
+        #: Spark's jobs for the sink bear it.
+        self.job_tag = f"tailrace-{secrets.token_hex(8)}"
+        self.view = SinkView(config.name, str(getattr(config, "type", "")))
+        self._config = config
+        self._pipeline = pipeline
+        self._log_path = log_path
+        self._make = make
+        self._spark = spark
+        self._begin_at = begin_at
+        self._semaphore = semaphore or FairSemaphore(1)
+        self._source = source
+        self._rules = rules
+        self._stop = threading.Event()
+        self._hurry = threading.Event()  # set with `_stop` and `_finish_at`: nothing more is waited for
+        self._news = threading.Event()  # set when there may be something to do
+        self._finish_at: int | None = None
+        self._registered = threading.Event()
+        # Up to here the log holds no rows beyond the sink's position.
+        self._quiet_until = -1
+        self._recorded_s = time.monotonic()
+        # What the log's list of readers has, and when it was told that.
+        self._noted, self._noted_s = -1, -REGISTER_S
+        self._goal = BatchGoal.first(config.pacing)
+        self._in_process = config.small_ranges_in_process
+
+    def stop(self) -> None:
+        """Ask for the end after the batch that is being written. Any thread."""
+        self._stop.set()
+        self._hurry.set()
+        self._news.set()
+
+    def look(self) -> None:
+        """Look at the log now, if the sink is idle: something in it has become durable. Any thread."""
+        self._news.set()
+
+    def finish_at(self, offset: int) -> None:
+        """Ask for the end when everything before `offset` is in the sink; the first call counts.
+
+        Any thread.
+        """
+        if self._finish_at is None:
+            self._finish_at = offset
+            self._hurry.set()
+            self._news.set()
+
+    @property
+    def on_spark(self) -> bool:
+        """Whether Spark writes the sink."""
+        return self._config.on_spark
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the log knows of this reader, so that retention respects it."""
+        return self._registered.is_set()
+
+    def run(self) -> None:
+        """Feed the sink; returns when asked to.
+
+        :raises TailraceError: what stopped the sink, after all attempts.
+        """
+        backoff = Backoff(self._config.retry_attempts_max)
+        while not self._stop.is_set():
+            batches = self.view.batches
+            try:
+                self._attempt()
+            except Exception as error:
+                failure = as_failure(error)
+                if self._stop.is_set():
+                    break  # a batch that was given up at the end: safe, and no news
+                if self.view.batches > batches:
+                    backoff = backoff.after_success()
+                if failure.kind is Kind.SCHEMA_PENDING and self._finish_at is None:
+                    # Capture asks until it knows; that may take as long as a standby is away.
+                    self._show(state=SinkState.RETRYING, error=failure)
+                    self._stop.wait(PENDING_S)
+                    continue
+                backoff, wait_s = backoff.after(failure)
+                if wait_s is None or self._is_vain(backoff):
+                    self._show(state=SinkState.FAILED, error=failure)
+                    log.error(  # noqa: TRY400 - the trace is whose who waits for the end
+                        "sink stopped; the pipeline goes on without it",
+                        sink=self.view.name,
+                        error=str(failure),
+                    )
+                    raise failure from error
+                self._show(state=SinkState.RETRYING, error=failure)
+                log.warning(
+                    "sink failed; trying again", sink=self.view.name, error=str(failure), wait_s=wait_s
+                )
+                self._stop.wait(wait_s)
+            else:
+                break
+        self._show(state=SinkState.STOPPED)
+
+    def _is_vain(self, backoff: Backoff) -> bool:
+        # A run that is to end does not wait for a target for ever, unless the file says how often it tries.
+        at_end = self._finish_at is not None and self._config.retry_attempts_max < 0
+        return at_end and backoff.attempts > ATTEMPTS_AT_END_MAX
+
+    def _attempt(self) -> None:
+        # Each attempt opens the sink anew: what a failed one left is brought to its end there.
+        directory = self._wait_for_log()
+        if directory is None:
+            return
+        sink = self._make()
+        try:
+            sink.open(directory.identity, self._pipeline)
+            self._follow(sink, directory)
+        finally:
+            sink.close()
+
+    def _follow(self, sink: Sink, directory: LogDirectory) -> None:
+        with LogReader.open(directory, TASK) as reader:
+            require_within_log(sink, TASK, reader.end().offset)
+            readers = Readers(directory)
+            if isinstance(self._config, KafkaSinkConfig):
+                self._require_offset(readers, sink.position(TASK))
+            start = self._first_offset(reader, sink.position(TASK))
+            self._noted = readers.register(self.view.name, {TASK: start}).offsets[TASK]
+            if self._noted > start:
+                # Its owner has emptied the target: the sink needs again what it had read.
+                readers.remove(self.view.name)
+                self._noted = readers.register(self.view.name, {TASK: start}).offsets[TASK]
+            self._registered.set()
+            self._show(position=start)
+            self._feed(sink, reader, readers, start)
+
+    def _feed(self, sink: Sink, reader: LogReader, readers: Readers, start: int) -> None:
+        session: SparkSession | None = None
+        while not self._stop.is_set():
+            if self._finish_at is not None and start >= self._finish_at:
+                break
+            self._note(readers, start)
+            self._news.clear()
+            span, blocks = self._next(reader, start)
+            if span is None:
+                if isinstance(sink, Beats):
+                    sink.beat()
+                if not self._stop.is_set():
+                    self._news.wait(POLL_S)
+                continue
+            pieces = plan.pieces(TASK, blocks, span.start, span.end)
+            is_small = self._is_small(span, pieces)
+            if self.on_spark and (not is_small or self._spark.comes_first):
+                # Only now: a sink that lacks nothing does not wait for Spark.
+                session = session or self._session()
+                if session is None:
+                    break
+            with self._semaphore.turn(self._stop) as given:
+                if not given:
+                    break
+                began_s = time.monotonic()
+                try:
+                    commit = sink.write(None if is_small else session, self._log_path, span, pieces)
+                except SparkNeededError:
+                    self._in_process = False
+                    continue
+                except Exception:
+                    self._goal = self._goal.after_failure(time.monotonic() - began_s)
+                    self._count_part(sink, span)
+                    raise
+            start = span.end
+            self._recorded_s = time.monotonic()
+            took_s = self._recorded_s - began_s
+            self._show(
+                state=SinkState.RUNNING,
+                position=start,
+                error=None,
+                rows=self.view.rows + commit.rows,
+                bytes=self.view.bytes + span.size,
+                dead_letters=self.view.dead_letters + commit.dead_letters,
+                batches=self.view.batches + 1,
+                last_batch_s=took_s,
+                seconds=commit.seconds,
+            )
+            log.debug(
+                "batch written", sink=self.view.name, rows=commit.rows, end=start, seconds=commit.seconds
+            )
+            self._goal = self._goal.after(_rows_in(blocks), span.size, took_s)
+            if _rows_in(blocks):
+                self._pace(reader, start, took_s)
+        self._note(readers, start, at_once=True)
+
+    def _note(self, readers: Readers, position: int, *, at_once: bool = False) -> None:
+        """Keep in the log how far the sink is, for retention; not before `REGISTER_S` is over, or at once.
+
+        :raises TailraceError: as `Readers.commit`.
+        """
+        now = time.monotonic()
+        if position > self._noted and (at_once or now - self._noted_s >= REGISTER_S):
+            readers.commit(self.view.name, TASK, position)
+            self._noted, self._noted_s = position, now
+
+    def _count_part(self, sink: Sink, span: LogRange) -> None:
+        """Count a batch of which a part was committed before it failed: that is progress."""
+        with contextlib.suppress(TailraceError):
+            if (reached := sink.position(TASK) or 0) > span.start:
+                self._show(position=reached, batches=self.view.batches + 1)
+
+    def _is_small(self, span: LogRange, pieces: Sequence[Piece]) -> bool:
+        """Tell whether the range is written in this process."""
+        return self._in_process and len(pieces) <= 1 and span.size <= IN_PROCESS_BYTES_MAX
+
+    def _bytes_wanted(self, waiting: int) -> int:
+        """Return the most bytes of the next batch: while Spark starts, what this process writes."""
+        if not self._in_process or waiting <= IN_PROCESS_BYTES_MAX or self._spark.is_ready:
+            return self._goal.bytes
+        self._spark.start()
+        return min(self._goal.bytes, IN_PROCESS_BYTES_MAX)
+
+    def _session(self) -> SparkSession | None:
+        session = self._spark.session(self._stop, self.job_tag)
+        if session is not None:
+            folders = {"log.path": self._log_path}
+            if isinstance(self._config, FolderSink):
+                folders[f"the path of sink {self.view.name}"] = self._config.path
+            self._spark.require_shared(folders)
+        return session
+
+    def _next(self, reader: LogReader, start: int) -> tuple[LogRange | None, Sequence[BlockRef]]:
+        """Return the next range and its blocks; None if there is nothing worth a batch yet."""
+        end = reader.end().offset
+        seen = max(start, self._quiet_until)
+        finishing = self._finish_at is not None and end >= self._finish_at > start
+        if end <= seen and not finishing:
+            self._show(state=SinkState.RUNNING, position=max(seen, start), pending_since_us=None)
+            return None, ()
+        upto = reader.boundary_within(start, self._goal.rows, self._bytes_wanted(end - start), end)
+        blocks = reader.blocks(start, upto)
+        # A backlog is looked through only as far as it may have no rows.
+        fresh = blocks if seen == start and _rows_in(blocks) else reader.blocks(seen, end)
+        if _rows_in(fresh) == 0 and not finishing:
+            due = time.monotonic() - self._recorded_s >= QUIET_RECORD_S
+            self._quiet_until = end
+            self._show(state=SinkState.RUNNING, position=end, pending_since_us=None)
+            if not due:
+                return None, ()
+        elif fresh:
+            self._show(position=seen, pending_since_us=fresh[0].header.position_time_us or None)
+        return LogRange(TASK, start, upto), blocks
+
+    def _pace(self, reader: LogReader, start: int, took_s: float) -> None:
+        # With a backlog the next batch begins at once; without one, small batches are not
+        # worth their fixed costs more often than the interval says.
+        left_s = self._goal.pacing.interval_s - took_s
+        end = reader.end().offset
+        backlog = min(self._goal.pacing.bytes_max // 8, self._bytes_wanted(end - start))
+        if left_s <= 0 or self._finish_at is not None or end - start >= backlog:
+            return
+        if _rows_in(reader.blocks(start, end)) < self._goal.rows:
+            self._hurry.wait(left_s)
+
+    def _first_offset(self, reader: LogReader, position: int | None) -> int:
+        if position is None and self._begin_at is not None:
+            return self._begin_at
+        needed = position or 0
+        if needed >= reader.start:
+            return needed
+        name = self.view.name
+        way_out = "begin a new pipeline, with a new snapshot and new targets"
+        if getattr(self._config, "mode", "append") != "mirror":
+            which = f"--source {self._source} --sink {name}" if self._source else f"--sink {name}"
+            way_out = (
+                "either let it begin where the log does, in a new or emptied target: `tailrace replay FILE "
+                f"{which} --from {reader.start}`; or {way_out}"
+            )
+        raise TailraceError(
+            Kind.LOG_RANGE_GONE,
+            f"feed sink {name!r}: it needs the log from {needed} on, retention has removed what lies before "
+            f"{reader.start}",
+            way_out,
+            {"sink": name},
+        )
+
+    def _require_offset(self, readers: Readers, position: int | None) -> None:
+        """Check that an offset which does not lie with the data is no older than the last one of this log."""
+        known = readers.get(self.view.name)
+        committed = 0 if known is None or known.dropped else known.offsets.get(TASK, 0)
+        # Where nothing was ever committed, it was registered at the place where it was to begin.
+        if committed <= ((self._begin_at or 0) if position is None else position):
+            return
+        name = self.view.name
+        found = "there is none" if position is None else f"it is {position}"
+        which = f"--source {self._source} --sink {name}" if self._source else f"--sink {name}"
+        raise TailraceError(
+            Kind.SINK_DAMAGED,
+            f"go on after the offset of sink {name!r}: {found}, and the log knows that {committed} was "
+            "committed; what lies between would be written again",
+            "the offsets topic was deleted or lost records, or the sink has another cluster, offsets_topic "
+            f"or group than before. To go on in the same topics: `tailrace offsets set FILE {which} --to "
+            f"{committed} --skip-changes`; to write everything again: `tailrace offsets reset FILE {which}`",
+            {"sink": name},
+        )
+
+    def _wait_for_log(self) -> LogDirectory | None:
+        """Return the log once capture has made it; None if the end came first."""
+        while not self._stop.is_set():
+            try:
+                directory = LogDirectory.open(self._log_path)
+            except TailraceError as error:
+                if error.kind is not Kind.LOG_MISSING:
+                    raise
+            else:
+                if TASK in directory.tasks() and directory.segments(TASK):
+                    if self._rules is None or disclosure_is_kept(directory, TASK, self._rules):
+                        return directory
+                    if self._finish_at is not None:
+                        return None  # capture has ended, and has not come that far
+            self._stop.wait(POLL_S)
+        return None
+
+    def _show(self, **changes: object) -> None:
+        self.view = replace(self.view, **changes)  # type: ignore[arg-type]
+
+
+def _rows_in(blocks: Sequence[BlockRef]) -> int:
+    return sum(block.header.rows for block in blocks)

@@ -1,0 +1,379 @@
+"""One source's way through the engine: its capture, its log, and those who are fed from the log: a
+feed for each sink, and the engine's own reading where records go to a handler.
+
+A lane moves nothing itself. Capture and feeds have threads of their own; the engine looks after
+its lanes turn by turn, on one thread.
+
+A lane that can't go on fails alone: its capture ends in good order, its sinks take what is in the
+log, and `error` says why. What becomes of the engine is the engine's to decide.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import structlog
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.lock_probe import refuse_if_written, wait_until_unwritten
+from tailrace.changelog.reader import LogReader
+from tailrace.config import PipelineConfig, SinkConfig
+from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, TailraceError
+from tailrace.fair_semaphore import FairSemaphore
+from tailrace.pipeline import snapshot_requests
+from tailrace.pipeline.background import Background
+from tailrace.pipeline.capture_contract import CaptureContract
+from tailrace.pipeline.log.consumer import LogConsumer
+from tailrace.pipeline.log.retention import RetentionTimer
+from tailrace.pipeline.remote import RemoteCapture
+from tailrace.pipeline.sink_worker import TASK, SinkWorker
+from tailrace.pipeline.source_status import wal_end
+from tailrace.pipeline.spark_host import SparkHost
+from tailrace.pipeline.status.lifecycle import PipelineState
+from tailrace.pipeline.status.views import CaptureView, SinkState, SinkView, SourceView, TableView
+from tailrace.sinks.build import build
+from tailrace.sources.postgres.connection.session import Stopped
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.slot.recovery_hints import with_way_out
+from tailrace.sources.postgres.snapshot.copy import TableProgress
+from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotOutcome
+from tailrace.sources.postgres.streaming.capture_task import CaptureTask
+
+log = structlog.get_logger(__name__)
+
+#: Tables of a snapshot that are told of one by one.
+TABLES_SHOWN_MAX = 200
+
+#: How long a task on an executor may take to end after its driver was killed.
+ORPHAN_S = 20.0
+
+#: How long a failed connection keeps the question for the source's position waiting.
+_ASK_AGAIN_S = 1.0
+
+
+class SourceWorker:
+    """Brings the changes of one source into its log and from there into its sinks.
+
+    :param engine_task: the number of the capture task that works on it.
+    :param spark: for the sinks, and for capture on executors.
+    :param beginning: turns of that task's sources to begin.
+    :param writing: for each sink, the turns of all sources to write a batch.
+    :param until_caught_up: end when everything that the source had committed at the start is in
+        the log and in every sink.
+    :param reading: reads the log for the engine's handler; None: there is none.
+    :param on_durable: as `CaptureTask` has it; not called where capture runs on executors.
+    :param remote_tasks: how many captures run on executors, this one among them; 0: they run here.
+    """
+
+    def __init__(
+        self,
+        pipeline: PipelineConfig,
+        engine_task: int,
+        spark: SparkHost,
+        *,
+        beginning: FairSemaphore,
+        writing: Sequence[FairSemaphore],
+        until_caught_up: bool,
+        reading: LogConsumer | None = None,
+        on_durable: Callable[[], None] | None = None,
+        remote_tasks: int = 0,
+    ) -> None:
+        self.name = pipeline.source_name
+        self.pipeline = pipeline
+        self._engine_task = engine_task
+        self._spark = spark
+        self._until_caught_up = until_caught_up
+        self._reading = reading
+        self._is_remote = remote_tasks > 0
+        self._capture_task: CaptureContract = (
+            RemoteCapture(pipeline, spark, remote_tasks)
+            if remote_tasks
+            else CaptureTask(
+                pipeline.source,
+                pipeline.log.path,
+                pipeline.log,
+                name=pipeline.name,
+                semaphore=beginning,
+                on_durable=self._durable,
+            )
+        )
+        self._on_durable = on_durable
+        self._capture = self._background("capture", self._capture_task.run)
+        self._feeds = [
+            self._feed(sink, semaphore) for sink, semaphore in zip(pipeline.sinks, writing, strict=True)
+        ]
+        self._feeding = [self._background(f"sink-{feed.view.name}", feed.run) for feed in self._feeds]
+        self._retaining = RetentionTimer(pipeline.log, TASK)
+        self._target = self._background("ask-source", self._ask_for_target)
+        self._target_lsn: int | None = None
+        self._stop_wanted = threading.Event()
+        self._finishing = False
+        self._over = False
+        self._error: TailraceError | None = None
+
+    @property
+    def error(self) -> TailraceError | None:
+        """Why the lane can't go on, with the commands that lead on and, among several, its source."""
+        return self._error
+
+    def refuse_if_written(self) -> None:
+        """Fail where another process writes the log: at once, unless it may be on its way out.
+
+        :raises TailraceError: `LOG_LOCKED`.
+        """
+        if self._is_remote:
+            # The driver before may have been killed: its task notices that, and ends in good order.
+            wait_until_unwritten(self.pipeline.log.path, TASK, ORPHAN_S, self._stop_wanted)
+        refuse_if_written(self.pipeline.log.path, TASK)
+
+    def require_salts(self) -> None:
+        """Fail at once where a mask has no salt: before anything is made on the server.
+
+        :raises TailraceError: as `TablePolicy.of`.
+        """
+        TablePolicy.of(self.pipeline.source.disclosure)
+
+    def start(self) -> None:
+        """Start every thread of the lane; returns at once."""
+        self._capture.start()
+        for feeding in self._feeding:
+            feeding.start()
+        if self._until_caught_up:
+            self._target.start()
+
+    def turn(self) -> bool:
+        """Look after the lane; tell whether it has come to its end, with nothing left to do.
+
+        A failure is kept in `error` and ends the capture; a sink that fails alone is none while
+        another one works.
+        """
+        over = self._capture.ended and all(feeding.ended for feeding in self._feeding)
+        if self._error is None:
+            try:
+                self._look_after()
+            except TailraceError as error:
+                self._give_up(error)
+        if self._capture.ended and not self._finishing:
+            self._finishing = True
+            self._finish()
+        self._over = over
+        return over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lane had come to its end when it was last looked after."""
+        return self._over
+
+    def stop(self) -> None:
+        """Ask for the end: sinks finish their batch, capture makes durable and acknowledges."""
+        self._stop_wanted.set()
+        # Sinks first are told, then capture: they stop side by side.
+        for feed in self._feeds:
+            feed.stop()
+        self._capture_task.stop()
+
+    @property
+    def job_tags(self) -> Iterable[str]:
+        """What Spark's jobs for the sinks bear."""
+        return [feed.job_tag for feed in self._feeds]
+
+    def sinks_ended(self) -> bool:
+        """Tell whether every feed has come to its end."""
+        return all(feeding.ended for feeding in self._feeding)
+
+    def spark_ended(self) -> bool:
+        """Tell likewise of those that have Spark write."""
+        both = zip(self._feeds, self._feeding, strict=True)
+        return all(feeding.ended for feed, feeding in both if feed.on_spark)
+
+    def capture_ended(self, timeout_s: float) -> bool:
+        """Wait for the end of the capture; tell whether it came."""
+        return self._capture.join(timeout_s)
+
+    def close_the_books(self) -> None:
+        """Look once more, when all has stopped, for a failure that the engine answers for.
+
+        `error` has it then: what ended the capture, or else what stopped a sink, also beside others that
+        worked on.
+        """
+        if self._error is not None:
+            return
+        try:
+            if self._capture.error is not None:
+                raise self._capture.error
+            self._raise_if_a_sink_failed()
+        except TailraceError as error:
+            self._error = self._explained(error)
+
+    def view(self) -> SourceView:
+        """Return the lane as it is now. Any thread."""
+        sinks = tuple(feed.view for feed in self._feeds)
+        task = task_view(self._capture_task)
+        if (error := self._error) is not None:
+            state = PipelineState.NEEDS_SNAPSHOT if error.kind in NEEDS_SNAPSHOT else PipelineState.FAILED
+            task = replace(task, state=str(state), error=error)
+        return SourceView(self.name, self._engine_task, task, sinks)
+
+    def _look_after(self) -> None:
+        if self._capture.error is not None:
+            raise self._capture.error
+        # The handler, too, is one who goes on where sinks have failed.
+        if self._feeds and self._reading is None and self.sinks_ended() and not self._is_snapshot_open():
+            self._raise_if_a_sink_failed()
+        if self._until_caught_up and not self._capture.ended:
+            self._look_for_the_end()
+        if all(feed.is_registered for feed in self._feeds) and self._reading_is_registered():
+            self._retaining.turn()
+
+    def _is_snapshot_open(self) -> bool:
+        """Return whether a snapshot that was asked for is not read yet: it may be a sink's way out."""
+        return any(
+            each["origin"] == str(Origin.REQUESTED)
+            and each["state"] in ("waiting", str(SnapshotOutcome.OPEN))
+            for each in snapshot_requests.known(self.pipeline)
+        )
+
+    def _reading_is_registered(self) -> bool:
+        return self._reading is None or self._reading.is_registered
+
+    def _give_up(self, error: TailraceError) -> None:
+        self._error = self._explained(error)
+        if self.name:
+            log.error(
+                "source can't go on; the others do",
+                source=self.name,
+                kind=str(self._error.kind),
+                error=self._error.message,
+                hint=self._error.hint,
+            )
+        self._capture_task.stop()
+
+    def _explained(self, error: TailraceError) -> TailraceError:
+        found = with_way_out(error, self.pipeline)
+        if not self.name:
+            return found
+        return TailraceError(found.kind, found.message, found.hint, {"source": self.name, **found.context})
+
+    def _finish(self) -> None:
+        # The capture has nothing more to do: sinks take what is in the log, which grows no more.
+        end = self._log_end()
+        for feed in self._feeds:
+            if end is None:
+                feed.stop()
+            else:
+                feed.finish_at(end)
+
+    def _log_end(self) -> int | None:
+        """Return where the log ends; None: nothing can be read from it."""
+        if (offset := self._capture_task.progress().durable.offset) > 0:
+            return offset
+        try:
+            with LogReader.open(LogDirectory.open(self.pipeline.log.path), TASK) as reader:
+                return reader.end().offset
+        except TailraceError:
+            return None
+
+    def _raise_if_a_sink_failed(self) -> None:
+        failed = [feed.view for feed in self._feeds if feed.view.state is SinkState.FAILED]
+        if failed:
+            raise _sinks_failure(failed)
+
+    def _look_for_the_end(self) -> None:
+        if self._target.ended and self._target.error is not None:
+            raise self._target.error
+        if self._target_lsn is not None and self._capture_task.caught_up(self._target_lsn):
+            # What is committed later is left to the next run, so the log's end is final now.
+            self._capture_task.stop()
+
+    def _ask_for_target(self) -> None:
+        while not self._stop_wanted.is_set():
+            try:
+                self._target_lsn = wal_end(self.pipeline.source, self._stop_wanted)
+            except Stopped:
+                return
+            except TailraceError as error:
+                if error.policy is Policy.STOP:
+                    raise
+                self._stop_wanted.wait(_ASK_AGAIN_S)
+            else:
+                return
+
+    def _durable(self) -> None:
+        if self._on_durable is not None:
+            self._on_durable()
+        for feed in self._feeds:
+            feed.look()
+
+    def _feed(self, config: SinkConfig, semaphore: FairSemaphore) -> SinkWorker:
+        pipeline = self.pipeline
+        rules, modes = pipeline.source.disclosure, pipeline.source.value_modes
+        return SinkWorker(
+            config,
+            pipeline.name,
+            pipeline.log.path,
+            lambda: build(config, rules, modes, pipeline.log.path),
+            self._spark,
+            semaphore=semaphore,
+            source=self.name,
+            rules=None if rules.discloses_all else rules,
+        )
+
+    def _background(self, work: str, function: Callable[[], None]) -> Background:
+        if not self.name:
+            return Background(work, function)
+
+        def run() -> None:
+            structlog.contextvars.bind_contextvars(source=self.name)
+            function()
+
+        return Background(f"{work}-{self.name}", run)
+
+
+def task_view(task: CaptureContract) -> CaptureView:
+    """Return what `task` shows of itself now."""
+    progress = task.progress()
+    tables = progress.snapshot.values()
+    # Until capture holds the log's lock, the log there may be another engine's.
+    unopened = progress.durable.offset == 0 and progress.phase in {"connecting", "stopped"}
+    return CaptureView(
+        task=TASK,
+        state=str(progress.phase),
+        rows=progress.rows,
+        bytes=progress.bytes,
+        log_end=None if unopened else progress.durable.offset,
+        position=progress.durable.position,
+        position_time_us=progress.durable.position_time_us,
+        source_end=progress.server_end_lsn,
+        acknowledged=progress.acknowledged_lsn,
+        snapshot_rows=sum(table.rows for table in tables),
+        snapshot_rows_estimated=sum(table.rows_estimated for table in tables),
+        reconnects=progress.reconnects,
+        error=progress.error,
+        slot=progress.slot,
+        concerns=progress.concerns,
+        snapshot=_unfinished(progress.snapshot, time.monotonic()),
+    )
+
+
+def _unfinished(tables: Mapping[str, TableProgress], now_s: float) -> tuple[TableView, ...]:
+    left = ((name, table) for name, table in tables.items() if not table.done)
+    return tuple(
+        TableView(name, table.rows, table.rows_estimated, table.chunks, table.chunks_done, table.eta_s(now_s))
+        for name, table in islice(left, TABLES_SHOWN_MAX)
+    )
+
+
+def _sinks_failure(failed: list[SinkView]) -> TailraceError:
+    first = failed[0].error or TailraceError(Kind.INTERNAL, "a sink stopped without an error")
+    others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    names = ", ".join(view.name for view in failed)
+    return TailraceError(
+        first.kind,
+        f"feed sink {failed[0].name!r}{others}: {first.message}",
+        first.hint,
+        {"sinks": names, **first.context},
+    )

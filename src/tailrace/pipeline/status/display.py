@@ -1,0 +1,267 @@
+"""What a running pipeline shows: a live table on a terminal, a line now and then elsewhere.
+
+Everything shown is derived from the engine's views; `Pace` is the pure part, the rates over
+the last seconds and what they foretell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tailrace.pipeline.status.lifecycle import PipelineState
+from tailrace.pipeline.status.views import CaptureView, PipelineView, SinkView, SourceView, TableView, lag_s
+
+#: Rates are means over this long: long enough to be calm, short enough to be true.
+WINDOW_S = 10.0
+REFRESH_S = 0.25
+LINE_INTERVAL_S = 5.0
+#: Tables of a snapshot that are shown one by one.
+TABLES_SHOWN = 4
+#: Between lines while nothing moves: enough to see that the process lives.
+IDLE_LINE_INTERVAL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The counts at one moment; `positions` are the sinks', in their order."""
+
+    at_s: float
+    rows: int
+    bytes: int
+    log_end: int
+    positions: tuple[int, ...]
+
+
+class Pace:
+    """Rates over the last seconds. Pure: the clock is in the samples."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque()
+
+    def note(self, sample: Sample) -> None:
+        """Take a sample in; those older than the window go."""
+        self._samples.append(sample)
+        while len(self._samples) > 2 and sample.at_s - self._samples[0].at_s > WINDOW_S:
+            self._samples.popleft()
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows captured a second."""
+        return self._rate(lambda sample: sample.rows)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes captured a second."""
+        return self._rate(lambda sample: sample.bytes)
+
+    def eta_s(self, sink: int) -> float | None:
+        """Return the seconds until this sink has caught up; None if it gains nothing, or has."""
+        newest = self._samples[-1] if self._samples else None
+        if newest is None or newest.log_end <= newest.positions[sink]:
+            return None
+        gain = self._rate(lambda sample: sample.positions[sink] - sample.log_end)
+        return (newest.log_end - newest.positions[sink]) / gain if gain > 0 else None
+
+    def _rate(self, count: Callable[[Sample], int]) -> float:
+        if len(self._samples) < 2:
+            return 0.0
+        first, last = self._samples[0], self._samples[-1]
+        took_s = last.at_s - first.at_s
+        return (count(last) - count(first)) / took_s if took_s > 0 else 0.0
+
+
+class ProgressDisplay:
+    """Shows an engine's views while the context is open. `turn` is quick and never raises."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        self._paces: dict[str, Pace] = defaultdict(Pace)  # by source
+        self._shown_s = 0.0
+        self._state: PipelineState | None = None
+        self._shown: dict[str, tuple[object, ...]] = {}
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def turn(self, view: PipelineView) -> None:
+        """Show `view` if it is time to, or if the engine's state has changed."""
+        now_s = time.monotonic()
+        moving = {source.name: _counts(source) for source in view.sources}
+        interval_s = REFRESH_S
+        if self._live is None:
+            interval_s = LINE_INTERVAL_S if moving != self._shown else IDLE_LINE_INTERVAL_S
+        if view.state is self._state and now_s - self._shown_s < interval_s:
+            return
+        for source in view.sources:
+            positions = tuple(sink.position or 0 for sink in source.sinks)
+            task = source.task
+            self._paces[source.name].note(Sample(now_s, task.rows, task.bytes, task.log_end or 0, positions))
+        if self._live is not None:
+            self._live.update(table(view, self._paces), refresh=True)
+        else:
+            moved = [source for source in view.sources if moving[source.name] != self._shown.get(source.name)]
+            for source in moved or view.sources:
+                # Not through rich: a pipe wants the line whole, whatever its width.
+                shown = line(view.state, source, self._paces[source.name])
+                print(shown, file=self._console.file, flush=True)
+        self._shown_s, self._state, self._shown = now_s, view.state, moving
+
+
+def line(state: PipelineState, source: SourceView, pace: Pace) -> str:
+    """Return one source of an engine as one line."""
+    now_us = time.time_ns() // 1000
+    task = source.task
+    parts = [time.strftime("%H:%M:%S")]
+    if source.name:
+        parts.append(f"{source.name}:")
+    parts += [
+        phase(state, source),
+        f"{task.rows:,} rows",
+        f"{pace.rows_per_s:,.0f} rows/s",
+        f"{size(pace.bytes_per_s)}/s",
+        f"behind source {lag(task.source_lag_bytes, task.source_lag_s(now_us))}",
+    ]
+    parts += [f"snapshot of {table.name}: {table_progress(table)}" for table in being_read(task)]
+    if task.concerns:
+        parts.append(f"slot: {slot(task)}")
+    for number, sink in enumerate(source.sinks):
+        parts.append(f"| {sink.name} {sink.state} at {sink.position or 0:,}")
+        parts.append(f"behind log {lag(*sink_lag(sink, task.log_end, now_us))}")
+        if (eta_s := pace.eta_s(number)) is not None and sink_lag(sink, task.log_end, now_us)[0]:
+            parts.append(f"ETA {duration(eta_s)}")
+    return "  ".join(parts)
+
+
+def table(view: PipelineView, paces: Mapping[str, Pace]) -> Table:
+    """Return `view` as a table for a terminal."""
+    told = phase(view.state, view.sources[0]) if len(view.sources) == 1 else str(view.state)
+    shown = Table(title=f"{view.name}: {told}", title_justify="left", box=None, pad_edge=False)
+    for column in ("", "state", "position", "rows", "rows/s", "behind", "ETA"):
+        shown.add_column(column, justify="left" if column in ("", "state") else "right", no_wrap=True)
+    for source in view.sources:
+        _add_rows(shown, source, paces[source.name])
+    return shown
+
+
+def _add_rows(shown: Table, source: SourceView, pace: Pace) -> None:
+    now_us = time.time_ns() // 1000
+    task, log = source.task, f"{source.name} log" if source.name else "log"
+    shown.add_row(
+        Text(f"{source.name or 'source'} → log"),
+        task.state,
+        f"{task.log_end or 0:,}",
+        f"{task.rows:,}",
+        f"{pace.rows_per_s:,.0f} ({size(pace.bytes_per_s)}/s)",
+        lag(task.source_lag_bytes, task.source_lag_s(now_us)),
+        "",
+    )
+    for each in being_read(task):
+        shown.add_row(Text(f"snapshot of {each.name}"), Text(table_progress(each)))
+    if task.concerns:
+        shown.add_row(f"{source.name} slot".strip(), Text(slot(task)))
+    for number, sink in enumerate(source.sinks):
+        eta_s = pace.eta_s(number)
+        shown.add_row(
+            Text(f"{log} → {sink.name}"),
+            str(sink.state),
+            f"{sink.position or 0:,}",
+            f"{sink.rows:,}",
+            "",
+            lag(*sink_lag(sink, task.log_end, now_us)),
+            "" if eta_s is None else duration(eta_s),
+        )
+
+
+def phase(state: PipelineState, source: SourceView) -> str:
+    """Return what a source's capture is about, with the snapshot's share where there is one."""
+    task = source.task
+    about = str(state)
+    if source.name and state is not PipelineState.STOPPING:
+        about = task.state  # the engine's state is that of the least advanced source
+    if about == PipelineState.SNAPSHOT and task.snapshot_rows_estimated > 0:
+        share = min(99, 100 * task.snapshot_rows // task.snapshot_rows_estimated)
+        return f"snapshot {share} %"
+    return "waiting for disk" if task.state == "waiting_for_disk" else about
+
+
+def being_read(task: CaptureView) -> tuple[TableView, ...]:
+    """Return the tables that a snapshot is at work on, or waits with, those under way first."""
+    return tuple(sorted(task.snapshot, key=lambda table: table.rows == 0))[:TABLES_SHOWN]
+
+
+def table_progress(table: TableView) -> str:
+    """Return how far a table's snapshot is, in few words."""
+    share = min(99, 100 * table.rows // table.rows_estimated) if table.rows_estimated else 0
+    words = [f"{share} %"]
+    if table.chunks > 1:
+        words.append(f"chunk {table.chunks_done} of {table.chunks}")
+    if table.eta_s is not None:
+        words.append(f"ETA {duration(table.eta_s)}")
+    return ", ".join(words)
+
+
+def _counts(source: SourceView) -> tuple[object, ...]:
+    sinks = ((sink.position, sink.state) for sink in source.sinks)
+    return (source.task.rows, source.task.state, *sinks)
+
+
+def slot(task: CaptureView) -> str:
+    """Return the slot's state in few words, for when something is wrong with it."""
+    if task.slot is None:
+        return task.concerns[0].key
+    held = task.slot.retained_bytes
+    words = [task.slot.wal_status] if held is None else [task.slot.wal_status, f"{size(held)} held"]
+    # The first says most; the log line has it with what repairs it.
+    return ", ".join(filter(None, [*words, task.concerns[0].key.partition(":")[0]]))
+
+
+def sink_lag(sink: SinkView, log_end: int | None, now_us: int) -> tuple[int | None, float | None]:
+    """Return how far a sink is behind the log, in bytes and in seconds."""
+    if sink.position is None or log_end is None:
+        return None, None
+    behind = max(0, log_end - sink.position)
+    return behind, lag_s(behind, sink.pending_since_us, now_us)
+
+
+def lag(behind: int | None, seconds: float | None) -> str:
+    """Return a lag in words."""
+    if behind is None:
+        return "?"
+    return size(behind) if seconds is None else f"{size(behind)} / {seconds:.1f} s"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in the largest unit that leaves at least 1."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as h:mm:ss, or as seconds where they are few."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"

@@ -1,0 +1,139 @@
+"""What an engine with this connector shows of itself: on a terminal, and to `tailrace status`.
+
+The document is written every second from the lanes of all tasks, on a thread of its own; nothing
+waits for it, and nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from tailrace.config import EngineConfig
+from tailrace.errors import NEEDS_SNAPSHOT, TailraceError
+from tailrace.pipeline.background import Background
+from tailrace.pipeline.status.document import StatusFile
+from tailrace.pipeline.status.lifecycle import PipelineEvent, PipelineLifecycle, toward
+from tailrace.pipeline.status.views import PipelineView, SourceView
+
+log = structlog.get_logger(__name__)
+
+#: How often states are looked at: one that lasts less may not be seen.
+_LOOK_S = 0.1
+_STOP_DEADLINE_S = 5.0
+
+
+class StatusPublisher:
+    """Shows the engine from `start` to `stop`. Other methods may be called from any thread.
+
+    :param observe: called with each view, about every 0.1 s, and with the last one.
+    """
+
+    def __init__(self, config: EngineConfig, observe: Callable[[PipelineView], None]) -> None:
+        self._config = config
+        self._observe = observe
+        self._file = StatusFile(config.log.path)
+        self._views: dict[int, Callable[[], Sequence[SourceView]]] = {}
+        self._ending: threading.Event | None = None
+        self._life = PipelineLifecycle()
+        self._broken: TailraceError | None = None  # what failed and belongs to no source
+        self._failed: dict[str, TailraceError] = {}  # by source, in the order in which they failed
+        self._stop = threading.Event()
+        self._thread = Background("status", self._run)
+
+    def show(self, task: int, views: Callable[[], Sequence[SourceView]], ending: threading.Event) -> None:
+        """Show the sources of a task, in place of those that it had in an earlier life.
+
+        :param ending: set when the engine ends.
+        """
+        self._views = {**self._views, task: views}
+        self._ending = ending
+
+    def fail(self, error: TailraceError) -> None:
+        """Show a failure that is none of a source."""
+        self._broken = error
+
+    @property
+    def failure(self) -> TailraceError | None:
+        """Why the engine fails, or will in the end: the first failure, naming the others."""
+        if self._broken is not None or not self._failed:
+            return self._broken
+        first, *others = self._failed
+        error = self._failed[first]
+        if not others:
+            return error
+        context = {**error.context, "failed_too": ", ".join(others)}
+        return TailraceError(error.kind, error.message, error.hint, context)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write how it all ended. Once, when every task was stopped."""
+        self._stop.set()
+        self._thread.join(_STOP_DEADLINE_S)
+        self._step(PipelineEvent.STOP_CALLED)
+        sources = self._sources()
+        self._look_for_failures(sources)
+        for error in (self._broken, *self._failed.values()):
+            if error is not None:
+                self._step(
+                    PipelineEvent.CHANGES_LOST if error.kind in NEEDS_SNAPSHOT else PipelineEvent.FAILURE
+                )
+        self._step(PipelineEvent.EVERYTHING_STOPPED)
+        self._show(sources, last=True)
+
+    def view(self) -> PipelineView:
+        """Return the engine as it is now."""
+        return self._view(self._sources())
+
+    def _view(self, sources: tuple[SourceView, ...]) -> PipelineView:
+        return PipelineView(self._config.name, self._life.state, sources, self.failure)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            # Looked at once: that is most of what this thread costs while nothing happens.
+            sources = self._sources()
+            self._look_for_failures(sources)
+            if self._ending is not None and self._ending.is_set():
+                self._step(PipelineEvent.STOP_CALLED)
+            elif event := toward(self._life.state, (source.task.state for source in sources)):
+                self._step(event)
+            self._show(sources, last=False)
+
+    def _sources(self) -> tuple[SourceView, ...]:
+        found = [source for views in self._views.values() for source in views()]
+        # As in the file, whichever task has them.
+        places = {pipeline.source_name: place for place, pipeline in enumerate(self._config.pipelines)}
+        return tuple(sorted(found, key=lambda source: places[source.name]))
+
+    def _look_for_failures(self, sources: tuple[SourceView, ...]) -> None:
+        now = {source.name: source.task for source in sources}
+        failed = {name: task.error for name, task in now.items() if task.state in _FAILED and task.error}
+        # A source that is captured again has failed no more.
+        self._failed = {
+            **{name: failed[name] for name in self._failed if name in failed},
+            **{name: error for name, error in failed.items() if name not in self._failed},
+        }
+
+    def _show(self, sources: tuple[SourceView, ...], *, last: bool) -> None:
+        view = self._view(sources)
+        self._write(view, last=last)
+        self._observe(view)
+
+    def _write(self, view: PipelineView, *, last: bool) -> None:
+        # What lies at the log's place may be another engine's; the place of several logs is held.
+        if self._config.has_several or any(source.task.log_end is not None for source in view.sources):
+            (self._file.last if last else self._file.turn)(view)
+
+    def _step(self, event: PipelineEvent) -> None:
+        before = self._life.state
+        self._life = self._life.step(event)
+        if self._life.state is not before:
+            log.info("pipeline", state=str(self._life.state), because=str(event))
+
+
+_FAILED = frozenset({"failed", "needs_snapshot"})

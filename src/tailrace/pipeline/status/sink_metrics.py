@@ -1,0 +1,54 @@
+"""Sinks in the engine's metrics, from what they show of themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from tailrace.engine.contracts import Metrics
+from tailrace.pipeline.status.views import SinkState, SinkView, SourceView
+
+_COUNTERS = {
+    "rows": ("tailrace_sink_rows", "Changes that were written to the sink."),
+    "batches": ("tailrace_sink_batches", "Batches that were written to the sink."),
+    "bytes": ("tailrace_sink_log_bytes", "Bytes of the log that were written to the sink."),
+    "dead_letters": ("tailrace_sink_dead_letters", "Records that the sink's target can't hold."),
+}
+_LAG_BYTES = ("tailrace_sink_lag_bytes", "Bytes of the log that the sink has not written.")
+_LAG_SECONDS = ("tailrace_sink_lag_seconds", "Age of the oldest commit that the sink has not written.")
+_IS_RUNNING = ("tailrace_sink_running", "1 while the sink writes, 0 where it failed, tries again or ended.")
+
+
+class SinkMetrics:
+    """Counts for one task. One thread at a time.
+
+    :param metrics: the task's.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._seen: dict[tuple[str, str], SinkView] = {}
+
+    def note(self, sources: Iterable[SourceView]) -> None:
+        """Bring the numbers to what the sinks of these sources show."""
+        for source in sources:
+            for sink in source.sinks:
+                self._note(source, sink)
+
+    def _note(self, source: SourceView, sink: SinkView) -> None:
+        labels = {"source": source.name, "sink": sink.name, "type": sink.type}
+        before = self._seen.get((source.name, sink.name))
+        if sink is not before:
+            for name, (metric, description) in _COUNTERS.items():
+                now, then = getattr(sink, name), getattr(before, name, 0)
+                # A source that is captured again begins with sinks that have counted nothing.
+                counter = self._metrics.counter(metric, description, labels)
+                counter.inc(now - then if now >= then else now)
+            self._metrics.gauge(*_IS_RUNNING, labels).set(float(sink.state is SinkState.RUNNING))
+            self._seen[source.name, sink.name] = sink
+        end = source.task.log_end
+        if end is not None and sink.position is not None:
+            self._metrics.gauge(*_LAG_BYTES, labels).set(float(max(0, end - sink.position)))
+        since_us = sink.pending_since_us
+        late_s = 0.0 if since_us is None else max(0.0, time.time() - since_us / 1e6)
+        self._metrics.gauge(*_LAG_SECONDS, labels).set(late_s)

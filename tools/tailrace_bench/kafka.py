@@ -1,0 +1,221 @@
+"""The change log to Kafka: exactly once in turn with at least once, on the same records.
+
+Both are the pipeline's own sink over the same ranges of one log; at least once waits for `acks=all`
+and writes its offset, exactly once has both in a transaction. A range is as many rows as take about
+so long as a transaction is to last.
+
+Two passes over a log differ by more than the transactions cost: the broker's disk, heap and compiler
+weigh on one and not on the other. So both write each range right after one another, one first in every
+other range, and each range is a pair of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.model import LogRange, ValueModes
+from tailrace.ranges import plan
+from tailrace.ranges.plan import Piece
+from tailrace.sinks.build import build
+from tailrace_bench.decode import captured
+from tailrace_bench.support import table, topics
+from tailrace_bench.support.report import Result, machine, median, median_interval
+
+log = structlog.get_logger(__name__)
+
+ROWS = 1_000_000
+#: Passes over the log in which both take part, after one of the same kind that is not counted: the
+#: broker's code is compiled while it runs.
+PASSES = 7
+#: Seconds between two commits: what is compared, and the curve.
+INTERVAL_S = 1.0
+CURVE_S = (0.1, 0.3, 1.0, 3.0)
+
+TASK = "0"
+_BYTES_MAX = 1 << 40
+#: Of one core, from where on the sink's own thread is the limit.
+_ONE_CORE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRun:
+    """What a sink took for one range or more: from the first record to the answer of the last commit."""
+
+    rows: int
+    seconds: float
+    cpu_seconds: float  # of this process: decoding, converting and the client
+    commits: int
+    commit_seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Rows a second."""
+        return self.rows / self.seconds
+
+
+#: One range, by both: exactly once, at least once.
+Pair = tuple[SinkRun, SinkRun]
+Write = Callable[[LogRange, Sequence[Piece]], SinkRun]
+
+
+def measure(rows: int | None = None) -> Result:
+    """Write a log of `rows` rows in passes of pairs, at a transaction every second; then the curve."""
+    rows = rows or ROWS
+    with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name, topics.cluster() as kafka:
+        path = Path(name) / "log"
+        captured(path, rows)
+        runs = _Runs(kafka.bootstrap, path, rows)
+        a_second = max(1, int(runs.alone(rows // 10 or 1).rate * INTERVAL_S))
+        pairs: list[Pair] = []
+        for number in range(PASSES + 1):
+            found = runs.in_pairs(_even(rows, a_second), first=number)
+            if number:
+                pairs += found
+            once, least = (_sum(side) for side in zip(*found, strict=True))
+            log.info("a pass", number=number, of=PASSES, exactly_once=round(once.rate),
+                     at_least_once=round(least.rate))  # fmt: skip
+        curve = {every: runs.alone(max(1, int(a_second * every))) for every in CURVE_S if every != INTERVAL_S}
+    return _result(rows, pairs, curve)
+
+
+def _even(rows: int, a_second: int) -> int:
+    """Return how many rows a range gets, so that about a second's are in each and the last is as large.
+
+    Ranges end on the source's transactions: whole ones, or a rest of one would be a range of its own.
+    """
+    each = -(-rows // max(1, round(rows / a_second)))
+    return -(-each // table.ROWS_A_TRANSACTION) * table.ROWS_A_TRANSACTION
+
+
+def _result(rows: int, pairs: list[Pair], curve: dict[float, SinkRun]) -> Result:
+    once, least = (_sum(side) for side in zip(*pairs, strict=True))
+    curve = curve | {INTERVAL_S: once}
+    ratios = [ours.rate / theirs.rate for ours, theirs in pairs]
+    cpu_ratios = [theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in pairs]
+    cores_used = once.cpu_seconds / once.seconds
+    return Result(
+        name="kafka",
+        value=once.rate,
+        unit="records/s",
+        ratio=median(ratios),
+        reference="the same sink at least once, acks=all, on the same records",
+        limit="one core: decoding, converting and handing over, in the sink's thread"
+        if cores_used >= _ONE_CORE
+        else f"the cores, of which sink and client take {cores_used:.1f}, and the broker the rest",
+        setup=machine()
+        | {
+            "rows": rows,
+            "partitions": topics.PARTITIONS,
+            "passes": PASSES,
+            "pairs": len(pairs),
+            "rows_a_transaction": round(once.rows / once.commits),
+            "interval_s": INTERVAL_S,
+        },
+        details={
+            "ratio_interval_95": [round(end, 3) for end in median_interval(ratios)],
+            "ratio_of_sums": round(once.rate / least.rate, 3),
+            "cpu_ratio": round(median(cpu_ratios), 3),
+            "at_least_once_records_s": round(least.rate),
+            "ratios": [round(ratio, 3) for ratio in ratios],
+            "cpu_us_a_record": round(once.cpu_seconds / once.rows * 1e6, 2),
+            "at_least_once_cpu_us_a_record": round(least.cpu_seconds / least.rows * 1e6, 2),
+            "curve": [_point(every, curve[every]) for every in sorted(curve)],
+        },
+    )
+
+
+def _point(every_s: float, found: SinkRun) -> dict[str, Any]:
+    return {
+        "interval_s": every_s,
+        "records_s": round(found.rate),
+        "transactions": found.commits,
+        "commit_ms": round(found.commit_seconds / found.commits * 1e3, 1),
+    }
+
+
+def _sum(found: Sequence[SinkRun]) -> SinkRun:
+    return SinkRun(
+        sum(each.rows for each in found),
+        sum(each.seconds for each in found),
+        sum(each.cpu_seconds for each in found),
+        sum(each.commits for each in found),
+        sum(each.commit_seconds for each in found),
+    )
+
+
+class _Runs:
+    """Passes over one log, each into topics of its own, which are there before it begins."""
+
+    def __init__(self, bootstrap: str, path: Path, rows: int) -> None:
+        self._bootstrap = bootstrap
+        self._path = path
+        self._rows = rows
+        self._names = itertools.count(1)
+
+    def alone(self, rows_a_range: int) -> SinkRun:
+        """Write the log exactly once."""
+        with self._sink(atomic=True) as write:
+            return _sum([write(span, pieces) for span, pieces in self._ranges(rows_a_range)])
+
+    def in_pairs(self, rows_a_range: int, first: int) -> list[Pair]:
+        """Write the log both ways, range by range.
+
+        :param first: even: exactly once begins.
+        """
+        pairs = []
+        with self._sink(atomic=True) as once, self._sink(atomic=False) as least:
+            for turn, (span, pieces) in enumerate(self._ranges(rows_a_range), first):
+                if turn % 2:
+                    theirs, ours = least(span, pieces), once(span, pieces)
+                else:
+                    ours, theirs = once(span, pieces), least(span, pieces)
+                pairs.append((ours, theirs))
+        return pairs
+
+    def _ranges(self, rows_a_range: int) -> Iterator[tuple[LogRange, Sequence[Piece]]]:
+        with LogReader.open(self._path, TASK) as reader:
+            start, end = reader.start, reader.end().offset
+            while start < end:
+                upto = reader.boundary_within(start, rows_a_range, _BYTES_MAX, end)
+                yield LogRange(TASK, start, upto), plan.pieces(TASK, reader.blocks(start, upto), start, upto)
+                start = upto
+
+    @contextmanager
+    def _sink(self, *, atomic: bool) -> Iterator[Write]:
+        name = f"pass-{next(self._names)}"
+        config = KafkaSinkConfig.model_validate(topics.sink(self._bootstrap, name, atomic=atomic))
+        sink = build(config, ColumnPolicy(), ValueModes(), self._path)
+
+        def write(span: LogRange, pieces: Sequence[Piece]) -> SinkRun:
+            cpu, began = time.process_time(), time.perf_counter()
+            done = sink.write(None, self._path, span, pieces)
+            seconds = time.perf_counter() - began
+            return SinkRun(done.rows, seconds, time.process_time() - cpu, 1, done.seconds["commit"])
+
+        sink.open(LogDirectory.open(self._path).identity, name)
+        try:
+            yield write
+        finally:
+            sink.close()
+        topic = f"{name}.public.orders"
+        topics.require_rows(self._bootstrap, topic, self._rows)
+        topics.remove(self._bootstrap, topic)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,190 @@
+"""PostgreSQL to Kafka as Debezium's JSON, exactly once, in turn with Debezium's engine and a Kafka producer.
+
+Database, broker and whoever is measured share the machine; each pass takes the same backlog from a slot
+of its own. The peer's handler sends a batch, waits for all of it, and then marks it as done: at least once.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+import yaml
+
+from tailrace.errors import Kind, TailraceError
+from tailrace_bench.kafka import cores
+from tailrace_bench.support import backlog, debezium, table, topics
+from tailrace_bench.support.report import Result, machine, median
+
+if TYPE_CHECKING:
+    from tailrace_servers.postgres import EmbeddedPostgres
+
+log = structlog.get_logger(__name__)
+
+ROWS = 1_000_000
+TURNS = 3
+DEADLINE_S = 900.0
+OURS, PEER = "ours", "peer"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRun:
+    """One timed pass: from the call of `run` until all is committed in Kafka. The start of the
+    interpreter and its imports are left out.
+    """
+
+    seconds: float
+    cpu_seconds: float
+
+
+def measure(rows: int | None = None) -> Result:
+    """Bring `rows` rows from PostgreSQL into Kafka, by our pipeline and by the peer.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if the peer is not here: there is nothing else to compare with.
+    """
+    rows = rows or ROWS
+    if not debezium.is_here():
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT, "look for Debezium: it was not fetched", "make bench-peers"
+        )
+    with (
+        table.server() as postgres,
+        topics.cluster() as kafka,
+        tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name,
+    ):
+        passes = _Passes(postgres, kafka.bootstrap, Path(name), rows)
+        table.load(postgres.dsn(), rows)
+        topics.warm_up(kafka.bootstrap)
+        turns = [passes.turn(number) for number in range(TURNS)]
+    return _result(rows, turns)
+
+
+def _result(rows: int, turns: list[tuple[PipelineRun, debezium.PeerRun]]) -> Result:
+    ratios = [theirs.seconds_from_first / ours.seconds for ours, theirs in turns]
+    return Result(
+        name="kafka_peer",
+        value=rows / median([ours.seconds for ours, _ in turns]),
+        unit="records/s",
+        ratio=median(ratios),
+        reference=f"Debezium {debezium.VERSION}'s engine with a Kafka producer, at least once",
+        limit=f"the {cores()} cores, which server, broker, capture, and writing the documents share",
+        setup=machine()
+        | {
+            "rows": rows,
+            "turns": len(turns),
+            "rows_a_transaction": table.ROWS_A_TRANSACTION,
+            "postgresql": 18,
+            "partitions": topics.PARTITIONS,
+            "peer_batch": debezium.BATCH_ROWS,
+            "peer_queue": debezium.QUEUE_ROWS,
+            "peer_threads": cores(),
+            "peer_producer": debezium.PRODUCER,
+        },
+        details={
+            "ratios": [round(ratio, 2) for ratio in ratios],
+            "peer_records_s": round(rows / median([theirs.seconds_from_first for _, theirs in turns])),
+            "cpu_us_a_record": _cpu_us(rows, [ours.cpu_seconds for ours, _ in turns]),
+            "peer_cpu_us_a_record": _cpu_us(rows, [theirs.cpu_seconds for _, theirs in turns]),
+        },
+    )
+
+
+def _cpu_us(rows: int, seconds: list[float]) -> float:
+    return round(median(seconds) / rows * 1e6, 2)
+
+
+class _Passes:
+    """Passes over one backlog; their slots are there before it is made."""
+
+    def __init__(self, postgres: EmbeddedPostgres, bootstrap: str, directory: Path, rows: int) -> None:
+        self._postgres = postgres
+        self._bootstrap = bootstrap
+        self._directory = directory
+        self._rows = rows
+        dsn = postgres.dsn()
+        for number in range(TURNS):
+            table.create_slot(dsn, f"{PEER}_{number}")
+            backlog.prepare(dsn, f"{OURS}_{number}", self._log(number))
+
+    def turn(self, number: int) -> tuple[PipelineRun, debezium.PeerRun]:
+        """Bring the backlog into Kafka by either; the peer comes first in every other turn."""
+        if number % 2:
+            theirs, ours = self._theirs(number), self._ours(number)
+        else:
+            ours, theirs = self._ours(number), self._theirs(number)
+        log.info("a turn", number=number + 1, of=TURNS, ours=round(self._rows / ours.seconds),
+                 theirs=round(self._rows / theirs.seconds_from_first))  # fmt: skip
+        return ours, theirs
+
+    def _log(self, number: int) -> Path:
+        return self._directory / f"log-{number}"
+
+    def _ours(self, number: int) -> PipelineRun:
+        slot = f"{OURS}_{number}"
+        file = self._directory / f"{slot}.yaml"
+        _write(file, self._postgres.dsn(), self._bootstrap, slot, self._log(number))
+        found = _run(file)
+        self._counted(f"{slot}.public.orders")
+        return found
+
+    def _theirs(self, number: int) -> debezium.PeerRun:
+        topic = f"{PEER}.public.orders"
+        topics.create(self._bootstrap, topic)
+        producer = {**debezium.PRODUCER, "bootstrap.servers": self._bootstrap}
+        slot = f"{PEER}_{number}"
+        found = debezium.receive(
+            self._postgres, slot, self._rows, "kafka", cores(), self._directory, producer
+        )
+        self._counted(topic)
+        return found
+
+    def _counted(self, topic: str) -> None:
+        topics.require_rows(self._bootstrap, topic, self._rows)
+        topics.remove(self._bootstrap, topic)
+
+
+def _write(file: Path, dsn: str, bootstrap: str, slot: str, path: Path) -> None:
+    document = {
+        "name": slot,
+        "source": {
+            "type": "postgresql",
+            "dsn": dsn,
+            "tables": ["public.orders"],
+            "slot": slot,
+            "publication": table.PUBLICATION,
+            "snapshot": "never",
+        },
+        "log": {"path": str(path)},
+        "sinks": [topics.sink(bootstrap, slot, atomic=True)],
+    }
+    file.write_text(yaml.safe_dump(document))
+
+
+def _run(file: Path) -> PipelineRun:
+    command = [sys.executable, "-m", __name__, str(file)]
+    done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
+    return PipelineRun(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _run_here(file: Path) -> PipelineRun:
+    from tailrace.config.load import load_engine
+    from tailrace.pipeline.run import Run
+
+    pipeline = Run(load_engine(file), until_caught_up=True)
+    before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    pipeline.run()
+    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return PipelineRun(seconds, cpu)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_run_here(Path(sys.argv[1])))))

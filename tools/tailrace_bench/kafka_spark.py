@@ -1,0 +1,220 @@
+"""The change log to Kafka on Spark: our sink, exactly once, in turn with Spark's own, at least once.
+
+All read the same log, and bring it into topics of as many partitions, with producers that are set as ours
+is. Spark's sink keeps no order across pieces of the log and commits nothing. It is given
+
+- the rows of `format("tailrace")`, made texts by Spark's `to_json`: what whoever has no sink of ours would
+  write, and the reference;
+- keys and values as ours are, made in tasks of Python by the same kernels and handed to Java as Arrow. No
+  user has such a source. It tells the sinks alone apart, as far as that can be done (`sinks_ratio`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.config import SparkConfig
+from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import LogRange, ValueModes
+from tailrace.ranges import plan
+from tailrace.sinks.build import build
+from tailrace.spark.session import session, warm
+from tailrace_bench.decode import captured
+from tailrace_bench.kafka import TASK, cores
+from tailrace_bench.support import topics
+from tailrace_bench.support.debezium import PRODUCER
+from tailrace_bench.support.events_source import EventsSource
+from tailrace_bench.support.report import Result, machine, median, median_interval
+
+if TYPE_CHECKING:
+    import psutil
+    from pyspark.sql import DataFrame, SparkSession
+
+log = structlog.get_logger(__name__)
+
+ROWS = 1_000_000
+TURNS = 9
+JARS = Path(sys.prefix) / "share" / "tailrace" / "spark-kafka"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One timed pass over the log: from the first job to the end of the last."""
+
+    seconds: float
+    cpu_seconds: float  # of this process, of Spark and of its workers; without the broker
+
+
+#: Ours, Spark's sink of public rows, Spark's sink of the same keys and values.
+Turn = tuple[Pass, Pass, Pass]
+
+
+def measure(rows: int | None = None) -> Result:
+    """Write a log of `rows` rows with either sink, in turns, after one that is not counted.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if Spark's Kafka sink is not here: there is nothing else to
+        compare with.
+    """
+    rows = rows or ROWS
+    jars = sorted(str(jar) for jar in JARS.glob("*.jar"))
+    if not jars:
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT, "look for Spark's Kafka sink: it was not fetched", "make bench-peers"
+        )
+    with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name, topics.cluster() as kafka:
+        path = Path(name) / "log"
+        captured(path, rows)
+        broker = _tree()
+        config = SparkConfig.model_validate({"conf": {"spark.driver.extraClassPath": ":".join(jars)}})
+        spark = session(config, "tailrace-bench")
+        warm(spark)
+        spark.dataSource.register(EventsSource)
+        runs = _Runs(spark, kafka.bootstrap, path, rows, broker)
+        turns = [runs.turn(number) for number in range(TURNS + 1)][1:]
+        spark.stop()
+    return _result(rows, turns)
+
+
+def _result(rows: int, turns: list[Turn]) -> Result:
+    def rate(passes: list[Pass]) -> int:
+        return round(rows / median([each.seconds for each in passes]))
+
+    def cpu_us(passes: list[Pass]) -> float:
+        return round(median([each.cpu_seconds for each in passes]) / rows * 1e6, 2)
+
+    ours, public, given = ([turn[place] for turn in turns] for place in range(3))
+    ratios = [theirs.seconds / our.seconds for our, theirs in zip(ours, public, strict=True)]
+    sinks = [theirs.seconds / our.seconds for our, theirs in zip(ours, given, strict=True)]
+    return Result(
+        name="kafka_spark",
+        value=rows / median([each.seconds for each in ours]),
+        unit="records/s",
+        ratio=median(ratios),
+        reference='Spark\'s own Kafka sink, at least once, given the rows of format("tailrace") by to_json',
+        limit=f"the {cores()} cores, which the broker shares with Spark's workers: each producer reads the "
+        "whole range and finds all keys",
+        setup=machine()
+        | {
+            "rows": rows,
+            "partitions": topics.PARTITIONS,
+            "producers": cores(),
+            "turns": len(turns),
+            "reference_producer": PRODUCER,
+        },
+        details={
+            "ratio_interval_95": _interval(ratios),
+            "ratios": [round(ratio, 3) for ratio in ratios],
+            "cpu_us_a_record": cpu_us(ours),
+            "reference_records_s": rate(public),
+            "reference_cpu_us_a_record": cpu_us(public),
+            "sinks_ratio": round(median(sinks), 3),
+            "sinks_ratio_interval_95": _interval(sinks),
+            "sinks_ratios": [round(ratio, 3) for ratio in sinks],
+            "sinks_reference": "Spark's sink, given the same keys and values by the same kernels",
+            "sinks_reference_records_s": rate(given),
+            "sinks_reference_cpu_us_a_record": cpu_us(given),
+        },
+    )
+
+
+def _interval(ratios: list[float]) -> list[float]:
+    return [round(end, 3) for end in median_interval(ratios)]
+
+
+class _Runs:
+    """Passes over one log, each into a topic of its own, which is there before it begins."""
+
+    def __init__(
+        self, spark: SparkSession, bootstrap: str, path: Path, rows: int, broker: set[psutil.Process]
+    ) -> None:
+        self._spark = spark
+        self._bootstrap = bootstrap
+        self._path = path
+        self._rows = rows
+        self._broker = broker
+        self._names = itertools.count(1)
+
+    def turn(self, number: int) -> Turn:
+        """Write the log with ours, with Spark's sink of public rows, and of the same keys and values."""
+        found: dict[str, Pass] = {}
+        works = [("ours", self.ours), ("public", self.public), ("given", self.given)]
+        for name, work in works[number % 3 :] + works[: number % 3]:  # each is first in a third of the turns
+            found[name] = work()
+        log.info("a turn", number=number, of=TURNS,
+                 **{name: round(self._rows / each.seconds) for name, each in found.items()})  # fmt: skip
+        return found["ours"], found["public"], found["given"]
+
+    def ours(self) -> Pass:
+        """Write the log exactly once, as a pipeline with a backlog does; opening the sink is not counted."""
+        name = f"ours-{next(self._names):03}"
+        config = self._config(name)
+        sink = build(config, ColumnPolicy(), ValueModes(), self._path)
+        sink.open(LogDirectory.open(self._path).identity, name)
+        try:
+            return self._timed(name, lambda: self._write(sink, config))
+        finally:
+            sink.close()
+
+    def public(self) -> Pass:
+        """Write the rows with Spark's sink, as a user would."""
+        rows = self._spark.read.format("tailrace").option("table", "public.orders").load(str(self._path))
+        return self._theirs("rows", rows.selectExpr("to_json(struct(id)) key", "to_json(struct(*)) value"))
+
+    def given(self) -> Pass:
+        """Write the same keys and values with Spark's sink."""
+        given = {"path": str(self._path), "name": "ours-000"}
+        return self._theirs("them", self._spark.read.format(EventsSource.name()).options(**given).load())
+
+    def _theirs(self, kind: str, events: DataFrame) -> Pass:
+        name = f"{kind}-{next(self._names):03}"
+        topic = f"{name}.public.orders"
+        topics.create(self._bootstrap, topic)
+        settings = {f"kafka.{key}": value for key, value in PRODUCER.items()}
+        settings |= {"kafka.bootstrap.servers": self._bootstrap, "topic": topic}
+        return self._timed(name, events.write.format("kafka").options(**settings).save)
+
+    def _config(self, name: str) -> KafkaSinkConfig:
+        given = topics.sink(self._bootstrap, name, atomic=True)
+        return KafkaSinkConfig.model_validate({**given, "runs_on": "spark", "producers": cores()})
+
+    def _write(self, sink: Any, config: KafkaSinkConfig) -> None:
+        with LogReader.open(self._path, TASK) as reader:
+            start, end = reader.start, reader.end().offset
+            while start < end:
+                upto = reader.boundary_within(start, config.batch_rows_max, config.batch_bytes_max, end)
+                pieces = plan.pieces(TASK, reader.blocks(start, upto), start, upto)
+                sink.write(self._spark, self._path, LogRange(TASK, start, upto), pieces)
+                start = upto
+
+    def _timed(self, name: str, work: Callable[[], object]) -> Pass:
+        cpu, began = self._cpu_s(), time.perf_counter()
+        work()
+        found = Pass(time.perf_counter() - began, self._cpu_s() - cpu)
+        topic = f"{name}.public.orders"
+        topics.require_rows(self._bootstrap, topic, self._rows)
+        topics.remove(self._bootstrap, topic)
+        return found
+
+    def _cpu_s(self) -> float:
+        return sum(sum(each.cpu_times()[:2]) for each in _tree() - self._broker)
+
+
+def _tree() -> set[psutil.Process]:
+    """Return this process and all that come of it."""
+    import psutil
+
+    here = psutil.Process()
+    return {here, *here.children(recursive=True)}

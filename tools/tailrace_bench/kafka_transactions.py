@@ -1,0 +1,196 @@
+"""Small transactions of the source to Kafka, each in a transaction of Kafka, in turn with a plain client.
+
+The peer is a transactional producer of confluent-kafka in a loop, given the same keys and values, ready
+made and in memory. It writes no offset and reads no log: it is what the cluster and the client allow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.readers import Readers
+from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import ValueModes
+from tailrace.pipeline.sink_worker import TASK, SinkWorker
+from tailrace.pipeline.spark_host import SparkHost
+from tailrace.sinks.build import build
+from tailrace_bench.support import backlog, table, topics
+from tailrace_bench.support.report import Result, machine, median, median_interval
+
+log = structlog.get_logger(__name__)
+
+TRANSACTIONS = 1_000
+ROWS_A_TRANSACTION = 10
+PAIRS = 6
+_TIMEOUT_S = 60.0
+
+#: Of a transaction, in order: key and value of each.
+Messages = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerPass:
+    """From the start of the producer to the answer to the last commit."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def measure(rows: int | None = None) -> Result:
+    """Write `rows` rows in transactions of ten, in pairs, after a pass of ours that gives the messages."""
+    transactions = max(1, (rows or TRANSACTIONS * ROWS_A_TRANSACTION) // ROWS_A_TRANSACTION)
+    with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name, topics.cluster() as kafka:
+        path = Path(name) / "log"
+        _capture(path, transactions)
+        passes = _Passes(kafka.bootstrap, path, transactions)
+        topics.warm_up(kafka.bootstrap)
+        passes.ours()
+        messages = passes.messages_of_first()
+        passes.theirs(messages)
+        pairs: list[tuple[ProducerPass, ProducerPass]] = []
+        for number in range(PAIRS):
+            if number % 2:
+                theirs, ours = passes.theirs(messages), passes.ours()
+            else:
+                ours, theirs = passes.ours(), passes.theirs(messages)
+            pairs.append((ours, theirs))
+            log.info("a pair", number=number + 1, of=PAIRS, ours=round(transactions / ours.seconds),
+                     plain_client=round(transactions / theirs.seconds))  # fmt: skip
+    return _result(transactions, pairs)
+
+
+def _result(transactions: int, pairs: list[tuple[ProducerPass, ProducerPass]]) -> Result:
+    ratios = [theirs.seconds / ours.seconds for ours, theirs in pairs]
+    ours, theirs = zip(*pairs, strict=True)
+    return Result(
+        name="kafka_transactions",
+        value=transactions / median([each.seconds for each in ours]),
+        unit="transactions/s",
+        ratio=median(ratios),
+        reference="a plain transactional client, given the same keys and values",
+        limit="the cluster's answers to each transaction: its partitions, its records, its end",
+        setup=machine()
+        | {
+            "transactions": transactions,
+            "rows_a_transaction": ROWS_A_TRANSACTION,
+            "partitions": topics.PARTITIONS,
+            "pairs": len(pairs),
+        },
+        details={
+            "ratios": [round(ratio, 3) for ratio in ratios],
+            "ratio_interval_95": [round(end, 3) for end in median_interval(ratios)],
+            "plain_client_transactions_s": round(transactions / median([each.seconds for each in theirs])),
+            "cpu_ms_a_transaction": _cpu_ms(transactions, ours),
+            "plain_client_cpu_ms_a_transaction": _cpu_ms(transactions, theirs),
+        },
+    )
+
+
+def _cpu_ms(transactions: int, found: Sequence[ProducerPass]) -> float:
+    return round(median([each.cpu_seconds for each in found]) / transactions * 1e3, 2)
+
+
+def _capture(path: Path, transactions: int) -> None:
+    rows = transactions * ROWS_A_TRANSACTION
+    with table.server() as postgres:
+        backlog.prepare(postgres.dsn(), "bench", path)
+        end = table.load(postgres.dsn(), rows, rows_a_transaction=ROWS_A_TRANSACTION)
+        backlog.capture(postgres.dsn(), "bench", path, end)
+
+
+class _Passes:
+    """Passes over one log, each into a topic of its own, which is there before it begins."""
+
+    def __init__(self, bootstrap: str, path: Path, transactions: int) -> None:
+        self._bootstrap = bootstrap
+        self._path = path
+        self._rows = transactions * ROWS_A_TRANSACTION
+        self._names = itertools.count(1)
+        with LogReader.open(path, TASK) as reader:
+            self._end = reader.end().offset
+
+    def ours(self) -> ProducerPass:
+        """Write the log as a pipeline does: its feed, with the readers' file in the log's folder."""
+        name = f"ours-{next(self._names)}"
+        topics.create(self._bootstrap, f"{name}.public.orders")
+        section = topics.sink(self._bootstrap, name, atomic=True) | {"transaction_boundary": "transaction"}
+        config = KafkaSinkConfig.model_validate(section)
+        Readers.open(self._path).remove(config.name)
+        feed = SinkWorker(
+            config,
+            name,
+            self._path,
+            lambda: build(config, ColumnPolicy(), ValueModes(), self._path),
+            # No Spark: it is never asked for.
+            SparkHost(None),  # type: ignore[arg-type]
+        )
+        feed.finish_at(self._end)
+        cpu, began = time.process_time(), time.perf_counter()
+        feed.run()
+        found = ProducerPass(time.perf_counter() - began, time.process_time() - cpu)
+        topics.require_rows(self._bootstrap, f"{name}.public.orders", self._rows)
+        return found
+
+    def theirs(self, transactions: Sequence[Messages]) -> ProducerPass:
+        """Write the same with a plain client."""
+        topic = f"plain-{next(self._names)}"
+        topics.create(self._bootstrap, topic)
+        cpu, began = time.process_time(), time.perf_counter()
+        producer = Producer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "transactional.id": topic,
+                "partitioner": "murmur2_random",
+                "compression.type": "lz4",
+            }
+        )
+        producer.init_transactions(_TIMEOUT_S)
+        for messages in transactions:
+            producer.begin_transaction()
+            for key, value in messages:
+                producer.produce(topic, value, key)
+            producer.commit_transaction(_TIMEOUT_S)
+        found = ProducerPass(time.perf_counter() - began, time.process_time() - cpu)
+        topics.require_rows(self._bootstrap, topic, self._rows)
+        return found
+
+    def messages_of_first(self) -> list[Messages]:
+        """Return what the first pass has written, by transaction of the source.
+
+        :raises TailraceError: `INTERNAL` if not all of it is there.
+        """
+        consumer = Consumer(
+            {"bootstrap.servers": self._bootstrap, "group.id": "bench", "isolation.level": "read_committed"}
+        )
+        places = [
+            TopicPartition("ours-1.public.orders", number, OFFSET_BEGINNING)
+            for number in range(topics.PARTITIONS)
+        ]
+        consumer.assign(places)
+        found: dict[int, list[tuple[bytes, bytes]]] = {}
+        left, deadline = self._rows, time.monotonic() + _TIMEOUT_S
+        while left and time.monotonic() < deadline:
+            for message in consumer.consume(1000, 1.0):
+                if (error := message.error()) is not None:
+                    raise TailraceError(Kind.INTERNAL, f"read what was written: {KafkaError.str(error)}")
+                key, value = message.key(), message.value()
+                assert key is not None
+                assert value is not None
+                found.setdefault(json.loads(value)["source"]["txId"], []).append((key, value))
+                left -= 1
+        consumer.close()
+        if left:
+            raise TailraceError(Kind.INTERNAL, f"read what was written: {left} records are missing")
+        return list(found.values())

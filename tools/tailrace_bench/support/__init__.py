@@ -1,0 +1,1 @@
+"""What benchmarks share: backlogs, clusters, peers, and the form of a result."""

@@ -1,0 +1,153 @@
+"""Debezium's asynchronous engine, the peer of two benchmarks, and of a test of the converter `json`: fetched
+by `make bench-peers`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tailrace.errors import Kind, TailraceError
+from tailrace_bench.support import table
+from tailrace_servers.postgres import EmbeddedPostgres
+
+VERSION = "3.6.1.Final"
+JARS = Path(sys.prefix) / "share" / "tailrace" / "debezium"
+DEADLINE_S = 1000.0
+
+#: Larger than the defaults (2 048 and 8 192), with which it was slower.
+BATCH_ROWS, QUEUE_ROWS = 16_384, 65_536
+HEAP = "2g"
+
+#: The producer of the form `kafka`: as sure, and with messages as large, as our own.
+PRODUCER = {
+    "acks": "all",
+    "enable.idempotence": "true",
+    "compression.type": "lz4",
+    "linger.ms": "20",
+    "batch.size": str(1 << 20),
+    "buffer.memory": str(256 << 20),
+}
+
+Format = Literal["json", "connect", "kafka"]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRun:
+    """One timed pass: from the start of the engine, and from its first record, to the last record.
+
+    Neither has the start of the Java machine in it; the second also leaves out the connector's own.
+    """
+
+    rows: int
+    seconds: float
+    seconds_from_first: float
+    cpu_seconds: float
+    characters: int
+
+
+def is_here() -> bool:
+    """Tell whether the peer was fetched."""
+    return any(JARS.glob("debezium-embedded-*.jar"))
+
+
+def receive(
+    postgres: EmbeddedPostgres,
+    slot: str,
+    rows: int,
+    form: Format,
+    threads: int,
+    directory: Path,
+    producer: Mapping[str, str] | None = None,
+) -> PeerRun:
+    """Have Debezium's engine hand `rows` records of `slot` to a handler of batches.
+
+    :param form: `json` without schemas; `connect`: Kafka Connect's records as they are; or `kafka`: as
+        `json`, and the handler sends them to the topic that they name, and waits for all of a batch.
+    :param producer: for `kafka`, the settings of the producer.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
+    """
+    settings = _settings(postgres, slot, threads)
+    settings |= {f"peer.producer.{name}": value for name, value in (producer or {}).items()}
+    return PeerRun(**json.loads(_run(form, rows, settings, directory)[-1]))
+
+
+class PeerEvent(NamedTuple):
+    """An event as the peer's handler gets it; None: no key, a tombstone."""
+
+    topic: str
+    key: str | None
+    value: str | None
+
+
+def events(
+    postgres: EmbeddedPostgres, slot: str, last_topic: str, settings: Mapping[str, str], directory: Path
+) -> list[PeerEvent]:
+    """Return the events of `slot`, as JSON, up to the batch of the first one for `last_topic`.
+
+    :param settings: beside, or in the place of, those of the benchmarks.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
+    """
+    given = {**_settings(postgres, slot, 1), **settings, "peer.last.topic": last_topic}
+    lines = _run("print", 1, given, directory)[:-1]
+    parts = [parts for line in lines if len(parts := line.split(" ")) == 3]
+    return [PeerEvent(_decoded(topic) or "", _decoded(key), _decoded(value)) for topic, key, value in parts]
+
+
+def _decoded(text: str) -> str | None:
+    return None if text == "-" else base64.b64decode(text).decode()
+
+
+def _run(form: str, rows: int, settings: Mapping[str, str], directory: Path) -> list[str]:
+    file = directory / f"peer-{form}.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
+    with as_file(files("tailrace_bench.support") / "DebeziumPeer.java") as source:
+        command = [java, f"-Xmx{HEAP}", "-cp", f"{JARS}/*", str(source), form, str(rows), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    if done.returncode != 0:
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT,
+            f"run Debezium {VERSION}: it ended with status {done.returncode}\n{done.stderr[-2000:]}",
+            "it needs Java 17 or later; `make bench-peers` fetches it anew",
+        )
+    return done.stdout.splitlines()
+
+
+def _settings(postgres: EmbeddedPostgres, slot: str, threads: int) -> dict[str, str]:
+    return {
+        "name": "peer",
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "topic.prefix": "peer",
+        "database.hostname": "127.0.0.1",
+        "database.port": str(postgres.port),
+        "database.user": "postgres",
+        "database.password": "unused",
+        "database.dbname": "postgres",
+        "plugin.name": "pgoutput",
+        "slot.name": slot,
+        "publication.name": table.PUBLICATION,
+        "publication.autocreate.mode": "disabled",
+        "table.include.list": "public.orders",
+        # No snapshot, not even of the schema: that would set the position past the backlog.
+        "snapshot.mode": "configuration_based",
+        "snapshot.mode.configuration.based.snapshot.data": "false",
+        "snapshot.mode.configuration.based.snapshot.schema": "false",
+        "snapshot.mode.configuration.based.start.stream": "true",
+        "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
+        "offset.flush.interval.ms": "60000",
+        "record.processing.threads": str(threads),
+        "max.batch.size": str(BATCH_ROWS),
+        "max.queue.size": str(QUEUE_ROWS),
+        "key.converter.schemas.enable": "false",
+        "value.converter.schemas.enable": "false",
+        "converter.schemas.enable": "false",
+    }

@@ -1,0 +1,98 @@
+"""The ten-column table on which every figure of this project is measured, and a server for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from tailrace_servers.install import find_install
+from tailrace_servers.postgres import EmbeddedPostgres
+
+CREATE = """
+create table orders(
+    id bigint primary key, customer int, sku text, qty int, price numeric(12, 2), paid boolean,
+    placed timestamptz, note text, lat float8, tag varchar(20))
+"""
+
+INSERT = """
+insert into orders
+select n, n %% 97, 'sku-' || n %% 1000, n %% 7, n * 1.25, n %% 2 = 0, now(),
+       'note number ' || n || ' of batch ' || n / 1000, n / 3.0, 'tag' || n %% 13
+from generate_series(%(first)s::bigint, %(last)s::bigint) n
+"""
+
+ROWS_A_TRANSACTION = 1_000
+
+PUBLICATION = "tailrace_bench"
+
+#: So long a slot may stay in use after its reader ended.
+FREE_DEADLINE_S = 30.0
+
+
+#: A server that PostgreSQL's own sender limits, not its disk: the same for Tailrace and its peers.
+SETTINGS = {
+    "max_wal_size": "16GB",
+    "checkpoint_timeout": "1h",
+    "synchronous_commit": "off",
+    "wal_sender_timeout": "0",  # a pipeline that is held still must not be thrown out
+    "autovacuum": "off",
+    "shared_buffers": "512MB",
+}
+
+
+@contextmanager
+def server() -> Iterator[EmbeddedPostgres]:
+    """Start an embedded PostgreSQL in a temporary directory, with the empty table published."""
+    with EmbeddedPostgres(find_install(18), settings=SETTINGS, durable=False) as postgres:
+        with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+            connection.execute(CREATE)
+            connection.execute(f"create publication {PUBLICATION} for table orders")
+        yield postgres
+
+
+def load(dsn: str, rows: int, *, first: int = 1, rows_a_transaction: int = ROWS_A_TRANSACTION) -> int:
+    """Insert `rows` rows from key `first` on; return the WAL position after the last commit."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for start in range(first, first + rows, rows_a_transaction):
+            last = min(start + rows_a_transaction, first + rows) - 1
+            connection.execute(INSERT, {"first": start, "last": last})
+        connection.execute("select pg_switch_wal()")
+        return wal_end(connection)
+
+
+def wal_end(connection: psycopg.Connection) -> int:
+    """Return the server's flushed WAL position."""
+    row = connection.execute("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def create_slot(dsn: str, name: str) -> None:
+    """Create a logical slot that will send what is committed from now on."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+
+
+def drop_slot(dsn: str, name: str) -> None:
+    """Drop a slot, once whoever read from it has gone."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        deadline = time.monotonic() + FREE_DEADLINE_S
+        while time.monotonic() < deadline and _is_active(connection, name):
+            time.sleep(0.01)
+        connection.execute("select pg_drop_replication_slot(%s)", [name])
+
+
+def copy_slot(dsn: str, name: str, copy: str) -> None:
+    """Make a slot that will send what `name` would send, and leave that as it is."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("select pg_copy_logical_replication_slot(%s, %s)", [name, copy])
+
+
+def _is_active(connection: psycopg.Connection, name: str) -> bool:
+    found = connection.execute(
+        "select 1 from pg_replication_slots where slot_name = %s and active", [name]
+    ).fetchone()
+    return found is not None

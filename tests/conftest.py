@@ -1,4 +1,4 @@
-"""Fixtures live in the modules `fix_*.py`; this file only names them."""
+"""Fixtures live in `tests.support`; this file only names them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["fix_kafka", "fix_kafka_proxy", "fix_postgres", "fix_proxy", "fix_spark"]
+pytest_plugins = [
+    "tests.support.kafka_cluster",
+    "tests.support.kafka_proxy",
+    "tests.support.postgres",
+    "tests.support.proxy",
+    "tests.support.spark_session",
+    "tests.support.pipeline.repairs",  # after those that it imports
+]
 
 # Every failure prints what reproduces it. No deadline: the first call of a kernel may load it
 # from its cache, and two cores are shared.

@@ -5,16 +5,22 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tailrace import failpoints
+from tailrace import __version__, failpoints
 from tailrace.warm import KERNEL_MODULES
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
+TOOLS = ROOT / "tools"
+
+#: What the rules do not hold for yet.
+EXCEPTIONS: dict[str, list[str]] = tomllib.loads((ROOT / "tests" / "tidy.toml").read_text("utf-8"))
 
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
@@ -47,7 +53,7 @@ def tracked(*patterns: str) -> list[Path]:
 
 
 def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
+    return sorted((*SOURCE.rglob("*.py"), *TOOLS.rglob("*.py")))
 
 
 def named(path: Path) -> str:
@@ -109,6 +115,37 @@ def test_names_say_something():
     assert not empty
 
 
+def test_a_public_class_name_occurs_once():
+    names = Counter(
+        node.name
+        for path in modules()
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    twice = {name for name, count in names.items() if count > 1}
+    assert twice == set(EXCEPTIONS["class_names"])
+
+
+def test_what_calls_itself_pure_is_kept_pure_by_the_linter():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    ring = next(each for each in contracts if each["name"].startswith("The pure ring"))["source_modules"]
+    claims = {
+        ".".join(
+            path.relative_to(SOURCE if SOURCE in path.parents else TOOLS).with_suffix("").parts
+        ).removesuffix(".__init__")
+        for path in modules()
+        if re.search(r"\bPure\b", ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "")
+    }
+    unkept = {
+        name.removeprefix("tailrace.")
+        for name in claims
+        if not any(name == module or name.startswith(f"{module}.") for module in ring)
+    }
+    assert unkept == set(EXCEPTIONS["impure"])
+
+
 def test_nothing_is_left_for_later():
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     left = [
@@ -133,6 +170,12 @@ def test_no_tracked_file_names(what):
     assert not found
 
 
+def test_no_test_imports_another_one():
+    # What tests share is in tests.support.
+    importing = re.compile(r"^\s*(from|import) tests\.(?!support\b)", re.MULTILINE)
+    assert not [named(path) for path in tracked("tests/*.py") if importing.search(path.read_text("utf-8"))]
+
+
 def test_every_failpoint_is_somewhere_in_the_code():
     code = "\n".join(path.read_text("utf-8") for path in modules())
     missing = [name for name in sorted(failpoints.NAMES) if f'hit("{name}")' not in code]
@@ -141,7 +184,7 @@ def test_every_failpoint_is_somewhere_in_the_code():
 
 def test_every_module_with_a_kernel_is_warmed():
     with_kernels = {
-        ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        ".".join(path.relative_to(SOURCE if SOURCE in path.parents else TOOLS).with_suffix("").parts)
         for path in modules()
         if re.search(r"^@nb\.njit|^@njit", path.read_text("utf-8"), re.MULTILINE)
     }
@@ -149,13 +192,26 @@ def test_every_module_with_a_kernel_is_warmed():
 
 
 def test_pickle_is_not_used_on_disk():
+    # That of the checks of stages tries whether they pickle, in memory.
     users = [
         named(path)
         for path in modules()
-        if re.search(
+        if path != SOURCE / "tailrace" / "testing" / "stages.py"
+        and re.search(
             r"^\s*(import|from) (pickle|shelve|marshal|dill|cloudpickle)\b",
             path.read_text("utf-8"),
             re.MULTILINE,
         )
     ]
     assert not users
+
+
+def test_the_version_is_said_in_one_place() -> None:
+    import importlib.metadata
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert (ROOT / project["tool"]["hatch"]["version"]["path"]).read_text().count(f'"{__version__}"') == 1
+    assert importlib.metadata.version("tailrace") == __version__
+    said = re.findall(r'"version":"([^"]+)"', (ROOT / "docs" / "converters.md").read_text())
+    assert said == [__version__]

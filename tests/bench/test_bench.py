@@ -7,10 +7,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tailrace import bench
-from tailrace.bench import idle, kafka, watches
-from tailrace.bench.report import Result, median_interval
+import tailrace_bench as bench
 from tailrace.cli.main import app
+from tailrace_bench import idle, kafka, kafka_transactions, records
+from tailrace_bench.support.report import Result, median_interval
 
 FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
 
@@ -18,15 +18,18 @@ FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
-        *((name, 3000) for name in ("capture", "watches", "snapshot", "decode", "convert", "transforms")),
-        *((name, 3000) for name in ("stages", "engine", "kafka")),
+        *((name, 3000) for name in ("capture", "snapshot", "decode", "convert", "transforms")),
+        *((name, 3000) for name in ("stages", "engine", "records", "kafka")),
+        ("kafka_transactions", 50),
         ("idle", 3),
+        ("tables", 20),
     ],
 )
 @pytest.mark.slow
 def test_a_benchmark_prints_one_document(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "PAIRS_MAX", 2)
     monkeypatch.setattr(kafka, "PASSES", 1)
+    monkeypatch.setattr(kafka_transactions, "PAIRS", 1)
+    monkeypatch.setattr(records, "PASSES", 1)
     monkeypatch.setattr(idle, "WATCHED_S", 0.2)
     result = CliRunner().invoke(app, ["bench", name, "--rows", str(rows), "--json"])
     assert result.exit_code == 0, result.output

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from fix_orders_log import OID, directory_at, relation
-from tailrace.capture import units
-from tailrace.capture.agenda import Agenda, Origin, SnapshotAgenda, TableAgenda
-from tailrace.capture.appender import Appender
-from tailrace.capture.ledger import Ledger
-from tailrace.capture.units import UnitWriter
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import LogWriter
 from tailrace.protocol import frames
+from tailrace.sources.postgres.snapshot import chunk_writer
+from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter
+from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotPlan, SnapshotPlans, TableSnapshotPlan
+from tailrace.sources.postgres.snapshot.state import SnapshotState
+from tailrace.sources.postgres.streaming.appender import Appender
+from tests.support.orders_log import OID, directory_at, relation
 
 LSN = 1000
 
@@ -48,10 +48,10 @@ def appending(directory: LogDirectory) -> Iterator[Appender]:
             appender.close()
 
 
-def planned(ledger: Ledger, chunks: int) -> SnapshotAgenda:
-    table = TableAgenda(0, OID, "public", "orders", fresh=True)
-    snapshot = SnapshotAgenda("1", Origin.INITIAL, [table])
-    ledger.replace(Agenda([snapshot]))
+def planned(ledger: SnapshotState, chunks: int) -> SnapshotPlan:
+    table = TableSnapshotPlan(0, OID, "public", "orders", fresh=True)
+    snapshot = SnapshotPlan("1", Origin.INITIAL, [table])
+    ledger.replace(SnapshotPlans([snapshot]))
     table.plan(chunks, whole=False, facts="", rows_estimated=chunks)
     ledger.write()
     return snapshot
@@ -64,9 +64,9 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
     """The end of a chunk's unit may be durable before whoever appended it can say so."""
     directory = directory_at(tmp_path / "log")
     with appending(directory) as appender:
-        ledger = Ledger(directory, "0", appender)
+        ledger = SnapshotState(directory, "0", appender)
         snapshot = planned(ledger, 3)
-        writer = UnitWriter(
+        writer = ChunkWriter(
             appender, LSN, threading.Event(), admitted=lambda: None, closing=ledger.closing
         )  # fmt: skip
         killed: list[set[int]] = []
@@ -79,7 +79,7 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
                 planner.join(60)
                 killed.append(found_at_a_start(directory, appender))
 
-        monkeypatch.setattr(units.failpoints, "hit", hit)
+        monkeypatch.setattr(chunk_writer.failpoints, "hit", hit)
         for chunk in range(3):
             unit = ledger.unit(snapshot, snapshot.tables[0], chunk)
             writer.write(unit, OID, head, rows(2))
@@ -93,6 +93,6 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
 
 def found_at_a_start(directory: LogDirectory, appender: Appender) -> set[int]:
     """Return the chunks that a process would take for done that began now."""
-    later = Ledger(directory, "0", appender)
+    later = SnapshotState(directory, "0", appender)
     later.open()
     return later.agenda.open[0].tables[0].done

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from capture.captured import NAME, read_log
-from capture.folded import fold
-from capture.test_snapshot_requested import is_over, request
-from fix_postgres import Database
+from tests.support.capture.captured import NAME, read_log
+from tests.support.capture.folded import fold
+from tests.support.capture.requested import is_over, request
+from tests.support.postgres import Database
 
 pytestmark = pytest.mark.any_postgres("what is measured is the capturing process, whatever sends")
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.any_postgres("what is measured is the capturing process
 RUN = """
 import sys, threading, time
 from pathlib import Path
-from tailrace.capture.task import CaptureTask
-from tailrace.config.postgres import PostgresSource
+from tailrace.sources.postgres.streaming.capture_task import CaptureTask
+from tailrace.config.source.postgres import PostgresSource
 from tailrace.config.sections import LogConfig
 from tailrace.model import parse_lsn
 path = Path(sys.argv[2])
@@ -48,11 +48,11 @@ thread.join()
 TO_PARQUET = """
 import sys
 from pathlib import Path
-from sinks.rig import InProcess
+from tests.support.sinks.rig import InProcess
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.model import LogRange
-from tailrace.sinks.parquet import parquet_sink
+from tailrace.sinks.files.parquet import parquet_sink
 from tailrace.ranges.plan import pieces
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()

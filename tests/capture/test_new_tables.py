@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import structlog
 
-from capture.captured import NAME, SLOT, capturing
-from capture.folded import Folded, fold
-from capture.test_snapshot_requested import await_end, request
-from capture.test_snapshot_resumed import life
-from fix_postgres import Database, require_since
-from fix_wait import wait_until
 from tailrace import failpoints
-from tailrace.capture import slot_watch
-from tailrace.capture.agenda import Outcome
 from tailrace.errors import Kind
-from tailrace.pipeline.preflight import preflight
+from tailrace.pipeline.preflight.preflight import preflight
+from tailrace.sources.postgres.slot import monitor
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
+from tests.support.capture.captured import NAME, SLOT, capturing
+from tests.support.capture.folded import Folded, fold
+from tests.support.capture.requested import await_end, request
+from tests.support.capture.resumed import life
+from tests.support.postgres import Database, require_since
+from tests.support.wait import wait_until
 
 ROWS = "insert into later select n, 0 from generate_series({}, {}) n"
 #: Publications that have tables from their creation on, whoever creates them.
@@ -54,7 +54,7 @@ def test_a_table_created_under_a_publication_of_all_comes_once_without_a_snapsho
         running.catch_up(pg.query)
         # Whoever asks for it all the same: what the log has by then comes once more, and nothing is lost.
         asked = await_end(running, tmp_path / "log", request(tmp_path / "log", "public.later"))
-        assert asked.outcome is Outcome.DONE
+        assert asked.outcome is SnapshotOutcome.DONE
     found = fold(tmp_path / "log")
     assert found["later"].ops == {"c": 300, "u": 9, "r": 300}
     assert found["later"].values == of_source(pg)
@@ -120,7 +120,7 @@ def test_a_table_that_came_between_a_first_start_and_its_repetition_is_taken_in(
 def test_a_table_that_is_not_published_is_told_and_stops_nothing(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    monkeypatch.setattr(slot_watch, "NEW_TABLES_S", 0.0)
+    monkeypatch.setattr(monitor, "NEW_TABLES_S", 0.0)
     pg.execute("create table items(id int primary key)")
     if whose == "theirs":
         pg.execute(f"create publication {SLOT} for table items")
@@ -141,7 +141,7 @@ def test_a_table_that_is_not_published_is_told_and_stops_nothing(
         pg.execute("insert into items values (2)")
         running.catch_up(pg.query)
         refused = await_end(running, tmp_path / "log", request(tmp_path / "log", "public.later"))
-        assert refused.outcome is Outcome.FAILED
+        assert refused.outcome is SnapshotOutcome.FAILED
         assert f'ALTER PUBLICATION "{SLOT}" ADD TABLE "public"."later"; then' in (refused.error or {})["hint"]
         [repair] = {entry["sql"] for entry in said if "sql" in entry}
         assert "tailrace snapshot FILE --table public.later" in repair
@@ -149,7 +149,7 @@ def test_a_table_that_is_not_published_is_told_and_stops_nothing(
         pg.execute(repair)
         pg.execute(ROWS.format(51, 60))
         asked = await_end(running, tmp_path / "log", request(tmp_path / "log", "public.later"))
-        assert asked.outcome is Outcome.DONE
+        assert asked.outcome is SnapshotOutcome.DONE
         wait_until(lambda: not told(running), 120)
     found = fold(tmp_path / "log")
     assert found["items"].ops == {"c": 2}
@@ -199,7 +199,7 @@ def test_a_new_table_of_which_a_part_is_asked_for_keeps_the_changes_of_the_rest(
     asked = request(log, "public.later", where="id > 100")
     pg.execute("update later set n = 1 where id = 7")
     with capturing(pg.dsn, log) as running:
-        assert await_end(running, log, asked).outcome is Outcome.DONE
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
         running.catch_up(pg.query)
     assert fold(log)["later"].ops == {"r": 100, "u": 1}
 
@@ -216,9 +216,9 @@ def test_a_table_without_a_key_is_not_read_twice(pg: Database, tmp_path: Path) -
     first = request(log, "public.later")
     with capturing(pg.dsn, log) as running:
         pg.execute(ROWS.format(21, 30))
-        assert await_end(running, log, first).outcome is Outcome.DONE
+        assert await_end(running, log, first).outcome is SnapshotOutcome.DONE
         second = await_end(running, log, request(log, "public.later"))
-        assert second.outcome is Outcome.FAILED
+        assert second.outcome is SnapshotOutcome.FAILED
         assert "each would be there twice" in (second.error or {})["message"]
         pg.execute(ROWS.format(31, 40))
         running.catch_up(pg.query)
@@ -237,7 +237,7 @@ def test_a_new_table_whose_snapshot_is_taken_back_is_warned_of(pg: Database, tmp
     asked = request(log, "public.later")
     request(log, cancels=True)
     with structlog.testing.capture_logs() as said, capturing(pg.dsn, log) as running:
-        assert await_end(running, log, asked).outcome is Outcome.CANCELLED
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.CANCELLED
         pg.execute(ROWS.format(1, 10))
         running.catch_up(pg.query)
     assert [entry["tables"] for entry in said if "ask for its snapshot again" in entry["event"]] == [

@@ -6,33 +6,33 @@ from dataclasses import replace
 
 import pytest
 
-from tailrace.capture.reconcile import (
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.model import SourceFingerprint
+from tailrace.sources.postgres.streaming.reconcile import (
     Action,
+    CapturePhase,
     CaptureState,
     LogFacts,
-    Phase,
+    ServerState,
     SlotFacts,
-    SourceFacts,
     Start,
     decide,
 )
-from tailrace.errors import Kind, Policy, TailraceError
-from tailrace.model import SourceFingerprint
 
 POSITION = 5000
 SLOT = SlotFacts(
     "pgoutput", "shop", temporary=False, active_pid=None, restart_lsn=4000, confirmed_flush_lsn=4900
 )
-SOURCE = SourceFacts("77", "shop", timeline=3, flush_lsn=9000, slot=SLOT)
+SOURCE = ServerState("77", "shop", timeline=3, flush_lsn=9000, slot=SLOT)
 FINGERPRINT = SourceFingerprint("postgresql", "77", "shop", "s")
-STATE = CaptureState(Phase.STREAMING, "77", 3, 100, 200)
+STATE = CaptureState(CapturePhase.STREAMING, "77", 3, 100, 200)
 LOG = LogFacts(FINGERPRINT, POSITION, STATE)
 NEW = LogFacts(FINGERPRINT, 0, None)
-BEGINNING = replace(STATE, phase=Phase.BEGINNING)
+BEGINNING = replace(STATE, phase=CapturePhase.BEGINNING)
 UNFINISHED = LogFacts(FINGERPRINT, 0, BEGINNING)
 
 
-def slot(**changes: object) -> SourceFacts:
+def slot(**changes: object) -> ServerState:
     return replace(SOURCE, slot=replace(SLOT, **changes))  # type: ignore[arg-type]
 
 
@@ -56,7 +56,7 @@ def slot(**changes: object) -> SourceFacts:
         (replace(SOURCE, timeline=4, left_stored_timeline_at=POSITION), LOG, Start(Action.RESUME, POSITION)),
     ],
 )
-def test_what_fits_goes_on(source: SourceFacts, log: LogFacts, start: Start) -> None:
+def test_what_fits_goes_on(source: ServerState, log: LogFacts, start: Start) -> None:
     assert decide(source, log, "initial") == start
 
 
@@ -95,12 +95,47 @@ def test_what_fits_goes_on(source: SourceFacts, log: LogFacts, start: Start) -> 
         (slot(confirmed_flush_lsn=200, active_pid=42), UNFINISHED, Kind.SLOT_IN_USE),
     ],
 )
-def test_what_does_not_fit_has_a_name_and_a_way_out(source: SourceFacts, log: LogFacts, kind: Kind) -> None:
+def test_what_does_not_fit_has_a_name_and_a_way_out(source: ServerState, log: LogFacts, kind: Kind) -> None:
     with pytest.raises(TailraceError) as raised:
         decide(source, log, "initial")
     assert raised.value.kind is kind
     assert raised.value.hint
     assert (raised.value.policy is Policy.RETRY) == (kind is Kind.SLOT_IN_USE)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        (replace(SOURCE, slot=None), Kind.SLOT_MISSING),
+        (slot(invalidation="wal_removed"), Kind.SLOT_INVALIDATED),
+        (slot(confirmed_flush_lsn=POSITION + 1), Kind.SLOT_AHEAD_OF_LOG),
+        (slot(confirmed_flush_lsn=None), Kind.SLOT_AHEAD_OF_LOG),
+    ],
+)
+def test_when_needed_a_lost_slot_begins_again_in_the_same_log(source: ServerState, kind: Kind) -> None:
+    start = decide(source, LOG, "when_needed")
+    assert (start.action, start.position) == (Action.RENEW, POSITION)
+    assert start.lost is not None
+    assert start.lost.kind is kind
+    assert decide(SOURCE, LOG, "when_needed") == Start(Action.RESUME, POSITION)
+    assert decide(replace(SOURCE, slot=None), NEW, "when_needed") == Start(Action.FRESH)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        (replace(SOURCE, system_identifier="78"), Kind.SOURCE_CHANGED),
+        (replace(SOURCE, flush_lsn=POSITION - 1, slot=None), Kind.SOURCE_BEHIND_LOG),
+        (replace(SOURCE, timeline=4, slot=None), Kind.SOURCE_TIMELINE_CHANGED),
+        (slot(plugin="wal2json"), Kind.SLOT_FOREIGN),
+        (slot(confirmed_flush_lsn=POSITION + 1, active_pid=9), Kind.SLOT_IN_USE),
+        (slot(active_pid=9), Kind.SLOT_IN_USE),
+    ],
+)
+def test_when_needed_nothing_else_is_passed_over(source: ServerState, kind: Kind) -> None:
+    with pytest.raises(TailraceError) as failure:
+        decide(source, LOG, "when_needed")
+    assert failure.value.kind is kind
 
 
 def test_a_slot_in_use_names_the_process() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.stream_of import begin, insert, logical_message, relation, transaction
-from tailrace.capture.resumption import ResumptionFilter
+from tailrace.sources.postgres.streaming.duplicate_filter import ResumptionFilter
+from tests.support.capture.stream_of import begin, insert, logical_message, relation, transaction
 
 POSITION = 1000
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from capture.captured import capturing, run_to_end
-from capture.test_snapshot_requested import await_end, request
-from fix_postgres import Database
-from tailrace.capture.agenda import Outcome
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
-from tailrace.config import Disclosure
-from tailrace.decode.disclosed import Disclosed
+from tailrace.config import ColumnPolicy
 from tailrace.errors import Kind
-from tailrace.pipeline.inspection import Selection, json_lines
+from tailrace.pipeline.log.inspection import Selection, json_lines
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
+from tests.support.capture.captured import capturing, run_to_end
+from tests.support.capture.requested import await_end, request
+from tests.support.postgres import Database
 
 UNSENT = "__debezium_unavailable_value"
 LONG = "x" * 3000
@@ -30,8 +30,8 @@ Row = dict[str, Any] | None
 
 def told(log: Path, table: str | None = None, *, raw: bool = False) -> list[dict[str, Any]]:
     directory = LogDirectory.open(log)
-    rules = Disclosure() if raw else kept_disclosure(directory, "0")
-    return [json.loads(line) for line in json_lines(directory, "0", Selection(table), Disclosed.of(rules))]
+    rules = ColumnPolicy() if raw else kept_disclosure(directory, "0")
+    return [json.loads(line) for line in json_lines(directory, "0", Selection(table), TablePolicy.of(rules))]
 
 
 def changes(log: Path, table: str | None = None, *, raw: bool = False) -> list[tuple[str, Row, Row]]:
@@ -92,6 +92,7 @@ def test_what_each_replica_identity_sends(each_pg: Database, tmp_path: Path) -> 
         delete from i;
         insert into n values (1)
         """,
+        tables=("public.*", "public.n"),
         snapshot="never",
     )
     log = tmp_path / "log"
@@ -339,7 +340,7 @@ def test_names_of_all_kinds(pg: Database, tmp_path: Path) -> None:
                     connection.execute(f"insert into {table} values (2, 'stream')")
         running.catch_up(pg.query)
         asked = [f"{schemas[1]}.{name}" for name in names]
-        assert await_end(running, log, request(log, *asked)).outcome is Outcome.DONE
+        assert await_end(running, log, request(log, *asked)).outcome is SnapshotOutcome.DONE
     found = Counter(
         (line["source"]["schema"], line["source"]["table"], line["op"], line["after"]["id"])
         for line in told(log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,28 @@ from typing import Any
 import pytest
 import structlog
 
-from capture.captured import CREATE_ITEMS, SLOT, Running, capturing, make_task, read_log, run_to_end
-from fix_postgres import Database, require_since
-from fix_wait import wait_until
-from tailrace.capture import slot_watch
-from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind
 from tailrace.model import parse_lsn
+from tailrace.sources.postgres.slot import monitor
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.capture.captured import (
+    CREATE_ITEMS,
+    SLOT,
+    Running,
+    capturing,
+    make_task,
+    read_log,
+    run_to_end,
+)
+from tests.support.postgres import Database, require_since
+from tests.support.wait import wait_until
 
 QUICK: dict[str, Any] = {"heartbeat": {"interval_s": 1.0}, "slot_watch": {"interval_s": 0.2}}
 
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_watch, "SOON_S", 0.2)
+    monkeypatch.setattr(monitor, "SOON_S", 0.2)
 
 
 def positions(pg: Database) -> tuple[int, int]:
@@ -61,30 +70,66 @@ def test_wal_is_freed_while_only_another_database_is_busy(each_pg: Database, tmp
     pg.server.execute("drop table busy")
 
 
-@pytest.mark.parametrize(
-    ("heartbeat", "seen"),
-    [
-        ({"action": "message"}, "message"),
-        ({"action": "transaction"}, "message"),
-        ({"query": "update public.beats set at = now()"}, "rows"),
-    ],
-    ids=["message", "transaction", "query"],
-)
-def test_a_heartbeat_of_ones_own_comes_through(
-    pg: Database, tmp_path: Path, heartbeat: dict[str, str], seen: str
-) -> None:
+@pytest.mark.parametrize("action", ["message", "transaction"])
+def test_a_heartbeats_message_comes_through(pg: Database, tmp_path: Path, action: str) -> None:
     pg.execute(CREATE_ITEMS)
-    pg.execute("create table beats(id int primary key, at timestamptz); insert into beats values (1, now())")
-    with capturing(pg.dsn, tmp_path / "log", heartbeat={"interval_s": 0.2, **heartbeat}) as running:
+    beat = {"interval_s": 0.2, "action": action}
+    with capturing(pg.dsn, tmp_path / "log", heartbeat=beat) as running:
         running.wait_for("streaming")
-        first = running.task.progress().rows
-        if seen == "rows":
-            wait_until(lambda: running.task.progress().rows > first, 60)
-        else:
-            running.catch_up(pg.query)
-            wait_until(
-                lambda: any(b"tailrace.heartbeat" in m for m in read_log(tmp_path / "log").messages), 60
-            )
+        running.catch_up(pg.query)
+        wait_until(lambda: any(b"tailrace.heartbeat" in m for m in read_log(tmp_path / "log").messages), 60)
+
+
+BEATS = "create table beats(id int primary key, at timestamptz); insert into beats values (1, null)"
+OF_A_FUNCTION = """
+create function beat() returns void language sql as 'update public.beats set at = now()';
+"""
+PARTITIONED = """
+create table beats(id int primary key, at timestamptz) partition by range (id);
+create table beats_1 partition of beats for values from (0) to (9);
+insert into beats values (1, null);
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "query"),
+    [
+        (BEATS, "update public.beats set at = now()"),
+        (BEATS + ";" + OF_A_FUNCTION, "select public.beat()"),
+        (PARTITIONED, "update public.beats_1 set at = now()"),
+    ],
+    ids=["statement", "function", "partition"],
+)
+def test_a_heartbeats_query_never_writes_what_is_captured_and_its_repair_helps(
+    each_pg: Database, tmp_path: Path, made: str, query: str
+) -> None:
+    pg = each_pg
+    pg.execute(CREATE_ITEMS)
+    pg.execute(made)
+    options: dict[str, Any] = {
+        **QUICK,
+        "heartbeat": {"interval_s": 0.2, "query": query},
+        "publish_via_partition_root": True,
+    }
+    with capturing(pg.dsn, tmp_path / "log", **options) as running:
+        running.wait_for("streaming")
+        wait_until(lambda: "heartbeat_captured" in keys(running), 60)
+        (concern,) = running.task.progress().concerns
+        assert "public.beats" in concern.message
+        pg.execute("insert into items values (1, 'x')")
+        running.catch_up(pg.query)
+    assert pg.query("select at from beats") == [(None,)]
+    found = re.search(r"tables_exclude: \[(.*?)\], and (ALTER PUBLICATION .*?;)", concern.repair)
+    assert found is not None
+    excluded, command = found.groups()
+    pg.execute(command)
+    with capturing(pg.dsn, tmp_path / "log", **options, tables_exclude=[excluded]) as running:
+        wait_until(lambda: pg.query("select at is not null from beats") == [(True,)], 60)
+        wait_until(lambda: running.task.progress().slot is not None, 60)
+        # A partition whose root is left out matches by its own name, and is not captured.
+        assert keys(running) <= {"table_not_captured:public.beats_1"}
+        running.catch_up(pg.query)
+    assert read_log(tmp_path / "log").inserts == [1]
 
 
 def test_a_heartbeat_that_does_nothing_or_fails_is_said_and_hurts_nobody(
@@ -93,7 +138,8 @@ def test_a_heartbeat_that_does_nothing_or_fails_is_said_and_hurts_nobody(
     pg.execute(CREATE_ITEMS)
     pg.execute("create table beats(id int primary key, at timestamptz)")
     beat = {"interval_s": 0.2, "query": "update public.beats set at = now()"}
-    with capturing(pg.dsn, tmp_path / "log", **{**QUICK, "heartbeat": beat}) as running:
+    options = {**QUICK, "heartbeat": beat, "tables_exclude": ["public.beats"]}
+    with capturing(pg.dsn, tmp_path / "log", **options) as running:
         wait_until(lambda: "heartbeat_without_effect" in keys(running), 60)
         pg.execute("insert into beats values (1)")
         wait_until(lambda: not keys(running), 60)
@@ -211,7 +257,8 @@ def test_a_table_taken_out_of_the_publication_is_said_while_running_and_after(
         wait_until(lambda: key in keys(running), 60)
         (concern,) = running.task.progress().concerns
         pg.execute(concern.repair)
-        wait_until(lambda: not keys(running), 60)
+        # What it missed meanwhile stays a warning until it is read again.
+        wait_until(lambda: {each.partition(":")[0] for each in keys(running)} == {"table_gap"}, 60)
 
 
 def test_partitions_that_come_under_their_roots_name_are_not_called_left_out(
@@ -244,7 +291,8 @@ def test_partitions_that_come_under_their_roots_name_are_not_called_left_out(
         wait_until(lambda: keys(running) == {"table_left_out:public.events"}, 60)
         repair = running.task.progress().concerns[0].repair
         pg.execute(repair.partition(";")[0])
-        wait_until(lambda: not keys(running), 60)
+        # What it missed meanwhile stays a warning until it is read again.
+        wait_until(lambda: {each.partition(":")[0] for each in keys(running)} == {"table_gap"}, 60)
 
 
 def test_the_watch_outlives_its_connection_and_capture_outlives_the_watch(

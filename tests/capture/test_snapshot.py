@@ -10,15 +10,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from capture.captured import CREATE_ITEMS, NAME, SLOT, capturing, read_log
-from fix_postgres import Database
 from tailrace.changelog.reader import LogReader
+from tests.support.capture.captured import CREATE_ITEMS, NAME, SLOT, capturing, read_log
+from tests.support.postgres import Database
 
 RUN = """
 import sys
 from pathlib import Path
-from tailrace.capture.task import CaptureTask
-from tailrace.config.postgres import PostgresSource
+from tailrace.sources.postgres.streaming.capture_task import CaptureTask
+from tailrace.config.source.postgres import PostgresSource
 from tailrace.config.sections import LogConfig
 path = Path(sys.argv[2])
 CaptureTask(PostgresSource(dsn=sys.argv[1]), path, LogConfig(path=path), name=sys.argv[3]).run()
@@ -82,7 +82,7 @@ def test_a_relation_made_for_the_snapshot_is_what_the_server_sends(each_pg: Data
     pg.execute("alter table full_ replica identity full")
     pg.execute("create unique index chosen_k on chosen(k)")
     pg.execute("alter table chosen replica identity using index chosen_k")
-    with capturing(pg.dsn, tmp_path / "log", tables=("public.*", '"od.d".*')) as running:
+    with capturing(pg.dsn, tmp_path / "log", tables=("public.*", "public.keyless", '"od.d".*')) as running:
         running.wait_for("streaming")
         pg.execute("insert into plain values (1)")
         pg.execute('insert into "od.d"."q""x é" values (1, 2)')

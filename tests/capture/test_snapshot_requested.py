@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from capture.captured import SLOT, Running, capturing
-from capture.folded import fold
-from capture.test_snapshot_resumed import SMALL, create_tables, judge, life, until_whole, writers_at_work
-from fix_postgres import Database
-from fix_wait import wait_until
 from tailrace import failpoints
-from tailrace.capture.agenda import Agenda, Outcome, SnapshotAgenda
-from tailrace.capture.ledger import agenda_name
-from tailrace.capture.requests import ask, waiting
 from tailrace.changelog.directory import LogDirectory
 from tailrace.errors import Kind, TailraceError
-
-KEYED = ("public.items", "public.pairs", "public.parts")
-
-
-def request(log: Path, *tables: str, where: str = "", cancels: bool = False) -> str:
-    return ask(LogDirectory.open(log), "0", tables=tables, where=where, cancels=cancels).id
-
-
-def found(log: Path, id_: str) -> SnapshotAgenda | None:
-    content = LogDirectory.open(log).state_read(agenda_name("0"))
-    return None if content is None else Agenda.from_json(content).find(id_)
-
-
-def is_over(log: Path, id_: str) -> Callable[[], bool]:
-    def look() -> bool:
-        snapshot = found(log, id_)
-        return snapshot is not None and snapshot.outcome is not Outcome.OPEN
-
-    return look
-
-
-def await_end(running: Running, log: Path, id_: str) -> SnapshotAgenda:
-    over = is_over(log, id_)
-    wait_until(lambda: running.is_over or over(), 120, "the snapshot")
-    assert not running.is_over, running.error
-    snapshot = found(log, id_)
-    assert snapshot is not None
-    return snapshot
+from tailrace.pipeline.status.snapshot_status import snapshot_concerns
+from tailrace.sources.postgres.connection.session import Session
+from tailrace.sources.postgres.snapshot import copy
+from tailrace.sources.postgres.snapshot.plan import (
+    Origin,
+    SnapshotOutcome,
+    SnapshotPlan,
+    SnapshotPlans,
+    TableSnapshotPlan,
+)
+from tailrace.sources.postgres.snapshot.requests import waiting
+from tailrace.sources.postgres.snapshot.state import agenda_name
+from tests.support.capture.captured import SLOT, capturing
+from tests.support.capture.folded import fold
+from tests.support.capture.requested import KEYED, await_end, found, is_over, request
+from tests.support.capture.resumed import (
+    SMALL,
+    create_tables,
+    judge,
+    life,
+    until_whole,
+    writers_at_work,
+)
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
 
 
 def test_tables_are_read_again_among_writers_with_no_row_lost_or_out_of_order(
@@ -58,8 +46,8 @@ def test_tables_are_read_again_among_writers_with_no_row_lost_or_out_of_order(
         running.wait_for("streaming")
         first = request(log, *KEYED)
         second = request(log, "public.items", where="n > 0")
-        assert await_end(running, log, first).outcome is Outcome.DONE
-        assert await_end(running, log, second).outcome is Outcome.DONE
+        assert await_end(running, log, first).outcome is SnapshotOutcome.DONE
+        assert await_end(running, log, second).outcome is SnapshotOutcome.DONE
     until_whole(pg, log)
     tables = judge(pg, log)
     for table in ("items", "pairs", "parts"):
@@ -87,7 +75,7 @@ def test_kills_in_a_snapshot_that_was_asked_for_neither_lose_nor_repeat_it(
     for id_ in (asked, of_some):
         snapshot = found(log, id_)
         assert snapshot is not None
-        assert snapshot.outcome is Outcome.DONE
+        assert snapshot.outcome is SnapshotOutcome.DONE
 
 
 def test_a_table_that_was_added_while_nothing_ran_comes_once_and_whole(pg: Database, tmp_path: Path) -> None:
@@ -130,7 +118,7 @@ def test_a_plan_for_which_the_disk_has_no_room_is_made_again(
     monkeypatch.setattr(LogDirectory, "state_write", short_of_room)
     asked = request(log, *KEYED)
     with capturing(pg.dsn, log, **SMALL) as running:
-        assert await_end(running, log, asked).outcome is Outcome.DONE
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
     assert len(refused) == 2
     judge(pg, log)
 
@@ -151,7 +139,11 @@ def test_a_snapshot_that_is_taken_back_ends_and_another_and_the_stream_go_on(
 
     monkeypatch.setattr(failpoints, "hit", hit)
     with capturing(pg.dsn, log, **SMALL) as running:
-        for id_, outcome in ((begun, Outcome.CANCELLED), (waits, Outcome.CANCELLED), (stays, Outcome.DONE)):
+        for id_, outcome in (
+            (begun, SnapshotOutcome.CANCELLED),
+            (waits, SnapshotOutcome.CANCELLED),
+            (stays, SnapshotOutcome.DONE),
+        ):
             assert await_end(running, log, id_).outcome is outcome
         pg.execute("insert into items values (77777, 1)")
         running.catch_up(pg.query, 60)
@@ -162,13 +154,156 @@ def test_a_snapshot_that_is_taken_back_ends_and_another_and_the_stream_go_on(
     assert tables["parts"].ops["r"] == 2 * 2900
     again = request(log, *KEYED[:2])
     with capturing(pg.dsn, log, **SMALL) as running:
-        assert await_end(running, log, again).outcome is Outcome.DONE
+        assert await_end(running, log, again).outcome is SnapshotOutcome.DONE
     assert judge(pg, log)["pairs"].ops["r"] == 2 * 2500
+
+
+#: What may come as a condition and is none, or does more than to read; and what is said of it.
+BAD_CONDITIONS = [
+    ("no_such > 1", "no_such"),
+    ("n >", "syntax"),
+    ("1 / (n - n) = 1", "hold data"),
+    ("n = 'x'", "hold data"),
+    ("n::no_such > 1", "no_such"),
+    ("n > currval('public.counter')", "currval"),
+    ("n > nextval('public.counter')", "hold data"),
+    ("true) TO STDOUT; DROP TABLE victim; COPY (SELECT 1, 1, 1 WHERE (true", "syntax"),
+    ("true)) TO STDOUT; DROP TABLE victim; --", "syntax"),
+    ("true)) TO STDOUT; COMMIT; DROP TABLE victim; COPY (SELECT 1 WHERE ((true", "syntax"),
+    ("true); DROP TABLE victim; SELECT 1 WHERE (true", "multiple commands"),
+    ("true)) TO PROGRAM 'true' --", "syntax"),
+    ("true /*", "comment"),
+    ("'", "unterminated"),
+    ("public.writes() > 0", "hold data"),
+]
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_bad_condition_fails_alone_and_touches_nothing(
+    pg: Database, tmp_path: Path, encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if encrypted:  # what libpq decrypts goes through libpq
+        monkeypatch.setattr(Session, "encrypted", True)
+    create_tables(pg)
+    pg.execute("create sequence counter")
+    pg.execute("create table victim(id int primary key)")
+    pg.execute(
+        "create function writes() returns int language sql as "
+        "'insert into public.victim values (1) returning id'"
+    )
+    log = tmp_path / "log"
+    with capturing(pg.dsn, log, **SMALL) as running:
+        running.wait_for("streaming")
+        asked = [request(log, "public.items", where=where) for where, _ in BAD_CONDITIONS]
+        good = request(log, "public.items", where="id <= 10 -- the first ones")
+        assert await_end(running, log, good).outcome is SnapshotOutcome.DONE
+        warned = {concern.key for concern in running.task.progress().concerns}
+        pg.execute("insert into items values (77777, 1)")
+        running.catch_up(pg.query, 60)
+        assert running.task.progress().reconnects == 0
+    assert pg.query("select count(*) from victim") == [(0,)]
+    for id_, (where, said) in zip(asked, BAD_CONDITIONS, strict=True):
+        snapshot = found(log, id_)
+        assert snapshot is not None
+        assert snapshot.outcome is SnapshotOutcome.FAILED, where
+        assert snapshot.error is not None
+        assert snapshot.error["kind"] == Kind.SNAPSHOT_FAILED, where
+        assert said in snapshot.error["message"], (where, snapshot.error)
+        assert "correct the condition" in snapshot.error["hint"]
+    # The good one covers the same table, so nothing is left to be warned of.
+    assert not {key for key in warned if key.startswith("snapshot_failed")}
+    until_whole(pg, log)
+    assert judge(pg, log)["items"].ops == {"r": 3010, "c": 1}, "it began again"
+
+
+def test_a_condition_that_computes_for_ever_does_not_hold_the_stream_for_ever(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    monkeypatch.setattr(copy, "CONDITION_S_MAX", 1.0)
+    with capturing(pg.dsn, log, **SMALL) as running:
+        running.wait_for("streaming")
+        asked = request(log, "public.items", where="pg_sleep(600) is not null")
+        snapshot = await_end(running, log, asked)
+        assert snapshot.outcome is SnapshotOutcome.FAILED
+        assert snapshot.error is not None
+        assert "nothing came for 1 s" in snapshot.error["message"]
+        pg.execute("insert into items values (77777, 1)")
+        running.catch_up(pg.query, 60)
+
+
+def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart(
+    pg: Database, tmp_path: Path
+) -> None:
+    """It was in the agenda before conditions were looked at."""
+    create_tables(pg)
+    pg.execute("create table victim(id int primary key)")
+    log = tmp_path / "log"
+    until_whole(pg, log)
+    where = "true)) TO STDOUT; DROP TABLE victim; COPY (SELECT 1 WHERE ((true"
+    items = TableSnapshotPlan(
+        0, pg.query("select 'items'::regclass::oid::int")[0][0], "public", "items", fresh=False
+    )
+    directory = LogDirectory.open(log)
+    agenda = SnapshotPlans.from_json(directory.state_read(agenda_name("0")) or {})
+    agenda.open.append(SnapshotPlan("bad", Origin.REQUESTED, [items], where))
+    directory.state_write(agenda_name("0"), agenda.as_json())
+    behind = request(log, "public.pairs")
+    with capturing(pg.dsn, log, **SMALL) as running:
+        assert await_end(running, log, "bad").outcome is SnapshotOutcome.FAILED
+        assert await_end(running, log, behind).outcome is SnapshotOutcome.DONE
+        warned = [c for c in running.task.progress().concerns if c.key == "snapshot_failed:bad"]
+        assert "public.items" in warned[0].message
+        assert "--cancel --table public.items" in warned[0].repair
+    assert pg.query("select count(*) from victim") == [(0,)]
+    assert [concern.key for concern in snapshot_concerns(directory, "0")] == ["snapshot_failed:bad"]
+    request(log, "public.items", cancels=True)
+    with capturing(pg.dsn, log, **SMALL) as running:
+        wait_until(lambda: running.is_over or not snapshot_concerns(directory, "0"), 60, "the warning to go")
+        assert not running.is_over, running.error
+
+
+def test_what_nobody_foresaw_ends_the_request_alone(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    until_whole(pg, log)
+
+    def hit(name: str) -> None:
+        if name == "snapshot.in_window":
+            raise ValueError("of a row")
+
+    monkeypatch.setattr(failpoints, "hit", hit)
+    asked = request(log, "public.items")
+    with capturing(pg.dsn, log, **SMALL) as running:
+        snapshot = await_end(running, log, asked)
+        assert snapshot.outcome is SnapshotOutcome.FAILED
+        assert snapshot.error is not None
+        assert "ValueError in hit" in snapshot.error["message"]
+        assert "of a row" not in snapshot.error["message"]
+        monkeypatch.undo()
+        assert await_end(running, log, request(log, "public.items")).outcome is SnapshotOutcome.DONE
+
+
+@pytest.mark.parametrize(
+    ("table", "where"), [("public.a", "n = '\udc80'"), ("public.a", "n = '\0'"), ("a", "")]
+)
+def test_what_no_server_could_take_is_refused_when_it_is_asked_for(
+    pg: Database, tmp_path: Path, table: str, where: str
+) -> None:
+    create_tables(pg)
+    until_whole(pg, tmp_path / "log")
+    with pytest.raises(TailraceError) as raised:
+        request(tmp_path / "log", table, where=where)
+    assert raised.value.kind is Kind.CONFIG_INVALID
+    assert waiting(LogDirectory.open(tmp_path / "log"), "0") == []
 
 
 @pytest.mark.parametrize(
     ("tables", "where", "told"),
-    [(("public.nowhere",), "", "public.nowhere"), (("public.items",), "no_such > 1", "no_such")],
+    [(("public.nowhere",), "", "public.nowhere"), (("public.items", "public.nowhere"), "", "public.nowhere")],
 )
 def test_one_that_can_not_be_taken_says_why_and_the_stream_goes_on(
     pg: Database, tmp_path: Path, tables: tuple[str, ...], where: str, told: str
@@ -180,7 +315,7 @@ def test_one_that_can_not_be_taken_says_why_and_the_stream_goes_on(
         snapshot = await_end(running, log, request(log, *tables, where=where))
         pg.execute("insert into items values (77777, 1)")
         running.catch_up(pg.query, 60)
-    assert snapshot.outcome is Outcome.FAILED
+    assert snapshot.outcome is SnapshotOutcome.FAILED
     assert snapshot.error is not None
     assert told in snapshot.error["message"]
     until_whole(pg, log)

@@ -4,172 +4,34 @@ stream, and what comes of it is what the source holds.
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
-from capture.captured import NAME, SLOT, capturing, run_to_end
-from capture.delegating import Elsewhere
-from capture.folded import Folded, fold, units
-from fix_postgres import Database
-from fix_proxy import Proxy
-from fix_wait import wait_until
 from tailrace import failpoints
-from tailrace.capture.task import BEGINNINGS_MAX
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config import LogConfig
 from tailrace.errors import Kind
-from tailrace.pipeline.retaining import Retaining
-
-#: Small chunks, so that little data has many.
-SMALL = {"snapshot_chunk_rows": 500, "snapshot_connections": 3}
-
-#: Ends by itself when no snapshot is missing anything.
-RUN = """
-import sys, threading, time
-from pathlib import Path
-sys.path.append(sys.argv[4])
-from capture.delegating import Elsewhere
-from tailrace.capture.task import CaptureTask
-from tailrace.config.postgres import PostgresSource
-from tailrace.config.sections import LogConfig
-path = Path(sys.argv[2])
-source = PostgresSource(
-    dsn=sys.argv[1], snapshot_chunk_rows=500, snapshot_connections=3, status_interval_s=1.0,
-    reconnect_delay_s=0.05)
-config = LogConfig(path=path, segment_bytes=65536, compression="none")
-delegate = Elsewhere() if sys.argv[5] == "elsewhere" else None
-task = CaptureTask(source, path, config, name=sys.argv[3], delegate=delegate)
-def look():
-    while not task.caught_up(1):
-        time.sleep(0.05)
-    task.stop()
-threading.Thread(target=look, daemon=True).start()
-task.run()
-"""
-
-TABLES = [
-    "create table items(id bigint primary key, n int not null default 0, big text)",
-    "create table pairs(a text, b int, n int not null default 0, primary key (a, b))",
-    "create table parts(id int primary key, n int not null default 0) partition by range (id)",
-    "create table parts_low partition of parts for values from (0) to (1500)",
-    "create table parts_high partition of parts for values from (1500) to (1000000000)",
-    "create table plain(id int, n int not null default 0)",
-    "alter table plain replica identity full",
-    "create table empty(id int primary key)",
-    "alter table items alter column big set storage external",
-    "insert into items select n, 0, repeat('x', 2100) from generate_series(1, 3000) n",
-    "insert into pairs select 'k' || n % 7, n, 0 from generate_series(1, 2500) n",
-    "insert into parts select n, 0 from generate_series(1, 2900) n",
-    "insert into plain select n, 0 from generate_series(1, 2600) n",
-]
-
-
-def create_tables(pg: Database) -> None:
-    for statement in TABLES:
-        pg.execute(statement)
-
-
-@contextmanager
-def writers_at_work(pg: Database, seed: int = 1) -> Iterator[None]:
-    """Change every table all the time: rows that come, go, move, change their key."""
-    over = threading.Event()
-
-    def write(number: int) -> None:
-        choose = random.Random(seed * 100 + number)
-        with psycopg.connect(pg.dsn, autocommit=True) as connection:
-            new = 100_000_000 * (number + 1)
-            while not over.is_set():
-                new += 1
-                old = choose.randrange(1, 2500)
-                for statement in choose.sample(
-                    [
-                        f"insert into items values ({new}, 1, repeat('y', 2100))",
-                        f"update items set n = n + 1 where id = {old}",
-                        f"update items set id = {new + 5_000_000} where id = {old} and id % 5 = 0",
-                        f"delete from items where id = {old} and id % 7 = 0",
-                        f"insert into pairs values ('n', {new})",
-                        f"update pairs set n = n + 1, a = 'z' where b = {old} and b % 3 = 0",
-                        f"delete from pairs where b = {old} and b % 11 = 0",
-                        f"insert into parts values ({new})",
-                        f"update parts set id = id + 1000000 where id = {old} and false",
-                        f"update parts set n = n + 1 where id = {old}",
-                        f"delete from parts where id = {old} and id % 13 = 0",
-                        f"insert into plain values ({new})",
-                        f"update plain set n = n + 1 where id = {old}",
-                        f"delete from plain where id = {old} and id % 17 = 0",
-                    ],
-                    4,
-                ):
-                    connection.execute(statement)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
-def armed(failpoint: str) -> dict[str, str]:
-    """Return the environment of a process that dies at `failpoint`."""
-    return {"TAILRACE_FAILPOINTS": failpoint, "PATH": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-
-
-def life(pg: Database, log: Path, failpoint: str, *, script: str = RUN, elsewhere: bool = False) -> int:
-    """Run capture in a process of its own until the failpoint kills it, or nothing is missing any
-    more; return how it ended."""
-    tests = str(Path(__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", script, pg.dsn, str(log), NAME, tests, "elsewhere" if elsewhere else ""],
-        env=armed(failpoint),
-        timeout=240,
-        check=False,
-    )
-    return done.returncode
-
-
-def until_whole(pg: Database, log: Path) -> None:
-    """Run capture until nothing is missing and everything committed by now is in the log."""
-    with capturing(pg.dsn, log, **SMALL) as running:
-        running.catch_up(pg.query, 120)
-
-
-def judge(pg: Database, log: Path) -> dict[str, Folded]:
-    """Compare the folded log with the source; return the log's tables."""
-    found = fold(log)
-    for table, key in (("items", "id"), ("pairs", "a, b"), ("parts", "id")):
-        rows = pg.query(f"select to_json(t)::text from (select * from {table} order by {key}) t")
-        source = [tuple(_texts(row[0])) for row in rows]
-        assert found[table].values == sorted(source), f"{table} differs"
-    plain = pg.query("select id::text, n::text, count(*) from plain group by 1, 2")
-    bag = {tuple(value for _, value in row): count for row, count in found["plain"].bag.items() if count}
-    assert bag == {(row[0], row[1]): row[2] for row in plain}
-    came = found["plain"].reads + found["plain"].creates
-    assert set(came.values()) == {1}, "a row of the table without a key came by snapshot and stream"
-    told = ("snapshot", "table", "generation", "chunk")
-    named = [tuple(unit.get(name) for name in told) for unit in units(log)]
-    assert len(named) == len(set(named)), "a chunk is in the log twice"
-    return found
-
-
-def _texts(document: str) -> list[str | None]:
-    return [None if value is None else str(value) for value in json.loads(document).values()]
-
+from tailrace.pipeline.log.retention import RetentionTimer
+from tailrace.sources.postgres.streaming.capture_task import BEGINNINGS_MAX
+from tests.support.capture.captured import SLOT, capturing, run_to_end
+from tests.support.capture.folded import Folded, fold, units
+from tests.support.capture.resumed import (
+    RUN,
+    SMALL,
+    create_tables,
+    judge,
+    life,
+    until_whole,
+    writers_at_work,
+)
+from tests.support.postgres import Database
+from tests.support.proxy import Proxy
+from tests.support.wait import wait_until
 
 #: Where a first start dies, and where those that go on with it do.
 LIVES = [
@@ -181,8 +43,6 @@ LIVES = [
     ("snapshot.before_handover", "capture.before_append@3"),
     ("snapshot.after_handover", "capture.after_append@2"),
     # Here others read the chunks.
-    ("staging.in_copy@5", "staging.before_take@2", "staging.taken@2", "snapshot.before_chunk_end@2"),
-    ("staging.taken@4", "staging.in_copy@2", "snapshot.in_window@2", "staging.before_take@1"),
 ]
 
 
@@ -191,7 +51,6 @@ LIVES = [
 def test_kills_in_a_snapshot_among_writers_lose_and_double_nothing(
     pg: Database, tmp_path: Path, points: tuple[str, ...]
 ) -> None:
-    elsewhere = points[0].startswith("staging")
     create_tables(pg)
     with writers_at_work(pg, len(points)):
         for turn, point in enumerate(points):
@@ -199,13 +58,10 @@ def test_kills_in_a_snapshot_among_writers_lose_and_double_nothing(
             # What is left to do when a later life begins is up to the threads of the one before.
             ends = {-9} if turn == 0 else {-9, 0}
             fault = f"{name}=kill@{count or 1}"
-            assert life(pg, tmp_path / "log", fault, elsewhere=elsewhere) in ends, point
-        with capturing(
-            pg.dsn, tmp_path / "log", delegate=Elsewhere() if elsewhere else None, **SMALL
-        ) as running:
+            assert life(pg, tmp_path / "log", fault) in ends, point
+        with capturing(pg.dsn, tmp_path / "log", **SMALL) as running:
             running.catch_up(pg.query, 120)
     until_whole(pg, tmp_path / "log")
-    assert not list((tmp_path / "log").rglob("*.rows"))
     judge(pg, tmp_path / "log")
 
 
@@ -237,15 +93,14 @@ def test_a_table_of_one_window_is_handed_over_exactly(pg: Database, tmp_path: Pa
     assert set(came.values()) == {1}
 
 
-@pytest.mark.parametrize("delegate", [None, Elsewhere()], ids=["here", "elsewhere"])
 def test_connections_cut_in_copy_are_gone_on_from(
-    pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy], delegate: Elsewhere | None
+    pg: Database, tmp_path: Path, proxy: Callable[[int], Proxy]
 ) -> None:
     create_tables(pg)
     between = proxy(pg.port)
     dsn = pg.dsn.replace(f":{pg.port}/", f":{between.port}/")
     choose = random.Random(7)
-    between_us = {**SMALL, "receive_timeout_s": 5.0, "delegate": delegate}
+    between_us = {**SMALL, "receive_timeout_s": 5.0}
     with writers_at_work(pg, 9), capturing(dsn, tmp_path / "log", **between_us) as running:
         for cut in range(12):
             between.cut_after(choose.randrange(200, 600_000))
@@ -302,9 +157,7 @@ BETWEEN = [
 
 
 @pytest.mark.parametrize("point", ["snapshot.after_slot", "snapshot.after_plan"])
-@pytest.mark.parametrize(
-    "size", [SMALL, {}, {**SMALL, "delegate": Elsewhere()}], ids=["in chunks", "in one", "elsewhere"]
-)
+@pytest.mark.parametrize("size", [SMALL, {}], ids=["in chunks", "in one"])
 def test_a_table_rewritten_between_the_snapshot_and_its_copy_is_not_read_as_empty(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: dict[str, Any], point: str
 ) -> None:
@@ -362,7 +215,7 @@ def test_retention_among_windows_leaves_what_tells_which_chunks_are_done(
     def retain() -> None:
         """Remove what may go, and lay it aside."""
         shutil.copytree(log / "tasks" / "0", kept, dirs_exist_ok=True)
-        Retaining(LogConfig(path=log, retention={"age_s": 0.001}), "0").turn()
+        RetentionTimer(LogConfig(path=log, retention={"age_s": 0.001}), "0").turn()
 
     with writers_at_work(pg, 3):
         for point in ("after_chunk=kill@9", "after_window=kill@2", "before_chunk_end=kill@3"):

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from fix_wait import wait_until
-from tailrace.capture.status import StatusTimer, status_message
-from tailrace.capture.transport import Received
 from tailrace.errors import Kind, TailraceError
+from tailrace.sources.postgres.connection.transport import Received
+from tailrace.sources.postgres.streaming.standby_status import StatusTimer, status_message
+from tests.support.wait import wait_until
 
 
 class Recorder:
@@ -20,7 +20,7 @@ class Recorder:
     def __init__(self) -> None:
         self.sent: list[tuple[float, int, bool]] = []
 
-    def start(self, command: str, deadline_s: float) -> None: ...
+    def start(self, command: bytes, deadline_s: float) -> None: ...
 
     def receive(self, wait_s: float) -> Received:
         raise NotImplementedError

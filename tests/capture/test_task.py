@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 import structlog
 
-from capture.captured import CREATE_ITEMS, SLOT, capturing, read_log, run_to_end
-from fix_postgres import Database
-from fix_proxy import Proxy
-from fix_wait import wait_until
 from tailrace import failpoints
-from tailrace.capture.session import Session
-from tailrace.config.postgres import PostgresSource
-from tailrace.embedded.install import find_install, has_install
-from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import parse_lsn
+from tailrace.sources.postgres.connection.session import Session
+from tailrace_servers.install import find_install, has_install
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.capture.captured import CREATE_ITEMS, SLOT, capturing, read_log, run_to_end
+from tests.support.postgres import Database
+from tests.support.proxy import Proxy
+from tests.support.wait import wait_until
 
 INSERT = "insert into items select n, 'note ' || n from generate_series(%s::bigint, %s::bigint) n"
 
@@ -365,7 +365,7 @@ def test_a_session_that_was_cut_says_so_whatever_it_is_used_for(pg: Database) ->
         for use in (
             lambda: session.run("select 1", "ask"),
             lambda: session.run("select 1", "ask"),
-            lambda: session.copying(1000).start("copy (select 1) to stdout", 10),
+            lambda: session.copying(1000).start(b"copy (select 1) to stdout", 10),
             lambda: session.streaming(1000),
         ):
             with pytest.raises(TailraceError) as raised:

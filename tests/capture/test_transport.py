@@ -6,13 +6,17 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.stream_of import (
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.sources.postgres.connection.backend_messages import lines, split_wire, unwrap_copy
+from tailrace.sources.postgres.connection.transport import BUFFER_BYTES, Received, SocketTransport
+from tests.support.capture.stream_of import (
     NOTICE,
     PARAMETER,
     begin,
@@ -24,9 +28,6 @@ from capture.stream_of import (
     message,
     transaction,
 )
-from tailrace.capture.transport import BUFFER_BYTES, Received, SocketTransport
-from tailrace.capture.wire import lines, split_wire, unwrap_copy
-from tailrace.errors import Kind, TailraceError
 
 MIB = 1 << 20
 
@@ -110,6 +111,18 @@ def test_an_error_of_the_server_comes_after_the_frames_before_it(line: Line) -> 
         line.transport.receive(1)
     assert raised.value.kind is Kind.SOURCE_SHUTTING_DOWN
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("scan", [split_wire, unwrap_copy])
+def test_what_libpq_had_read_of_a_servers_last_message_is_a_broken_connection(scan: Any) -> None:
+    last = error("57P01", "database system is shutting down; administrator command; dead")
+    for cut in range(len(last) + 1):
+        line = Line(scan=scan)
+        line.server.sendall(last[cut:])
+        with pytest.raises(TailraceError) as raised:
+            line.transport.start(b"START_REPLICATION", 0.1)
+        assert raised.value.policy is Policy.RETRY, cut
+        line.close()
 
 
 def test_the_end_of_the_stream_is_handed_on(line: Line) -> None:

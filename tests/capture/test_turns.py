@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from capture.captured import CREATE_ITEMS, Running, capturing, make_task, read_log
-from fix_postgres import Database
-from fix_wait import wait_until
-from tailrace.capture.turns import Turns
+from tailrace.fair_semaphore import FairSemaphore
+from tests.support.capture.captured import CREATE_ITEMS, Running, capturing, make_task, read_log
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
 
 
 @contextmanager
-def held(turns: Turns) -> Iterator[threading.Event]:
+def held(semaphore: FairSemaphore) -> Iterator[threading.Event]:
     """One who has its turn until the event is set, or the context ends."""
     may_go, has_it, stop = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
-        with turns.turn(stop) as given:
+        with semaphore.turn(stop) as given:
             assert given
             has_it.set()
             may_go.wait(30)
@@ -37,13 +37,13 @@ def held(turns: Turns) -> Iterator[threading.Event]:
 
 
 def test_who_came_first_goes_first_and_no_more_than_there_are_places() -> None:
-    turns, order, threads = Turns(2), [], []
+    semaphore, order, threads = FairSemaphore(2), [], []
     at_work, most = 0, 0
     lock = threading.Lock()
 
     def work(number: int) -> None:
         nonlocal at_work, most
-        with turns.turn(threading.Event()) as given:
+        with semaphore.turn(threading.Event()) as given:
             assert given
             with lock:
                 order.append(number)
@@ -53,61 +53,61 @@ def test_who_came_first_goes_first_and_no_more_than_there_are_places() -> None:
                 at_work -= 1
 
     with ExitStack() as stack:
-        places = [stack.enter_context(held(turns)) for _ in range(2)]
-        assert turns.must_wait
+        places = [stack.enter_context(held(semaphore)) for _ in range(2)]
+        assert semaphore.must_wait
         for number in range(20):
             threads.append(threading.Thread(target=work, args=(number,)))
             threads[-1].start()
-            wait_until(lambda: len(turns._waiting) == number + 1, 60, "the queue")  # noqa: B023
+            wait_until(lambda: len(semaphore._waiting) == number + 1, 60, "the queue")  # noqa: B023
         places[0].set()  # one place: they go one by one
         for thread in threads:
             thread.join(10)
     assert order == list(range(20))
     assert most == 1
-    assert not turns.must_wait
+    assert not semaphore.must_wait
 
 
 def test_who_is_told_to_stop_waits_no_longer_and_takes_nothing() -> None:
-    turns, stop, told = Turns(1), threading.Event(), []
+    semaphore, stop, told = FairSemaphore(1), threading.Event(), []
 
     def work() -> None:
-        with turns.turn(stop) as given:
+        with semaphore.turn(stop) as given:
             told.append(given)
 
-    with held(turns):
+    with held(semaphore):
         waiting = threading.Thread(target=work)
         waiting.start()
         stop.set()
         waiting.join(10)
         assert told == [False]
-    assert not turns.must_wait
+    assert not semaphore.must_wait
 
 
 def test_a_place_is_given_back_by_an_error() -> None:
-    turns = Turns(1)
-    with pytest.raises(ValueError, match="x"), turns.turn(threading.Event()):
+    semaphore = FairSemaphore(1)
+    with pytest.raises(ValueError, match="x"), semaphore.turn(threading.Event()):
         raise ValueError("x")
-    assert not turns.must_wait
+    assert not semaphore.must_wait
 
 
 def test_a_source_that_waits_for_its_turn_has_made_nothing_yet(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute("insert into items values (1)")
-    turns = Turns(1)
-    with held(turns) as may_go:
-        running = Running(make_task(pg.dsn, tmp_path / "log", turns=turns))
+    semaphore = FairSemaphore(1)
+    with held(semaphore) as may_go:
+        running = Running(make_task(pg.dsn, tmp_path / "log", semaphore=semaphore))
         running.wait_for("queued")
         made = "select (select count(*) from pg_publication), (select count(*) from pg_replication_slots"
         assert pg.query(f"{made} where database = current_database())") == [(0, 0)]
         # It stops at once, too, and begins in another run.
         running.stop(10)
-        with capturing(pg.dsn, tmp_path / "log", turns=turns) as running:
+        with capturing(pg.dsn, tmp_path / "log", semaphore=semaphore) as running:
             running.wait_for("queued")
             may_go.set()
             running.wait_for("streaming")
             pg.execute("insert into items values (2)")
             running.catch_up(pg.query)
     # One that has begun before waits for nobody.
-    with held(turns), capturing(pg.dsn, tmp_path / "log", turns=turns) as running:
+    with held(semaphore), capturing(pg.dsn, tmp_path / "log", semaphore=semaphore) as running:
         running.wait_for("streaming")
     assert read_log(tmp_path / "log").ids == [1, 2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from changelog.processes import PROCESSES
+from tests.support.changelog.processes import PROCESSES
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from changelog.frames_of import Source, append, new_log, relation_frame
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.readers import Readers
 from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
+from tests.support.changelog.frames_of import Source, append, new_log, relation_frame
 
 
 @pytest.fixture(params=["none", "zstd"])

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changelog.frames_of import SOURCE, Source, append, new_log
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory, decode_name, encode_name
 from tailrace.changelog.prune import apply
@@ -20,6 +19,7 @@ from tailrace.changelog.readers import Readers
 from tailrace.changelog.retention import RetentionRules
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
+from tests.support.changelog.frames_of import SOURCE, Source, append, new_log
 
 
 def test_a_log_is_created_once_and_found_again(tmp_path: Path) -> None:

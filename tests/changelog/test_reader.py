@@ -13,8 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from changelog.frames_of import BEGAN_US, SECOND_US, Source, append, new_log, relation_frame
-from changelog.test_recovery import abandon, segment_files
 from tailrace.changelog import format as codec
 from tailrace.changelog import runs
 from tailrace.changelog.directory import LogDirectory
@@ -23,6 +21,8 @@ from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention import RetentionRules
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
+from tests.support.changelog.frames_of import BEGAN_US, SECOND_US, Source, append, new_log, relation_frame
+from tests.support.changelog.recovery import abandon, segment_files
 
 
 @dataclass

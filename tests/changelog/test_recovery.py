@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from changelog.frames_of import Source, append, new_log, relation_frame
-from changelog.processes import write_until_killed
 from tailrace.changelog import format as codec
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.endmark import MARK_NAME
@@ -20,15 +18,9 @@ from tailrace.changelog.reader import LogReader
 from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter, Tail
 from tailrace.errors import Kind, TailraceError
-
-
-def content(log: LogDirectory) -> bytes:
-    with LogReader.open(log, "0") as reader:
-        return b"".join(bytes(reader.read(ref)) for ref in reader.blocks(0, reader.end().offset))
-
-
-def segment_files(log: LogDirectory) -> list[Path]:
-    return sorted(log.task_path("0").glob("*.seg"))
+from tests.support.changelog.frames_of import Source, append, new_log, relation_frame
+from tests.support.changelog.processes import write_until_killed
+from tests.support.changelog.recovery import abandon, content, segment_files
 
 
 def blocks_of(log: LogDirectory, path: Path) -> list[Block]:
@@ -38,14 +30,6 @@ def blocks_of(log: LogDirectory, path: Path) -> list[Block]:
         return list(walk_blocks(file, file.start(), None))
     finally:
         file.close()
-
-
-def abandon(writer: LogWriter) -> None:
-    """Leave the log as a killed process does: nothing is sealed or synced."""
-    writer._close_segment()
-    writer._mark.close()
-    os.close(writer._lock_fd)
-    writer._lock_fd = -1
 
 
 def abandoned_log(path: Path, *, synced: int, appended: int) -> tuple[LogDirectory, list[bytes]]:

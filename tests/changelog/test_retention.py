@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from changelog.frames_of import SECOND_US, Source, append, new_log
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.prune import apply, segment_facts
 from tailrace.changelog.reader import LogReader
@@ -15,6 +14,7 @@ from tailrace.changelog.retention import RetentionPlan, RetentionRules, SegmentF
 from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
+from tests.support.changelog.frames_of import SECOND_US, Source, append, new_log
 
 #: Four segments of 10 bytes, whose last units ended at 1 s, 2 s, 3 s and 4 s; the last is written.
 SEGMENTS = [SegmentFacts(n * 100, n * 100 + 100, 10, (n + 1) * SECOND_US) for n in range(4)]

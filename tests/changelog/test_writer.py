@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from changelog.frames_of import Source, append, chunk_of, new_log, relation_frame
-from changelog.processes import PROCESSES, open_at_once
-from changelog.test_recovery import abandon, content, segment_files
 from tailrace import failpoints
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory
@@ -24,6 +21,9 @@ from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
+from tests.support.changelog.frames_of import Source, append, chunk_of, new_log, relation_frame
+from tests.support.changelog.processes import PROCESSES, open_at_once
+from tests.support.changelog.recovery import abandon, content, segment_files
 
 
 @pytest.fixture

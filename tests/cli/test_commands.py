@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 
 import pytest
 import typer.testing
 
-from fix_orders_log import LogOfOrders
 from tailrace import __version__
 from tailrace.changelog.readers import Readers
 from tailrace.cli.conversation import block, printable
 from tailrace.cli.main import app
 from tailrace.errors import Kind, TailraceError
+from tailrace.protocol import frames
+from tests.support.orders_log import OID, LogOfOrders, begin, commit
 
 runner = typer.testing.CliRunner()
 
 
 def run(*arguments):
     return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+def test_a_file_without_expressions_loads_no_database():
+    code = "import sys, tailrace.config; assert 'duckdb' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_help_imports_nothing_heavy():
@@ -169,6 +176,20 @@ def test_log_verify_finds_a_flipped_byte(orders):
     assert document["problems"][0]["file"].endswith(".seg")
 
 
+def test_log_verify_finds_what_no_reader_could_read(tmp_path):
+    log = LogOfOrders(tmp_path / "log")
+    log.insert(1)
+    short = struct.pack("!cIcHc", b"I", OID, b"N", 1, b"n")  # the table has two columns
+    messages = [begin(5000, 0, 9), short, commit(5000, 0)]
+    log._append(b"".join(frames.xlog_frame(5000, 5000, 0, each) for each in messages))
+    log.close()
+    done = run("log", "verify", tmp_path / "log", "--json")
+    assert done.exit_code == 1
+    [problem] = json.loads(done.stdout)["problems"]
+    assert problem["file"].endswith(".seg")
+    assert "another number of columns" in problem["what"]
+
+
 def ids(*arguments):
     done = run("log", "show", *arguments, "--json")
     assert done.exit_code == 0, done.output
@@ -264,7 +285,18 @@ def test_snapshots_are_asked_for_listed_and_taken_back_without_an_engine(orders)
     assert "public.orders: 0 rows" in run("snapshot", file, "--list").stdout
     assert run("snapshot", file, "--cancel").exit_code == 0
     assert run("log", "verify", path).exit_code == 0
-    for words in ([], ["--list", "--cancel"], ["--list", "--table", "a.b"], ["--cancel", "--where", "x"]):
+    for word, said in (("--pause", "snapshots pause"), ("--resume", "snapshots go on")):
+        assert said in run("snapshot", file, word).stdout
+        assert len(json.loads(run("snapshot", file, "--list", "--json").stdout)["snapshots"]) == 2
+    for words in (
+        [],
+        ["--list", "--cancel"],
+        ["--list", "--table", "a.b"],
+        ["--cancel", "--where", "x"],
+        ["--pause", "--resume"],
+        ["--pause", "--table", "a.b"],
+        ["--where", "x"],
+    ):
         assert run("snapshot", file, *words).exit_code == 2
 
 
@@ -307,3 +339,13 @@ def test_a_second_engine_on_a_log_is_refused_at_once(orders):
     )
     assert done.returncode == 1
     assert "error: log_locked: " in done.stderr
+
+
+@pytest.mark.parametrize("command", [["demo"], ["bench", "decode"]])
+def test_without_the_tools_the_demo_and_benchmarks_say_where_they_are(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tailrace_demo", None)
+    monkeypatch.setitem(sys.modules, "tailrace_bench", None)
+    result = runner.invoke(app, command)
+    assert result.exit_code != 0
+    assert "environment_unfit" in result.stderr
+    assert "pip install ./tools" in result.stderr

@@ -7,7 +7,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from tailrace.config import PostgresSource
-from tailrace.config.postgres import OWN_OPTIONS, LibpqOptions
+from tailrace.config.source.postgres import OWN_OPTIONS, LibpqOptions
 
 
 def options(**fields):

@@ -51,7 +51,6 @@ def test_options_of_converters_that_come_with_it_are_checked_with_the_file(tmp_p
     [
         ({"errors_retry_delay_initial_ms": 20_000}, "errors_retry_delay_max_ms"),
         ({"offset_storage": {"type": "file"}}, "path"),
-        ({"offset_storage": {"type": "postgresql"}}, "dsn"),
         ({"record_processing": {"threads": 0}}, "threads"),
         ({"errors_retries_max": -2}, "errors_retries_max"),
     ],

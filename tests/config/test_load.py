@@ -102,7 +102,7 @@ name: again
             "must be of the form schema.table, such as public.orders or sales.*; or /a regular expression/",
         ),
         "source.port": (6, "must be a whole number"),
-        "source.snapshot": (7, "must be one of 'initial', 'never' or 'only'"),
+        "source.snapshot": (7, "must be one of 'initial', 'when_needed', 'never' or 'only'"),
         "source.slot": (8, "must be 1 to 63 of the characters a-z, 0-9 and _"),
         "log.segment_bytes": (11, "must be at least 65536"),
         "sinks[0].mode": (13, "must be one of 'append' or 'mirror'"),

@@ -15,26 +15,23 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from converters.customers import CASES, as_columns, groups, groups_of, transaction
-from decode.wire import insert, relation
-from tailrace.converters import avro_binary
-from tailrace.converters.avro_binary import encoded
-from tailrace.converters.avro_program import program_of
-from tailrace.converters.avro_schema import ADJUSTMENTS, avro_schema
+from tailrace.converters.avro import binary
+from tailrace.converters.avro.binary import encoded
+from tailrace.converters.avro.program import program_of
+from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
+from tailrace.converters.connect_schemas import STRING, Document, Schema, array, mapping, struct
 from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.json_schema import json_schema
-from tailrace.converters.schemas import STRING, Document, Schema, array, mapping, struct
 from tailrace.errors import Kind, TailraceError
+from tests.support.converters.avro import decoded
+from tests.support.converters.customers import CASES, as_columns, groups, groups_of, transaction
+from tests.support.decode.wire import insert, relation
 
 AVRO = ADJUSTMENTS["avro"]
 
 
 def as_avro(document: Document, *, logical_types: bool = False) -> Any:
     return fastavro.parse_schema(avro_schema(document, AVRO, logical_types=logical_types))
-
-
-def decoded(value: bytes, schema: Any) -> Any:
-    return fastavro.schemaless_reader(io.BytesIO(value[avro_binary.HEADER_BYTES :]), schema)
 
 
 def as_python(value: Any, schema: Document) -> Any:
@@ -188,11 +185,11 @@ def test_what_is_no_document_of_the_schema_is_refused_and_writes_nowhere_else(
     ]
     for text in hostile:
         data = np.frombuffer(text.encode(), np.uint8)
-        room = avro_binary.GROWTH * len(data) + avro_binary.GROWTH_FIXED
+        room = binary.GROWTH * len(data) + binary.GROWTH_FIXED
         whole = np.full(room + 128, 0xA5, np.uint8)
         ends, result = np.empty(1, np.int64), np.zeros(5, np.int64)
         offsets = np.array([0, len(data)], np.int64)
-        avro_binary.encode(
+        binary.encode(
             data, offsets, np.ones(1, np.bool_), 0, program.steps, program.names, 1,
             whole[64 : 64 + room], ends, np.empty((64, 4), np.int64), result,
         )  # fmt: skip

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.converters.building import build
 from tailrace.converters.debezium import JsonConverter
+from tailrace.converters.factory import build
 from tailrace.errors import Kind, TailraceError
 
 PACKAGE = """

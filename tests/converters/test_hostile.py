@@ -10,17 +10,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from converters.customers import FACTS, as_columns
-from decode.test_hostile import SHAPE, require_named, seed
-from decode.wire import block, column, vector
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.debezium import JsonConverter
-from tailrace.decode import forms, jsontext
-from tailrace.decode.changes import decode_block
-from tailrace.decode.kernel import TEXT
 from tailrace.errors import TailraceError
 from tailrace.model import ValueModes
 from tailrace.records.group import Group
+from tailrace.sources.postgres.decode.changes import decode_block
+from tailrace.sources.postgres.decode.json import json_kernel
+from tailrace.sources.postgres.decode.kernel import TEXT
+from tailrace.sources.postgres.decode.values import forms
+from tests.support.converters.customers import FACTS, as_columns
+from tests.support.decode.hostile import SHAPE, require_named, seed
+from tests.support.decode.wire import block, column, vector
 
 CONVERTERS = (
     JsonConverter(schemas_enable=True, provide_transaction_metadata=True),
@@ -97,6 +98,7 @@ LETTERS = st.text('{}[],"\\x0123456789-+.eE:tfNULnaiy BC=>\x01é', max_size=30)
 @given(st.lists(LETTERS | LETTERS.map(lambda text: "1" * 200 + text), min_size=1, max_size=5), st.booleans())
 @example(["\x01" * 40], False)
 @example(["0" * 25, "1e400", "-0." + "0" * 40 + "1"], False)
+@example(["{" + ",".join("1" * 500) + "}"], True)
 def test_no_style_writes_outside_its_buffer(texts: list[str], array: bool) -> None:
     encoded = [text.encode() for text in texts]
     buffer = np.frombuffer(b"".join(encoded), np.uint8)
@@ -105,10 +107,12 @@ def test_no_style_writes_outside_its_buffer(texts: list[str], array: bool) -> No
     kind = np.full(len(texts), TEXT, np.uint8)
     for style in STYLES:
         chosen = forms.array_style(style, ",") if array else style
-        room = int(lengths.sum()) * jsontext.GROWTH + len(texts) * jsontext.GROWTH_FIXED
+        own = array and forms.form_of(style) >= forms.NUMBERS
+        growth = json_kernel.GROWTH_OF_ITEMS if own else json_kernel.GROWTH
+        room = int(lengths.sum()) * growth + len(texts) * json_kernel.GROWTH_FIXED
         whole = np.full(room + 128, FENCE, np.uint8)
         ends, scratch = np.empty(len(texts), np.int64), np.empty(int(lengths.max()) + 1, np.uint8)
-        after, used, _ = jsontext.write_values(
+        after, used, _ = json_kernel.write_values(
             buffer, 0, starts, lengths, kind, chosen, scratch, whole[64 : 64 + room], ends
         )
         assert after == len(texts)

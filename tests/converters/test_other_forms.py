@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from converters.customers import ANNE, CASES, FACTS, as_columns, groups_of
-from converters.golden import NOW_NS
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.contract import Converter
 from tailrace.converters.native import ArrowConverter, PythonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
+from tests.support.converters.customers import ANNE, CASES, FACTS, as_columns, groups_of
+from tests.support.converters.golden import NOW_NS
 
 
 def test_the_attributes_are_debeziums() -> None:

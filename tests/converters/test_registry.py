@@ -17,22 +17,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from converters.customers import FACTS, groups, groups_of, transaction
-from converters.registry import FakeRegistry, Fault
-from converters.test_avro import decoded
-from decode.wire import insert, relation
-from fix_kafka import Authority
-from fix_wait import wait_until
-from tailrace.config.disclosure import Disclosure
-from tailrace.config.kafka import KafkaSink as KafkaConfig
+from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
+from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.converters.contract import Converter
-from tailrace.converters.differences import differences
-from tailrace.converters.registered import AvroConverter, JsonSchemaConverter
+from tailrace.converters.registry.differences import differences
+from tailrace.converters.with_registry import AvroConverter, JsonSchemaConverter
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.model import OWN_FORMS
-from tailrace.pipeline.preflight_registry import converter_findings
+from tailrace.pipeline.preflight.registry import converter_findings
 from tailrace.records.group import Group
 from tailrace.sinks.build import build
+from tests.support.converters.avro import decoded
+from tests.support.converters.customers import FACTS, groups, groups_of, transaction
+from tests.support.converters.registry import FakeRegistry, Fault
+from tests.support.decode.wire import insert, relation
+from tests.support.kafka_cluster import Authority
+from tests.support.wait import wait_until
 
 BASE = [("id", 23, -1), ("name", 25, -1)]
 
@@ -489,7 +489,7 @@ def test_who_makes_a_converter_closes_it(tmp_path: Path, monkeypatch: pytest.Mon
         )
         assert list(converter_findings(config)) == []
         assert len(closed) == 1
-        sink = build(config, Disclosure(), OWN_FORMS, tmp_path)
+        sink = build(config, ColumnPolicy(), OWN_FORMS, tmp_path)
         assert len(closed) == 1
         sink.close()
         assert len(closed) == 2
@@ -555,7 +555,7 @@ _QUIET = """
 import sys
 import tailrace.cli.main
 from tailrace.cli.logs import configure_logs
-from tailrace.converters.registered import AvroConverter
+from tailrace.converters.with_registry import AvroConverter
 configure_logs("debug")
 converter = AvroConverter(registry_url=sys.argv[1])
 early = {name.split(".")[0] for name in sys.modules} & {"authlib", "httpx2", "confluent_kafka"}

@@ -9,18 +9,20 @@ from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converters.customers import FACTS, as_columns
-from converters.test_debezium import require_fit
-from decode.wire import block, delete, insert, relation, transaction, update, vector, xlog
+from tailrace.converters.cells.texts import cells
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.debezium import JsonConverter
-from tailrace.decode.changes import decode_block
 from tailrace.model import ValueModes
 from tailrace.records.group import Group
+from tailrace.sources.postgres.decode.changes import decode_block
+from tests.support.converters.customers import FACTS, as_columns
+from tests.support.converters.fitting import require_fit
+from tests.support.decode.wire import block, delete, insert, relation, transaction, update, vector, xlog
 
 HSTORE = 20_000
 HSTORE_TYPE = xlog(b"Y" + HSTORE.to_bytes(4, "big") + b"public\0hstore\0")
@@ -219,7 +221,7 @@ def test_values_and_semantic_types_are_debeziums() -> None:
         "timetz": ("00:00:01Z", "io.debezium.time.ZonedTime"),
         "timestamp": (1_704_067_200_000_000, "io.debezium.time.MicroTimestamp"),
         "timestamp_3": (1_704_067_200_000, "io.debezium.time.Timestamp"),
-        "timestamptz": ("2024-01-01T00:00:00Z", "io.debezium.time.ZonedTimestamp"),
+        "timestamptz": ("2024-01-01T00:00:00.000000Z", "io.debezium.time.ZonedTimestamp"),
         "interval": (86_400_000_000, "io.debezium.time.MicroDuration"),
         "json": ("{}", "io.debezium.data.Json"),
         "uuid": ("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "io.debezium.data.Uuid"), "bit": (True, None),
@@ -235,3 +237,15 @@ def test_values_and_semantic_types_are_debeziums() -> None:
     assert row["date[]"]["items"] == {
         "type": "int32", "optional": True, "name": "io.debezium.time.Date", "version": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [0, 38, 45, 46, 100])
+def test_decimals_of_any_scale_are_written_whole(scale: int) -> None:
+    """Arrow lets 128 bits have a scale beyond their digits, which records of other sources may have."""
+    values = [Decimal(1).scaleb(-scale), Decimal(-(10**37)).scaleb(-scale), None]
+    words = b"".join(
+        (int(v.scaleb(scale)) if v is not None else 0).to_bytes(16, "little", signed=True) for v in values
+    )
+    array = pa.Array.from_buffers(pa.decimal128(38, scale), 3, [pa.py_buffer(b"\x03"), pa.py_buffer(words)])
+    texts = cells(array)
+    assert [Decimal(texts.text(row).decode()) for row in range(2)] == values[:2]

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode.wire import (
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol import frames
+from tailrace.protocol.frames import TRANSACTION_OPEN, OpenUnit
+from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
+from tailrace.sources.postgres.decode.envelope import SCHEMA
+from tests.support.decode.wire import (
     SOURCE,
     UNCHANGED,
     begin,
@@ -26,11 +31,6 @@ from decode.wire import (
     update,
     xlog,
 )  # fmt: skip
-from tailrace.decode.changes import TableChanges, decode_block
-from tailrace.decode.envelope import SCHEMA
-from tailrace.errors import Kind, TailraceError
-from tailrace.protocol import frames
-from tailrace.protocol.frames import TRANSACTION_OPEN, OpenUnit
 
 A, B = 11, 22
 ONE = [("id", 23, -1)]
@@ -276,3 +276,57 @@ def test_whole_old_rows_of_updates_are_typed() -> None:
     assert (row["id"], row["price"], dict(row["_special"])) == (1, None, {"price": "NaN"})
     assert row["_log_offset"] == changes.log_offset[1]
     assert only(transaction(insert("1", "1.00", oid=A)), [full]).old_rows() is None
+
+
+EDGE = 256  # slots of the table of groups, where at most 64 tables are in the block
+
+
+@pytest.mark.parametrize("times", [EDGE - 2, EDGE - 1, EDGE, 100 * EDGE])
+def test_a_table_may_be_described_any_number_of_times_in_one_block(times: int) -> None:
+    """As TRUNCATE, ANALYZE and migrations let the server do, which sends the Relation message again."""
+    again = [relation(A, "a", ONE) + insert(str(n), oid=A) for n in range(times)]
+    [a] = decode(b"".join(transaction(frames, lsn=100 * n) for n, frames in enumerate(again)))
+    assert ids(a) == list(range(times))
+
+
+@pytest.mark.parametrize("times", [EDGE - 1, EDGE, 20 * EDGE])
+def test_facts_may_come_any_number_of_times_in_one_block(times: int) -> None:
+    """Facts put every group out of force, that of each table of the block."""
+    again = [facts(B) + insert(str(n), oid=A) + insert(str(n), oid=B) for n in range(times)]
+    a, b = decode(transaction(*again), SHAPES)
+    assert ids(a) == ids(b) == list(range(times))
+
+
+def test_each_of_very_many_shapes_in_one_block_is_kept_apart() -> None:
+    times = 4 * EDGE
+    shapes = [relation(A, "a", [("id", 23, -1), (f"c{n}", 23, -1)]) for n in range(times)]
+    found = decode(transaction(*(shape + insert("1", str(n), oid=A) for n, shape in enumerate(shapes))))
+    assert [changes.relation.columns[1].name for changes in found] == [f"c{n}" for n in range(times)]
+    assert [changes.rows().column(1).to_pylist() for changes in found] == [[n] for n in range(times)]
+
+
+@pytest.mark.parametrize("tables", [63, 64, 65, 6400])
+def test_a_block_may_touch_any_number_of_tables_each_described_again(tables: int) -> None:
+    """65 and more are not listed: the decoder counts by rows then."""
+    shapes = [relation(oid, f"t{oid}", ONE) for oid in range(1, tables + 1)]
+    once = b"".join(shape + insert("1", oid=oid) for oid, shape in enumerate(shapes, 1))
+    rows = snapshot(*(frames.snapshot_frame(oid, oid, 1, b"0\n") for oid in range(1, tables + 1)))
+    found = decode(rows + transaction(once, once, once, message("p", b"x"), lsn=2000), shapes)
+    assert len(found) == 2 * tables + 1
+    assert sum(changes.count for changes in found) == 4 * tables + 1
+
+
+def test_one_truncate_may_name_any_number_of_tables() -> None:
+    oids = range(1, 6401)
+    found = decode(transaction(truncate(*oids)), [relation(oid, f"t{oid}", ONE) for oid in oids])
+    assert [changes.relation.oid for changes in found] == list(oids)
+
+
+@pytest.mark.parametrize("times", [2621, 2622])
+def test_a_wide_table_may_be_truncated_any_number_of_times(times: int) -> None:
+    """A row of a TRUNCATE has as many cells as the table has columns, and no bytes for them."""
+    wide = relation(A, "a", [(f"c{n}", 23, -1) for n in range(1600)], key=())
+    found = decode(transaction(wide, *(truncate(A) for _ in range(times))))
+    assert sum(changes.count for changes in found) == times
+    assert [number for changes in found for number in changes.ordinal.tolist()] == list(range(times))
+    assert found[-1].rows().num_rows == found[-1].count

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -13,14 +15,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode.wire import UNCHANGED, decode, delete, insert, json_of, relation, snapshot, transaction, update
-from tailrace.config import Disclosure
-from tailrace.decode.changes import TableChanges
-from tailrace.decode.disclosed import Disclosed
-from tailrace.decode.hashing import HASH_LENGTH, hashed_texts
+from tailrace.config import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
+from tailrace.protocol.renames import Renames
+from tailrace.sources.postgres.decode.changes import TableChanges
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.decode.values.masks import HASH_LENGTH, hashed_texts
+from tests.support.decode.wire import (
+    UNCHANGED,
+    decode,
+    delete,
+    insert,
+    json_of,
+    relation,
+    snapshot,
+    transaction,
+    update,
+)
 
 SALT = "Canary: a salt that must be seen nowhere"
 HASH = {"columns": ["public.orders.note"], "method": "hash", "salt": "${env:SALT}"}
@@ -38,7 +52,7 @@ def hashed(text: str) -> str:
 
 
 def read(data: bytes, **rules: Any) -> TableChanges:
-    [changes] = decode(data, disclosed=Disclosed.of(Disclosure(**rules)))
+    [changes] = decode(data, table_policy=TablePolicy.of(ColumnPolicy(**rules)))
     return changes
 
 
@@ -78,6 +92,33 @@ def test_an_include_list_keeps_the_key_and_leaves_other_tables_alone() -> None:
     assert changes.rows().schema.names[:3] == ["id", "mail", "_op"]
     changes = read(STORY, columns=["public.other.mail"])
     assert changes.rows().schema.names[:5] == ["id", "mail", "age", "big", "_op"]
+
+
+def with_numbers(*numbered: tuple[str, int]) -> tuple[Relation, Callable[[Renames], TablePolicy]]:
+    columns = tuple(Column(name, 25, -1, name == "id", number) for name, number in numbered)
+    table = Relation(OID, "public", "orders", ReplicaIdentity.DEFAULT, columns)
+    rules = TablePolicy.of(ColumnPolicy(columns=("public.orders.name",)))
+    return table, rules.knowing
+
+
+def test_an_include_list_goes_by_the_first_name_of_a_column() -> None:
+    table, knowing = with_numbers(("id", 1), ("title", 2), ("age", 3))
+    renamed = Renames({OID: {"2": (("public", "orders", "name"), ("public", "orders", "title"))}})
+    assert [column.name for column in knowing(renamed).relation(table).columns] == ["id", "title"]
+    moved = Renames({OID: {str(n): (("public", "orders", c), ("public", "people", c))
+                           for n, c in ((1, "id"), (2, "name"), (3, "age"))}})  # fmt: skip
+    table = dataclasses.replace(
+        table, table="people", columns=with_numbers(("id", 1), ("name", 2), ("age", 3))[0].columns
+    )
+    assert [column.name for column in knowing(moved).relation(table).columns] == ["id", "name"]
+
+
+def test_a_column_that_gets_the_name_of_one_that_is_kept_is_not_let_out() -> None:
+    table, knowing = with_numbers(("id", 1), ("name", 3))
+    renamed = Renames({OID: {"3": (("public", "orders", "ssn"), ("public", "orders", "name"))}})
+    with pytest.raises(TailraceError, match="'name'") as caught:
+        knowing(renamed).relation(table)
+    assert caught.value.kind is Kind.CONFIG_INVALID
 
 
 def test_masks_reach_every_form_and_old_keys() -> None:
@@ -135,6 +176,14 @@ def test_snapshot_rows_are_masked_after_their_escapes_are_undone() -> None:
     assert rows.column("age").to_pylist() == [None, "****"]
 
 
+def test_masks_that_targets_already_hold_stay_the_same() -> None:
+    texts = pa.array(["what do ya want for nothing?", ""])
+    assert hashed_texts(texts, b"Jefe").tobytes() == (
+        b"5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"  # RFC 4231, test case 2
+        b"923598ca6d64af2a5dba79dcd021a8a0fe5c5f557519adaaf0ad532d4506dd30"
+    )
+
+
 @given(st.lists(st.text(max_size=200), max_size=5), st.binary(min_size=1, max_size=200))
 def test_hashes_of_texts_of_any_length_are_what_the_standard_library_says(
     texts: list[str], salt: bytes
@@ -160,8 +209,8 @@ def test_truncation_counts_characters(values: list[str | None], length: int) -> 
     data = transaction(shape, *(insert(str(at), value) for at, value in enumerate(values)))
     found = decode(
         data,
-        disclosed=Disclosed.of(
-            Disclosure(masks=[{"columns": ["*.*.note"], "method": "truncate", "length": length}])
+        table_policy=TablePolicy.of(
+            ColumnPolicy(masks=[{"columns": ["*.*.note"], "method": "truncate", "length": length}])
         ),
     )
     texts = [text for changes in found for text in changes.rows().column("note").to_pylist()]
@@ -234,29 +283,29 @@ def test_what_would_make_rows_indistinct_is_refused() -> None:
 
 
 def test_salts_are_shown_nowhere_and_travel_with_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    disclosed = Disclosed.of(Disclosure(masks=[HASH]))
-    assert "Canary" not in repr(disclosed) + repr(disclosed.__dict__)
-    carried = pickle.dumps(disclosed)
+    table_policy = TablePolicy.of(ColumnPolicy(masks=[HASH]))
+    assert "Canary" not in repr(table_policy) + repr(table_policy.__dict__)
+    carried = pickle.dumps(table_policy)
     monkeypatch.delenv("SALT")
-    [changes] = decode(transaction(relation(), insert("1", "a", "2")), disclosed=pickle.loads(carried))  # noqa: S301
+    [changes] = decode(transaction(relation(), insert("1", "a", "2")), table_policy=pickle.loads(carried))  # noqa: S301
     assert changes.rows().column("note").to_pylist() == [hashed("a")]
     with pytest.raises(TailraceError) as caught:
-        Disclosed.of(Disclosure(masks=[HASH]))
+        TablePolicy.of(ColumnPolicy(masks=[HASH]))
     assert caught.value.kind is Kind.SECRET_MISSING
     monkeypatch.setenv("SALT", "")
     with pytest.raises(TailraceError) as caught:
-        Disclosed.of(Disclosure(masks=[HASH]))
+        TablePolicy.of(ColumnPolicy(masks=[HASH]))
     assert caught.value.kind is Kind.CONFIG_INVALID
 
 
 def test_marks_tell_masks_apart_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     [shape] = decode(transaction(relation(), insert("1", "a", "2")))
     assert shape.relation is not None
-    first = Disclosed.of(Disclosure(masks=[HASH])).mask_marks(shape.relation)
+    first = TablePolicy.of(ColumnPolicy(masks=[HASH])).mask_marks(shape.relation)
     assert list(first) == ["note"]
-    assert Disclosed.of(Disclosure(masks=[HASH])).mask_marks(shape.relation) == first
+    assert TablePolicy.of(ColumnPolicy(masks=[HASH])).mask_marks(shape.relation) == first
     monkeypatch.setenv("SALT", "another")
-    assert Disclosed.of(Disclosure(masks=[HASH])).mask_marks(shape.relation) != first
+    assert TablePolicy.of(ColumnPolicy(masks=[HASH])).mask_marks(shape.relation) != first
 
 
 def test_what_rows_from_before_a_column_have_in_it_is_masked_as_values_are() -> None:

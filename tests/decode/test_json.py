@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode.wire import (
+from tailrace.protocol import frames
+from tests.support.decode.wire import (
     SOURCE,
     UNCHANGED,
     begin,
@@ -26,7 +27,6 @@ from decode.wire import (
     truncate,
     update,
 )  # fmt: skip
-from tailrace.protocol import frames
 
 SHAPE = relation()
 

@@ -9,8 +9,10 @@ COUNT = """
 import importlib
 from numba.core.dispatcher import Dispatcher
 found = {}
-for name in ("decode.envelope", "decode.gather", "decode.jsontext", "decode.kernel", "decode.literals",
-             "decode.floats", "converters.texts"):
+for name in ("sources.postgres.decode.envelope", "sources.postgres.decode.gather",
+             "sources.postgres.decode.json.json_kernel", "sources.postgres.decode.kernel",
+             "sources.postgres.decode.values.literals",
+             "sources.postgres.decode.values.floats", "converters.cells.texts"):
     module = importlib.import_module(f"tailrace.{name}")
     for thing in vars(module).values():
         if isinstance(thing, Dispatcher) and thing.nopython_signatures:

@@ -7,13 +7,26 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from decode.wire import column, insert, json_of, only, relation, transaction, typed
-from tailrace.decode.catalog import Catalog
-from tailrace.decode.types import numeric_shape, row_schema
-from tailrace.errors import Kind, TailraceError
+from tailrace.config import ColumnPolicy
+from tailrace.errors import TailraceError
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.decode.schemas import Catalog
+from tailrace.sources.postgres.decode.types import numeric_shape, row_schema
+from tests.support.decode.wire import (
+    column,
+    decode,
+    delete,
+    insert,
+    json_of,
+    only,
+    relation,
+    transaction,
+    typed,
+    update,
+)
 
 DATE, TIMESTAMP, TIMESTAMPTZ = 1082, 1114, 1184
 NUMERIC_12_2 = ((12 << 16) | 2) + 4
@@ -156,21 +169,70 @@ def test_bytea_in_another_form_is_kept_as_text(text: str) -> None:
     assert specials == [text]
 
 
-def test_bytes_that_are_not_utf8_stop_with_the_column_named() -> None:
-    changes = column(25, ["fine", b"caf\xe9"])
-    for act in (changes.rows, lambda: changes.envelope("0"), lambda: json_of(changes)):
-        with pytest.raises(TailraceError) as caught:
-            act()
-        assert caught.value.kind is Kind.DECODE_FAILED
-        assert "caf" not in str(caught.value)
-    with pytest.raises(TailraceError, match="column=v"):
-        changes.rows()
+ODD, GIVEN = b"caf\xe9", "\\x636166e9"
+
+
+def test_a_text_that_is_not_utf8_is_given_as_bytea_gives_its_bytes() -> None:
+    changes = column(25, ["fine", ODD, "caf\u00e9", None])
+    texts = ["fine", GIVEN, "caf\u00e9", None]
+    assert changes.rows().column("v").to_pylist() == texts
+    assert [dict(row)["v"] for row in changes.envelope("0").column("after").to_pylist()] == texts
+    assert [row["after"]["v"] for row in json_of(changes)] == texts
+    assert changes.images().column("after").field("v").to_pylist() == texts
+    assert changes.image_column("after", "v").to_pylist() == texts
+
+
+def test_such_a_text_of_another_type_is_special() -> None:
+    for kind in (23, 1082, 1009, 16):
+        found, specials = typed(kind, [ODD])
+        assert (found.to_pylist(), specials) == ([None], [GIVEN])
+
+
+def test_keys_and_old_rows_have_the_same_form() -> None:
+    columns = [("a", 25, -1), ("b", 25, -1)]
+    by_key = only(
+        transaction(
+            relation(columns=columns, key=("a",)), update("new", "x", key=(ODD, None)), delete(ODD, None)
+        )
+    )
+    assert by_key.old_keys().column("a").to_pylist() == [GIVEN]
+    assert by_key.keys().field("a").to_pylist() == ["new", GIVEN]
+    whole = relation(columns=columns, key=("a", "b"), identity="f")
+    changes = only(transaction(whole, update("new", "x", old=(ODD, "x")), delete(ODD, ODD, mark=b"O")))
+    assert changes.old_rows().column("a").to_pylist() == [GIVEN]
+    assert [row["before"]["a"] for row in json_of(changes)] == [GIVEN, GIVEN]
+
+
+@pytest.mark.parametrize("rows", [255, 256, 25_600])
+def test_any_number_of_texts_may_be_so(rows: int) -> None:
+    assert column(25, [ODD] * rows).rows().column("v").to_pylist() == [GIVEN] * rows
+
+
+def test_masks_read_such_a_text_in_its_form() -> None:
+    shape = relation(columns=[("id", 23, -1), ("note", 25, -1)])
+    mask = {"columns": ["public.orders.note"], "method": "truncate", "length": 4}
+    rules = ColumnPolicy.model_validate({"masks": [mask]})
+    [changes] = decode(transaction(shape, insert("1", ODD)), table_policy=TablePolicy.of(rules))
+    assert changes.rows().column("note").to_pylist() == [GIVEN[:4]]
 
 
 def test_a_character_cut_by_a_cells_end_is_not_utf8() -> None:
     shape = relation(columns=[("a", 25, -1), ("b", 25, -1)], key=())
-    with pytest.raises(TailraceError, match="UTF-8"):
-        only(transaction(shape, insert(b"\xc3", b"\xa9"))).envelope("0")
+    rows = only(transaction(shape, insert(b"\xc3", b"\xa9"))).envelope("0")
+    assert dict(rows.column("after")[0].as_py()) == {"a": "\\xc3", "b": "\\xa9"}
+
+
+@given(st.lists(st.binary(max_size=12), max_size=4))
+@example([b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xe0\x9f\xbf", b"abcdefghi\xc3"])
+def test_what_counts_as_utf8_is_what_python_takes(texts: list[bytes]) -> None:
+    def form(text: bytes) -> str:
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            return "\\x" + text.hex()
+
+    if texts:
+        assert column(25, texts).rows().column("v").to_pylist() == [form(text) for text in texts]
 
 
 def test_a_column_with_a_reserved_name_is_refused_in_rows_alone() -> None:

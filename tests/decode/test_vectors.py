@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from decode.wire import block, decode, json_of, snapshot, vector
-from tailrace.decode.changes import TableChanges, decode_block
-from tailrace.decode.types import row_schema
 from tailrace.protocol import frames
+from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
+from tailrace.sources.postgres.decode.types import row_schema
+from tests.support.decode.wire import block, decode, json_of, snapshot, vector
 
 TYPES = vector("types")
 BYTES = bytes.fromhex(TYPES["frames"])

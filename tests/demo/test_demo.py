@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from fix_postgres import Database
-from fix_wait import wait_until
-from tailrace.demo import proof
-from tailrace.demo.places import own_directory
-from tailrace.demo.shop import LEDGER_SUM, TABLES, Shop, source_rows
 from tailrace.errors import Kind, TailraceError
+from tailrace_demo import proof
+from tailrace_demo.places import own_directory
+from tailrace_demo.shop import LEDGER_SUM, TABLES, Shop, source_rows
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.any_postgres("the demo starts a server of its own")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from differential.ddl import DDL
-from differential.story import Story
-from fix_postgres import Database
+from tests.support.differential.ddl import DDL
+from tests.support.differential.story import Story
+from tests.support.postgres import Database
 
 SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "1,2,3,4,5,6").split(",")]
 

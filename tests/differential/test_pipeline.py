@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from differential import lake, source
-from differential.ddl import LAKE_DDL
-from differential.history import read_log
-from differential.pipeline import SINKS, Pipeline
-from differential.story import Story
-from fix_postgres import Database
+from tests.support.differential import lake, source
+from tests.support.differential.ddl import LAKE_DDL
+from tests.support.differential.history import read_log
+from tests.support.differential.pipeline import SINKS, Pipeline
+from tests.support.differential.story import Story
+from tests.support.postgres import Database
 
 SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "201").split(",")]
 CUTS = 2

@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from differential.ddl import DDL
-from differential.feeding import Feeding
-from differential.history import Change, read_log
-from differential.merging import without_spark
-from differential.story import Story
-from fix_postgres import Database
-from tailrace.decode import changes as decoding
-from tailrace.decode import kernel
-from tailrace.decode.tuples import Tuples, find_tuples
 from tailrace.errors import TailraceError
-from tailrace.sinks import delta_mirror, evolution, mirror_files, net_changes
-from tailrace.sinks.shapes import Step
+from tailrace.sinks.delta import evolution, mirror, mirror_files, net_changes
+from tailrace.sinks.delta.shapes import ShapeStep
+from tailrace.sources.postgres.decode import changes as decoding
+from tailrace.sources.postgres.decode import kernel
+from tailrace.sources.postgres.decode.tuples import Tuples, find_tuples
+from tests.support.differential.ddl import DDL
+from tests.support.differential.feeding import Feeding
+from tests.support.differential.history import Change, read_log
+from tests.support.differential.merging import without_spark
+from tests.support.differential.story import Story
+from tests.support.postgres import Database
 
 History = list[Change]
 
@@ -151,7 +151,7 @@ def lose_a_delete_that_meets_an_insert(patch: pytest.MonkeyPatch) -> None:
 
 
 def fill_a_renamed_column_from_another(patch: pytest.MonkeyPatch) -> None:
-    def confused(have: Any, *arguments: Any, **more: Any) -> list[Step]:
+    def confused(have: Any, *arguments: Any, **more: Any) -> list[ShapeStep]:
         kinds = {column.name: column.kind for column in have}
         return [
             step
@@ -170,7 +170,7 @@ def fill_a_renamed_column_from_another(patch: pytest.MonkeyPatch) -> None:
             for step in evolution.mirror_steps(have, *arguments, **more)
         ]
 
-    patch.setattr(delta_mirror, "mirror_steps", confused)
+    patch.setattr(mirror, "mirror_steps", confused)
 
 
 def forget_which_row_a_key_had(patch: pytest.MonkeyPatch) -> None:

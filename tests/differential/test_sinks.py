@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from differential.ddl import LAKE_DDL
-from differential.feeding import Feeding
-from differential.merging import without_spark
-from differential.story import Story
-from fix_postgres import Database
+from tests.support.differential.ddl import LAKE_DDL
+from tests.support.differential.feeding import Feeding
+from tests.support.differential.merging import without_spark
+from tests.support.differential.story import Story
+from tests.support.postgres import Database
 
 SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "101").split(",")]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from differential.kinds import KEY_PARTS
-from differential.statements import Cursor
-from differential.tables import SERIAL, Column, Table
-from differential.workload import Workload
-from fix_postgres import Database
+from tests.support.differential.kinds import KEY_PARTS
+from tests.support.differential.statements import Cursor
+from tests.support.differential.tables import SERIAL, Column, Table
+from tests.support.differential.workload import Workload
+from tests.support.postgres import Database
 
 
 @pytest.mark.any_postgres("SQL of every version")

@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fix_wait import wait_until
-from tailrace.embedded.kafka import EmbeddedKafka, find_jars
+from tailrace_servers.kafka import EmbeddedKafka, find_jars
+from tests.support.wait import wait_until
 
 QUIET = {"log_level": 0}
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tailrace.embedded import ports
 from tailrace.errors import Kind, TailraceError
+from tailrace_servers import ports
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port is looked for, and not kept")

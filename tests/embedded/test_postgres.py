@@ -9,12 +9,12 @@ import subprocess
 import psycopg
 import pytest
 
-from fix_postgres import DEFAULT_VERSION
-from fix_wait import wait_until
-from tailrace.embedded import install
-from tailrace.embedded.install import Account, find_install, is_reachable, within_reach
-from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind, TailraceError
+from tailrace_servers import install
+from tailrace_servers.install import ServerAccount, find_install, is_reachable, within_reach
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.postgres import DEFAULT_VERSION
+from tests.support.wait import wait_until
 
 
 def test_each_version_is_what_it_says_and_ready_for_logical_decoding(each_pg):
@@ -105,7 +105,7 @@ def test_an_unknown_version_is_named():
 
 def test_binaries_out_of_the_accounts_reach_are_copied_and_run_from_there(tmp_path, monkeypatch):
     # GIVEN an account that can't get at the installation
-    me = Account("me", os.getuid(), os.getgid())
+    me = ServerAccount("me", os.getuid(), os.getgid())
     monkeypatch.setattr(install, "is_reachable", lambda *_: False)
     # WHEN the binaries are brought within its reach
     original = find_install(DEFAULT_VERSION)
@@ -120,5 +120,5 @@ def test_a_private_directory_is_out_of_a_strangers_reach_and_of_nobody_elses(tmp
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     (private / "bin").mkdir()
-    assert not is_reachable(private / "bin", Account("stranger", 64_000, 64_000))
+    assert not is_reachable(private / "bin", ServerAccount("stranger", 64_000, 64_000))
     assert is_reachable(private / "bin", None)

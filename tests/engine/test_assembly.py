@@ -8,13 +8,13 @@ from typing import ClassVar
 import pytest
 import structlog
 
-from fix_engine import Seen, Store
-from fix_wait import wait_until
 from tailrace import Callbacks, Engine, config, extensions
 from tailrace.engine.masking import masked
 from tailrace.engine.processing import manual
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import LinesSource
+from tests.support.engines import Seen, Store
+from tests.support.wait import wait_until
 
 FILE = """
 name: shop
@@ -325,3 +325,11 @@ def test_transactions_are_asked_for_in_vain_where_no_offsets_are_in_kafka(
             )
         said = [entry for entry in logs if "atomic_source_offset_commit is ignored" in entry["event"]]
         assert [entry["log_level"] for entry in said] == ["warning"] * (is_said and wanted)
+
+
+@pytest.mark.parametrize("order", ["unordered", "key"])
+def test_an_order_that_a_handler_of_batches_can_not_have_is_refused(order):
+    options = {"record_processing": {"order": order}}
+    with pytest.raises(TailraceError, match=f"order: {order} is for handlers of single records") as caught:
+        Engine(connector=LinesSource(1), on_batch=print, options=options)
+    assert caught.value.kind is Kind.CONFIG_INVALID

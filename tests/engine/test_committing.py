@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.flowing import PARTITION, SOON_S, Remembering
-from fix_wait import wait_until
 from tailrace.engine.commit_policies import (
     BY_NAME,
     AllOf,
@@ -20,10 +18,12 @@ from tailrace.engine.commit_policies import (
     EveryRecords,
     Periodic,
 )
-from tailrace.engine.committing import OffsetCommitter
 from tailrace.engine.contracts import CommitPolicy
+from tailrace.engine.offsets.committer import OffsetCommitter
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
+from tests.support.engine.flowing import PARTITION, SOON_S, Remembering
+from tests.support.wait import wait_until
 
 
 class MovedClock:
@@ -55,11 +55,13 @@ class Bench:
         assert partition == PARTITION
         self.told.append(offset["at"])
 
-    def take(self, ends: Sequence[int] | None = None, partition: Partition = PARTITION) -> Batch:
-        marks = None if ends is None else np.isin(np.arange(10), ends)
-        offsets = [{"at": self.at + k + 1} for k in range(10)]
-        batch = Batch(partition, (), 10, offsets, transaction_ends=marks)
-        self.at += 10
+    def take(
+        self, ends: Sequence[int] | None = None, partition: Partition = PARTITION, records: int = 10
+    ) -> Batch:
+        marks = None if ends is None else np.isin(np.arange(records), ends)
+        offsets = [{"at": self.at + k + 1} for k in range(records)]
+        batch = Batch(partition, (), records, offsets, transaction_ends=marks)
+        self.at += records
         self.committer.take(batch)
         return batch
 
@@ -263,3 +265,47 @@ def test_marks_from_many_threads_are_all_counted() -> None:
 @pytest.mark.parametrize("name", BY_NAME)
 def test_policies_have_the_names_of_the_configuration(name: str) -> None:
     assert not BY_NAME[name](60, 10).is_due(0, False, 0) or name == "always"
+
+
+@pytest.mark.parametrize("order", ["in order", "backwards"])
+def test_a_batch_is_committed_while_it_is_processed_as_the_policy_says(order: str) -> None:
+    bench = Bench(BY_NAME["count"](0, 500))
+    batch = bench.take(records=2_000)
+    for first in (0, 600, 1_200):
+        places = range(first, first + 600)
+        for place in places if order == "in order" else reversed(places):
+            bench.committer.mark_processed(batch, place)
+        left = first + 600 - 500
+        wait_until(lambda: bench.committer.committed > left, what="a commit within the batch")  # noqa: B023
+    assert bench.stored == sorted(bench.stored)
+    assert bench.committer.processed == 1_800
+
+
+def test_what_is_processed_is_committed_in_time_while_a_handler_hangs() -> None:
+    bench = Bench(BY_NAME["periodic"](60, 0))
+    batch = bench.take()
+    for place in range(3):
+        bench.committer.mark_processed(batch, place)
+    assert bench.committer.processed == 3
+    bench.clock.now_s += 61
+    # Nobody calls the committer any more.
+    wait_until(lambda: bench.told == [3], what="a commit within the batch")
+    assert bench.committer.committed == 3
+
+
+def test_a_policy_that_fails_within_a_batch_ends_the_task() -> None:
+    class Broken:
+        def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
+            raise ZeroDivisionError
+
+    bench = Bench(Broken())
+    bench.committer.mark_processed(bench.take(), 0)
+
+    def raised() -> bool:
+        try:
+            bench.take()
+        except ZeroDivisionError:
+            return True
+        return False
+
+    wait_until(raised, what="the policy's error")

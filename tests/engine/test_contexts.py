@@ -8,16 +8,16 @@ import urllib.request
 
 import pytest
 
-from fix_engine import QUICK, Seen, Store, engine_of
-from fix_lives import Leaks
-from fix_wait import wait_until
 from tailrace import Engine
-from tailrace.engine.connector_offsets import ConnectorOffsets
 from tailrace.engine.contracts import RetriableError
 from tailrace.engine.metrics import OWN_PREFIX, SERIES_MAX
+from tailrace.engine.offsets.connector_offsets import ConnectorOffsets
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import Fault, LinesSource, conformance
 from tailrace.testing.contexts import connector_context, metrics_of, task_context
+from tests.support.engine_runs import Leaks
+from tests.support.engines import QUICK, Seen, Store, engine_of
+from tests.support.wait import wait_until
 
 ALWAYS = {**QUICK, "offset_commit": {"policy": "always"}}
 
@@ -186,9 +186,11 @@ def samples(engine):
     }
 
 
-@pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
-@pytest.mark.parametrize("handler", ["on_record", "on_batch"])
-def test_an_engine_counts_what_its_tasks_do(order, handler):
+@pytest.mark.parametrize(
+    ("handler", "order"),
+    [("on_batch", "ordered"), ("on_record", "ordered"), ("on_record", "unordered"), ("on_record", "key")],
+)
+def test_an_engine_counts_what_its_tasks_do(handler, order):
     failed = threading.Event()
 
     def once(given):
@@ -243,6 +245,35 @@ def test_what_is_under_way_is_shown_until_it_is_given_up():
     assert "queue_batches" not in samples(engine)
     assert engine.view().tasks[0].delivered == 0
     held.set()
+
+
+@pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
+def test_commits_follow_the_policy_within_a_large_batch_and_are_shown(order):
+    store, hold = Store(), threading.Event()
+
+    def handler(record):
+        if record.after["number"] == 700:
+            assert hold.wait(60)
+
+    engine = engine_of(
+        LinesSource(3000, batch=1000),
+        handler,
+        offsets=store,
+        options={
+            "record_processing": {"queue_batches_max": 1, "order": order, "threads": 2},
+            "offset_commit": {"policy": "count", "records": 500},
+        },
+    )
+    with engine:
+        try:
+            # Nothing is polled any more, and the first batch does not end.
+            wait_until(lambda: store.line() >= 500, 60, "a commit within a batch")
+            wait_until(lambda: engine.view().tasks[0].processed == 699, 60, "what is processed")
+            wait_until(lambda: samples(engine)["records_committed_total"] == store.line(), 60)
+            assert 500 <= store.line() <= 699
+        finally:
+            hold.set()
+        engine.wait(60)
 
 
 def test_counts_go_on_over_the_lives_of_a_task():
@@ -313,3 +344,28 @@ def test_metrics_are_served_while_the_engine_runs_and_nothing_is_left():
         assert raised.value.kind is Kind.ENVIRONMENT_UNFIT
     assert engine.metrics.port is None
     leaks.check()
+
+
+@pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
+def test_a_handler_that_hangs_in_one_task_holds_up_no_other(order):
+    seen, hold = Seen(), threading.Event()
+
+    def handler(record):
+        if record.after["partition"] == "0-0":
+            assert hold.wait(60)
+        seen.record(record)
+
+    engine = engine_of(
+        LinesSource(5000, tasks=2, batch=500),
+        handler,
+        options={"record_processing": {"order": order, "threads": 2}},
+        transformations=[KeepsAll()],
+    )
+    with engine:
+        try:
+            wait_until(lambda: engine.view().tasks[1].processed == 5000, 60, "the end of the other task")
+            assert not seen.lines["0-0"]
+        finally:
+            hold.set()
+        engine.wait(60)
+    assert len(set(seen.lines["0-0"])) == len(seen.lines["1-0"]) == 5000

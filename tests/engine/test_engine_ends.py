@@ -10,15 +10,15 @@ import time
 
 import pytest
 
-from fix_engine import Heard, Seen, Store, engine_of
-from fix_wait import wait_until
 from tailrace.engine.contracts import RetriableError, StopEngine
-from tailrace.engine.life import State
+from tailrace.engine.lifecycle import State
 from tailrace.engine.processing import manual
 from tailrace.engine.supervision import Phase
 from tailrace.engine.tasks import TaskThread
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import Fault, LinesSource
+from tests.support.engines import Heard, Seen, Store, engine_of
+from tests.support.wait import wait_until
 
 FAR_S = 60.0
 
@@ -315,6 +315,36 @@ def test_a_transformation_that_hangs_at_its_close_holds_up_nothing():
         release.set()
 
 
+@pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
+def test_a_transformation_that_hangs_holds_up_its_own_task_alone(order):
+    release = threading.Event()
+
+    class Hanging:
+        def apply(self, group):
+            if group.column("after").field("partition")[0].as_py() == "0-0":
+                release.wait(FAR_S)
+            return [group]
+
+        def close(self):
+            pass
+
+    seen = Seen()
+    engine = engine_of(
+        LinesSource(300, tasks=3),
+        seen.record,
+        transformations=[Hanging()],
+        options={"record_processing": {"threads": 1, "order": order}},
+    )
+    engine.start()
+    try:
+        wait_until(lambda: all(len(seen.lines[name]) == 300 for name in ("1-0", "2-0")), 10)
+        assert not seen.lines["0-0"]
+    finally:
+        release.set()
+    assert engine.wait(FAR_S)
+    assert len(seen.lines["0-0"]) == 300
+
+
 @pytest.mark.parametrize("error", [ValueError(), SystemExit()])
 def test_a_connector_that_fails_at_its_stop_makes_the_engine_fail(error):
     class Failing(LinesSource):
@@ -350,7 +380,7 @@ def test_the_engine_may_be_closed_from_within(where, order):
     faults = [Fault(where, call=close)] if where in {"poll", "start", "commit"} else []
     handlers = {where: close} if where.startswith("on_") else {"on_record": print}
     source = Closing(10, ends=False, faults=faults)
-    options = {"record_processing": {"order": order}}
+    options = {"record_processing": {"order": "ordered" if where == "on_batch" else order}}
     holder.append(engine_of(source, options=options, **handlers))
     holder[0].run()
     assert holder[0].error is None
@@ -365,6 +395,36 @@ def test_an_engine_that_was_never_started_can_be_closed_and_then_not_be_started(
     assert heard.events == ["completed"]
     with pytest.raises(TailraceError, match="it has stopped"):
         engine.start()
+
+
+def test_an_engine_that_failed_can_be_closed():
+    engine = engine_of(LinesSource(faults=[Fault("poll", error=ValueError())]), Seen().record)
+    with pytest.raises(TailraceError) as caught:
+        engine.run()
+    story = engine.view().story
+    engine.close()
+    assert engine.error is caught.value
+    assert engine.view().story == story
+
+
+def test_a_commit_after_a_mark_on_somebodys_thread_may_close_the_engine():
+    closed_s = []
+
+    def close():
+        began_s = time.monotonic()
+        engine.close()
+        closed_s.append(time.monotonic() - began_s)
+
+    def mark_elsewhere(batch, committer):
+        marking = threading.Thread(target=committer.mark_processed, args=(batch,))
+        marking.start()
+        marking.join()
+
+    source = LinesSource(10, ends=False, faults=[Fault("commit", call=close)])
+    engine = engine_of(source, on_batch=manual(mark_elsewhere))
+    engine.run()
+    assert engine.error is None
+    assert closed_s[0] < 1  # it returned at once, and did not wait for the end, which waits for the commit
 
 
 def test_many_may_close_at_once_and_all_wait_for_the_end():
@@ -514,6 +574,18 @@ def test_ctrl_c_or_what_is_made_one_closes_the_engine_and_is_raised_again(sent):
     assert running.returncode == 0
 
 
+def test_a_signal_that_did_not_interrupt_the_wait_is_heard():
+    # As one that comes between Python's last look at its signals and the main thread's wait.
+    elsewhere = "signal.pthread_kill(threading.get_ident(), signal.SIGINT)"
+    program = PROGRAM.replace("import signal,", "import signal, threading,").replace(
+        'print("record", flush=True)', f'record.after["number"] == 5 and {elsewhere}'
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=FAR_S, check=True
+    )
+    assert out.stdout == "completed True\ninterrupted stopped\n"
+
+
 def test_idle_tasks_cost_next_to_nothing():
     source = LinesSource(0, tasks=100, ends=False)
     with engine_of(source, Seen().record):
@@ -544,3 +616,102 @@ def test_ctrl_c_while_it_starts_ends_it(after_s: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     wait_until(lambda: engine._thread is None or not engine._thread.is_alive(), 60, "the end")
+
+
+@pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
+def test_a_restarted_task_waits_for_a_handler_that_outlives_its_limit(order):
+    entered, release = threading.Event(), threading.Event()
+    fault = Fault("poll", 3, error=ValueError(), call=lambda: entered.wait(FAR_S))
+    source = LinesSource(40, faults=[fault])
+    seen, running, beside = Seen(), set(), []
+
+    def handle(record):
+        number = record.after["number"]
+        if number in running:
+            beside.append(number)
+        running.add(number)
+        if number == 5 and not entered.is_set():
+            entered.set()
+            release.wait(FAR_S)
+        seen.record(record)
+        running.discard(number)
+
+    engine = engine_of(
+        source,
+        handle,
+        options={
+            "on_task_failure": "restart",
+            "record_processing": {"order": order, "threads": 3, "shutdown_timeout_ms": 50},
+        },
+    )
+    engine.start()
+    try:
+        wait_until(lambda: source.count("stop") == 1, FAR_S)
+        given = seen.count
+        # The next life has not begun, so nothing more is handed over.
+        assert engine.view().tasks[0].state is Phase.RESTARTING
+        with pytest.raises(AssertionError, match="waited"):
+            wait_until(lambda: source.count("start") > 1 or seen.count > given, 0.5)
+    finally:
+        release.set()
+    assert engine.wait(FAR_S)
+    assert not beside
+    assert set(seen.lines["0-0"]) == set(numbers(1, 40))
+    if order == "ordered":
+        assert seen.lines["0-0"] == [*numbers(1, 5), *numbers(5, 40)]
+
+
+def test_a_handler_that_never_returns_ends_an_engine_that_would_restart_its_task():
+    entered, release = threading.Event(), threading.Event()
+    fault = Fault("poll", 3, error=ValueError(), call=lambda: entered.wait(FAR_S))
+    source = LinesSource(40, faults=[fault])
+
+    def hang(record):
+        entered.set()
+        release.wait(FAR_S)
+
+    options = {
+        "on_task_failure": "restart",
+        "task_management_timeout_ms": 500,
+        "record_processing": {"shutdown_timeout_ms": 0},
+    }
+    engine = engine_of(source, hang, options=options)
+    try:
+        with pytest.raises(TailraceError, match="restart a task whose handler still runs") as caught:
+            engine.run()
+    finally:
+        release.set()
+    assert caught.value.kind is Kind.TASK_TIMED_OUT
+    assert source.count("start") == 1
+
+
+@pytest.mark.parametrize("method", ["start", "poll"])
+def test_what_is_tried_again_is_seen_until_it_succeeds(method):
+    error = TailraceError(Kind.SOURCE_UNREACHABLE, "connect: nobody listens")
+    fails = threading.Event()
+    fails.set()
+
+    class Absent(LinesSource):
+        def reached(self, what, *rest):
+            super().reached(what, *rest)
+            if what == method and fails.is_set():
+                raise error
+
+    engine = engine_of(Absent(10, ends=False), Seen().record)
+    starting = threading.Thread(target=engine.start)
+    starting.start()
+    try:
+        found = wait_until(lambda: engine.error, FAR_S, "the error")
+        assert (found.kind, found.context) == (Kind.SOURCE_UNREACHABLE, {"task": 0})
+        task = wait_until(lambda: engine.view().tasks[0], FAR_S)
+        assert task.error.kind is task.errors[0].kind is Kind.SOURCE_UNREACHABLE
+        assert 'source_errors{engine="engine",task="0"} 1.0' in engine.metrics.text()
+        fails.clear()
+        wait_until(lambda: engine.view().tasks[0].processed == 10, FAR_S, "its lines")
+        assert engine.error is None
+        assert engine.view().tasks[0].error is None
+        assert 'source_errors{engine="engine",task="0"} 0.0' in engine.metrics.text()
+    finally:
+        fails.clear()
+        starting.join(FAR_S)
+        engine.close()

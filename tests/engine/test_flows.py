@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 import threading
@@ -19,7 +20,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.flowing import (
+from tailrace.engine.commit_policies import Periodic
+from tailrace.engine.contracts import Committer, RetriableError, StopEngine
+from tailrace.engine.processing import Order, manual, on_batch, on_record, stage
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.batch import Batch
+from tailrace.records.events import Converted, Event, Events
+from tailrace.records.group import Group
+from tailrace.records.making import SourceRecord
+from tailrace.records.record import Record
+from tests.support.engine.flowing import (
     PARTITION,
     SOON_S,
     Remembering,
@@ -30,16 +40,7 @@ from engine.flowing import (
     stream,
     to_text,
 )
-from fix_wait import wait_until
-from tailrace.engine.commit_policies import Periodic
-from tailrace.engine.contracts import Committer, RetriableError, StopEngine
-from tailrace.engine.processing import Order, manual, on_batch, on_record, stage
-from tailrace.errors import Kind, TailraceError
-from tailrace.records.batch import Batch
-from tailrace.records.events import Converted, Event, Events
-from tailrace.records.group import Group
-from tailrace.records.making import SourceRecord
-from tailrace.records.record import Record
+from tests.support.wait import wait_until
 
 ORDERS: list[Order] = ["ordered", "unordered", "key"]
 
@@ -157,6 +158,8 @@ def test_what_a_handler_asks_for_again_comes_again_and_nothing_passes_over_it(
 
     with running(on_batch(whole) if takes == "batch" else on_record(one), order, store=store) as run:
         run.work_off(stream(seed))
+    if order == "key" and takes == "record":
+        assert_in_order_for_each_key(got, seed)
     assert (sorted(got) if order != "ordered" else got) == expected(seed, drops=False)
     assert store.last == len(got)
 
@@ -295,6 +298,59 @@ def test_nothing_is_delivered_or_marked_after_everything_was_given_up(order: Ord
     assert len(calls) == before
     assert run.store.last == 0
     assert run.committer.processed == 0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_is_done_is_committed_while_the_handler_hangs_in_the_next_record(order: Order) -> None:
+    hanging, release = 10, threading.Event()
+
+    def one(record: Record) -> None:
+        if number_of(record) == hanging:
+            assert release.wait(SOON_S)
+
+    with running(on_record(one), order) as run:
+        run.put(stream(5)[:3])
+        wait_until(lambda: run.processor.drain(0.01) or run.store.last == hanging, SOON_S, "the commit")
+        release.set()
+        assert run.processor.drain(SOON_S)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_is_done_when_everything_is_given_up_counts(order: Order) -> None:
+    hanging, entered, release = 10, threading.Event(), threading.Event()
+
+    def one(record: Record) -> None:
+        if number_of(record) == hanging:
+            entered.set()
+            assert release.wait(SOON_S)
+
+    with running(on_record(one), order) as run:
+        run.put(stream(5)[:1])
+        assert entered.wait(SOON_S)
+        wait_until(lambda: order == "ordered" or run.processor.drain(0.01) or run.store.last == hanging)
+        run.processor.close()
+        assert run.committer.finish(SOON_S)
+        release.set()
+    assert run.store.last == hanging
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_records_are_made_when_they_are_delivered(order: Order) -> None:
+    # Thousands of objects that wait have the garbage collector look through the whole process.
+    entered, release = threading.Event(), threading.Event()
+
+    def one(_: Record) -> None:
+        entered.set()
+        assert release.wait(SOON_S)
+
+    made = [SourceRecord(topic="t", offset={"at": n}, key={"id": n}, value=n) for n in range(3000)]
+    with running(on_record(one), order) as run:
+        run.put([Batch.of_records(made, PARTITION)])
+        assert entered.wait(SOON_S)
+        time.sleep(0.05)
+        assert sum(type(each) is Record for each in gc.get_objects()) < 100
+        release.set()
+        assert run.processor.drain(SOON_S)
 
 
 @pytest.mark.parametrize("bound", ["batches", "bytes"])

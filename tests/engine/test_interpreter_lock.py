@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from decode.wire import decode, insert, relation, transaction
 from tailrace.converters import JsonConverter
 from tailrace.records.group import Group
+from tests.support.decode.wire import decode, insert, relation, transaction
 
 ROWS = 4000
 
@@ -66,12 +66,12 @@ def test_no_other_thread_gets_on_while_python_works_alone() -> None:
 def turns_of_another(prepare: Callable[[], Callable[[], object]]) -> int:
     """How often another thread had the lock while work was done, of some times the first in which it had."""
     inside, done = threading.Event(), threading.Event()
-    turns = 0
+    semaphore = 0
 
     def look_on() -> None:
-        nonlocal turns
+        nonlocal semaphore
         while not done.is_set():
-            turns += inside.is_set()
+            semaphore += inside.is_set()
             time.sleep(0)
 
     prepare()()  # what is loaded at the first call
@@ -82,8 +82,8 @@ def turns_of_another(prepare: Callable[[], Callable[[], object]]) -> int:
         inside.set()
         work()
         inside.clear()
-        if turns:
+        if semaphore:
             break
     done.set()
     other.join(60)
-    return turns
+    return semaphore

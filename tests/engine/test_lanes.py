@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from decode.wire import ORDERS, decode, delete, insert, relation, transaction, truncate, update
-from tailrace.engine.processing.lanes import lanes_of, moved_of
+from tailrace.engine.processing.ordering_keys import lanes_of, moved_of
 from tailrace.protocol import frames
 from tailrace.records.fingerprints import fingerprint_of, fingerprints
 from tailrace.records.group import Group
+from tests.support.decode.wire import ORDERS, decode, delete, insert, relation, transaction, truncate, update
 
 KEYLESS = 5
 FRAMES = frames.control_frame(b"F", 0, 0, {"relation": ORDERS, "primary_key": ["id"]}) + transaction(

@@ -9,15 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.engine.life import TRANSITIONS, Event, Life, State
+from tailrace.engine.lifecycle import TRANSITIONS, EngineEvent, EngineLifecycle, State
 from tailrace.errors import Kind, TailraceError
 
-ENDS = (Event.CLOSE_CALLED, Event.STOP_ASKED, Event.TASKS_FINISHED, Event.FAILURE)
-WAY = (Event.RUN_CALLED, Event.CONNECTOR_STARTED, Event.TASKS_CREATED, Event.STARTS_ENDED)
+ENDS = (EngineEvent.CLOSE_CALLED, EngineEvent.STOP_ASKED, EngineEvent.TASKS_FINISHED, EngineEvent.FAILURE)
+WAY = (
+    EngineEvent.RUN_CALLED,
+    EngineEvent.CONNECTOR_STARTED,
+    EngineEvent.TASKS_CREATED,
+    EngineEvent.STARTS_ENDED,
+)
 
 
 def lived(*events):
-    life = Life()
+    life = EngineLifecycle()
     for event in events:
         life = life.step(event)
     return life
@@ -26,15 +31,15 @@ def lived(*events):
 def test_the_way_through_all_states():
     states = [lived(*WAY[:n]).state for n in range(5)]
     assert states == list(State)[:5]
-    assert lived(*WAY, Event.CLOSE_CALLED).state is State.STOPPING
-    assert lived(*WAY, Event.CLOSE_CALLED, Event.EVERYTHING_STOPPED).state is State.STOPPED
+    assert lived(*WAY, EngineEvent.CLOSE_CALLED).state is State.STOPPING
+    assert lived(*WAY, EngineEvent.CLOSE_CALLED, EngineEvent.EVERYTHING_STOPPED).state is State.STOPPED
 
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
 def test_from_any_state_before_the_end_the_end_may_come(steps, end):
     life = lived(*WAY[:steps], end)
-    assert (life.state, life.ending, life.failed) == (State.STOPPING, end, end is Event.FAILURE)
+    assert (life.state, life.ending, life.failed) == (State.STOPPING, end, end is EngineEvent.FAILURE)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -42,12 +47,12 @@ def test_while_tasks_start_the_end_waits_until_every_start_has_ended(end):
     life = lived(*WAY[:3], end)
     assert life.state is State.STARTING_TASKS
     assert not life.goes_on
-    assert life.step(Event.STARTS_ENDED).state is State.STOPPING
+    assert life.step(EngineEvent.STARTS_ENDED).state is State.STOPPING
 
 
-@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("event", EngineEvent)
 def test_nothing_happens_to_an_engine_that_has_stopped(event):
-    life = lived(*WAY, Event.FAILURE, Event.EVERYTHING_STOPPED)
+    life = lived(*WAY, EngineEvent.FAILURE, EngineEvent.EVERYTHING_STOPPED)
     with pytest.raises(TailraceError) as caught:
         life.step(event)
     assert caught.value.kind is Kind.ENGINE_MISUSED
@@ -56,7 +61,12 @@ def test_nothing_happens_to_an_engine_that_has_stopped(event):
 
 def test_the_error_tells_the_story():
     with pytest.raises(TailraceError, match="it has stopped") as caught:
-        lived(Event.RUN_CALLED, Event.FAILURE, Event.EVERYTHING_STOPPED, Event.CLOSE_CALLED)
+        lived(
+            EngineEvent.RUN_CALLED,
+            EngineEvent.FAILURE,
+            EngineEvent.EVERYTHING_STOPPED,
+            EngineEvent.CLOSE_CALLED,
+        )
     story = "CREATING (run called) → INITIALIZING (failure) → STOPPING (everything stopped) → STOPPED"
     assert story in caught.value.message
     assert "create another" in caught.value.hint
@@ -64,12 +74,12 @@ def test_the_error_tells_the_story():
 
 def test_no_engine_runs_twice():
     with pytest.raises(TailraceError, match="it was started already"):
-        lived(Event.RUN_CALLED, Event.RUN_CALLED)
+        lived(EngineEvent.RUN_CALLED, EngineEvent.RUN_CALLED)
 
 
-@given(st.lists(st.sampled_from(Event), max_size=40))
+@given(st.lists(st.sampled_from(EngineEvent), max_size=40))
 def test_any_story_keeps_the_rules(events):
-    life, seen = Life(), [State.CREATING]
+    life, seen = EngineLifecycle(), [State.CREATING]
     for event in events:
         try:
             life = life.step(event)

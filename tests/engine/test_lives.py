@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from fix_lives import PEACE, SEEDS, Leaks, World, script_of
-from tailrace.engine.committing import OffsetCommitter
 from tailrace.engine.engine import Engine
-from tailrace.engine.processing.flows import Flow
+from tailrace.engine.offsets.committer import OffsetCommitter
+from tailrace.engine.processing.processors import Flow
 from tailrace.testing.source import LinesTask
+from tests.support.engine_runs import PEACE, SEEDS, Leaks, World, script_of
 
 
 class Lives(RuleBasedStateMachine):

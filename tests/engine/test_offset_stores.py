@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -11,11 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from fix_wait import wait_until
+from tailrace.changelog import durable
 from tailrace.config.engine_options import OffsetStorage
-from tailrace.engine.offset_stores import FileOffsetStore, MemoryOffsetStore, store_for
+from tailrace.engine.offsets.stores import FileOffsetStore, MemoryOffsetStore, store_for
 from tailrace.errors import Kind, TailraceError
+from tests.support.wait import wait_until
 
 A, B = {"server": "a"}, {"server": "b", "shard": "-80"}
 
@@ -86,23 +89,83 @@ def test_a_damaged_file_gives_way_to_the_one_before_it_and_without_one_nothing_s
     store.write([(A, {"lsn": 2})], 5)
     store.stop()
     path.write_bytes(path.read_bytes()[:-9])
-    store = opened(path)
+    with capture_logs() as logs:
+        store = opened(path)
     assert store.read([A]) == {0: {"lsn": 1}}
+    assert [(entry["log_level"], entry["read"]) for entry in logs] == [("warning", "offsets.json.previous")]
     store.stop()
     for damaged in tmp_path.glob("offsets.json*"):
         if not damaged.name.endswith(".lock"):
             damaged.write_text("{}")
+    error = refused(path)
+    assert "matches its checksum" in error.message
+    follow_removal(error)
+    store = opened(path)
+    assert store.read([A]) == {}
+    store.stop()
+
+
+def refused(path: Path) -> TailraceError:
     store = FileOffsetStore(path, "shop")
-    with pytest.raises(TailraceError, match="matches its checksum") as raised:
+    with pytest.raises(TailraceError) as raised:
         store.start()
     store.stop()
     assert raised.value.kind is Kind.OFFSETS_UNREADABLE
+    return raised.value
+
+
+def follow_removal(error: TailraceError) -> None:
+    """Do what the hint says, and nothing else."""
+    found = re.search(r"remove (\S+) and (\S+), and every source is read from its beginning", error.hint)
+    assert found is not None
+    for name in found.groups():
+        Path(error.context["file"]).with_name(name).unlink()
+
+
+def test_a_file_of_a_later_version_is_refused_and_the_way_out_leads_out(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    store = opened(path)
+    for lsn in (1, 2):
+        store.write([(A, {"lsn": lsn})], 5)
+    store.stop()
+    durable.write_state(path, {"form": 2, "engines": {}})
+    error = refused(path)
+    assert "run the version of Tailrace that wrote it" in error.hint
+    follow_removal(error)
+    store = opened(path)
+    assert store.read([A]) == {}
+    store.stop()
+
+
+def test_a_file_of_which_only_the_generation_before_is_there_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    store = opened(path)
+    for lsn in (1, 2):
+        store.write([(A, {"lsn": lsn})], 5)
+    store.stop()
+    path.unlink()
+    with capture_logs() as logs:
+        store = opened(path)
+    assert store.read([A]) == {0: {"lsn": 1}}
+    assert [(entry["log_level"], entry["read"]) for entry in logs] == [("warning", "offsets.json.previous")]
+    store.stop()
+
+
+def test_a_file_that_can_not_be_opened_does_not_ask_for_its_removal(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    path.mkdir()
+    error = refused(path)
+    assert "remove" not in error.hint
+    path.rmdir()
+    opened(path).stop()
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from tailrace.engine.offset_stores import FileOffsetStore
+import structlog
+from tailrace.engine.offsets.stores import FileOffsetStore
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 store = FileOffsetStore(Path(sys.argv[1]), "shop")
 store.start()
 lsn = store.read([{}]).get(0, {"lsn": 0})["lsn"]

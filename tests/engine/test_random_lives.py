@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.flowing import SOON_S, Remembering, drop_thirds, running, stream
 from tailrace.engine.commit_policies import Always, AnyOf, AtTransactionEnds, EveryRecords, Periodic
 from tailrace.engine.contracts import CommitPolicy, RetriableError, StopEngine
 from tailrace.engine.processing import Order, on_batch, on_record
 from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.records.record import Record
+from tests.support.engine.flowing import SOON_S, Remembering, drop_thirds, running, stream
 
 STREAMS = 4
 LIVES_MAX = 400

@@ -10,7 +10,7 @@ import structlog
 from tailrace.engine.backoff import Backoff, is_retriable
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.contracts import RetriableError
-from tailrace.engine.retrying import GivenUpError, Retrying
+from tailrace.engine.retry import GivenUpError, Retrying
 from tailrace.errors import Kind, TailraceError
 
 

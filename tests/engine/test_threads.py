@@ -7,10 +7,10 @@ from concurrent.futures import CancelledError, wait
 
 import pytest
 
-from fix_engine import Heard
-from fix_wait import wait_until
 from tailrace.engine import callbacks
-from tailrace.engine.threads import Call, Pool, belonging, owner
+from tailrace.engine.threads import BoundedCall, Pool, belonging, owner
+from tests.support.engines import Heard
+from tests.support.wait import wait_until
 
 FAR_S = 60.0
 
@@ -70,14 +70,14 @@ def test_a_thread_belongs_to_the_engine_of_the_thread_that_made_it():
         inner.join()
 
     engine = object()
-    assert Call("call", engine, outer).wait(FAR_S)
+    assert BoundedCall("call", engine, outer).wait(FAR_S)
     assert found == [engine]
     assert owner() is None
 
 
 def test_a_call_is_waited_for_no_longer_than_its_limit():
     release = threading.Event()
-    call = Call("call", None, lambda: release.wait(FAR_S) and 1 / 0)
+    call = BoundedCall("call", None, lambda: release.wait(FAR_S) and 1 / 0)
     assert not call.wait(0.01)
     release.set()
     with pytest.raises(ZeroDivisionError):
@@ -88,11 +88,11 @@ def test_a_callback_that_hangs_fills_a_queue_that_has_an_end(monkeypatch):
     monkeypatch.setattr(callbacks, "WAITING_MAX", 3)
     release = threading.Event()
     heard = Heard(lambda _: release.wait(FAR_S))
-    teller = callbacks.Teller(heard.callbacks(), "callbacks", None)
-    teller.tell("connector_started")
+    teller = callbacks.CallbackDispatcher(heard.callbacks(), "callbacks", None)
+    teller.notify("connector_started")
     wait_until(lambda: heard.events, FAR_S)
     for number in range(10):
-        teller.tell("task_started", number)
+        teller.notify("task_started", number)
     release.set()
     wait_until(lambda: len(heard.events) == 4, FAR_S)
     assert teller.finish(FAR_S)

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tailrace.engine.tracker import BATCHES_MAX, Tracker
+from tailrace.engine.offsets.tracker import BATCHES_MAX, Tracker
 from tailrace.errors import TailraceError
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fix_postgres import Database
-from fix_wait import wait_until
 from tailrace import config
-from torture.harness import Round
+from tests.support.postgres import Database
+from tests.support.torture.harness import Round
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.any_postgres("the examples begin where the log ends")
 

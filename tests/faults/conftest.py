@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fix_postgres import Database
-from torture.harness import Round
+from tests.support.postgres import Database
+from tests.support.torture.harness import Round
 
 
 @pytest.fixture

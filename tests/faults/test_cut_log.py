@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from fix_postgres import Database
-from fix_wait import wait_until
 from tailrace.changelog import index
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.format import seed_of
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.writer import LogWriter
 from tailrace.errors import Kind, TailraceError
-from torture.harness import Round
+from tests.support.postgres import Database
+from tests.support.torture.harness import Round
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.any_postgres("what is cut is the log")
 

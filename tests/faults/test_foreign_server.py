@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from faults.foreign import ROLE, ROLE_PASSWORD, ForeignServer, foreign_server
-from tailrace.embedded.install import find_install, has_install, is_reachable, server_account, within_reach
-from torture import ledger, validator
+from tailrace_servers.install import find_install, has_install, is_reachable, server_account, within_reach
+from tests.support.faults.foreign import ROLE, ROLE_PASSWORD, ForeignServer, foreign_server
+from tests.support.torture import ledger, validator
 
 
 @pytest.fixture(params=[15, 18], ids=lambda version: f"pg{version}")

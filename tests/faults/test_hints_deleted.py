@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fix_postgres import Database
-from fix_wait import wait_until
-from torture.harness import Round, kill_at
+from tests.support.postgres import Database
+from tests.support.torture.harness import Round, kill_at
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.any_postgres("what is deleted are files of the log and of sinks")
 

@@ -8,15 +8,16 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from fix_postgres import Database
-from fix_wait import wait_until
-from torture.harness import Life, Round
+from tests.support.postgres import Database
+from tests.support.torture.harness import Life, Round
+from tests.support.wait import wait_until
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(600)
 def test_sinks_go_on_with_a_new_jvm(pg: Database, make_round: Callable[..., Round]) -> None:
     round_ = make_round(pg, "parquet", "mirror")
+    round_.launcher = "spark_alone"
     life = round_.live(until_caught_up=False)
     with round_.at_work(transactions=None):
         # GIVEN sinks that are being fed

@@ -9,19 +9,30 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
-from capture.captured import CREATE_ITEMS, SLOT, Running, capturing, make_task, read_log, run_to_end
-from capture.folded import fold
-from capture.test_snapshot_requested import await_end, request
-from fix_postgres import SETTINGS, require_since
-from fix_proxy import Proxy
-from fix_wait import wait_until
-from tailrace.capture.agenda import Outcome
-from tailrace.embedded.install import find_install, server_account
-from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace.changelog.directory import LogDirectory
 from tailrace.errors import Kind
 from tailrace.model import parse_lsn
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
+from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
+from tailrace_servers.install import find_install, server_account
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.capture.captured import (
+    CREATE_ITEMS,
+    SLOT,
+    Running,
+    capturing,
+    make_task,
+    read_log,
+    run_to_end,
+)
+from tests.support.capture.folded import fold
+from tests.support.capture.requested import await_end, request
+from tests.support.postgres import SETTINGS, require_since
+from tests.support.proxy import Proxy
+from tests.support.wait import wait_until
 
 STANDBY_SLOT = "standby"
 INSERT = "insert into items select g, 'x' from generate_series({}, {}) g"
@@ -199,7 +210,7 @@ def test_a_standby_is_captured_with_snapshots_beside_its_stream(
     log = tmp_path / "log"
     with writing(primary), capturing(standby.dsn(), log, snapshot_chunk_rows=500) as running:
         running.wait_for("streaming", 120)
-        assert await_end(running, log, request(log, "public.items")).outcome is Outcome.DONE
+        assert await_end(running, log, request(log, "public.items")).outcome is SnapshotOutcome.DONE
     follow(primary, standby)
     with logging_its_state(primary), capturing(standby.dsn(), log) as running:
         position = parse_lsn(primary.query("select pg_current_wal_flush_lsn()::text")[0][0])
@@ -208,6 +219,33 @@ def test_a_standby_is_captured_with_snapshots_beside_its_stream(
     assert sorted(int(row["id"] or 0) for row in items.rows.values()) == ids(primary)
     assert set(items.creates.values()) == {1}
     assert items.ops["r"] > 5000
+
+
+def test_a_snapshot_on_a_standby_that_waits_for_a_transaction_of_the_primary_holds_up_no_stream(
+    primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    require_since(16, "decoding on standbys", primary.version)
+    primary.execute(f"create table other(id int); create publication {SLOT} for table items")
+    standby, log = standby_of(primary, copy_of), tmp_path / "log"
+    made = "select 1 from pg_replication_slots where temporary"
+    with (
+        psycopg.connect(primary.dsn()) as older,
+        logging_its_state(primary),
+        capturing(standby.dsn(), log) as running,
+    ):
+        running.wait_for("streaming", 60)
+        older.execute("insert into other values (1)")
+        primary.execute(INSERT.format(101, 101))
+        wait_until(lambda: 101 in read_log(log).ids, 30, "a row from before")
+        asked = request(log, "public.items")
+        wait_until(lambda: bool(standby.query(made)), 30, "a slot that waits")
+        for number in range(102, 105):
+            primary.execute(INSERT.format(number, number))
+            wait_until(lambda number=number: number in read_log(log).ids, 30, "the stream to go on")
+        assert standby.query(made)
+        older.commit()
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+    assert set(fold(log)["items"].creates.values()) == {1}
 
 
 @contextmanager
@@ -247,3 +285,43 @@ def writing(primary: EmbeddedPostgres) -> Iterator[None]:
     finally:
         over.set()
         inserting.join()
+
+
+@pytest.mark.parametrize("ending", ["reconnect", "restart"])
+def test_a_captured_standby_that_is_promoted_goes_on_and_is_known_again(
+    primary: EmbeddedPostgres,
+    copy_of: Callable[..., EmbeddedPostgres],
+    proxy: Callable[[int], Proxy],
+    tmp_path: Path,
+    ending: str,
+) -> None:
+    require_since(16, "logical decoding on standbys", primary.version)
+    primary.execute(f"create publication {SLOT} for table items")
+    standby = standby_of(primary, copy_of)
+    address = proxy(standby.port)
+    dsn = standby.dsn().replace(str(standby.port), str(address.port))
+    with logging_its_state(primary):
+        running = Running(make_task(dsn, tmp_path / "log", reconnect_s_max=60))
+        running.wait_for("streaming", 60)
+    primary.execute(INSERT.format(101, 200))
+    wait_until(lambda: 200 in read_log(tmp_path / "log").ids, 60, "what the primary wrote")
+    promote(primary, standby)
+    standby.execute(INSERT.format(201, 300))
+    # The log has what is of the new timeline, and the connection breaks at once.
+    wait_until(lambda: 300 in read_log(tmp_path / "log").ids, 60, "what the new primary wrote")
+    if ending == "reconnect":
+        address.cut_now()
+        wait_until(
+            lambda: running.is_over or running.task.progress().reconnects > 0, 60, "the next connection"
+        )
+    else:
+        running.task.stop()
+        running.join()
+        running = Running(make_task(dsn, tmp_path / "log", reconnect_s_max=60))
+    running.wait_for("streaming", 60)
+    standby.execute(INSERT.format(301, 400))
+    running.catch_up(standby.query, 60)
+    running.stop()
+    found = read_log(tmp_path / "log")
+    assert sorted(found.ids) == ids(standby) == list(range(1, 401))
+    assert LogDirectory.open(tmp_path / "log").state_read(STATE_NAME)["timeline"] == 2  # type: ignore[index]

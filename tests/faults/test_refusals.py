@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import pytest
 import structlog
 
-from capture.captured import CREATE_ITEMS, Running, make_task, read_log, run_to_end
-from fix_postgres import SETTINGS
-from fix_wait import wait_until
-from tailrace.embedded.install import find_install, has_install
-from tailrace.embedded.postgres import EmbeddedPostgres
-from tailrace.errors import Kind, TailraceError
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.errors import POLICY, Kind, Policy, TailraceError
+from tailrace.sources.postgres.connection.session import Session
+from tailrace_servers.install import find_install, has_install
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.capture.captured import CREATE_ITEMS, Running, capturing, make_task, read_log, run_to_end
+from tests.support.postgres import SETTINGS
+from tests.support.proxy import Direction, Proxy
+from tests.support.wait import wait_until
 
 CANARY = "c4n4ry-pässw/rd'@:%"
 HBA = """\
@@ -208,6 +212,58 @@ def test_each_refusal_has_its_own_words_and_shows_no_secret(
     finally:
         secured.server.execute("alter system set ssl = on")
         secured.server.restart()
+
+
+@pytest.mark.parametrize("direction", ["to_client", "to_server"])
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+def test_a_connection_that_breaks_within_the_handshake_is_a_broken_connection(
+    secured: Secured, proxy: Callable[[int], Proxy], version: str, direction: Direction
+) -> None:
+    between = proxy(secured.server.port)
+    source = PostgresSource(
+        tables=("public.items",),
+        **secured.options(port=between.port, ssl_max_protocol_version=version, gssencmode="disable"),
+    )
+    kinds, after = set(), 0
+    while True:
+        between.cut_after(after, direction)
+        try:
+            Session.connect(source, threading.Event(), replication=True).close()
+        except TailraceError as error:
+            kinds.add(error.kind)
+        else:
+            break
+        after += 1 if after < 12 else 53
+    assert kinds == {Kind.SOURCE_UNREACHABLE}
+    assert after > 500
+    assert POLICY[Kind.SOURCE_UNREACHABLE] is Policy.RETRY
+
+
+def test_handshakes_that_break_are_tried_again(
+    secured: Secured, proxy: Callable[[int], Proxy], tmp_path: Path
+) -> None:
+    between = proxy(secured.server.port)
+    options = secured.options(port=between.port, reconnect_s_max=60)
+    try:
+        with capturing(None, tmp_path / "log", **options) as running:  # type: ignore[arg-type]
+            running.wait_for("streaming")
+            for number, after in enumerate((30, 900, 2000), start=1):
+                between.cut_after(after)  # of the next handshake, once the connections are gone
+                reset = running.task.progress().reconnects
+                secured.server.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'cdc'"
+                )
+                wait_until(
+                    lambda: running.task.progress().reconnects > reset,  # noqa: B023
+                    60,
+                    "the connection to break",
+                )
+                secured.server.execute(f"insert into items values ({1000 + number}, 'y')")
+                running.catch_up(secured.server.query, 60)
+    finally:
+        secured.server.execute("delete from items where id > 1000")
+        drop_what_was_made(secured.server)
+    assert read_log(tmp_path / "log").inserts == [1001, 1002, 1003]
 
 
 def test_privileges_lost_while_running_end_the_next_connection_with_their_names(

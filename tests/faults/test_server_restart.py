@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fix_postgres import Database
-from fix_wait import wait_until
-from tailrace.embedded.postgres import EmbeddedPostgres
-from torture.harness import Round
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.postgres import Database
+from tests.support.torture.harness import Round
+from tests.support.wait import wait_until
 
 
 @pytest.mark.parametrize("way", ["fast", "immediate", "kill"])

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from fix_postgres import Database, Servers
-from fix_proxy import Proxy
-from fix_wait import wait_until
 from tailrace.changelog.directory import LogDirectory
-from tailrace.config import Disclosure
-from tailrace.decode.disclosed import Disclosed
-from tailrace.embedded.postgres import EmbeddedPostgres
-from tailrace.pipeline.inspection import Selection, json_lines
-from torture import ledger, validator
-from torture.harness import SINKS, Life, Round
-from torture.sinks import parse_json
+from tailrace.config import ColumnPolicy
+from tailrace.pipeline.log.inspection import Selection, json_lines
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.postgres import Database, Servers
+from tests.support.proxy import Proxy
+from tests.support.torture import ledger, validator
+from tests.support.torture.harness import SINKS, Life, Round
+from tests.support.torture.sinks import parse_json
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.any_postgres("two versions take part anyway")
 
@@ -139,7 +139,7 @@ class Fleet:
             rows = ledger.source_rows(database.dsn)
             # In this process: four more interpreters would show nothing more.
             log = LogDirectory.open(self.first.log / name)
-            lines = json_lines(log, "0", Selection(), Disclosed.of(Disclosure()))
+            lines = json_lines(log, "0", Selection(), TablePolicy.of(ColumnPolicy()))
             changes = [parse_json(line, "log") for line in lines]
             found += [f"log of {name}: {each}" for each in validator.history_problems(changes, rows)]
             for kind in self.first.sinks:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from fix_wait import wait_until
-from tailrace.embedded.postgres import EmbeddedPostgres
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.wait import wait_until
 
 SLOT = "tailrace_shop"
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fix_postgres import Database
-from fix_wait import wait_until
-from torture.harness import Round
+from tests.support.postgres import Database
+from tests.support.torture.harness import Round
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.any_postgres("the locks are ours")
 

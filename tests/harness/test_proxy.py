@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from fix_wait import wait_until
+from tests.support.wait import wait_until
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,19 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from structlog.testing import capture_logs
 
-from kafka.shares_rig import ORDERS, opened, records, sink_of, write
-from spark.wire import HandmadeLog, insert
 from tailrace import failpoints
-from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
 from tailrace.failpoints import FailpointError
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.batches import fill, not_shrinking
+from tests.support.kafka.shares_rig import opened, records, sink_of, write
+from tests.support.spark.wire import HandmadeLog
 
 WARNING = "batches are too large for a topic: smaller ones now"
 
 
 def shrinking(_random: random.Random, length: int) -> str:
     return "again " * (length // 6)
-
-
-def not_shrinking(random_: random.Random, length: int) -> str:
-    return "".join(map(chr, (random_.randrange(0x21, 0x2FFF) for _ in range(length // 3))))
-
-
-def fill(log: HandmadeLog, rows: int, length: int, text: Callable[[random.Random, int], str]) -> int:
-    """Write one transaction; its rows have keys from 0 on."""
-    random_ = random.Random(7)
-    return log.commit(ORDERS, *(insert(1, row, text(random_, length)) for row in range(rows)))
 
 
 def written(kafka: EmbeddedKafka, name: str) -> Counter[bytes | None]:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kafka.shares_rig import fill, opened, sink_of, write
-from spark.wire import HandmadeLog
-from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.records.group import Group
-from tailrace.transforms import building
+from tailrace.transforms import factory
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.shares_rig import fill, opened, sink_of, write
+from tests.support.spark.wire import HandmadeLog
 
 
 class Noted:
@@ -39,7 +39,7 @@ def test_transformations_are_closed_once_after_the_last_change(
     noted = [Noted(error), Noted(None)]
     with HandmadeLog(tmp_path / "log") as log, capture_logs() as logs:
         ends = fill(log, 2)
-        sink = opened(sink_of(kafka, topic_name, 0, chain=building.build(noted)), log)
+        sink = opened(sink_of(kafka, topic_name, 0, chain=factory.build(noted)), log)
         for end in ends:
             write(sink, log, end)
         sink.close()

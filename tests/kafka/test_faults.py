@@ -15,12 +15,12 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from fix_kafka_proxy import Fault, How, KafkaProxy
-from kafka.counting import read_numbers, require_each_once
-from kafka.once import numbers, reached, writer
-from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, Policy, TailraceError
-from tailrace.kafka.writer import Writer
+from tailrace.kafka.producer.writer import Writer
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.counting import read_numbers, require_each_once
+from tests.support.kafka.once import numbers, reached, writer
+from tests.support.kafka_proxy import Fault, How, KafkaProxy
 
 BATCH = 20
 LIVES_MAX = 4

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from converters.customers import groups_of
-from kafka.once import writer
-from kafka.reading import QUIET, read_topic
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.contract import Converter
 from tailrace.converters.debezium import JsonConverter
-from tailrace.embedded.kafka import EmbeddedKafka
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.converters.customers import groups_of
+from tests.support.kafka.once import writer
+from tests.support.kafka.reading import QUIET, read_topic
 
 FORMS: dict[str, Converter] = {
     "json": JsonConverter(),

@@ -9,11 +9,20 @@ from typing import Any
 
 import pytest
 
-from kafka import layout_model as model
-from kafka.layout_model import KEYS, Broker, Driver, Executor, Fenced, Job, Process
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka import layout
-from tailrace.kafka.layout import Fence, Head, OpenMember, OpenOwn, ReadHead, Standing, WriteHead, WriteShare
+from tailrace.kafka.producer import layout
+from tailrace.kafka.producer.layout import (
+    AssignmentState,
+    Fence,
+    Head,
+    OpenMember,
+    OpenOwn,
+    ReadHead,
+    WriteHead,
+    WriteShare,
+)
+from tests.support.kafka import layout_model as model
+from tests.support.kafka.layout_model import KEYS, Broker, Driver, Executor, Fenced, Job, Process
 
 World = tuple[Broker, tuple[Process, ...]]
 Engines = tuple[tuple[int, tuple[int, ...]], ...]
@@ -173,24 +182,24 @@ def test_an_executor_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, pla
         _explore_all()
 
 
-def _fencing_before_the_lease(producers: int, fresh: Any) -> Generator[Any, Any, Standing]:
+def _fencing_before_the_lease(producers: int, fresh: Any, **_: Any) -> Generator[Any, Any, AssignmentState]:
     head = yield OpenOwn()
     if head is None:
-        return Standing()
-    standing = Standing(head, (head.log_offset,))
+        return AssignmentState()
+    standing = AssignmentState(head, (head.log_offset,))
     if head.producers:
         reached = ()
         for number in range(head.producers):
             reached += (head.reached((yield Fence(number))),)
         head = replace(head, lease=fresh())
         yield WriteHead(head)
-        standing = Standing(head, reached)
+        standing = AssignmentState(head, reached)
     if standing.has(producers) or not standing.is_even:
         return standing
     return (yield from layout.beginning("", standing.reached[0], producers, fresh))
 
 
-def _not_waiting_for_rest(producers: int, fresh: Any) -> Generator[Any, Any, Standing]:
+def _not_waiting_for_rest(producers: int, fresh: Any, **_: Any) -> Generator[Any, Any, AssignmentState]:
     steps = layout_taking(producers, fresh)
     standing = yield from steps
     if standing.head is None or standing.has(producers):
@@ -198,14 +207,14 @@ def _not_waiting_for_rest(producers: int, fresh: Any) -> Generator[Any, Any, Sta
     return (yield from layout.beginning("", standing.position or 0, producers, fresh))
 
 
-def _keeping_the_lease(producers: int, fresh: Any) -> Generator[Any, Any, Standing]:
+def _keeping_the_lease(producers: int, fresh: Any, **_: Any) -> Generator[Any, Any, AssignmentState]:
     head = yield OpenOwn()
     if head is None or not head.producers:
-        return Standing(head, () if head is None else (head.log_offset,))
+        return AssignmentState(head, () if head is None else (head.log_offset,))
     reached = ()
     for number in range(head.producers):
         reached += (head.reached((yield Fence(number))),)
-    return Standing(head, reached)
+    return AssignmentState(head, reached)
 
 
 layout_taking = layout.taking

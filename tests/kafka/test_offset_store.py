@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
-from fix_wait import wait_until
-from tailrace import Engine
+from tailrace import Engine, failpoints
 from tailrace.config.engine_options import OffsetStorage
-from tailrace.embedded.kafka import EmbeddedKafka
-from tailrace.engine.offset_stores import store_for
+from tailrace.engine.offsets.stores import store_for
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.offset_store import KafkaOffsetStore
+from tailrace.kafka.offsets.store import KafkaOffsetStore
+from tailrace.kafka.producer.writer import AtomicWriter
 from tailrace.testing import LinesSource, conformance
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.wait import wait_until
 
 HERE = {"server": "a"}
 
@@ -53,6 +55,37 @@ def test_the_newer_of_two_stores_has_the_offsets_and_the_older_never_again(
     assert KafkaOffsetStore(section, "shop", atomic=True).read([HERE]) == {0: {"line": 3}}
 
 
+def test_one_that_stood_still_in_a_commit_goes_on_unless_another_has_written(
+    kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    options = {"transaction.timeout.ms": "3000", "message.timeout.ms": "3000"}
+    section = storage(kafka, topic_name).model_copy(update={"options": options})
+    old, new = (KafkaOffsetStore(section, "shop", atomic=True) for _ in range(2))
+
+    def stand_still() -> Kind:
+        failpoints.arm("kafka.before_commit=sleep:7000")
+        try:
+            with pytest.raises(TailraceError) as failed:
+                old.write([(HERE, {"line": 5})], 30)
+        finally:
+            failpoints.arm("")
+        return failed.value.kind
+
+    old.start()
+    old.write([(HERE, {"line": 1})], 30)
+    assert stand_still() is Kind.OFFSETS_UNWRITABLE
+    old.write([(HERE, {"line": 5})], 30)
+    assert stand_still() is Kind.OFFSETS_UNWRITABLE
+    new.start()
+    assert new.read([HERE]) == {0: {"line": 5}}
+    new.write([(HERE, {"line": 6})], 30)
+    with pytest.raises(TailraceError) as refused:
+        old.write([(HERE, {"line": 7})], 30)
+    assert refused.value.kind is Kind.OFFSETS_PREEMPTED
+    old.stop()
+    new.stop()
+
+
 def test_an_engine_that_was_taken_over_stops_and_says_so(kafka: EmbeddedKafka, topic_name: str) -> None:
     options = {
         "offset_storage": storage(kafka, topic_name).model_dump(mode="json", exclude_unset=True),
@@ -81,3 +114,54 @@ def test_an_engine_that_was_taken_over_stops_and_says_so(kafka: EmbeddedKafka, t
             first.wait(60)
     assert ended.value.kind is Kind.OFFSETS_PREEMPTED
     assert got[1][-10:] == list(range(51, 61))
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_an_offset_is_found_when_its_topic_has_more_partitions(
+    kafka: EmbeddedKafka, topic_name: str, atomic: bool
+) -> None:
+    section = storage(kafka, topic_name)
+    places = [{"server": str(number)} for number in range(5)]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    for line, partitions in enumerate((25, 31, 47)):
+        if line:
+            admin.create_partitions([NewPartitions(section.topic, partitions)])[section.topic].result(60)
+            wait_until(
+                lambda count=partitions: (  # type: ignore[misc]
+                    len(admin.list_topics(section.topic, 60).topics[section.topic].partitions) == count
+                ),
+                60,
+                "the partitions",
+            )
+        store = KafkaOffsetStore(section, "shop", atomic=atomic)
+        store.start()
+        if line:
+            assert store.read(places) == {number: {"line": line} for number in range(5)}
+        store.write([(place, {"line": line + 1}) for place in places], 30)
+        store.stop()
+
+
+def test_a_commit_without_an_answer_that_came_to_be_is_no_other_engines(
+    kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = KafkaOffsetStore(storage(kafka, topic_name), "shop", atomic=True)
+    store.start()
+    store.write([(HERE, {"line": 1})], 30)
+    commit_all = AtomicWriter.commit_all
+
+    def unanswered(writer: AtomicWriter, *args: Any) -> None:
+        commit_all(writer, *args)
+        raise TailraceError(Kind.SINK_WRITE_FAILED, "commit a transaction: no answer")
+
+    def refused(*_: Any) -> None:
+        raise TailraceError(Kind.SINK_WRITE_FAILED, "commit a transaction: refused")
+
+    for line, fails in ((2, unanswered), (3, refused)):
+        monkeypatch.setattr(AtomicWriter, "commit_all", fails)
+        with pytest.raises(TailraceError) as failed:
+            store.write([(HERE, {"line": line})], 30)
+        assert failed.value.kind is Kind.OFFSETS_UNWRITABLE
+    monkeypatch.setattr(AtomicWriter, "commit_all", commit_all)
+    store.write([(HERE, {"line": 4})], 30)
+    assert store.read([HERE]) == {0: {"line": 4}}
+    store.stop()

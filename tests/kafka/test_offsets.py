@@ -16,16 +16,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from fix_orders_log import LogOfOrders
-from kafka.orders import Orders, run
 from tailrace.changelog.lock import take_lock
 from tailrace.config.engine_options import OffsetStorage
-from tailrace.embedded.kafka import EmbeddedKafka, find_jars
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.offset_store import KafkaOffsetStore
-from tailrace.kafka.writer import AtomicWriter
-from tailrace.pipeline.reading import partition_of
+from tailrace.kafka.offsets.store import KafkaOffsetStore
+from tailrace.kafka.producer.writer import AtomicWriter
+from tailrace.pipeline.log.consumer import partition_of
 from tailrace.ranges.batches import offset_of
+from tailrace_servers.kafka import EmbeddedKafka, find_jars
+from tests.support.kafka.orders import Orders, run
+from tests.support.orders_log import LogOfOrders
 
 
 @pytest.fixture

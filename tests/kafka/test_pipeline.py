@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,12 +14,17 @@ from typing import Any
 
 import pytest
 
-from fix_postgres import Database
-from kafka.reading import read_topic
-from tailrace.embedded.kafka import EmbeddedKafka
+from tailrace import Engine
+from tailrace.config import load_engine
+from tailrace.pipeline.postgres_connector import PostgresConnector
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.folding import _changes, _folded
+from tests.support.kafka.reading import read_topic
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
 
 TIMEOUT_S = 240
-KILLS = ["kafka.after_begin@1", "kafka.before_commit@1", "kafka.after_commit@1"]
+KILLS = ["kafka.after_begin", "kafka.before_commit", "kafka.after_commit"]
 
 
 def _run(file: Path, failpoints: str = "", *, status: int = 0) -> str:
@@ -34,7 +40,9 @@ def _run(file: Path, failpoints: str = "", *, status: int = 0) -> str:
     return done.stderr
 
 
-def _file(directory: Path, pg: Database, kafka: EmbeddedKafka, *, atomic: bool) -> Path:
+def _file(
+    directory: Path, pg: Database, kafka: EmbeddedKafka, *, atomic: bool, boundary: str = "poll"
+) -> Path:
     file = directory / "pipeline.yaml"
     file.write_text(
         f"name: {pg.name}\n"
@@ -44,6 +52,7 @@ def _file(directory: Path, pg: Database, kafka: EmbeddedKafka, *, atomic: bool) 
         f"  - {{type: kafka, bootstrap_servers: '{kafka.bootstrap}', topic_prefix: {pg.name},\n"
         f"     group: {pg.name}, offsets_topic: {pg.name}-offsets,\n"
         f"     atomic_source_offset_commit: {str(atomic).lower()},\n"
+        f"     transaction_boundary: {boundary},\n"
         "     converter: {type: json, schemas_enable: false}, batch_rows_max: 50,\n"
         "     topics: [{tables: ['public.orders'], partitions: 3}]}\n"
     )
@@ -55,26 +64,6 @@ def _events(kafka: EmbeddedKafka, topic: str) -> list[tuple[Any, Any]]:
     return [(message.key_document, message.document) for message in read_topic(kafka.bootstrap, topic)]
 
 
-def _changes(events: list[tuple[Any, Any]]) -> Counter[tuple[str, int, str]]:
-    """Count (operation, id, what) of each change; tombstones are none."""
-    found: Counter[tuple[str, int, str]] = Counter()
-    for _, value in events:
-        if value is not None:
-            row = value["after"] or value["before"]
-            found[value["op"], row["id"], str(row.get("what"))] += 1
-    return found
-
-
-def _folded(events: list[tuple[Any, Any]]) -> dict[int, str]:
-    rows: dict[int, str] = {}
-    for key, value in events:
-        if value is None or value["after"] is None:
-            rows.pop(key["id"], None)
-        else:
-            rows[key["id"]] = value["after"]["what"]
-    return rows
-
-
 @pytest.fixture
 def orders(pg: Database) -> Database:
     pg.execute("create table orders (id int primary key, what text)")
@@ -84,20 +73,21 @@ def orders(pg: Database) -> Database:
 
 @pytest.mark.any_postgres("what Kafka gets is what is in the log")
 @pytest.mark.slow
+@pytest.mark.parametrize(("boundary", "count"), [("poll", 1), ("transaction", 4)])
 def test_each_change_once_whatever_step_is_killed(
-    orders: Database, kafka: EmbeddedKafka, tmp_path: Path
+    orders: Database, kafka: EmbeddedKafka, tmp_path: Path, boundary: str, count: int
 ) -> None:
-    file = _file(tmp_path, orders, kafka, atomic=True)
+    file = _file(tmp_path, orders, kafka, atomic=True, boundary=boundary)
     expected: Counter[tuple[str, int, str]] = Counter(("r", n, f"first {n}") for n in range(1, 101))
     _run(file)
     for turn, kill in enumerate(KILLS):
         first = 1000 * (turn + 1)
-        for at in range(first, first + 120, 40):
-            orders.execute(f"insert into orders select n, 'new' from generate_series({at}, {at + 39}) n")
-            expected.update(("c", n, "new") for n in range(at, at + 40))
+        for at in range(first, first + 120, 10):
+            orders.execute(f"insert into orders select n, 'new' from generate_series({at}, {at + 9}) n")
+            expected.update(("c", n, "new") for n in range(at, at + 10))
         orders.execute(f"update orders set what = 'turn {turn}' where id <= 30")
         expected.update(("u", n, f"turn {turn}") for n in range(1, 31))
-        _run(file, kill.replace("@", "=kill@"), status=-signal.SIGKILL)
+        _run(file, f"{kill}=kill@{count}", status=-signal.SIGKILL)
     orders.execute("delete from orders where id between 91 and 100")
     expected.update(("d", n, "None") for n in range(91, 101))
     _run(file)
@@ -138,3 +128,24 @@ def test_status_tells_the_position(orders: Database, kafka: EmbeddedKafka, tmp_p
     (sink,) = json.loads(done.stdout)["sinks"]
     assert (sink["type"], sink["lag_bytes"]) == ("kafka", 0)
     assert sink["position"] > 0
+
+
+def test_what_a_sink_has_written_is_in_the_metrics(
+    orders: Database, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    config = load_engine(_file(tmp_path, orders, kafka, atomic=True))
+    engine = Engine(config, connector=PostgresConnector(), settings=config.as_settings())
+
+    def number(name: str) -> float | None:
+        found = re.search(rf"^tailrace_sink_{name}{{.*}} ([0-9.]+)$", engine.metrics.text(), re.MULTILINE)
+        return None if found is None else float(found[1])
+
+    with engine:
+        wait_until(lambda: number("rows_total") == 100, TIMEOUT_S, "the rows in the metrics")
+        wait_until(lambda: number("lag_bytes") == 0, TIMEOUT_S, "a sink without a lag")
+        assert number("running") == 1
+        assert (number("batches_total") or 0) >= 1
+        assert (number("log_bytes_total") or 0) > 100
+        orders.execute("insert into orders values (5000, 'y')")
+        wait_until(lambda: number("rows_total") == 101, TIMEOUT_S, "one more")
+    assert number("running") == 0

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from fix_kafka import Authority, Principal
-from kafka.orders import Orders, run, written
-from tailrace.capture.publication import Table
 from tailrace.changelog.reader import LogReader
-from tailrace.config.disclosure import Disclosure
 from tailrace.config.engine_options import OffsetStorage
-from tailrace.config.kafka import KafkaSink
-from tailrace.embedded.kafka import SASL, SASL_TLS, EmbeddedKafka
+from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.offset_store import KafkaOffsetStore
+from tailrace.kafka.offsets.store import KafkaOffsetStore
 from tailrace.model import OWN_FORMS, LogRange
-from tailrace.pipeline.preflight_kafka import cluster_findings, storage_findings, topic_findings
+from tailrace.pipeline.preflight.kafka import cluster_findings, storage_findings, topic_findings
 from tailrace.ranges import plan
 from tailrace.sinks.build import build
-from tailrace.sinks.kafka_offsets import commit_from_outside
+from tailrace.sinks.kafka.offsets import commit_from_outside
+from tailrace.sources.postgres.schema.source_tables import SourceTable
+from tailrace_servers.kafka import SASL, SASL_TLS, EmbeddedKafka
+from tests.support.kafka.orders import Orders, run, written
+from tests.support.kafka_cluster import Authority, Principal
 
 CANARY = "c4n4ry-S3cret"
 IDS = [1, 2, 3, 4, 5, 6, 7]
@@ -49,7 +49,7 @@ def orders_by(
 
 def write(orders: Orders) -> None:
     """Open the sink anew and have it write the whole log."""
-    sink = build(orders.config.sinks[0], Disclosure(), OWN_FORMS, orders.directory / "log")
+    sink = build(orders.config.sinks[0], ColumnPolicy(), OWN_FORMS, orders.directory / "log")
     with LogReader.open(orders.directory / "log", "0") as reader:
         pieces = plan.pieces("0", reader.blocks(0, orders.ends[-1]), 0, orders.ends[-1])
     try:
@@ -234,13 +234,13 @@ def test_check_names_what_lacks_in_the_cluster_and_makes_nothing(
 ) -> None:
     orders = orders_by(principal, tmp_path, kafka, topic_name)
     offsets = f"{topic_name}-offsets"
-    tables = [Table(1, "public", "orders", False, False, ())]
+    tables = [SourceTable(1, "public", "orders", False, False, ())]
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
 
     def problems() -> list[Any]:
         (part,) = orders.config.pipelines
         (sink,) = part.sinks
-        assert isinstance(sink, KafkaSink)
+        assert isinstance(sink, KafkaSinkConfig)
         return [*cluster_findings(sink, part), *topic_findings(sink, part, tables)]
 
     found = json.loads(run("check", orders.file, "--json", status=1))

@@ -14,23 +14,23 @@ from structlog.testing import capture_logs
 
 from tailrace.config import load_engine
 from tailrace.config.engine_options import OffsetStorage
-from tailrace.config.kafka import KafkaSink
+from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.errors import Kind
-from tailrace.kafka.client import ToLog
-from tailrace.kafka.failures import error_of, failure_of
-from tailrace.kafka.offset_store import KafkaOffsetStore
-from tailrace.kafka.questions import answer
-from tailrace.kafka.writer import AtomicWriter, PlainWriter
-from tailrace.pipeline.findings import Severity
-from tailrace.pipeline.preflight import preflight
-from tailrace.sinks.kafka import account_of
+from tailrace.kafka.client.failures import error_of, failure_of
+from tailrace.kafka.client.requests import answer
+from tailrace.kafka.client.settings import ToLog
+from tailrace.kafka.offsets.store import KafkaOffsetStore
+from tailrace.kafka.producer.writer import AtomicWriter, PlainWriter
+from tailrace.pipeline.preflight.preflight import preflight
+from tailrace.sinks.kafka.sink import account_of
+from tailrace.sources.findings import Severity
 
 
-def sink_of(**more: Any) -> KafkaSink:
-    return KafkaSink.model_validate({"type": "kafka", "bootstrap_servers": "127.0.0.1:1", **more})
+def sink_of(**more: Any) -> KafkaSinkConfig:
+    return KafkaSinkConfig.model_validate({"type": "kafka", "bootstrap_servers": "127.0.0.1:1", **more})
 
 
-def settings_of(sink: KafkaSink) -> dict[str, Any]:
+def settings_of(sink: KafkaSinkConfig) -> dict[str, Any]:
     """Return the settings that the sink's producer is made with."""
     account = account_of(sink, "shop")
     writer = account.writer(account.offsets())
@@ -39,7 +39,7 @@ def settings_of(sink: KafkaSink) -> dict[str, Any]:
     return dict(writer._task.settings)
 
 
-def test_a_producer_is_idempotent_and_waits_no_longer_than_a_commit_may_take() -> None:
+def test_a_producer_is_idempotent_and_no_record_waits_for_longer_than_its_transaction() -> None:
     found = settings_of(sink_of(atomic_source_offset_commit=True, offset_flush_timeout_ms=90_000))
     assert found["transactional.id"] == "tailrace-shop-0"
     assert (found["enable.idempotence"], found["acks"]) == (True, "all")
@@ -48,13 +48,13 @@ def test_a_producer_is_idempotent_and_waits_no_longer_than_a_commit_may_take() -
         sink_of(atomic_source_offset_commit=True, offset_flush_timeout_ms=5000, group="connect-cluster")
     )
     assert found["transactional.id"] == "connect-cluster-shop-0"
-    assert (found["message.timeout.ms"], found["transaction.timeout.ms"]) == (5000, 60_000)
+    assert (found["message.timeout.ms"], found["transaction.timeout.ms"]) == (60_000, 60_000)
     # A message may not outlive its transaction.
     short = {"transaction.timeout.ms": "4000"}
     assert settings_of(sink_of(atomic_source_offset_commit=True, options=short))["message.timeout.ms"] == 4000
     plain = settings_of(sink_of(atomic_source_offset_commit=False, offset_flush_timeout_ms=5000))
     assert "transactional.id" not in plain
-    assert (plain["enable.idempotence"], plain["message.timeout.ms"]) == (True, 5000)
+    assert (plain["enable.idempotence"], plain["message.timeout.ms"]) == (True, 900_000)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,8 @@ def test_settings_that_count_for_nothing_are_told(tmp_path: Path) -> None:
     given = {
         "offset_flush_interval_ms": ("500", "transaction_boundary: interval"),
         "transaction_records": ("10", "transaction_boundary: records"),
-        "dead_letter_topic": ("graves", "too_large: dead_letter"),
         "transaction_topic": ("ends", "provide_transaction_metadata: true"),
-        "heartbeat_topic": ("beats", "heartbeat_interval_ms: 1000"),
-        "schema_changes_topic": ("shapes", "schema_changes: true"),
+        "heartbeat_topic_prefix": ("beats", "heartbeat_interval_ms: 1000"),
     }
     for name, (value, beside) in given.items():
         key, _, word = beside.partition(": ")

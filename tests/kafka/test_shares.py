@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converters.customers import CASES, groups_of
-from kafka.shares_rig import sink_of
-from tailrace.config.kafka import KafkaSink
+from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.contract import KeysFirst
 from tailrace.converters.debezium import JsonConverter
-from tailrace.kafka.offsets import partition_of
-from tailrace.kafka.shares import Share, shares_of
+from tailrace.kafka.offsets.topic import partition_of
+from tailrace.kafka.producer.shares import Share, shares_of
 from tailrace.records.events import Converted
-from tailrace.sinks.kafka import account_of
+from tailrace.sinks.kafka.sink import account_of
+from tests.support.converters.customers import CASES, groups_of
+from tests.support.kafka.shares_rig import sink_of
 
 KEYS = st.lists(st.none() | st.binary(max_size=20), min_size=1, max_size=30)
 
@@ -90,7 +90,7 @@ def test_what_executors_are_sent_holds_references_and_no_secret(monkeypatch: pyt
         "bootstrap_servers": "127.0.0.1:1",
         "options": {"sasl.password": "${env:CANARY}"},
     }
-    config = KafkaSink.model_validate(given)
+    config = KafkaSinkConfig.model_validate(given)
     account = account_of(config, "shop")
     sent = pickle.dumps(account)
     assert b"canary-3f9d" not in sent

@@ -8,20 +8,21 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kafka.shares_rig import Content, alone, content, fill, opened, sink_of, unordered, write
-from sinks.rig import InProcess
-from spark.wire import HandmadeLog
 from tailrace import failpoints
-from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
-from tailrace.sinks import kafka_offsets, kafka_shares
-from tailrace.sinks.kafka import offset_at, recorded_kafka_position
-from tailrace.sinks.kafka_shares import ShareJob, Written, write_share
+from tailrace.sinks.kafka import offsets, shares
+from tailrace.sinks.kafka.shares import ShareJob, ShareWritten, write_share
+from tailrace.sinks.kafka.sink import offset_at, recorded_kafka_position
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.shares_rig import Content, alone, content, fill, opened, sink_of, unordered, write
+from tests.support.sinks.rig import InProcess
+from tests.support.spark.wire import HandmadeLog
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_what_an_older_engine_still_runs_commits_nothing_and_says_so(
     (job,) = spark.jobs
     new = opened(sink_of(kafka, topic_name, 2), log)
     with pytest.raises(TailraceError) as refused:
-        write_share(ShareJob(job.log, job.pieces, ends[1], job.account, job.form, job.head), 0)
+        write_share(replace(job, end=ends[1]), 0)
     assert refused.value.kind is Kind.SINK_PREEMPTED
     with pytest.raises(TailraceError) as refused:
         write(old, log, ends[2])
@@ -150,9 +151,9 @@ def test_an_offset_set_from_outside_counts_for_all_producers_and_stops_what_stil
     write(sink, log, ends[2], spark)
     (job,) = spark.jobs
     config, log_id = sink_of(kafka, topic_name, 2)._config, log.directory.identity.log_id
-    (found,) = kafka_offsets.committed(config, "shop")
+    (found,) = offsets.committed(config, "shop")
     assert (found.task, found.log_offset) == ("0", ends[2])
-    kafka_offsets.commit_from_outside(config, "shop", ["0"], offset_at(log_id, ends[0]))
+    offsets.commit_from_outside(config, "shop", ["0"], offset_at(log_id, ends[0]))
     assert recorded_kafka_position(config, "shop", log.directory.identity) == ends[0]
     with pytest.raises(TailraceError) as refused:
         write_share(job, 1)
@@ -166,7 +167,7 @@ def test_an_offset_set_from_outside_counts_for_all_producers_and_stops_what_stil
 def test_of_two_attempts_at_a_share_one_writes_and_the_other_waits_for_it(
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_shares, "PATIENCE_S", (30.0, 30.0))
+    monkeypatch.setattr(shares, "PATIENCE_S", (30.0, 30.0))
     (end,) = fill(log, 1)
     sink, spark = opened(sink_of(kafka, topic_name, 2), log), Kept()
     failpoints.arm("kafka.in_share=error")  # the first share is left, the second written
@@ -174,7 +175,7 @@ def test_of_two_attempts_at_a_share_one_writes_and_the_other_waits_for_it(
         write(sink, log, end, spark)
     (job,) = spark.jobs
     failpoints.arm("kafka.before_commit=sleep:4000")  # the first that comes here is overtaken
-    found: list[Written] = []
+    found: list[ShareWritten] = []
     attempts = [threading.Thread(target=lambda: found.append(write_share(job, 0))) for _ in range(2)]
     for attempt in attempts:
         attempt.start()

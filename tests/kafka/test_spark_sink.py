@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from fix_kafka import Principal
-from fix_postgres import Database
-from kafka.reading import read_topic
-from kafka.shares_rig import alone, content, fill, opened, records, sink_of, unordered, write
-from kafka.test_pipeline import _changes, _folded
-from spark.wire import HandmadeLog, insert
 from tailrace.converters.debezium import JsonConverter
-from tailrace.embedded.kafka import SASL, EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
+from tailrace_servers.kafka import SASL, EmbeddedKafka
+from tests.support.kafka.folding import _changes, _folded
+from tests.support.kafka.reading import read_topic
+from tests.support.kafka.shares_rig import alone, content, fill, opened, records, sink_of, unordered, write
+from tests.support.kafka_cluster import Principal
+from tests.support.postgres import Database
+from tests.support.spark.wire import HandmadeLog, insert
 
 TIMEOUT_S = 280
 CANARY = "c4n4ry-S3cret"  # the password of `principal`
@@ -72,8 +72,10 @@ def test_what_is_too_large_for_its_topic_is_told_with_its_place_or_becomes_a_dea
     assert (place["table"], place["topic"]) == ("public.orders", f"{topic_name}.public.orders")
     assert end <= int(str(place["log_offset"])) < large[0]
     assert place["commit_lsn"]
-    assert "too_large: dead_letter" in refused.value.hint
-    sink = opened(sink_of(kafka, topic_name, 2, topics=settings, too_large="dead_letter"), log)
+    assert "set dead_letter_topic" in refused.value.hint
+    sink = opened(
+        sink_of(kafka, topic_name, 2, topics=settings, dead_letter_topic=f"{topic_name}.dead-letter"), log
+    )
     assert write(sink, log, large[1], spark).dead_letters == 2
     sink.close()
     letters = read_topic(kafka.bootstrap, f"{topic_name}.dead-letter")
@@ -88,8 +90,15 @@ def test_a_task_that_dies_half_way_is_repeated_by_spark_and_writes_nothing_twice
     kafka: EmbeddedKafka, topic_name: str, log: HandmadeLog, tmp_path: Path
 ) -> None:
     ends = fill(log, 6)
-    command = [sys.executable, "-m", "kafka.spark_once", kafka.bootstrap, topic_name, str(log.path)]
-    path = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.kafka.spark_once",
+        kafka.bootstrap,
+        topic_name,
+        str(log.path),
+    ]
+    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [*command, str(ends[-1]), str(tmp_path / "died")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
@@ -161,7 +170,7 @@ def _lives(
         principal.allow("topic", f"{pg.name}-offsets", operation)
     for operation in ("WRITE", "CREATE"):
         principal.allow("topic", f"{pg.name}.public.orders", operation)
-    for producer in ("", *(f"-{number}" for number in range(max(producers for producers, _ in lives)))):
+    for producer in ("", *(f":{number}" for number in range(max(producers for producers, _ in lives)))):
         principal.allow("transactional-id", f"{pg.name}-{pg.name}-0{producer}", "WRITE")
     pg.execute("create table orders (id int primary key, what text)")
     pg.execute("insert into orders select n, 'first ' || n from generate_series(1, 100) n")

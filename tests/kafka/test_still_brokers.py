@@ -13,14 +13,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kafka.counting import PARTITIONS, read_numbers, require_each_once
-from kafka.once import numbers, reached, writer
-from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, Policy, TailraceError
-from tailrace.kafka import client
-from tailrace.kafka.questions import Clients
-from tailrace.kafka.reach import require_reachable
-from tailrace.kafka.writer import Writer
+from tailrace.kafka.client import settings as client
+from tailrace.kafka.client.connectivity import require_reachable
+from tailrace.kafka.client.requests import AdminClients
+from tailrace.kafka.producer.writer import Writer
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.counting import PARTITIONS, read_numbers, require_each_once
+from tests.support.kafka.once import numbers, reached, writer
 
 BATCH = 20
 #: Longest that a commit may take; the broker stands still until that is over and the failure is told.
@@ -162,7 +162,7 @@ def test_a_question_that_is_not_answered_is_asked_again_by_a_client_that_begins_
 
         return ask
 
-    clients = Clients({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    clients = AdminClients({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     # What a client knows of a cluster that changes may be why it is answered in vain.
     for code in (KafkaError._TIMED_OUT, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_LEADER_EPOCH):
         asked.clear()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fix_postgres import Database
-from fix_wait import wait_until
-from tailrace.embedded.kafka import EmbeddedKafka
-from torture.harness import Round
-from torture.takeovers import Relay
-from torture.topics import Topics
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.postgres import Database
+from tests.support.torture.harness import Round
+from tests.support.torture.takeovers import Relay
+from tests.support.torture.topics import Topics
+from tests.support.wait import wait_until
 
 pytestmark = [
     pytest.mark.any_postgres("what Kafka gets is what is in the log"),

@@ -6,9 +6,15 @@ import pickle
 
 import pytest
 
-from kafka.model import Broker, Producer, moves
-from tailrace.kafka import transaction
-from tailrace.kafka.transaction import Command, Event, IllegalTransition, State, Transaction
+from tailrace.kafka.producer import transaction
+from tailrace.kafka.producer.transaction import (
+    Command,
+    IllegalProducerTransition,
+    ProducerEvent,
+    ProducerState,
+    Transaction,
+)
+from tests.support.kafka.model import Broker, Producer, moves
 
 CHANGES, LIVES = 3, 2
 
@@ -54,37 +60,37 @@ def test_each_change_is_committed_once_whoever_dies_wakes_or_hears_nothing(chang
     ("key", "planted"),
     [
         # Reads no offsets after fencing, so that it trusts what it knew.
-        ((State.FENCING, Event.INITIALISED), (State.READY, ())),
+        ((ProducerState.FENCING, ProducerEvent.INITIALISED), (ProducerState.READY, ())),
         # Writes the offset outside of the transaction's end.
-        ((State.OPEN, Event.DUE), (State.COMMITTING, (Command.COMMIT,))),
+        ((ProducerState.OPEN, ProducerEvent.DUE), (ProducerState.COMMITTING, (Command.COMMIT,))),
         # Logs a failed commit and goes on.
-        ((State.COMMITTING, Event.REFUSED), (State.READY, (Command.TELL_SOURCE,))),
+        ((ProducerState.COMMITTING, ProducerEvent.REFUSED), (ProducerState.READY, (Command.TELL_SOURCE,))),
         # Takes no answer for a yes.
-        ((State.COMMITTING, Event.UNKNOWN), (State.READY, (Command.TELL_SOURCE,))),
+        ((ProducerState.COMMITTING, ProducerEvent.UNKNOWN), (ProducerState.READY, (Command.TELL_SOURCE,))),
     ],
 )
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, key: object, planted: object) -> None:
     monkeypatch.setitem(transaction.TRANSITIONS, key, planted)
-    with pytest.raises((AssertionError, IllegalTransition)):
+    with pytest.raises((AssertionError, IllegalProducerTransition)):
         _explore(CHANGES, LIVES)
 
 
 def test_nothing_is_begun_without_offsets() -> None:
-    life = Transaction(State.READY)
-    after, commands = life.step(Event.DUE)
-    assert after.state is State.READY
+    life = Transaction(ProducerState.READY)
+    after, commands = life.step(ProducerEvent.DUE)
+    assert after.state is ProducerState.READY
     assert commands == ()
 
 
 def test_a_move_that_the_table_lacks_tells_the_story_and_pickles() -> None:
-    life, _ = Transaction().step(Event.START)
-    with pytest.raises(IllegalTransition) as raised:
-        life.step(Event.COMMITTED)
+    life, _ = Transaction().step(ProducerEvent.START)
+    with pytest.raises(IllegalProducerTransition) as raised:
+        life.step(ProducerEvent.COMMITTED)
     again = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - our own
     assert "NEW+START -> FENCING+COMMITTED" in str(again)
 
 
 def test_every_state_is_reached_and_every_end_is_final() -> None:
-    reached = {after for after, _ in transaction.TRANSITIONS.values()} | {State.NEW}
-    assert reached == set(State)
+    reached = {after for after, _ in transaction.TRANSITIONS.values()} | {ProducerState.NEW}
+    assert reached == set(ProducerState)
     assert not [state for state, _ in transaction.TRANSITIONS if state in transaction.FINAL]

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from fix_wait import wait_until
-from kafka.counting import read_numbers, require_each_once
-from kafka.once import numbers, reached, writer
-from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.writer import AtomicWriter, Writer
+from tailrace.kafka.producer.writer import AtomicWriter, Writer
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.counting import read_numbers, require_each_once
+from tests.support.kafka.once import numbers, reached, writer
+from tests.support.wait import wait_until
 
 BATCH = 20
 #: So soon the cluster gives up a transaction whose producer is gone.

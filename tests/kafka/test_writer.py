@@ -15,15 +15,15 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from kafka.counting import read_numbers, require_each_once
-from kafka.once import numbers, reached, writer
-from tailrace.embedded.kafka import EmbeddedKafka
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.offsets import OffsetsTopic
-from tailrace.kafka.sending import Sender
-from tailrace.kafka.transaction import State
-from tailrace.kafka.writer import AtomicWriter
+from tailrace.kafka.offsets.topic import OffsetsTopic
+from tailrace.kafka.producer.sender import Sender
+from tailrace.kafka.producer.transaction import ProducerState
+from tailrace.kafka.producer.writer import AtomicWriter
 from tailrace.records.events import Converted
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.counting import read_numbers, require_each_once
+from tests.support.kafka.once import numbers, reached, writer
 
 QUIET = {"log_level": 0}
 POINTS = [
@@ -70,9 +70,9 @@ def test_one_that_was_taken_over_commits_nothing_more_and_says_so(kafka: Embedde
     with structlog.testing.capture_logs() as logs, pytest.raises(TailraceError) as refused:
         old.commit({"number": 10})
     assert refused.value.kind is Kind.SINK_PREEMPTED
-    assert old.state is State.PREEMPTED
-    [told] = [entry for entry in logs if "pre-empted" in entry["event"]]
-    assert (told["log_level"], told["transactional_id"]) == ("error", f"test-{topic}-0")
+    assert old.state is ProducerState.PREEMPTED
+    [told] = [entry for entry in logs if "fenced" in entry["event"]]
+    assert (told["log_level"], told["transactional_id"]) == ("warning", f"test-{topic}-0")
     old.close()
     new.send(topic, numbers(21, 5))
     new.commit({"number": 25})
@@ -115,7 +115,7 @@ def test_an_offsets_topic_whose_partitions_are_not_told_is_not_taken_for_an_empt
     kafka: EmbeddedKafka, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = writer(kafka.bootstrap, topic, timeout_s=2.0)
-    monkeypatch.setattr(OffsetsTopic, "_count", lambda _self: 0)
+    monkeypatch.setattr(OffsetsTopic, "_replicas", lambda _self: [])
     monkeypatch.setattr(OffsetsTopic, "_may", lambda _self, _operations: 0)
     assert isinstance(known, AtomicWriter)
     for ask in (known._task.offsets.exists, lambda: writer(kafka.bootstrap, topic, timeout_s=2.0)):
@@ -138,9 +138,9 @@ def test_killed_anywhere_it_writes_each_record_once(kafka: EmbeddedKafka, topic:
 
 
 def _life(kafka: EmbeddedKafka, topic: str, environment: dict[str, str]) -> int:
-    path = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-m", "kafka.once", kafka.bootstrap, topic, "atomic", "3", "40"],
+        [sys.executable, "-m", "tests.support.kafka.once", kafka.bootstrap, topic, "atomic", "3", "40"],
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(path)},
         timeout=240,
         check=False,
@@ -169,7 +169,7 @@ def test_who_was_fenced_is_told_so_wherever_the_client_says_it(where: str) -> No
             return self._call("flush")
 
     def send_all() -> None:
-        sender = Sender(Fenced(), timeout_s=1.0)  # type: ignore[arg-type]
+        sender = Sender(Fenced(), {}, timeout_s=1.0)  # type: ignore[arg-type]
         sender.send("topic", Converted(None, pa.array([b"value"])))
         sender.flush()
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from fix_postgres import Database
+from tests.support.postgres import Database
 
 pytestmark = pytest.mark.any_postgres(
     "what each version tells of a change is in tests/capture and tests/sinks"
@@ -69,21 +69,19 @@ def test_what_a_sink_cannot_follow_stops_it_alone_until_a_choice_is_made(
     pg.execute("alter table orders add more text default 'given'")
     pg.execute("begin; update orders set n = 20 where id = 2; alter table orders rename n to number; commit")
     pg.execute("insert into orders values (6, '6', 6, 'own')")
-    pg.execute("alter table others rename to neighbours")
-    pg.execute("insert into neighbours values (6, 'x')")
+    pg.execute("insert into others values (6, 'x')")
     tailrace("run", file, "--until-caught-up")
     expected = [(1, "1", 10), (2, "2", 20), (3, "3", 3), (4, "4", 4), (5, "5", 5), (6, "6", 6)]
     assert rows_of(tmp_path / "mirror" / "public.orders") == [
         {"id": id_, "what": what, "number": n, "more": "own" if id_ == 6 else "given"}
         for id_, what, n in expected
     ]
-    assert len(rows_of(tmp_path / "mirror" / "public.neighbours")) == 6
-    assert not (tmp_path / "mirror" / "public.others").exists()
+    assert len(rows_of(tmp_path / "mirror" / "public.others")) == 6
 
     # What files can have, and what no mirror and no column of a history can.
     pg.execute("alter table orders alter what type int using length(what)")
     pg.execute("insert into orders values (7, 7, 7, 'own')")
-    pg.execute("update neighbours set what = 'y' where id = 6")
+    pg.execute("update others set what = 'y' where id = 6")
     tailrace("run", file, "--until-caught-up", check=1)
     found = {sink["name"]: sink for sink in json.loads(tailrace("status", file, "--json"))["sinks"]}
     assert {name: (sink["state"], sink["lag_bytes"] == 0) for name, sink in found.items()} == {
@@ -115,3 +113,26 @@ def test_what_a_sink_cannot_follow_stops_it_alone_until_a_choice_is_made(
     history = rows_of(tmp_path / "history" / "public.orders")
     assert [row["what"] for row in history if row["id"] == 7] == ["7", "7"]
     assert [row["what"] for row in history if row["id"] == 2] == ["2", "2", "1"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_a_renamed_table_is_read_again_while_its_only_sink_stands(pg: Database, tmp_path: Path) -> None:
+    pg.execute("create table orders (id int primary key, what text)")
+    pg.execute("insert into orders select g, g::text from generate_series(1, 5) g")
+    file = write_file(tmp_path, pg)
+    settings = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**settings, "sinks": settings["sinks"][-1:]}))
+    tailrace("run", file, "--until-caught-up")
+    pg.execute("alter table orders rename to bills")
+    pg.execute("update bills set what = 'renamed' where id = 1")
+    tailrace("run", file, "--until-caught-up", check=1)
+    error = json.loads(tailrace("status", file, "--json"))["sinks"][0]["error"]
+    assert "`tailrace snapshot FILE --table public.bills`" in error["hint"]
+    tailrace("snapshot", file, "--table", "public.bills")
+    tailrace("run", file, check=1)  # the sink stops at once, and the run ends when the snapshot is read
+    listed = json.loads(tailrace("snapshot", file, "--list", "--json"))["snapshots"]
+    assert [each["state"] for each in listed if each["origin"] != "initial"] == ["done"]
+    tailrace("run", file, "--until-caught-up")
+    rows = [tuple(row.values()) for row in rows_of(tmp_path / "mirror" / "public.bills")]
+    assert rows == pg.query("select id, what from bills order by id")

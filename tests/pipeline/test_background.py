@@ -29,7 +29,7 @@ def code_in(module: str) -> Any:
 def test_a_spark_that_is_gone_under_its_user_is_tried_again_and_a_slip_of_ours_is_not() -> None:
     found = as_failure(met(code_in("pyspark.core.context")))
     assert (found.kind, found.policy) == (Kind.SPARK_FAILED, Policy.RETRY)
-    assert as_failure(met(code_in("tailrace.sinks.kafka"))).kind is Kind.INTERNAL
+    assert as_failure(met(code_in("tailrace.sinks.kafka.sink"))).kind is Kind.INTERNAL
     assert as_failure(AttributeError("raised nowhere")).kind is Kind.INTERNAL
 
 

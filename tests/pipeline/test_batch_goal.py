@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from fix_orders_log import LogOfOrders
-from fix_wait import wait_until
-from tailrace.config.kafka import KafkaSink
+from tailrace.changelog import format as codec
+from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.sinks import Pacing
-from tailrace.pipeline.batch_goal import BatchGoal
-from tailrace.pipeline.feed import Feed
+from tailrace.pipeline.batch_size import BatchGoal
+from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.sinks.contract import SinkCommit
+from tests.support.orders_log import LogOfOrders
+from tests.support.wait import wait_until
 
 
 class Ranges:
@@ -43,10 +44,10 @@ class Ranges:
         pass
 
 
-def feed_of(log: LogOfOrders, spans: list[tuple[int, int]], **settings: Any) -> Feed:
+def feed_of(log: LogOfOrders, spans: list[tuple[int, int]], **settings: Any) -> SinkWorker:
     settings = {"type": "kafka", "name": "out", "bootstrap_servers": "127.0.0.1:1", **settings}
-    config = KafkaSink.model_validate(settings)
-    return Feed(config, "shop", log.directory.path, lambda: Ranges(spans), SparkHost(None))  # type: ignore[arg-type]
+    config = KafkaSinkConfig.model_validate(settings)
+    return SinkWorker(config, "shop", log.directory.path, lambda: Ranges(spans), SparkHost(None))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def orders(tmp_path: Path) -> Iterator[LogOfOrders]:
     ("settings", "ends"),
     [
         ({}, [5]),
-        ({"transaction_boundary": "transaction"}, [0, 1, 2, 3, 4, 5]),
+        ({"transaction_boundary": "transaction"}, [5]),  # it is the sink that ends one within a batch
         ({"transaction_boundary": "records", "transaction_records": 25}, [1, 3, 5]),
         ({"transaction_boundary": "records", "transaction_records": 3}, [0, 1, 2, 3, 4, 5]),
         ({"transaction_boundary": "interval"}, [5]),
@@ -75,6 +76,12 @@ def test_a_backlog_is_cut_where_it_is_said(
     feed.finish_at(boundaries[-1])
     feed.run()
     assert [end for _, end in spans] == [boundaries[number] for number in ends]
+
+
+def test_on_spark_a_transaction_is_a_batch() -> None:
+    given = {"type": "kafka", "bootstrap_servers": "127.0.0.1:1", "transaction_boundary": "transaction"}
+    assert KafkaSinkConfig.model_validate({**given, "runs_on": "spark"}).pacing.rows_max == 1
+    assert KafkaSinkConfig.model_validate(given).pacing.interval_s == 0
 
 
 def test_what_comes_within_an_interval_is_one_and_the_end_waits_for_none(orders: LogOfOrders) -> None:
@@ -93,12 +100,44 @@ def test_what_comes_within_an_interval_is_one_and_the_end_waits_for_none(orders:
 
 
 def test_with_a_time_to_keep_to_batches_become_what_is_written_in_it() -> None:
-    goal = BatchGoal.first(Pacing(1_000_000, 1 << 20, 1.0, within_s=1.0))
+    first = goal = BatchGoal.first(Pacing(1_000_000, 1 << 29, 1.0, within_s=1.0))
     for _ in range(12):
-        goal = goal.after(goal.rows, goal.rows / 80_000)  # so many rows a second
+        goal = goal.after(goal.rows, 1, goal.rows / 80_000)  # so many rows a second
     assert 76_000 <= goal.rows <= 84_000
-    assert goal.after(100, 0.5) == goal, "a batch that was not full says nothing"
+    assert goal.after(100, 100, 0.5) == goal, "a batch that was not full says nothing"
+    assert goal.after(100, 100, 9.0).rows < goal.rows, "unless it took too long"
     for _ in range(12):
-        goal = goal.after(goal.rows, 50.0)
-    assert goal.rows == 1_000
-    assert BatchGoal.first(Pacing(500, 1 << 20, 1.0)).after(500, 9.0).rows == 500
+        goal = goal.after(goal.rows, 1, 50.0)
+    assert (goal.rows, goal.bytes) == (1_000, 64 << 10)
+    assert BatchGoal.first(Pacing(500, 1 << 20, 1.0)).after(500, 1 << 20, 9.0).rows == 500
+
+    goal = first
+    for _ in range(12):
+        goal = goal.after(10, goal.bytes, goal.bytes / 1_000_000)  # wide rows
+    assert 900_000 <= goal.bytes <= 1_100_000
+    assert first.after_failure(0.5) == first, "what fails at once was not too much"
+    for _ in range(12):
+        first = first.after_failure(60.0)
+    assert (first.rows, first.bytes) == (1, 1), "down to a single transaction"
+
+
+def test_a_batch_costs_no_more_the_more_there_is_in_the_log(
+    orders: LogOfOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = 0
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return decode(*arguments)
+
+    decode = codec.decode_block_header
+    monkeypatch.setattr(codec, "decode_block_header", counting)
+    transactions = 300
+    ends = [orders.insert(number) for number in range(transactions)]  # a block each
+    spans: list[tuple[int, int]] = []
+    feed = feed_of(orders, spans, transaction_boundary="records", transaction_records=1)
+    feed.finish_at(ends[-1])
+    feed.run()
+    assert [end for _, end in spans] == ends
+    assert looked_at < 20 * transactions

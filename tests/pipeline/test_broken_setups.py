@@ -17,17 +17,17 @@ import psycopg
 import pytest
 import yaml
 
-from capture.captured import Running
-from fix_postgres import SETTINGS, require_since
-from fix_wait import wait_until
-from tailrace.capture.session import quote_identifier
-from tailrace.capture.task import CaptureTask
 from tailrace.config import load
-from tailrace.embedded.install import find_install
-from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind
-from tailrace.pipeline.findings import Finding, Severity
-from tailrace.pipeline.preflight import preflight
+from tailrace.pipeline.preflight.preflight import preflight
+from tailrace.sources.findings import Finding, Severity
+from tailrace.sources.postgres.connection.session import quote_identifier
+from tailrace.sources.postgres.streaming.capture_task import CaptureTask
+from tailrace_servers.install import find_install
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.capture.captured import Running
+from tests.support.postgres import SETTINGS, require_since
+from tests.support.wait import wait_until
 
 PASSWORD = "s3cret'p@ss:w/rd"
 STATEMENT = re.compile(r"""(?:ALTER|CREATE|GRANT|SELECT pg_|ROLLBACK PREPARED)(?:"[^"]*"|'[^']*'|[^;"'])*;""")
@@ -286,6 +286,9 @@ BROKEN = [
            sql("alter table orders add twice int generated always as (id * 2) stored",
                "alter table orders replica identity full",
                "create publication tailrace_shop for table orders"), since=18),
+    Broken("a column list of whole rows", Kind.PUBLICATION_MISMATCH, "whatever the list has",
+           sql("alter table orders replica identity full",
+               "create publication tailrace_shop for table orders (id)"), since=15),
     Broken("a mask without a salt", Kind.CONFIG_INVALID, "hash needs a salt",
            given(masks=[{"columns": ["public.orders.id"], "method": "hash"}]), repairs=False),
     Broken("a mask whose salt is nowhere", Kind.SECRET_MISSING, "NO_SALT",

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
+import time
 
 import pytest
 
-from fix_orders_log import LogOfOrders
-from fix_wait import wait_until
-from pipeline.staged import FakeCapture, FakeSink
 from tailrace import Engine, TailraceError
 from tailrace.changelog.readers import Readers
 from tailrace.config import EngineConfig
 from tailrace.engine import tasks as tasks_module
 from tailrace.errors import Kind
-from tailrace.pipeline import lane as lane_module
-from tailrace.pipeline import reading as reading_module
+from tailrace.pipeline import postgres_connector as connector_module
+from tailrace.pipeline import source_worker as lane_module
+from tailrace.pipeline.log.consumer import LogConsumer, reader_name
 from tailrace.pipeline.postgres_connector import PostgresConnector, PostgresTask
-from tailrace.pipeline.reading import reader_name
-from tailrace.pipeline.status import FILE_NAME, document
+from tailrace.pipeline.status.document import FILE_NAME, document
 from tailrace.ranges import changes as changes_module
 from tailrace.testing import conformance
 from tailrace.testing.contexts import connector_context
+from tests.support.orders_log import LogOfOrders
+from tests.support.pipeline.staged import FakeCapture, FakeSink
+from tests.support.wait import wait_until
 
 QUICK = {"offset_commit": {"policy": "always"}, "errors_retry_delay_initial_ms": 1}
 
@@ -100,6 +102,15 @@ def test_an_engine_gives_what_is_in_the_log_and_the_next_goes_on(stage):
         wait_until(lambda: len(seen) == 5, 60, "the fifth")
     assert seen == [1, 2, 3, 4, 5]
     assert Readers(stage.capture.log.directory).get(reader_name("shop")).offsets == {"0": end}
+
+
+def test_a_batch_has_no_more_records_than_it_may(stage):
+    sizes = []
+    options = {"record_processing": {"batch_records_max": 3}}
+    with stage.engine(on_batch=lambda batch: sizes.append(len(batch)), options=options):
+        stage.capture.log.insert(1, 2, 3, 4, 5, 6, 7)
+        wait_until(lambda: sum(sizes) == 7, 60, "seven records")
+    assert sizes == [3, 3, 1]
 
 
 def test_what_was_not_processed_comes_again_and_only_that(stage):
@@ -189,6 +200,13 @@ def test_several_sources_are_dealt_out_and_one_that_fails_leaves_the_others_at_w
         stage.captures[by[k]].log.insert(k)
     wait_until(lambda: sorted(seen) == [1, 2], 60, "the others' records")
     assert engine.state == "polling_tasks"
+    # The one that failed is seen where one looks, long before the end.
+    assert engine.error.kind is Kind.SLOT_MISSING
+    [task] = engine.view().tasks
+    assert [error.context["source"] for error in task.errors] == ["s0"]
+    assert task.error.context == {"source": "s0", "task": 0}
+    assert engine.status()["tasks"][0]["errors"][0]["kind"] == "slot_missing"
+    assert 'source_errors{engine="shop",task="0"} 1.0' in engine.metrics.text()
     for k in (1, 2):
         stage.captures[by[k]].failure = TailraceError(Kind.SLOT_MISSING, "it is gone, too")
     with pytest.raises(TailraceError) as raised:
@@ -278,8 +296,31 @@ def test_a_sink_that_fails_leaves_the_handler_at_work_and_is_told_in_the_end(sta
     assert raised.value.context["sinks"] == "one"
 
 
+def test_a_sink_whose_target_stands_still_is_waited_for_once(stage, monkeypatch):
+    writing, may_end = threading.Event(), threading.Event()
+
+    class StandingStill(FakeSink):
+        def write(self, spark, log, span, pieces):
+            writing.set()
+            may_end.wait(120)
+            return super().write(spark, log, span, pieces)
+
+    monkeypatch.setattr(connector_module, "DRAIN_DEADLINE_S", 0.2)
+    monkeypatch.setattr(connector_module, "GIVE_UP_DEADLINE_S", 60.0)  # that of Spark's jobs
+    monkeypatch.setattr(lane_module, "build", lambda config, *_: StandingStill(config.name, [], None))
+    sinks = [{"type": "python", "handler": "no.module:needed", "name": "one"}]
+    engine = stage.engine({"sinks": sinks}, on_batch=lambda _: None)
+    engine.start()
+    stage.capture.log.insert(1)
+    assert writing.wait(60)
+    began_s = time.monotonic()
+    engine.close(60)
+    assert time.monotonic() - began_s < 30
+    may_end.set()
+
+
 def test_connector_and_task_keep_to_the_contracts(stage, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading_module, "ROWS_MAX", 3)
+    monkeypatch.setattr(connector_module, "LogConsumer", lambda *of, **_: LogConsumer(*of, rows_max=3))
     monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)
     log = LogOfOrders(tmp_path / "log")
     log.insert(1, 2, 3, 4, 5)

@@ -106,6 +106,9 @@ def test_masks_columns_and_keys_in_every_sink(pg, tmp_path):
     pg.execute("insert into users values (2, 'bob@x', '555-0101', 'T0P-SECRET', 'short')")
     pg.execute("insert into orders values (10, 1, 'alice@x'), (11, 2, null)")
     pg.execute("insert into log values ('a', 1, 'one', %s), ('b', 1, 'two', 'short')", [LONG])
+    # So much that Spark writes a part: its logs are looked through, too.
+    pg.execute("create table filler (id int primary key, pad text)")
+    pg.execute("insert into filler select n, repeat('x', 400) from generate_series(1, 50000) n")
     file = pipeline_file(tmp_path, pg)
     for salt, kind in ((None, "secret_missing"), ("", "config_invalid")):
         assert kind in tailrace("run", file, check=2, salt=salt)

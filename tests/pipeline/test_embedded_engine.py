@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -10,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fix_postgres import Database
-from fix_wait import wait_until
 from tailrace import Engine, RetriableError, StopEngine, TailraceError
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind
-from tailrace.pipeline.log_offsets import LogOffsetStore
-from tailrace.pipeline.reading import partition_of
+from tailrace.pipeline.log.consumer import partition_of
+from tailrace.pipeline.offsets.log_store import LogOffsetStore
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.any_postgres("the engine begins where the log ends")
 
@@ -178,3 +179,33 @@ def test_a_handler_gets_what_its_converter_writes(pg: Database, settings, conver
     assert {value["op"] for value in values} == {"r"}
     assert sorted(value["after"]["id"] for value in values if "what" in value["after"]) == [1, 2, 3]
     assert len(values) == 4
+
+
+def test_a_server_that_is_not_there_is_seen_until_it_is(pg: Database, settings, proxy) -> None:
+    way = proxy(pg.port)
+    way.stop()
+    through = pg.dsn.replace(f":{pg.port}/", f":{way.port}/")
+    settings["source"] |= {"dsn": through, "reconnect_s_max": 600}
+    seen = []
+    with Engine(settings, on_record=lambda record: seen.append(record.after["id"])) as engine:
+        error = wait_until(lambda: engine.error, what="why the source can't be read")
+        assert error.kind is Kind.SOURCE_UNREACHABLE
+        [task] = engine.view().tasks
+        assert task.error.kind is Kind.SOURCE_UNREACHABLE
+        assert engine.status()["error"]["kind"] == "source_unreachable"
+        assert re.search(r"^tailrace_engine_source_errors\{.*\} 1.0$", engine.metrics.text(), re.MULTILINE)
+        way.start()
+        wait_until(lambda: engine.error is None, what="the server")
+        assert engine.view().tasks[0].error is None
+        wait_until(
+            lambda: (
+                pg.query(
+                    "select active from pg_replication_slots where slot_name = %s",
+                    [settings["source"]["slot"]],
+                )
+                == [(True,)]
+            )
+        )
+        insert(pg, 1)
+        wait_until(lambda: seen == [1], what="its record")
+    assert engine.error is None

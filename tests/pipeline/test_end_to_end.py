@@ -16,8 +16,8 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
-from fix_wait import wait_until
-from tailrace.embedded.ports import free_port
+from tailrace_servers.ports import free_port
+from tests.support.wait import wait_until
 
 #: Spark may have to start on a machine that does much else.
 TIMEOUT_S = 240

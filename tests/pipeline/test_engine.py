@@ -7,17 +7,17 @@ import os
 
 import pytest
 
-from fix_wait import wait_until
-from pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline import lane as lane_module
 from tailrace.pipeline import postgres_connector as connector_module
-from tailrace.pipeline.lifecycle import State
-from tailrace.pipeline.progress import Pace, Sample, duration, line, size
+from tailrace.pipeline import source_worker as lane_module
 from tailrace.pipeline.run import Run
-from tailrace.pipeline.status import FILE_NAME, document
-from tailrace.pipeline.views import SinkState
+from tailrace.pipeline.status.display import Pace, Sample, duration, line, size
+from tailrace.pipeline.status.document import FILE_NAME, document
+from tailrace.pipeline.status.lifecycle import PipelineState
+from tailrace.pipeline.status.views import SinkState
+from tests.support.pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -67,11 +67,11 @@ def test_a_stop_ends_everything_without_an_error(stage):
     run = running(engine)
     stage.capture.phase = "streaming"
     wait_until(lambda: stage.sinks == {"one": [end], "two": [end]}, 60, "both sinks")
-    wait_until(lambda: engine.view().state is State.STREAMING, 60, "streaming")
+    wait_until(lambda: engine.view().state is PipelineState.STREAMING, 60, "streaming")
     engine.stop()
     assert run.join(10)
     assert run.error is None
-    assert engine.view().state is State.STOPPED
+    assert engine.view().state is PipelineState.STOPPED
     assert stage.capture.stopping.is_set()
 
 
@@ -89,7 +89,9 @@ def test_a_dead_sink_holds_neither_the_source_nor_its_neighbour(stage):
     assert not run.ended
     engine.stop()
     assert run.join(10)
-    assert run.error is None
+    # It is named in the end, so that the exit status is that of a failure.
+    assert run.error is not None
+    assert (run.error.kind, run.error.context["sinks"]) == (Kind.SINK_FOREIGN, "one")
 
 
 def test_the_run_fails_when_all_sinks_have(stage):
@@ -111,7 +113,7 @@ def test_a_lost_slot_ends_the_run_and_the_status_says_what_is_needed(stage):
     run = running(engine)
     assert run.join(10)
     assert run.error.kind is Kind.SLOT_MISSING
-    assert engine.view().state is State.NEEDS_SNAPSHOT
+    assert engine.view().state is PipelineState.NEEDS_SNAPSHOT
     written = json.loads((stage.config.log.path / FILE_NAME).read_text())
     assert (written["state"], written["error"]["kind"]) == ("needs_snapshot", "slot_missing")
     stage.capture.log.close()
@@ -196,16 +198,16 @@ def test_an_observer_sees_every_state(stage):
     seen = []
     engine = stage.engine(observe=lambda view: seen.append(view.state))
     run = running(engine)
-    wait_until(lambda: State.STARTING in seen, 60, "starting")
+    wait_until(lambda: PipelineState.STARTING in seen, 60, "starting")
     stage.capture.phase = "snapshot"
-    wait_until(lambda: State.SNAPSHOT in seen, 60, "snapshot")
+    wait_until(lambda: PipelineState.SNAPSHOT in seen, 60, "snapshot")
     stage.capture.phase = "streaming"
-    wait_until(lambda: State.STREAMING in seen, 60, "streaming")
+    wait_until(lambda: PipelineState.STREAMING in seen, 60, "streaming")
     stage.capture.phase = "connecting"
-    wait_until(lambda: engine.view().state is State.STARTING, 60, "starting again")
+    wait_until(lambda: engine.view().state is PipelineState.STARTING, 60, "starting again")
     engine.stop()
     assert run.join(10)
-    assert seen[-1] is State.STOPPED
+    assert seen[-1] is PipelineState.STOPPED
 
 
 def test_rates_are_means_over_the_window_and_foretell_the_end():

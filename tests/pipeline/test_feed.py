@@ -7,19 +7,22 @@ import threading
 
 import pytest
 
-from fix_orders_log import LogOfOrders
-from fix_wait import wait_until
+from tailrace.changelog.disclosure import keep_disclosure, keep_renames
 from tailrace.changelog.prune import apply
 from tailrace.changelog.readers import Readers
 from tailrace.changelog.retention import RetentionRules
-from tailrace.config import JsonlSink
+from tailrace.config import ColumnPolicy, JsonlSink
+from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.engine.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline import feed as feeding
+from tailrace.pipeline import sink_worker as feeding
 from tailrace.pipeline.background import Background
-from tailrace.pipeline.feed import Feed
-from tailrace.pipeline.views import SinkState
+from tailrace.pipeline.sink_worker import SinkWorker
+from tailrace.pipeline.status.views import SinkState
+from tailrace.protocol.renames import Renames
 from tailrace.sinks.contract import SinkCommit
+from tests.support.orders_log import LogOfOrders
+from tests.support.wait import wait_until
 
 
 class Target:
@@ -66,8 +69,14 @@ class MemorySink:
 
 
 class NoSpark:
+    is_ready = True
+    comes_first = False
+
     def session(self, stop, tag=""):
         return object()
+
+    def require_shared(self, folders):
+        assert "log.path" in folders
 
 
 @pytest.fixture
@@ -84,10 +93,11 @@ def quick(monkeypatch):
 
 
 def feed_of(log, target, **settings):
-    begin_at = settings.pop("begin_at", None)
-    config = JsonlSink(type="jsonl", path=log.directory.path, name="sink", interval_ms=0, **settings)
-    return Feed(
-        config, "shop", log.directory.path, lambda: MemorySink("sink", target), NoSpark(), begin_at=begin_at
+    given = {name: settings.pop(name, None) for name in ("begin_at", "rules")}
+    settings = {"interval_ms": 0, **settings}
+    config = JsonlSink(type="jsonl", path=log.directory.path, name="sink", **settings)
+    return SinkWorker(
+        config, "shop", log.directory.path, lambda: MemorySink("sink", target), NoSpark(), **given
     )
 
 
@@ -105,6 +115,25 @@ def test_a_new_sink_reads_the_log_from_its_start(orders, quick):
     assert target.spans == [(0, end)]
     assert (view.state, view.position, view.rows) == (SinkState.STOPPED, end, 3)
     assert Readers(orders.directory).require("sink").offsets == {"0": end}
+
+
+def test_a_sink_waits_until_capture_has_begun_with_the_rules_that_it_has(orders, quick):
+    """The rules may name a column as it is called now, and only the server knows that it was renamed."""
+    end, target = orders.insert(1), Target()
+    rules = ColumnPolicy(columns_exclude=("public.orders.note",))
+    assert fed(feed_of(orders, target, rules=rules), end).state is SinkState.STOPPED  # capture has ended
+    assert not target.opened
+    feed = feed_of(orders, target, rules=rules)
+    running = Background("feed", feed.run)
+    running.start()
+    keep_disclosure(orders.directory, "0", ColumnPolicy())
+    keep_renames(orders.directory, "0", Renames())
+    assert not running.join(0.05)
+    assert not target.opened
+    keep_disclosure(orders.directory, "0", rules)
+    wait_until(lambda: target.spans, 60, "the sink to begin")
+    feed.stop()
+    assert running.join(60)
 
 
 def test_a_second_run_writes_only_what_is_new(orders, quick):
@@ -151,6 +180,28 @@ def test_a_failure_that_stays_stops_the_sink_with_its_error(orders, quick):
     assert len(target.failures) == 6
 
 
+def test_by_default_what_may_pass_is_tried_for_as_long_as_it_takes(orders, quick):
+    end = orders.insert(1)
+    target = Target()
+    target.failures = [TailraceError(Kind.SINK_WRITE_FAILED, "away") for _ in range(200)]
+    feed = feed_of(orders, target)
+    running = threading.Thread(target=feed.run)
+    running.start()
+    wait_until(lambda: target.spans == [(0, end)], 60, "the batch")
+    feed.stop()
+    running.join(60)
+    assert feed.view.state is SinkState.STOPPED
+
+
+def test_a_run_that_is_to_end_does_not_wait_for_a_target_for_ever(orders, quick):
+    end = orders.insert(1)
+    target = Target()
+    target.failures = [TailraceError(Kind.SINK_WRITE_FAILED, "away") for _ in range(200)]
+    with pytest.raises(TailraceError, match="away"):
+        fed(feed_of(orders, target), end)
+    assert len(target.failures) == 200 - (1 + feeding.ATTEMPTS_AT_END_MAX)
+
+
 def test_what_a_person_must_repair_is_not_tried_twice(orders, quick):
     end = orders.insert(1)
     target = Target()
@@ -184,6 +235,37 @@ def test_a_stretch_without_rows_moves_the_sink_without_a_batch(orders, quick):
     feed.finish_at(quiet)
     assert running.join(10)
     assert target.spans == [(0, first), (first, quiet)]
+
+
+def test_an_idle_sink_writes_what_it_is_told_of_at_once(orders, monkeypatch):
+    monkeypatch.setattr(feeding, "POLL_S", 3600.0)
+    first = orders.insert(1)
+    target = Target()
+    feed = feed_of(orders, target)
+    running = Background("feed", feed.run)
+    running.start()
+    wait_until(lambda: target.position == first, 60, "what was there at the start")
+    for number in range(2, 5):
+        end = orders.insert(number)
+        feed.look()
+        wait_until(lambda end=end: target.position == end, 60, "what it was told of")
+    feed.stop()
+    assert running.join(10)
+
+
+def test_a_stretch_without_rows_that_is_recorded_holds_up_no_row_after_it(orders, monkeypatch):
+    monkeypatch.setattr(feeding, "QUIET_RECORD_S", 0.0)
+    quiet = orders.progress()
+    target = Target()
+    feed = feed_of(orders, target, interval_ms=3_600_000)
+    running = Background("feed", feed.run)
+    running.start()
+    wait_until(lambda: target.position == quiet, 60, "the quiet stretch")
+    end = orders.insert(1)
+    feed.look()
+    wait_until(lambda: target.position == end, 60, "the row")
+    feed.stop()
+    assert running.join(10)
 
 
 def test_a_stop_lets_the_batch_end(orders, quick):
@@ -221,7 +303,7 @@ def test_a_feed_waits_for_a_log_that_is_not_there_yet(tmp_path, quick):
     target = Target()
     log_path = tmp_path / "later"
     config = JsonlSink(type="jsonl", path=tmp_path / "out", name="sink", interval_ms=0)
-    feed = Feed(config, "shop", log_path, lambda: MemorySink("sink", target), NoSpark())
+    feed = SinkWorker(config, "shop", log_path, lambda: MemorySink("sink", target), NoSpark())
     running = Background("feed", feed.run)
     running.start()
     log = LogOfOrders(log_path)
@@ -282,3 +364,21 @@ def test_a_sink_ahead_of_the_log_is_refused(orders, quick):
     with pytest.raises(TailraceError) as caught:
         fed(feed_of(orders, target), end)
     assert caught.value.kind is Kind.SINK_AHEAD_OF_LOG
+
+
+def test_an_offset_that_is_missing_is_no_loss_where_the_sink_was_to_begin_later(orders, quick):
+    end = orders.insert(1)
+    orders.insert(2)
+    config = KafkaSinkConfig(type="kafka", bootstrap_servers="127.0.0.1:9", name="topics")
+    readers = Readers(orders.directory)
+    readers.register("topics", {"0": end})
+
+    def feed(begin_at):
+        given = {"begin_at": begin_at}
+        return SinkWorker(config, "shop", orders.directory.path, lambda: None, NoSpark(), **given)
+
+    feed(end)._require_offset(readers, None)  # replayed from there: nothing was committed yet
+    feed(None)._require_offset(readers, end)
+    for position in (None, end - 1):
+        with pytest.raises(TailraceError, match="sink_damaged"):
+            feed(None)._require_offset(readers, position)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.config import EngineConfig
-from tailrace.pipeline.planning import plan_tasks, spread
+from tailrace.pipeline.task_plan import plan_tasks, spread
 
 
 @given(st.lists(st.integers(), unique=True, max_size=40), st.integers(1, 12))

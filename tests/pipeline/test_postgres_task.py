@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from fix_postgres import Database
-from fix_wait import wait_until
 from tailrace.engine.contracts import KeepsOffsets, OffsetStore, SourceConnector, SourceTask
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.postgres_connector import PostgresConnector
 from tailrace.testing.contexts import connector_context, task_context
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.any_postgres("the task begins where the log ends")
 

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from tailrace.capture.session import Session
 from tailrace.config import load
 from tailrace.errors import Kind
-from tailrace.pipeline import preflight as preflight_module
-from tailrace.pipeline.findings import Severity
-from tailrace.pipeline.preflight import preflight
-
-
-def pipeline_file(directory, server, database, *, user="postgres", source="", sinks=""):
-    file = directory / "pipeline.yaml"
-    file.write_text(
-        f"name: {database}\n"
-        f"source:\n  host: 127.0.0.1\n  port: {server.port}\n  user: {user}\n  dbname: {database}\n{source}"
-        f"log: {{path: ./log}}\n"
-        f"sinks: [{sinks}]\n"
-    )
-    return file
-
-
-def found(file):
-    return {(finding.kind, finding.table): finding for finding in preflight(file)}
-
-
-def errors(file):
-    return [finding for finding in preflight(file) if finding.severity is Severity.ERROR]
+from tailrace.pipeline.preflight import preflight as preflight_module
+from tailrace.pipeline.preflight.preflight import preflight
+from tailrace.sources.findings import Severity
+from tailrace.sources.postgres.connection.session import Session
+from tests.support.pipeline.preflight import errors, found, pipeline_file
 
 
 def test_a_fit_set_up_has_no_problem(each_pg, tmp_path):
@@ -63,7 +45,7 @@ def test_tables_without_what_they_need_are_named(pg, tmp_path):
         tmp_path,
         pg.server,
         pg.name,
-        source='  tables: ["public.*", "public.none", "sales.*"]\n',
+        source='  tables: ["public.*", "public.keyless", "public.none", "sales.*"]\n',
         sinks="{type: delta, mode: mirror, path: ./lake, "
         "tables: [public.keyless, public.full_rows, other.x]}",
     )

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fix_wait import wait_until
 from tailrace.config import load_engine
-from tailrace.embedded.postgres import EmbeddedPostgres
 from tailrace.errors import Kind
-from tailrace.pipeline.findings import Finding, Severity
-from tailrace.pipeline.preflight import preflight
-from tailrace.pipeline.preflight_room import Room, room_findings
+from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.pipeline.run import Run
+from tailrace.sources.findings import Finding, Severity
+from tailrace.sources.postgres.preflight.capacity import SourceCapacity, room_findings
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.wait import wait_until
 
 
 def room(source, server="a", *, slot=True, sender=True, slots=8, senders=8, windows=0, windows_open=0):
-    return Room(source, server, slot, slots, 10, sender, senders, 10, windows, windows_open)
+    return SourceCapacity(source, server, slot, slots, 10, sender, senders, 10, windows, windows_open)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fix_postgres import Database
-from pipeline.test_preflight import errors, found, pipeline_file
 from tailrace.errors import Kind
-from tailrace.pipeline.findings import Finding, Severity
-from tailrace.pipeline.preflight import preflight
+from tailrace.pipeline.preflight.preflight import preflight
+from tailrace.sources.findings import Finding, Severity
+from tests.support.pipeline.preflight import errors, found, pipeline_file
+from tests.support.postgres import Database
 
 
 def checked(directory: Any, pg: Database, source: str, sinks: str = "") -> list[Finding]:
@@ -169,3 +169,62 @@ def test_a_full_root_with_partitions_that_are_not_is_an_error(pg, tmp_path):
     assert (finding.severity, finding.table) == (Severity.ERROR, "public.p")
     pg.execute(finding.repair)
     assert checked(tmp_path, pg, "") == []
+
+
+NAMED = """  columns: ["public.items.id", "public.items.nmae"]
+  columns_exclude: ["public.users.Mail", "public.*.nothing"]
+  masks:
+    - {columns: ["public.usr.mail", "public.parts_low.name", "public.other.a"], method: fixed}
+"""
+
+
+def test_a_pattern_that_names_one_column_must_find_it(each_pg, tmp_path):
+    pg = each_pg
+    pg.execute("create table users (id int primary key, mail text, ssn text)")
+    pg.execute("create table items (id int primary key, name text)")
+    pg.execute("create table parts (id int primary key, name text) partition by range (id)")
+    pg.execute("create table parts_low partition of parts for values from (0) to (10)")
+    pg.execute("create table other (id int primary key, a text)")
+    tables = '  tables: ["public.*"]\n  tables_exclude: ["public.other"]\n'
+    result = checked(tmp_path, pg, tables + NAMED)
+    masks = "source.masks[0].columns"
+    under = "whose rows come under the name of public.parts"
+    star = "; a pattern with * or a /regular expression/ may name what is not there yet"
+    assert [(finding.severity, finding.message, finding.repair) for finding in result] == [
+        (
+            Severity.ERROR,
+            "source.columns: 'public.items.nmae' names no column of the table",
+            f"the columns of public.items are: id, name; correct source.columns{star}",
+        ),
+        (
+            Severity.ERROR,
+            "source.columns_exclude: 'public.users.Mail' names no column of the table",
+            f"the columns of public.users are: id, mail, ssn; correct source.columns_exclude{star}",
+        ),
+        (
+            Severity.WARNING,
+            "source.columns_exclude: no column of a captured table matches 'public.*.nothing'",
+            "correct source.columns_exclude",
+        ),
+        (
+            Severity.ERROR,
+            f"{masks}: 'public.usr.mail' names a column of a table that does not exist",
+            f"correct {masks}, or create the table first{star}",
+        ),
+        (
+            Severity.ERROR,
+            f"{masks}: 'public.parts_low.name' names a partition, {under}",
+            "name public.parts.name",
+        ),
+        (
+            Severity.WARNING,
+            f"{masks}: 'public.other.a' names a column of a table that source.tables does not mean",
+            f"correct {masks}, or leave it so",
+        ),
+    ]
+    # The other way round: each partition is a table, and nothing comes under the root's name.
+    alone = '  publish_via_partition_root: false\n  columns_exclude: ["public.parts.name"]\n'
+    (finding,) = checked(tmp_path, pg, alone)
+    assert (finding.severity, "its partitions" in finding.message) == (Severity.ERROR, True)
+    pattern = finding.repair.rpartition(" ")[2]
+    assert checked(tmp_path, pg, alone.replace("public.parts.name", pattern)) == []

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fix_postgres import Database
+from tests.support.postgres import Database
 
 TIMEOUT_S = 240
 HANDLER = """

@@ -7,16 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fix_orders_log import LogOfOrders
 from tailrace.changelog.prune import apply
 from tailrace.changelog.readers import Readers
 from tailrace.changelog.retention import RetentionRules
 from tailrace.config import PipelineConfig
+from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline import reading as reading_module
-from tailrace.pipeline.log_offsets import LogOffsetStore
-from tailrace.pipeline.reading import LogReading, partition_of, reader_name
+from tailrace.pipeline.log import consumer as reading_module
+from tailrace.pipeline.log.consumer import LogConsumer, partition_of, reader_name
+from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tailrace.ranges import changes as changes_module
+from tailrace.ranges.batches import VALUES_MAX
+from tailrace.records.parts import bytes_of
+from tests.support.orders_log import LogOfOrders
+from tests.support.sinks.rig import relation
+from tests.support.spark.wire import INT8, HandmadeLog, insert
 
 
 def pipeline_at(path):
@@ -39,8 +44,7 @@ def drained(reading):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Stretches and batches so small that each transaction of the tests takes several."""
-    monkeypatch.setattr(reading_module, "ROWS_MAX", 3)
+    """Stretches so small that each transaction of the tests takes several."""
     monkeypatch.setattr(changes_module, "STRETCH_BYTES_MAX", 1)
 
 
@@ -52,7 +56,7 @@ def log(tmp_path):
 
 
 def test_everything_is_given_once_in_order_while_the_log_grows(log, small):
-    reading = LogReading("shop", pipeline_at(log.directory.path), None)
+    reading = LogConsumer("shop", pipeline_at(log.directory.path), None, rows_max=3)
     log.insert(1, 2, 3, 4, 5)
     log.progress()
     first = drained(reading)
@@ -78,20 +82,19 @@ def test_any_offset_goes_on_exactly_behind_its_record(tmp_path_factory, sizes, r
         log.insert(*[next(numbers) for _ in range(size)])
     pipeline = pipeline_at(log.directory.path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading_module, "ROWS_MAX", rows_max)
         patch.setattr(changes_module, "STRETCH_BYTES_MAX", stretch)
-        everything = drained(LogReading("shop", pipeline, None))
+        everything = drained(LogConsumer("shop", pipeline, None, rows_max=rows_max))
         assert [number for number, *_ in everything] == list(range(sum(sizes)))
         ends = np.cumsum(sizes) - 1
         assert [k for k, (*_, is_end) in enumerate(everything) if is_end] == list(ends)
         place = data.draw(st.integers(0, len(everything) - 1))
-        rest = drained(LogReading("shop", pipeline, everything[place][1]))
+        rest = drained(LogConsumer("shop", pipeline, everything[place][1], rows_max=rows_max))
     assert rest == everything[place + 1 :]
     log.close()
 
 
 def test_a_stretch_without_records_still_gets_the_offset_on(log):
-    reading = LogReading("shop", pipeline_at(log.directory.path), None)
+    reading = LogConsumer("shop", pipeline_at(log.directory.path), None)
     end = log.progress()
     batch = reading.next()
     assert (len(batch), batch.polled, batch.end_offset["log_offset"]) == (0, 0, end)
@@ -100,7 +103,7 @@ def test_a_stretch_without_records_still_gets_the_offset_on(log):
 def test_after_an_error_nothing_is_lost_or_repeated(log, small, monkeypatch):
     log.insert(1, 2)
     log.insert(3)
-    reading = LogReading("shop", pipeline_at(log.directory.path), None)
+    reading = LogConsumer("shop", pipeline_at(log.directory.path), None, rows_max=3)
     given_out = [record.after["id"] for record in reading.next()]
     stretches = reading_module.stretches_of
 
@@ -130,7 +133,7 @@ def test_the_log_keeps_the_offsets_and_lets_go_of_whole_transactions_only(tmp_pa
     assert store.read([partition]) == {}
     boundary = log.insert(1, 2)
     log.insert(3, 4, 5)
-    reading = LogReading("shop", pipeline, None)
+    reading = LogConsumer("shop", pipeline, None, rows_max=3)
     given_out = drained(reading)
     inside = given_out[3][1]
     store.write([(partition, inside)], 5)
@@ -139,7 +142,7 @@ def test_the_log_keeps_the_offsets_and_lets_go_of_whole_transactions_only(tmp_pa
     assert reader.offsets == {"0": boundary}
     reading.note(inside)
     reading.keep()
-    again = LogReading("shop", pipeline, store.read([partition])[0])
+    again = LogConsumer("shop", pipeline, store.read([partition])[0], rows_max=3)
     assert [number for number, *_ in drained(again)] == [5]
     store.stop()
     log.close()
@@ -147,7 +150,7 @@ def test_the_log_keeps_the_offsets_and_lets_go_of_whole_transactions_only(tmp_pa
 
 def test_retention_waits_for_an_engine_and_one_that_was_dropped_is_told(tmp_path):
     log = LogOfOrders(tmp_path / "log", segment_bytes=1 << 16)
-    reading = LogReading("shop", pipeline_at(log.directory.path), None)
+    reading = LogConsumer("shop", pipeline_at(log.directory.path), None)
     log.insert(0)
     first = reading.next()
     for number in range(60):
@@ -157,7 +160,7 @@ def test_retention_waits_for_an_engine_and_one_that_was_dropped_is_told(tmp_path
     rules = RetentionRules(size_bytes=1, age_s=None, on_slow_reader="drop")
     assert apply(log.directory, "0", rules).dropped_readers == (reader_name("shop"),)
     with pytest.raises(TailraceError) as raised:
-        LogReading("shop", pipeline_at(log.directory.path), first.end_offset).open()
+        LogConsumer("shop", pipeline_at(log.directory.path), first.end_offset).open()
     assert raised.value.kind is Kind.LOG_RANGE_GONE
     reading.note(first.end_offset)
     with pytest.raises(TailraceError) as raised:
@@ -177,7 +180,7 @@ def test_offsets_of_another_log_and_of_none_are_refused(log, tmp_path):
         ({**own, "log_offset": 0}, pipeline_at(tmp_path / "nothing")),
     ):
         with pytest.raises(TailraceError) as raised:
-            LogReading("shop", where, begin).open()
+            LogConsumer("shop", where, begin).open()
         assert raised.value.kind is Kind.OFFSETS_FOREIGN
 
 
@@ -185,10 +188,24 @@ def test_offsets_that_were_set_back_are_read_again(log):
     pipeline = pipeline_at(log.directory.path)
     log.insert(1)
     log.insert(2)
-    reading = LogReading("shop", pipeline, None)
+    reading = LogConsumer("shop", pipeline, None)
     given_out = drained(reading)
     reading.note(given_out[-1][1])
     reading.keep()
-    assert [number for number, *_ in drained(LogReading("shop", pipeline, given_out[0][1]))] == [2]
+    assert [number for number, *_ in drained(LogConsumer("shop", pipeline, given_out[0][1]))] == [2]
     readers = Readers(log.directory)
     assert readers.get(reader_name("shop")).offsets["0"] < given_out[-1][1]["log_offset"]
+
+
+def test_a_table_with_many_columns_comes_in_batches_of_fewer_records(tmp_path):
+    columns, rows = 1590, 600
+    with HandmadeLog(tmp_path / "log") as log:
+        shape = relation(1, "public.wide", {"id": INT8, **{f"c{n}": INT8 for n in range(columns - 1)}})
+        log.commit(shape, *[insert(1, number, *[None] * (columns - 1)) for number in range(rows)])
+    reading = LogConsumer("shop", pipeline_at(tmp_path / "log"), None)
+    given_out, made = [], JsonConverter(schemas_enable=True)
+    while (batch := reading.next()) is not None:
+        assert len(batch) * columns <= VALUES_MAX
+        assert sum(bytes_of(made.convert(group)) for group in batch.groups) < 128 << 20
+        given_out += [record.after["id"] for record in batch]
+    assert given_out == list(range(rows))

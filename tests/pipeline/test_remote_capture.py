@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from tailrace.capture.copying import TableProgress
-from tailrace.capture.slot_health import Concern, Holder, SlotHealth
-from tailrace.capture.task import CaptureProgress
 from tailrace.changelog.writer import Tail
 from tailrace.config import PipelineConfig
 from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.remote import RemoteCapture, capture
 from tailrace.pipeline.remote.attempt import Order
-from tailrace.pipeline.remote.channel import Channel, Report, Wanted
-from tailrace.pipeline.remote.requirements import cores_of
+from tailrace.pipeline.remote.channel import Channel, DesiredState, Report
+from tailrace.sources.postgres.slot.health import OpenTransaction, SlotHealth, SlotWarning
+from tailrace.sources.postgres.snapshot.copy import TableProgress
+from tailrace.sources.postgres.streaming.progress import CaptureProgress
+from tailrace.spark.master import cores_of
 
 PROGRESS = CaptureProgress(
     phase="snapshot",
@@ -33,9 +33,9 @@ PROGRESS = CaptureProgress(
     reconnects=2,
     error=TailraceError(Kind.SLOT_IN_USE, "start: it is in use", "wait", {"slot": "s"}),
     slot=SlotHealth(
-        "reserved", "", 9, 1, 2, 3, None, None, holders=(Holder(1, "", "u", "d", "a", "idle", 2.5),)
+        "reserved", "", 9, 1, 2, 3, None, None, holders=(OpenTransaction(1, "", "u", "d", "a", "idle", 2.5),)
     ),
-    concerns=(Concern("slot_at_risk", "it may be lost", "do something"),),
+    concerns=(SlotWarning("slot_at_risk", "it may be lost", "do something"),),
 )
 
 
@@ -79,6 +79,9 @@ class Host:
 
     def session(self, stop: threading.Event) -> Any:
         return None if stop.is_set() else self
+
+    def require_shared(self, folders: dict[str, Path]) -> None:
+        assert set(folders) == {"log.path"}
 
     def getConf(self) -> dict[str, str]:  # noqa: N802 - as Spark calls it
         return {}
@@ -162,7 +165,7 @@ def test_what_the_driver_wants_reaches_the_task_and_its_answer_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = Channel(tmp_path / "log")
-    seen: list[Wanted] = []
+    seen: list[DesiredState] = []
 
     def task(session: object, order: Order, group: str, name: str) -> None:
         until_s = time.monotonic() + 60

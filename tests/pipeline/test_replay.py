@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from fix_orders_log import LogOfOrders
 from tailrace.changelog.prune import apply
 from tailrace.changelog.readers import Readers
 from tailrace.changelog.retention import RetentionRules
-from tailrace.config import PipelineConfig
+from tailrace.config import ColumnPolicy, PipelineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline import replay as replay_module
-from tailrace.pipeline.points import parse_point
+from tailrace.pipeline.log.positions import parse_point
+from tailrace.pipeline.log.schemas import versions
 from tailrace.pipeline.replay import Replay, choose_sink
 from tailrace.sinks.contract import SinkCommit
+from tests.support.orders_log import LogOfOrders
 
 
 class MemorySink:
@@ -47,6 +48,9 @@ class NoSpark:
     def session(self, stop, tag=""):
         NoSpark.asked += 1
         return object()
+
+    def require_shared(self, folders):
+        assert "log.path" in folders
 
     def stop(self):
         pass
@@ -156,3 +160,22 @@ def test_a_sink_that_is_none_is_named_with_those_that_are(tmp_path, which):
     with pytest.raises(TailraceError, match="0 or out") as caught:
         choose_sink(pipeline_on(tmp_path), which)
     assert caught.value.kind is Kind.CONFIG_INVALID
+
+
+def test_a_mask_that_names_no_column_of_the_log_lets_nothing_out(orders, targets, tmp_path):
+    orders.insert(1)
+    pipeline = pipeline_on(tmp_path)
+
+    def masking(column):
+        rules = {"masks": [{"columns": [column], "method": "fixed"}]}
+        source = pipeline.source.model_copy(update=dict(ColumnPolicy.model_validate(rules)))
+        return pipeline.model_copy(update={"source": source})
+
+    (version,) = versions(orders.directory, "0", None, ColumnPolicy())
+    name = f"{version.relation.qualified_name}.{version.columns[-1].name}"
+    with pytest.raises(TailraceError, match="names no column that the log knows") as caught:
+        replayed(masking(f"{name}x"))
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    assert targets == {}
+    replayed(masking(name))
+    assert len(targets) == 1

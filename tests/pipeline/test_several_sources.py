@@ -8,20 +8,20 @@ import threading
 
 import pytest
 
-from fix_wait import wait_until
-from pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
 from tailrace.changelog.durable import make_directory
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline import lane as lane_module
 from tailrace.pipeline import postgres_connector as connector_module
-from tailrace.pipeline.lifecycle import State
-from tailrace.pipeline.log_root import check_roots, take_root
-from tailrace.pipeline.progress import Pace, Progress, line
+from tailrace.pipeline import source_worker as lane_module
+from tailrace.pipeline.log.root import check_roots, take_root
 from tailrace.pipeline.remote.channel import Channel
 from tailrace.pipeline.run import Run
-from tailrace.pipeline.status import document
-from tailrace.pipeline.views import SinkState
+from tailrace.pipeline.status.display import Pace, ProgressDisplay, line
+from tailrace.pipeline.status.document import document
+from tailrace.pipeline.status.lifecycle import PipelineState
+from tailrace.pipeline.status.views import SinkState
+from tests.support.pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
+from tests.support.wait import wait_until
 
 NAMES = ("a", "b", "c")
 
@@ -110,9 +110,9 @@ def test_all_run_side_by_side_and_stop_together(stage):
     stage.captures["a"].phase = stage.captures["b"].phase = "streaming"
     wanted = {(sink, name): [ends[name]] for sink in ("one", "two") for name in NAMES}
     wait_until(lambda: stage.got == wanted, 60, "every sink of every source")
-    assert engine.view().state is State.STARTING  # as the last of them
+    assert engine.view().state is PipelineState.STARTING  # as the last of them
     stage.all_stream()
-    wait_until(lambda: engine.view().state is State.STREAMING, 60, "streaming")
+    wait_until(lambda: engine.view().state is PipelineState.STREAMING, 60, "streaming")
     told = wait_until(
         lambda: (found := document(stage.config))["state"] == "streaming" and found, 60, "the status"
     )
@@ -139,7 +139,7 @@ def test_a_source_that_fails_for_good_leaves_the_others_and_is_named(stage):
     ends = {name: stage.captures[name].log.insert(1) for name in ("a", "c")}
     wait_until(lambda: all(stage.got.get(("one", name)) == [ends[name]] for name in ends), 60, "the others")
     wait_until(lambda: stage.got.get(("two", "b")) == [end], 60, "what was captured")
-    assert engine.view().state is State.STREAMING
+    assert engine.view().state is PipelineState.STREAMING
     told = wait_until(
         lambda: (found := document(stage.config))["error"] and found, 60, "the failure in the status"
     )
@@ -166,7 +166,7 @@ def test_a_run_whose_sources_have_all_failed_is_over(stage):
         capture.failure = TailraceError(Kind.SOURCE_CHANGED, f"{name} is another server")
     assert run.join(10)
     assert run.error.kind is Kind.SOURCE_CHANGED
-    assert engine.view().state is State.FAILED
+    assert engine.view().state is PipelineState.FAILED
 
 
 def test_until_caught_up_ends_with_the_error_of_the_one_that_failed(stage, monkeypatch):
@@ -225,7 +225,8 @@ def test_a_sink_that_failed_for_one_source_goes_on_for_the_others(stage):
     assert not run.ended
     engine.stop()
     assert run.join(10)
-    assert run.error is None
+    assert run.error.kind is Kind.SINK_FOREIGN
+    assert run.error.context == {"source": "a", "sinks": "one"}
 
 
 def test_a_source_that_hangs_in_a_sink_does_not_keep_the_others_from_it(stage):
@@ -290,7 +291,7 @@ def test_each_source_has_a_line_of_its_own_and_only_if_it_moved(stage, capsys):
     engine.stop()
     assert run.join(10)
     assert "  a:  connecting  " in line(view.state, view.sources[0], Pace())
-    with Progress() as progress:
+    with ProgressDisplay() as progress:
         progress.turn(view)
     shown = capsys.readouterr().out.splitlines()
     assert [part.split()[1] for part in shown] == ["a:", "b:", "c:"]

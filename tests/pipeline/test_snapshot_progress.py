@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tailrace.capture.agenda import Agenda, Origin, SnapshotAgenda, TableAgenda
-from tailrace.capture.copying import TableProgress
-from tailrace.capture.ledger import agenda_name
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.endmark import Tail
-from tailrace.cli.showing_status import words
+from tailrace.cli.status import words
 from tailrace.model import SourceFingerprint
-from tailrace.pipeline.lifecycle import State
-from tailrace.pipeline.progress import Pace, line
-from tailrace.pipeline.snapshot_left import unfinished
-from tailrace.pipeline.status import of_engine
-from tailrace.pipeline.views import EngineView, SourceView, TableView, TaskView
+from tailrace.pipeline.status.display import Pace, line
+from tailrace.pipeline.status.document import of_engine
+from tailrace.pipeline.status.lifecycle import PipelineState
+from tailrace.pipeline.status.snapshot_status import unfinished
+from tailrace.pipeline.status.views import CaptureView, PipelineView, SourceView, TableView
+from tailrace.sources.postgres.snapshot.copy import TableProgress
+from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotPlan, SnapshotPlans, TableSnapshotPlan
+from tailrace.sources.postgres.snapshot.state import agenda_name
 
 ORDERS = TableView("public.orders", 250_000, 1_000_000, 10, 2, 30.0)
 WAITING = TableView("public.waiting", 0, 70, 0, 0, None)
@@ -37,8 +37,10 @@ def test_time_left_is_told_at_the_pace_of_this_run() -> None:
 
 
 def test_what_is_left_is_shown_table_by_table() -> None:
-    task = replace(TaskView.at_rest("0", Tail(100, 200, 300)), state="snapshot", snapshot=(WAITING, ORDERS))
-    view = EngineView("shop", State.SNAPSHOT, (SourceView("", 0, task, ()),), None)
+    task = replace(
+        CaptureView.at_rest("0", Tail(100, 200, 300)), state="snapshot", snapshot=(WAITING, ORDERS)
+    )
+    view = PipelineView("shop", PipelineState.SNAPSHOT, (SourceView("", 0, task, ()),), None)
     document = of_engine(view)
     assert document["tasks"][0]["snapshot"][1] == {
         "name": "public.orders", "rows": 250_000, "rows_estimated": 1_000_000, "chunks": 10,
@@ -57,11 +59,13 @@ def test_without_an_engine_the_agenda_tells_what_is_left(tmp_path: Path) -> None
     directory = LogDirectory.create_or_open(tmp_path, SourceFingerprint("postgresql", "1", "shop", "slot"))
     (tmp_path / "tasks" / "0").mkdir(parents=True)
     assert unfinished(directory, "0") == ()
-    tables = [TableAgenda(number, 100 + number, "public", f"t{number}", True, 500) for number in range(3)]
+    tables = [
+        TableSnapshotPlan(number, 100 + number, "public", f"t{number}", True, 500) for number in range(3)
+    ]
     for table in tables[:2]:
         table.plan(2, whole=False, facts="", rows_estimated=500)
     tables[0].done, tables[1].done, tables[1].rows = {0, 1}, {1}, 240
-    agenda = Agenda([SnapshotAgenda("a", Origin.INITIAL, tables)])
+    agenda = SnapshotPlans([SnapshotPlan("a", Origin.INITIAL, tables)])
     directory.state_write(agenda_name("0"), agenda.as_json())
     assert unfinished(directory, "0") == (
         TableView("public.t1", 240, 500, 2, 1, None),

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fix_wait import wait_until
 from tailrace.config.load import from_mapping
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.spark.tags import bearing
+from tests.support.wait import wait_until
 
 LATE_S = 240.0
 

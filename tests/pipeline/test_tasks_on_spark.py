@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 import tailrace
-from fix_postgres import Database
-from fix_wait import wait_until
+from tailrace.changelog.lock_probe import is_written
 from tailrace.config import load_engine
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.lock_probe import is_written
 from tailrace.pipeline.remote.attempt import Order, capture_until_end
 from tailrace.pipeline.remote.channel import Channel, Report
-from tailrace.pipeline.status import FILE_NAME
+from tailrace.pipeline.status.document import FILE_NAME
 from tailrace.records.record import Record
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
 
 pytestmark = [
     pytest.mark.any_postgres("where capture runs makes no difference to the server"),

@@ -11,7 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from decode.wire import (
+from tailrace.errors import Kind, TailraceError
+from tailrace.records.batch import Batch
+from tailrace.records.fingerprints import fingerprint_of, fingerprints
+from tailrace.records.group import Group
+from tailrace.records.making import SourceRecord
+from tests.support.decode.wire import (
     ORDERS,
     UNCHANGED,
     decode,
@@ -23,11 +28,6 @@ from decode.wire import (
     truncate,
     update,
 )  # fmt: skip
-from tailrace.errors import Kind, TailraceError
-from tailrace.records.batch import Batch
-from tailrace.records.fingerprints import fingerprint_of, fingerprints
-from tailrace.records.group import Group
-from tailrace.records.making import SourceRecord
 
 ITEMS = 77
 FRAMES = transaction(

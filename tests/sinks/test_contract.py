@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sinks.rig import make, offsets, opened, rekey, relation, snapshot, write
-from spark.wire import INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.contract import require_within_log
+from tests.support.sinks.rig import make, offsets, opened, rekey, relation, snapshot, write
+from tests.support.spark.wire import INT8, TEXT, UNCHANGED, HandmadeLog, delete, insert, truncate, update
 
 KINDS = ["parquet", "jsonl", "append"]
 ORDERS = relation(1, "public.orders", {"id": INT8, "note": TEXT})

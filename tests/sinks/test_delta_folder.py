@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from tailrace.sinks.delta_folder import DeltaFolder, _set_properties
+from tailrace.sinks.delta.folder import DeltaFolder, _set_properties
 
 STATISTICS = "delta.dataSkippingStatsColumns"
 

@@ -13,8 +13,25 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from sinks.rig import mirror_rows, opened, rekey, relation, snapshot, update_whole, write
-from spark.wire import (
+from tailrace import failpoints
+from tailrace.config import ColumnPolicy
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import ValueModes
+from tailrace.sinks.contract import SparkNeededError
+from tailrace.sinks.delta import mirror
+from tailrace.sinks.delta.mirror import DeltaMirror
+from tailrace.sinks.delta.sink import DeltaSink
+from tests.support.sinks.rig import (
+    mirror_rows,
+    opened,
+    rekey,
+    relation,
+    snapshot,
+    update_whole,
+    write,
+    write_alone,
+)
+from tests.support.spark.wire import (
     INT4,
     INT8,
     TEXT,
@@ -27,18 +44,11 @@ from spark.wire import (
     truncate,
     update,
 )
-from tailrace import failpoints
-from tailrace.config import Disclosure
-from tailrace.errors import Kind, TailraceError
-from tailrace.model import ValueModes
-from tailrace.sinks import delta_mirror
-from tailrace.sinks.delta_mirror import DeltaMirror
-from tailrace.sinks.delta_sink import DeltaSink
 
 COLUMNS = {"id": INT8, "note": TEXT, "n": INT4}
 ACCOUNTS = relation(1, "public.accounts", COLUMNS)
-#: `sink.in_move` is passed when a table is renamed: `test_schema_changes`.
-POINTS = sorted(name for name in failpoints.NAMES - {"sink.in_move"} if name.startswith("sink."))
+#: `sink.before_remove` is passed when a table is read again: `test_repairs`.
+POINTS = sorted(name for name in failpoints.NAMES - {"sink.before_remove"} if name.startswith("sink."))
 
 
 @pytest.fixture
@@ -88,7 +98,7 @@ def table(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("bucket_rows", [1, 2_000_000], ids=["in buckets", "at once"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mirror_is_the_source_at_the_end_of_each_range(seed, bucket_rows, tmp_path, log, monkeypatch):
-    monkeypatch.setattr(delta_mirror, "BUCKET_ROWS", bucket_rows)
+    monkeypatch.setattr(mirror, "BUCKET_ROWS", bucket_rows)
     story = live(log, seed, 30)
     sink = opened("mirror", tmp_path / "lake", log)
     start, rng = 0, random.Random(seed)
@@ -98,6 +108,20 @@ def test_a_mirror_is_the_source_at_the_end_of_each_range(seed, bucket_rows, tmp_
         write(sink, log, start, end)
         assert table(tmp_path / "lake") == rows, f"seed {seed}, range {start} to {end}"
         start = end
+
+
+def test_a_merge_into_a_large_table_is_left_to_spark_and_nothing_counts_before(tmp_path, log, monkeypatch):
+    begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1), insert(1, 2, "two", 2))
+    end = log.commit(update(1, 1, "changed", 1))
+    sink = opened("mirror", tmp_path / "lake", log)
+    write_alone(sink, log, 0, begun)
+    before = table(tmp_path / "lake")
+    monkeypatch.setattr(mirror, "IN_PROCESS_TARGET_BYTES_MAX", 1)
+    with pytest.raises(SparkNeededError):
+        write_alone(sink, log, begun, end)
+    assert (sink.position("0"), table(tmp_path / "lake")) == (begun, before)
+    write(sink, log, begun, end)
+    assert [row["note"] for row in table(tmp_path / "lake")] == ["changed", "two"]
 
 
 @pytest.mark.parametrize("wider", [-1, 0, 1], ids=["narrower", "same", "wider"])
@@ -204,7 +228,7 @@ def test_a_table_without_a_key_is_refused_with_the_ways_out(tmp_path, log):
 def test_a_key_that_the_configuration_changes_stops_a_mirror(tmp_path, log):
     def keyed(*columns):
         keys = {"public.visits": list(columns)} if columns else {}
-        sink = DeltaSink("lake", tmp_path / "lake", None, DeltaMirror(), Disclosure(message_keys=keys))
+        sink = DeltaSink("lake", tmp_path / "lake", None, DeltaMirror(), ColumnPolicy(message_keys=keys))
         sink.open(log.directory.identity, "shop")
         return sink
 
@@ -348,8 +372,8 @@ def test_a_dropped_column_leaves_the_mirror_and_one_of_its_name_is_another(tmp_p
 KILLED = """
 import sys
 from pathlib import Path
-from sinks.rig import opened, write
-from spark.wire import source
+from tests.support.sinks.rig import opened, write
+from tests.support.spark.wire import source
 from tailrace.changelog.directory import LogDirectory
 
 class Log:
@@ -368,7 +392,7 @@ def test_a_process_that_is_killed_leaves_a_target_that_the_next_completes(kind, 
     story = live(log, 3, 8)
     ends = [end for end, _ in story]
     command = [sys.executable, "-c", KILLED, kind, str(tmp_path / "lake"), str(log.path), "0", str(ends[4])]
-    tests = str(Path(__file__).resolve().parent.parent)
+    tests = str(Path(__file__).resolve().parents[2])
     environment = {"PYTHONPATH": tests, "TAILRACE_FAILPOINTS": f"{point}=kill", "PATH": ""}
     died = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert died.returncode == -9, died.stderr
@@ -378,7 +402,7 @@ def test_a_process_that_is_killed_leaves_a_target_that_the_next_completes(kind, 
     if kind == "mirror":
         assert table(tmp_path / "lake") == story[7][1]
     else:
-        from sinks.rig import offsets
+        from tests.support.sinks.rig import offsets
 
         found = offsets(kind, tmp_path / "lake" / "public.accounts")
         whole = opened("parquet", tmp_path / "whole", log)

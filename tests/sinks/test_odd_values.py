@@ -9,9 +9,20 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
-from sinks.rig import opened, relation, write
-from spark.wire import DATE, FLOAT8, INT8, TEXT, TIMESTAMP, TIMESTAMPTZ, HandmadeLog, insert, numeric, update
-from tailrace.sinks import small_merge
+from tailrace.sinks.delta import small_merge
+from tests.support.sinks.rig import opened, relation, write
+from tests.support.spark.wire import (
+    DATE,
+    FLOAT8,
+    INT8,
+    TEXT,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    HandmadeLog,
+    insert,
+    numeric,
+    update,
+)
 
 INT4_ARRAY = 1007
 COLUMNS = {

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from fix_orders_log import LogOfOrders
 from tailrace.changelog.readers import Readers
-from tailrace.config import Disclosure, EngineConfig
-from tailrace.config.sections import PythonSink as PythonConfig
+from tailrace.config import ColumnPolicy, EngineConfig
+from tailrace.config.sections import PythonSinkConfig as PythonConfig
 from tailrace.converters.contract import Converter
 from tailrace.engine.contracts import StopEngine
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS
-from tailrace.pipeline.feed import Feed
+from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.pipeline.views import SinkState
+from tailrace.pipeline.status.views import SinkState
 from tailrace.ranges import changes as changes_module
 from tailrace.sinks.build import build, recorded_position
+from tests.support.orders_log import LogOfOrders
 
 HERE = Path(__file__).parent
 
@@ -55,9 +55,11 @@ def config_of(function: str, **more) -> PythonConfig:
     )  # fmt: skip
 
 
-def fed(config: PythonConfig, log: LogOfOrders, upto: int) -> Feed:
+def fed(config: PythonConfig, log: LogOfOrders, upto: int) -> SinkWorker:
     path = log.directory.path
-    feed = Feed(config, "shop", path, lambda: build(config, Disclosure(), OWN_FORMS, path), SparkHost(None))
+    feed = SinkWorker(
+        config, "shop", path, lambda: build(config, ColumnPolicy(), OWN_FORMS, path), SparkHost(None)
+    )
     feed.finish_at(upto)
     feed.run()
     return feed
@@ -137,7 +139,7 @@ def test_a_converter_stands_before_it_and_tables_are_chosen(log, called, monkeyp
 def test_two_processes_never_call_it_for_one_sink(log, called) -> None:
     log.insert(1)
     path = log.directory.path
-    first, second = (build(config_of("batch"), Disclosure(), OWN_FORMS, path) for _ in range(2))
+    first, second = (build(config_of("batch"), ColumnPolicy(), OWN_FORMS, path) for _ in range(2))
     first.open(log.directory.identity, "shop")
     with pytest.raises(TailraceError) as raised:
         second.open(log.directory.identity, "shop")
@@ -154,7 +156,7 @@ def test_two_processes_never_call_it_for_one_sink(log, called) -> None:
 def test_a_function_that_is_not_there_is_said(log, called, handler) -> None:
     config = config_of("batch").model_copy(update={"handler": handler})
     with pytest.raises(TailraceError) as raised:
-        build(config, Disclosure(), OWN_FORMS, log.directory.path).open(log.directory.identity, "shop")
+        build(config, ColumnPolicy(), OWN_FORMS, log.directory.path).open(log.directory.identity, "shop")
     assert raised.value.kind is Kind.CONFIG_INVALID
     assert handler in raised.value.message
 

@@ -9,16 +9,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from fix_postgres import DEFAULT_VERSION, Database, Servers, require_since
-from sinks.ddl_story import (
+from tailrace import failpoints
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.errors import Kind, TailraceError
+from tailrace.sinks.contract import Sink
+from tests.support.postgres import DEFAULT_VERSION, Database, Servers, require_since
+from tests.support.sinks.ddl_story import (
     COLUMNS,
+    DISPLACED,
     FOLLOWED,
+    MORE_COLUMNS,
+    MORE_ROWS,
+    MORE_TYPES,
     NO_COMMON_TYPE,
     REFUSED,
     ROWS,
@@ -29,19 +37,13 @@ from sinks.ddl_story import (
     Nearby,
     Scene,
     make,
-    ordered,
     plain,
     selected,
     write,
     write_and_die,
 )
-from sinks.rig import offsets
-from tailrace import failpoints
-from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.reader import LogReader
-from tailrace.config.disclosure import Disclosure
-from tailrace.errors import Kind, TailraceError
-from tailrace.sinks.contract import Sink
+from tests.support.sinks.mirrored import Rows, finite, mirrored
+from tests.support.sinks.rig import offsets
 
 ALTERED = {**FOLLOWED, **{name: statements for name, (statements, _) in REFUSED.items()}}
 TABLES = {name: f"t{number:02}" for number, name in enumerate(ALTERED)}
@@ -77,10 +79,6 @@ def _what_the_server_sends(request: pytest.FixtureRequest) -> None:
         require_since(18, "generated columns in a publication", DEFAULT_VERSION)
 
 
-#: Columns, and rows in an order.
-Rows = tuple[list[str], list[tuple[Any, ...]]]
-
-
 @dataclass
 class Story:
     """Every case's table, altered, with what the source had at the cuts."""
@@ -96,7 +94,8 @@ class Story:
 def story(base: Scene) -> Story:
     base.run("create type mood as enum ('good', 'bad')")
     for table in TABLES.values():
-        base.run(f"create table {table}({COLUMNS})", f"insert into {table} {ROWS}")
+        made = (*MORE_TYPES, f"create table {{t}}({MORE_COLUMNS})", f"insert into {{t}} {MORE_ROWS}")
+        base.run(*(statement.format(t=table) for statement in made))
     base.start()
     begun = base.cut([])
     firsts = {}
@@ -114,21 +113,6 @@ def story(base: Scene) -> Story:
 
 def public(*names: str) -> tuple[str, ...]:
     return tuple(f"public.{TABLES[name]}" for name in names)
-
-
-def mirrored(lake: Path, table: str) -> Rows:
-    """The mirror's columns and rows, but for the guard."""
-    rows = DeltaTable(str(lake / table)).to_pyarrow_table().drop_columns(["_position"])
-    columns = [finite(rows[name]).to_pylist() for name in rows.column_names]
-    return rows.column_names, ordered(list(zip(*columns, strict=True)))
-
-
-def finite(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without the moments that Python can't hold."""
-    if not pa.types.is_timestamp(column.type):
-        return column
-    last = pa.scalar(253_402_300_800_000_000, pa.int64()).cast(column.type)  # the year 10000
-    return pc.if_else(pc.less(column, last), column, pa.scalar(None, column.type))
 
 
 def history(kind: str, folder: Path) -> list[dict[str, Any]]:
@@ -310,11 +294,15 @@ def test_a_history_stops_at_a_type_that_holds_not_both_or_takes_text(
 
 @dataclass
 class Tables:
-    """Tables that were renamed, dropped and created again, some while nobody captured."""
+    """Tables that were renamed, dropped and created again, some while nobody captured; and read again then.
+
+    `changed` is the log's end before those that have another name than at first are read again.
+    """
 
     log: Path
     path: Path
     begun: Cut
+    changed: int
     done: Cut
     there: list[str]
 
@@ -342,7 +330,11 @@ def tables(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             scene.run(*(statement.format(t=prefix) for statement in statements))
             there += [table.format(t=prefix) for table in left]
         scene.start()
-        yield Tables(scene.path / "log", scene.path, begun, scene.cut(there), there)
+        changed = scene.end()
+        scene.read_again(
+            tuple(table.format(t=prefix) for prefix in names for table in DISPLACED[names[prefix]])
+        )
+        yield Tables(scene.path / "log", scene.path, begun, changed, scene.cut(there), there)
     finally:
         scene.stop()
         pg.drop()
@@ -357,18 +349,17 @@ def require_tables(lake: Path, tables: Tables) -> None:
         if found != (tables.done.columns[table], tables.done.rows[table]):
             wrong[table] = found
     assert wrong == {}
-    folders = {path.parent.name for path in lake.glob("*/_delta_log")}
-    assert folders == {table if "." in table else f"public.{table}" for table in tables.there}
 
 
-def test_mirrors_follow_tables_that_are_renamed_dropped_and_created_again(tables: Tables) -> None:
-    sink = make("mirror", tables.path / "followed")
-    write(sink, tables.log, tables.begun.offset)
-    write(sink, tables.log, tables.done.offset)
-    require_tables(tables.path / "followed", tables)
+def test_mirrors_go_on_where_renamed_tables_are_read_again(tables: Tables, spark: Any) -> None:
+    lake = tables.path / "followed"
+    sink = make("mirror", lake)
+    for upto in (tables.begun.offset, tables.changed, tables.done.offset):
+        write(sink, tables.log, upto, Nearby(spark))
+    require_tables(lake, tables)
 
 
-def test_tables_that_change_names_keep_their_rows_whichever_rows_come_first(tables: Tables) -> None:
+def test_so_they_do_range_by_range(tables: Tables, spark: Any) -> None:
     lake = tables.path / "swapped"
     sink = make("mirror", lake, ("public.n1_*",))
     write(sink, tables.log, tables.begun.offset)
@@ -376,7 +367,7 @@ def test_tables_that_change_names_keep_their_rows_whichever_rows_come_first(tabl
         at = tables.begun.offset
         while at < tables.done.offset:
             at = reader.boundary_within(at, 1, 1, tables.done.offset)
-            write(sink, tables.log, at)
+            write(sink, tables.log, at, Nearby(spark))
     for table in ("n1_1", "n1_2"):
         assert mirrored(lake, f"public.{table}") == (tables.done.columns[table], tables.done.rows[table])
 
@@ -384,26 +375,10 @@ def test_tables_that_change_names_keep_their_rows_whichever_rows_come_first(tabl
 def test_histories_go_on_under_the_new_name(tables: Tables) -> None:
     sink = make("append", tables.path / "histories", ("public.n0*",))
     write(sink, tables.log, tables.begun.offset)
-    write(sink, tables.log, tables.done.offset)
+    write(sink, tables.log, tables.changed)
     folder = tables.path / "histories"
     assert len(history("append", folder / "public.n0_1")) == 20
     assert [row["b"] for row in history("append", folder / "public.n0_new")] == ["new"] * 4
-
-
-def test_a_folder_that_is_in_the_way_of_a_move_is_not_touched(tables: Tables) -> None:
-    lake = tables.path / "in the way"
-    sink = make("mirror", lake, ("public.n0*",))
-    write(sink, tables.log, tables.begun.offset)
-    (lake / "public.n0_new").mkdir()
-    (lake / "public.n0_new" / "precious").write_text("theirs")
-    with pytest.raises(TailraceError) as raised:
-        write(sink, tables.log, tables.done.offset)
-    assert raised.value.kind is Kind.SINK_FOREIGN
-    assert (lake / "public.n0_new" / "precious").read_text() == "theirs"
-    (lake / "public.n0_new" / "precious").unlink()
-    (lake / "public.n0_new").rmdir()
-    write(sink, tables.log, tables.done.offset)
-    assert mirrored(lake, "public.n0_new")[1] == tables.done.rows["n0_new"]
 
 
 # ---------------------------------------------------------------------- interrupted
@@ -412,15 +387,14 @@ def test_a_folder_that_is_in_the_way_of_a_move_is_not_touched(tables: Tables) ->
 @pytest.mark.parametrize(
     ("point", "counts"),
     [
-        ("sink.in_move", (1,)),
         ("sink.before_commit", (1, 7)),
         ("sink.after_commit", (1, 12)),
         ("sink.after_publish", (1,)),
         ("sink.before_position", (1,)),
     ],
 )
-def test_a_mirror_that_fails_among_moved_tables_goes_on_with_the_rest(
-    point: str, counts: tuple[int, ...], tables: Tables
+def test_a_mirror_that_fails_among_renamed_tables_goes_on_with_the_rest(
+    point: str, counts: tuple[int, ...], tables: Tables, spark: Any
 ) -> None:
     for count in counts:
         lake = tables.path / f"failed {point} {count}"
@@ -428,18 +402,10 @@ def test_a_mirror_that_fails_among_moved_tables_goes_on_with_the_rest(
         write(sink, tables.log, tables.begun.offset)
         failpoints.arm(f"{point}=error@{count}")
         with pytest.raises(failpoints.FailpointError):
-            write(sink, tables.log, tables.done.offset)
+            write(sink, tables.log, tables.changed)
         failpoints.arm("")
-        write(make("mirror", lake), tables.log, tables.done.offset)
+        write(make("mirror", lake), tables.log, tables.done.offset, Nearby(spark))
         require_tables(lake, tables)
-
-
-def test_a_mirror_that_is_killed_between_moves_is_completed(tables: Tables) -> None:
-    lake = tables.path / "killed"
-    write(make("mirror", lake), tables.log, tables.begun.offset)
-    write_and_die("mirror", lake, tables.log, tables.done.offset, [], "sink.in_move=kill")
-    write(make("mirror", lake), tables.log, tables.done.offset)
-    require_tables(lake, tables)
 
 
 #: Cases whose table is written anew, gets columns, or has two keys in the range.
@@ -473,9 +439,9 @@ def test_a_sink_that_is_killed_in_a_range_with_schema_changes_is_completed(
 # ---------------------------------------------------------------------- masks
 
 
-def masking(table: str, *columns: str) -> Disclosure:
+def masking(table: str, *columns: str) -> ColumnPolicy:
     names = [f"public.{table}.{column}" for column in columns]
-    return Disclosure.model_validate({"masks": [{"columns": names, "method": "fixed", "value": "hidden"}]})
+    return ColumnPolicy.model_validate({"masks": [{"columns": names, "method": "fixed", "value": "hidden"}]})
 
 
 def test_a_mask_follows_its_column_and_hides_what_old_rows_have(story: Story) -> None:
@@ -495,15 +461,34 @@ def test_a_mask_follows_its_column_and_hides_what_old_rows_have(story: Story) ->
     assert {row[columns.index("y")] for row in rows} == {"hidden"}
 
 
-@pytest.mark.parametrize("masked", ["b", "bee"], ids=["before", "after"])
-def test_a_renamed_column_that_only_one_of_its_names_masks_stops_a_mirror(masked: str, story: Story) -> None:
-    lake, rules = story.path / f"masked {masked}", masking(TABLES["renamed"], masked)
-    sink = make("mirror", lake, public("renamed"), rules=rules)
-    write(sink, story.log, story.begun.offset)
-    with pytest.raises(TailraceError) as raised:
-        write(sink, story.log, story.done.offset)
-    assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
-    assert "mask" in raised.value.message
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "append", "mirror"])
+@pytest.mark.parametrize("named", ["b", "bee"], ids=["before", "after"])
+def test_a_rule_follows_a_column_from_name_to_name_also_for_older_rows(
+    named: str, kind: str, story: Story, tmp_path: Path
+) -> None:
+    table = TABLES["renamed"]
+    left_out = ColumnPolicy.model_validate({"columns_exclude": [f"public.{table}.{named}"]})
+    for rules in (masking(table, named), left_out):
+        # One sink goes on across the rename, and one begins after it.
+        for cuts in ((story.begun, story.done), (story.done,)):
+            lake = tmp_path / f"{len(cuts)} {len(rules.masks)}"
+            for cut in cuts:
+                write(make(kind, lake, public("renamed"), rules=rules), story.log, cut.offset)
+            values = column_values(kind, lake / f"public.{table}", {"b", "bee"})
+            assert values == ({"hidden"} if rules.masks else set())
+
+
+def column_values(kind: str, folder: Path, names: set[str]) -> set[Any]:
+    """Return all values that are not null of some columns in a target, old rows among them."""
+    if kind in ("append", "mirror"):
+        rows = DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
+    elif kind == "parquet":
+        rows = [row for path in folder.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    else:
+        lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+        rows = [row for line in lines for row in map(json.loads(line).get, ("before", "after")) if row]
+    assert rows
+    return {row[name] for row in rows for name in names & row.keys()} - {None}
 
 
 # ---------------------------------------------------------------------- keys that two rows may share

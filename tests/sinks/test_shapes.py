@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tailrace.sinks.shapes import Unfit, cast_exactly
+from tailrace.sinks.delta.shapes import Unfit, cast_exactly
 
 
 @pytest.mark.parametrize(

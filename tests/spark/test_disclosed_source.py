@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fix_orders_log import LogOfOrders
 from tailrace.changelog.disclosure import keep_disclosure, kept_disclosure
-from tailrace.config import Disclosure
+from tailrace.config import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
+from tests.support.orders_log import LogOfOrders
 
 SALT = "a salt that is long enough"
 
@@ -21,12 +21,12 @@ def test_readers_of_a_log_get_what_sinks_get(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = LogOfOrders(tmp_path / "log")
-    assert kept_disclosure(log.directory, "0") == Disclosure()
+    assert kept_disclosure(log.directory, "0") == ColumnPolicy()
     log.insert(1, 2)
     log.close()
     (tmp_path / "salt").write_text(SALT)
     mask = {"columns": ["public.orders.id"], "method": "hash", "salt": f"${{file:{tmp_path / 'salt'}}}"}
-    rules = Disclosure(masks=[mask], columns_exclude=["*.*.what"])
+    rules = ColumnPolicy(masks=[mask], columns_exclude=["*.*.what"])
     keep_disclosure(log.directory, "0", rules)
     assert kept_disclosure(log.directory, "0") == rules
 

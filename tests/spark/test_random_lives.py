@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from fix_engine import Store, engine_of
-from fix_lives import SEEDS, Leaks
-from fix_wait import wait_until
 from tailrace.engine.contracts import RetriableError, StopEngine
-from tailrace.engine.life import State
+from tailrace.engine.lifecycle import State
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import LinesSource
+from tests.support.engine_runs import SEEDS, Leaks
+from tests.support.engines import Store, engine_of
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -107,7 +107,7 @@ class World:
                 },
             },
         )
-        timer = threading.Timer(close_s or 0.0, lambda: _close(engine))
+        timer = threading.Timer(close_s or 0.0, engine.close)
         if close_s is not None:
             timer.start()
         try:
@@ -119,14 +119,6 @@ class World:
         assert engine.state is State.STOPPED
         assert set(range(1, self.store.line() + 1)) <= self.done, "committed, and not processed"
         return engine.error
-
-
-def _close(engine: Any) -> None:
-    try:
-        engine.close()
-    except TailraceError as error:
-        if error.kind is not Kind.ENGINE_MISUSED:
-            raise
 
 
 def lives(spark: Any, folder: Path, count: int, seed: int) -> None:

@@ -15,17 +15,6 @@ import pytest
 from pyspark import cloudpickle
 
 import tailrace
-from engine import flowing
-from engine.flowing import (
-    SOON_S,
-    assert_in_order_for_each_key,
-    drop_thirds,
-    numbers,
-    running,
-    stream,
-    to_text,
-)
-from fix_wait import wait_until
 from tailrace.engine.commit_policies import Periodic
 from tailrace.engine.contracts import RetriableError, StopEngine
 from tailrace.engine.processing import Order, on_batch, on_record, stage
@@ -34,6 +23,17 @@ from tailrace.records.events import Event
 from tailrace.records.record import Record
 from tailrace.spark.processing import SparkRunner
 from tailrace.testing import LinesSource
+from tests.support.engine import flowing
+from tests.support.engine.flowing import (
+    SOON_S,
+    assert_in_order_for_each_key,
+    drop_thirds,
+    numbers,
+    running,
+    stream,
+    to_text,
+)
+from tests.support.wait import wait_until
 
 FLOWS: list[tuple[str, Order, bool]] = [
     ("batch", "ordered", False),

@@ -5,10 +5,21 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from spark.wire import BOOL, DATE, FLOAT8, INT4, INT8, TEXT, TIMESTAMP, TIMESTAMPTZ, numeric, relation
-from tailrace.decode.types import METADATA
 from tailrace.errors import Kind, TailraceError
+from tailrace.sources.postgres.decode.types import METADATA
 from tailrace.spark.schema import relations, table_schema, to_arrow, to_spark, widened
+from tests.support.spark.wire import (
+    BOOL,
+    DATE,
+    FLOAT8,
+    INT4,
+    INT8,
+    TEXT,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    numeric,
+    relation,
+)
 
 METADATA_DDL = (
     "_op string, _commit_lsn bigint, _ordinal bigint, _xid bigint, _commit_ts timestamp, _log_offset bigint, "

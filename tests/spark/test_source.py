@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 
-from spark.wire import (
+from tailrace.changelog.readers import Readers
+from tailrace.errors import Kind, TailraceError
+from tailrace.spark import register
+from tailrace.spark.failures import translated
+from tests.support.spark.wire import (
     BOOL,
     INT4,
     INT8,
@@ -30,10 +34,6 @@ from spark.wire import (
     truncate,
     update,
 )
-from tailrace.changelog.readers import Readers
-from tailrace.errors import Kind, TailraceError
-from tailrace.spark import register
-from tailrace.spark.failures import translated
 
 ORDERS = relation(1, "public.orders", {"id": INT8, "price": numeric(12, 2), "note": TEXT})
 ITEMS = relation(2, "public.items", {"id": INT4})

@@ -7,10 +7,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.engine.processing.lanes import Lanes
-from tailrace.engine.processing.stage import Staged
+from tailrace.engine.processing.ordering_keys import OrderingKeys
+from tailrace.engine.processing.stage import StagedGroup
 from tailrace.records.group import Group
-from tailrace.spark.processing.spreading import spread
+from tailrace.spark.processing.partitions import spread
 
 RECORDS = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 5), st.integers(0, 5), st.integers(0, 9)), max_size=30
@@ -18,7 +18,7 @@ RECORDS = st.lists(
 Stand = tuple[int, int, bool]
 
 
-def staged(records: list[tuple[int, int, int, int]]) -> tuple[list[Staged], dict[int, Stand]]:
+def staged(records: list[tuple[int, int, int, int]]) -> tuple[list[StagedGroup], dict[int, Stand]]:
     """Two groups; a record stands in lanes `own` and, one in three, `other`; one in ten in all."""
     stands = {
         place: (own, other if chance % 3 == 0 else own, chance == 9)
@@ -30,12 +30,12 @@ def staged(records: list[tuple[int, int, int, int]]) -> tuple[list[Staged], dict
         own, other, in_all = (
             zip(*(stands[place] for place in places), strict=True) if places else ((), (), ())
         )
-        lanes = Lanes(
+        lanes = OrderingKeys(
             np.array(own, np.uint64), np.array(other, np.uint64), np.array(in_all, np.bool_), pa.int64()
         )
         columns = pa.RecordBatch.from_pydict({"op": pa.array(["c"] * len(places))})
         group = Group.of_columns(str(number), np.array(places, np.int64), columns)
-        groups.append(Staged(group, None, lanes))
+        groups.append(StagedGroup(group, None, lanes))
     return [one for one in groups if len(one.group)], stands
 
 

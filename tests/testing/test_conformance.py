@@ -9,9 +9,9 @@ import pytest
 from tailrace.engine.backoff import Backoff
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.contracts import StopEngine
-from tailrace.engine.offset_stores import FileOffsetStore, MemoryOffsetStore
-from tailrace.engine.processing import Terms, on_batch, on_record, processor_for
-from tailrace.engine.processing.unheard import Unheard
+from tailrace.engine.offsets.stores import FileOffsetStore, MemoryOffsetStore
+from tailrace.engine.processing import ProcessingConfig, on_batch, on_record, processor_for
+from tailrace.engine.processing.null_processor import NullProcessor
 from tailrace.testing import LinesSource, conformance
 
 
@@ -130,7 +130,7 @@ def flow(handler, order="ordered"):
     from threading import Event
 
     return processor_for(
-        Terms(
+        ProcessingConfig(
             handler=handler,
             clock=SystemClock(),
             stopping=Event(),
@@ -157,7 +157,7 @@ def test_our_processors_keep_the_contract():
 
 def test_a_processor_that_breaks_the_contract_is_found_out():
     with pytest.raises(AssertionError, match="handed over once"):
-        conformance.check_processor(lambda _: Unheard())
+        conformance.check_processor(lambda _: NullProcessor())
 
     def swallow(self, batch):
         self._committer.mark_processed(batch)

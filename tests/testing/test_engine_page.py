@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fix_engine import engine_of
 from tailrace.testing import conformance
+from tests.support.engines import engine_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "engine.md"
 

@@ -9,12 +9,12 @@ import threading
 import pytest
 
 import tailrace
-from fix_engine import Seen, Store, engine_of
-from fix_wait import wait_until
 from tailrace import extensions, failpoints
 from tailrace.engine.contracts import RetriableError
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import Fault, LinesSource, MovableClock
+from tests.support.engines import Seen, Store, engine_of
+from tests.support.wait import wait_until
 
 
 def test_a_clock_stands_still_until_it_is_moved():

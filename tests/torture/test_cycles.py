@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fix_postgres import Database
-from fix_proxy import Proxy
-from tailrace.embedded.postgres import EmbeddedPostgres
-from torture import disk
-from torture.harness import (
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.postgres import Database
+from tests.support.proxy import Proxy
+from tests.support.torture import disk
+from tests.support.torture.harness import (
     POINTS,
     SINKS,
     Round,

@@ -1,6 +1,6 @@
 """The Kafka sink under torture, in small; and that the harness finds what is planted.
 
-`python -m torture.kafka` does the same two hundred times, on three brokers.
+`python -m tests.support.torture.kafka` does the same two hundred times, on three brokers.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fix_kafka_proxy import Fault, KafkaProxy
-from fix_postgres import Database
-from tailrace.embedded.kafka import EmbeddedKafka, find_jars
-from torture import brokers
-from torture.harness import Round, kill_at
-from torture.kafka import POINTS
-from torture.topics import Topics
+from tailrace_servers.kafka import EmbeddedKafka, find_jars
+from tests.support.kafka_proxy import Fault, KafkaProxy
+from tests.support.postgres import Database
+from tests.support.torture import brokers
+from tests.support.torture.harness import Round, kill_at
+from tests.support.torture.kafka import POINTS
+from tests.support.torture.topics import Topics
 
 pytestmark = [
     pytest.mark.torture,

@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fix_postgres import Database
-from torture.harness import Round, kill_at, lose_power
+from tests.support.postgres import Database
+from tests.support.torture.harness import Round, kill_at, lose_power
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(300)]
 

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from torture.ledger import ACCOUNTS, COUNTERS, LEDGER_SUM, OPENING_BALANCE, TABLES
-from torture.sinks import Change, read_history, read_mirror
-from torture.validator import State, history_problems, mirror_problems
+from tests.support.torture.ledger import ACCOUNTS, COUNTERS, LEDGER_SUM, OPENING_BALANCE, TABLES
+from tests.support.torture.sinks import Change, read_history, read_mirror
+from tests.support.torture.validator import State, history_problems, mirror_problems
 
 SNAPSHOT_LSN = 0x100
 

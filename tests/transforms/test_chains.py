@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decode.wire import UNCHANGED, delete, insert, update
-from tailrace.transforms.building import build
-from transforms.groups import orders, places, rows, topics
+from tailrace.transforms.factory import build
+from tests.support.decode.wire import UNCHANGED, delete, insert, update
+from tests.support.transforms.groups import orders, places, rows, topics
 
 PREDICATES = {
     "changes": {"type": "operation", "operations": ["create", "update"]},

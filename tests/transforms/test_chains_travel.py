@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from converters.registry import FakeRegistry
-from decode.wire import insert
 from tailrace.config.predicates import PREDICATES
 from tailrace.config.transformations import TRANSFORMATIONS
 from tailrace.converters import (
@@ -24,9 +22,11 @@ from tailrace.converters import (
 from tailrace.errors import TailraceError
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
-from tailrace.transforms.building import build
-from transforms.groups import orders, rows
-from transforms.test_transformations_page import EXAMPLES
+from tailrace.transforms.factory import build
+from tests.support.converters.registry import FakeRegistry
+from tests.support.decode.wire import insert
+from tests.support.transforms.groups import orders, rows
+from tests.support.transforms.page_examples import EXAMPLES
 
 #: Kinds that no example on the page shows with settings of its own.
 OTHERS: list[dict[str, Any]] = [

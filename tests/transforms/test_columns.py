@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode.wire import UNCHANGED, Cell, delete, insert, json_of, update
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
-from transforms.groups import COMMIT_US, applied, only, orders, plain, rows
+from tests.support.decode.wire import UNCHANGED, Cell, delete, insert, json_of, update
+from tests.support.transforms.groups import COMMIT_US, applied, only, orders, plain, rows
 
 SALT = "0123456789abcdef"
 Row = dict[str, Any]
@@ -171,7 +171,7 @@ def test_masks_of_plain_values() -> None:
 
 
 def test_a_salt_is_shown_nowhere() -> None:
-    from tailrace.transforms.building import build
+    from tailrace.transforms.factory import build
 
     chain = build([{"type": "mask", "fields": ["note"], "method": "hash", "salt": "${env:SHAPE_SALT}"}])
     assert SALT not in repr(chain)

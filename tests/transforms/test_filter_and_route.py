@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from decode.wire import insert
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
-from tailrace.transforms.building import build
-from transforms.groups import applied, messages, only, orders, places, plain, rows, topics
+from tailrace.transforms.factory import build
+from tests.support.decode.wire import insert
+from tests.support.transforms.groups import applied, messages, only, orders, places, plain, rows, topics
 
 
 def is_undecoded(group: Group) -> bool:

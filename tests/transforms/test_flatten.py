@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from decode.wire import UNCHANGED, delete, insert, truncate, update
 from tailrace.converters.debezium import JsonConverter
-from tailrace.decode.debezium import SourceFacts
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
-from transforms.groups import COMMIT_US, applied, messages, only, orders, places, rows
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tests.support.decode.wire import UNCHANGED, delete, insert, truncate, update
+from tests.support.transforms.groups import COMMIT_US, applied, messages, only, orders, places, rows
 
 PLACEHOLDER = "__debezium_unavailable_value"
 
@@ -56,7 +56,7 @@ def test_deletes_are_dropped_or_keep_their_old_row() -> None:
 
 
 def test_metadata_become_fields_and_headers_under_debeziums_names() -> None:
-    group = replace(orders(), origin=SourceFacts("shop", "db", "9"))
+    group = replace(orders(), origin=SourceInfo("shop", "db", "9"))
     flatten = {
         "type": "flatten",
         "deletes": "rewrite",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from decode.wire import delete, insert, update
 from tailrace.errors import TailraceError
-from transforms.groups import applied, messages, only, orders, plain, rows
+from tests.support.decode.wire import delete, insert, update
+from tests.support.transforms.groups import applied, messages, only, orders, plain, rows
 
 
 def test_headers_are_what_expressions_say_and_the_wire_stays() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from datetime import date
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode.wire import UNCHANGED, delete, insert, update
+from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
+from tailrace.records.group import Group
 from tailrace.records.record import Record
-from transforms.groups import applied, orders, places, plain, rows, topics
+from tests.support.decode.wire import UNCHANGED, delete, insert, update
+from tests.support.transforms.groups import applied, orders, places, plain, rows, topics
 
 Change = Callable[[Record], Record | None]
 
@@ -160,3 +165,67 @@ def test_what_is_no_record_is_refused_and_no_value_is_shown(change: Change) -> N
     assert caught.value.kind is Kind.TRANSFORM_FAILED
     with pytest.raises(TypeError, match="no lsn"):
         next(iter([Record(orders(), 0, {}).replace(lsn=1)]))
+
+
+STAMPED = [
+    ("id", 23, -1),
+    ("made", 1082, -1),
+    ("at", 1184, -1),
+    ("price", 1700, ((12 << 16) | 2) + 4),
+    ("note", 25, -1),
+]
+ODD = ("infinity", "4713-01-01 00:00:00+00 BC", "NaN", "infinity")
+USUAL = ("2024-02-29", "2024-02-29 12:00:00+00", "1.50", "x")
+
+
+def stamped() -> Group:
+    return orders(insert("1", *USUAL), insert("2", *ODD), insert("3", *USUAL), columns=STAMPED)
+
+
+def documents(groups: list[Group]) -> list[dict[str, Any]]:
+    found = [JsonConverter(schemas_enable=False).convert(group).values.to_pylist() for group in groups]
+    return [json.loads(text) for texts in found for text in texts]
+
+
+def test_a_value_that_python_can_not_hold_comes_back_as_it_was() -> None:
+    edited = applied(stamped(), Each(lambda r: r.replace(after={**(r.after or {}), "extra": r.place})))
+    before, after = documents([stamped()]), documents(edited)
+    assert [{**each["after"], "extra": n} for n, each in enumerate(before)] == [
+        each["after"] for each in after
+    ]
+    assert [Record(edited[0], 1, {}).after[name] for name in ("made", "at", "price", "note")] == list(ODD)
+    [was], [now] = [stamped()], edited
+    for name in ("made", "at", "price", "note"):
+        assert now.column("after").field(name).equals(was.column("after").field(name))
+
+
+def test_such_a_value_may_stand_elsewhere() -> None:
+    def moved(record: Record) -> Record:
+        after = record.after or {}
+        return record.replace(after={"id": after["id"], "created": after["made"], "price": after["price"]})
+
+    [found] = applied(stamped(), Each(moved))
+    created = [Record(found, row, {}).after["created"] for row in range(3)]
+    assert created == [date(2024, 2, 29), "infinity", date(2024, 2, 29)]
+    assert documents([found])[1]["after"]["created"] == "infinity"
+    values = applied(stamped(), Each(lambda r: r.replace(value={**(r.after or {})})))
+    assert [Record(values[0], row, {}).value["made"] for row in range(3)] == created
+    assert documents(values)[1]["made"] == "infinity"
+
+
+@pytest.mark.parametrize("to", ["string", "unix_ms", "time"])
+def test_an_infinity_that_has_no_such_form_is_its_text(to: str) -> None:
+    columns = [("id", 23, -1), ("at", 1184, -1)]
+    group = orders(insert("1", USUAL[1]), insert("2", "infinity"), columns=columns)
+    [found] = applied(group, {"type": "timestamps", "fields": ["at"], "to": to})
+    assert documents([found])[1]["after"]["at"] == "infinity"
+    assert Record(found, 1, {}).after["at"] == "infinity"
+    assert documents([found])[0]["after"]["at"] != "infinity"
+
+
+@pytest.mark.parametrize("to", ["date", "timestamp"])
+def test_an_infinity_stays_one_in_another_type_of_time(to: str) -> None:
+    columns = [("id", 23, -1), ("at", 1082, -1)]
+    group = orders(insert("1", USUAL[0]), insert("2", "-infinity"), columns=columns)
+    [found] = applied(group, {"type": "timestamps", "fields": ["at"], "to": to})
+    assert Record(found, 1, {}).after["at"] == "-infinity"

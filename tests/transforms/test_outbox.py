@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 import structlog
 
-from decode.wire import delete, insert, update
 from tailrace.converters.debezium import JsonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
-from transforms.groups import applied, only, orders, places, rows, topics
+from tests.support.decode.wire import delete, insert, update
+from tests.support.transforms.groups import applied, only, orders, places, rows, topics
 
 UUID, TEXT, JSONB, INTEGER = 2950, 25, 3802, 23
 COLUMNS = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,11 @@ import yaml
 from tailrace.config.predicates import PREDICATES
 from tailrace.config.steps import METADATA
 from tailrace.config.transformations import TRANSFORMATIONS
+from tailrace.expressions.language import FUNCTIONS
 from tailrace.records.record import Record
-from tailrace.sql.parsing import FUNCTIONS
-from tailrace.transforms.building import build
-from transforms.groups import applied, orders, rows
-
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "transformations.md").read_text("utf-8")
-EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+from tailrace.transforms.factory import build
+from tests.support.transforms.groups import applied, orders, rows
+from tests.support.transforms.page_examples import EXAMPLES, PAGE
 
 
 @pytest.mark.parametrize("text", EXAMPLES)

@@ -10,19 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fix_postgres import DEFAULT_VERSION, Servers, _fresh_database
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.model import OWN_FORMS, LogRange, ValueModes
 from tailrace.ranges import plan
 from tailrace.sinks.contract import Sink
-from tailrace.sinks.delta_append import DeltaAppend
-from tailrace.sinks.delta_mirror import DeltaMirror
-from tailrace.sinks.delta_sink import DeltaSink
-from tailrace.sinks.parquet import parquet_sink
-from zoo.expected import MODES, UNHELD, Expectation, plain
-from zoo.keeping import STREAMED, as_captured
-from zoo.wide import ROWS, Wide, capture
+from tailrace.sinks.delta.append import DeltaAppend
+from tailrace.sinks.delta.mirror import DeltaMirror
+from tailrace.sinks.delta.sink import DeltaSink
+from tailrace.sinks.files.parquet import parquet_sink
+from tests.support.postgres import DEFAULT_VERSION, Servers, _fresh_database
+from tests.support.zoo.expected import MODES, UNHELD, Expectation, plain
+from tests.support.zoo.keeping import STREAMED, as_captured
+from tests.support.zoo.wide import ROWS, Wide, capture
 
 pytestmark = pytest.mark.any_postgres(
     "from the log on; that the log says what SELECT says is shown on each version"

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from psycopg import sql
 
-from capture.captured import capturing
-from decode.wire import SOURCE
-from fix_postgres import DEFAULT_VERSION, Database, Servers, _fresh_database
-from tailrace.decode.changes import TableChanges
 from tailrace.model import OWN_FORMS
-from zoo.expected import MODES, UNHELD, Expectation, Selected, plain, select
-from zoo.keeping import STREAMED, as_captured, both_ways
-from zoo.random_types import Filled, tables
+from tailrace.sources.postgres.decode.changes import TableChanges
+from tests.support.capture.captured import capturing
+from tests.support.decode.wire import SOURCE
+from tests.support.postgres import DEFAULT_VERSION, Database, Servers, _fresh_database
+from tests.support.zoo.expected import MODES, UNHELD, Expectation, Selected, plain, select
+from tests.support.zoo.keeping import STREAMED, as_captured, both_ways
+from tests.support.zoo.random_types import Filled, tables
 
 _names = itertools.count(1)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from decode.wire import SOURCE
-from fix_postgres import VERSIONS, Servers, _fresh_database
 from tailrace.converters.debezium import JsonConverter
-from tailrace.decode.changes import TableChanges
 from tailrace.model import ValueModes
 from tailrace.records.group import Group
-from zoo.keeping import Zoo, capture
+from tailrace.sources.postgres.decode.changes import TableChanges
+from tests.support.decode.wire import SOURCE
+from tests.support.postgres import VERSIONS, Servers, _fresh_database
+from tests.support.zoo.keeping import Zoo, capture
 
 MODES = {
     "none": ValueModes(),

@@ -1,0 +1,1 @@
+"""The tests. What they share is in `support`."""

@@ -1,0 +1,88 @@
+"""Changes that PostgreSQL does not send are told of, until a snapshot has made up for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.sources.postgres.slot import monitor
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
+from tests.support.capture.captured import CREATE_ITEMS, SLOT, Running, capturing
+from tests.support.capture.requested import await_end, request
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
+
+QUICK: dict[str, Any] = {"slot_watch": {"interval_s": 0.2}}
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "SOON_S", 0.2)
+    monkeypatch.setattr(monitor, "NEW_TABLES_S", 0.2)
+
+
+def warned(running: Running) -> dict[str, str]:
+    return {concern.key: concern.repair for concern in running.task.progress().concerns}
+
+
+def await_warnings(running: Running, *keys: str) -> None:
+    wait_until(lambda: running.is_over or set(warned(running)) == set(keys), 150, f"the warnings {keys}")
+    assert not running.is_over, running.error
+
+
+def test_a_table_that_becomes_unlogged_and_logged_again_is_told_of_until_it_is_read_again(
+    pg: Database, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    pg.execute(CREATE_ITEMS)
+    pg.execute("create unlogged table later(id int primary key)")
+    pg.execute("insert into later values (1)")
+    pg.execute(f"create publication {SLOT} for all tables")
+    with capturing(pg.dsn, log, **QUICK) as running:
+        running.wait_for("streaming")
+        pg.execute("insert into items values (1)")
+        running.catch_up(pg.query)
+        await_warnings(running)
+        pg.execute("alter table items set unlogged")
+        await_warnings(running, "table_unlogged:public.items")
+        pg.execute("insert into items values (2)")
+        pg.execute(warned(running)["table_unlogged:public.items"].split(" -- ")[0])
+        await_warnings(running, "table_gap:public.items")
+        # One that was never captured comes with rows that nobody has read.
+        pg.execute("alter table later set logged")
+        await_warnings(running, "table_gap:public.items", "table_gap:public.later")
+    with capturing(pg.dsn, log, **QUICK) as running:
+        await_warnings(running, "table_gap:public.items", "table_gap:public.later")
+        for name in ("items", "later"):
+            told = warned(running)[f"table_gap:public.{name}"]
+            assert await_end(running, log, request(log, told.split()[-1])).outcome is SnapshotOutcome.DONE
+        await_warnings(running)
+
+
+def test_a_table_that_comes_back_into_the_publication_is_told_of_until_it_is_read_again(
+    pg: Database, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, log, **QUICK) as running:
+        running.wait_for("streaming")
+        pg.execute(f"alter publication {SLOT} drop table items")
+        wait_until(lambda: "table_left_out:public.items" in warned(running), 150, "the warning")
+        pg.execute(warned(running)["table_left_out:public.items"].split(" -- ")[0])
+        await_warnings(running, "table_gap:public.items")
+        assert await_end(running, log, request(log, "public.items")).outcome is SnapshotOutcome.DONE
+        await_warnings(running)
+
+
+def test_a_publication_that_leaves_out_operations_is_told_of_while_it_runs(
+    pg: Database, tmp_path: Path
+) -> None:
+    pg.execute(CREATE_ITEMS)
+    pg.execute(f"create publication {SLOT} for table items with (publish = 'insert')")
+    with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
+        running.wait_for("streaming")
+        await_warnings(running, "operations_left_out")
+        pg.execute(warned(running)["operations_left_out"].split(" -- ")[0])
+        await_warnings(running)

@@ -1,0 +1,137 @@
+"""What the catalogue does not show in time is unknown, asked for again, and never written as true."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.log.schemas import versions
+from tailrace.sources.postgres.schema import relation_messages
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.capture.captured import capturing
+from tests.support.capture.requested import await_end, is_over, request
+from tests.support.sinks.ddl_story import Nearby, make, write
+from tests.support.wait import wait_until
+
+COLUMNS = (
+    "select attname::text from pg_attribute where attrelid = 'items'::regclass and attnum > 0 "
+    "and not attisdropped order by attnum"
+)
+ALTER = "begin; alter table items rename a to aa; alter table items add b int default 7; "
+
+
+def mirror(path: Path, log: Path, spark: Any = None) -> list[dict[str, object]]:
+    with LogReader.open(log, "0") as reader:
+        end = reader.end().offset
+    write(make("mirror", path), log, end, None if spark is None else Nearby(spark))
+    rows = DeltaTable(str(path / "public.items")).to_pyarrow_table().drop_columns(["_position"])
+    return sorted(rows.to_pylist(), key=lambda row: row["id"])
+
+
+def altering(pg: EmbeddedPostgres, statement: str) -> threading.Thread:
+    """Begin a commit that waits for a standby which is not there: it is streamed and nobody sees it."""
+    pg.execute("alter system set synchronous_standby_names = 'nobody'")
+    pg.execute("select pg_reload_conf()")
+    changing = threading.Thread(target=pg.execute, args=(ALTER + statement + "; commit",))
+    changing.start()
+    waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+    wait_until(lambda: pg.query(waiting)[0][0] == 1, 60, "the commit to wait for a standby")
+    return changing
+
+
+def release(pg: EmbeddedPostgres, changing: threading.Thread) -> None:
+    pg.execute("alter system set synchronous_standby_names = ''")
+    pg.execute("select pg_reload_conf()")
+    changing.join(60)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
+def test_a_mirror_waits_for_what_a_commit_that_waits_for_a_standby_did(
+    own_pg: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+) -> None:
+    monkeypatch.setattr(relation_messages, "_VISIBLE_DEADLINE_S", 0.2)
+    log, lake = tmp_path / "log", tmp_path / "lake"
+    own_pg.execute("create table items(id int primary key, a int)")
+    own_pg.execute("insert into items values (1, 10), (2, 20)")
+    with capturing(own_pg.dsn(), log) as running:
+        running.wait_for("streaming")
+        own_pg.execute("insert into items values (3, 30)")
+        running.catch_up(own_pg.query)
+        mirror(lake, log)
+        changing = altering(own_pg, "insert into items values (4, 40, 8)")
+        running.catch_up(own_pg.query)
+        with pytest.raises(TailraceError) as raised:
+            mirror(lake, log)
+        assert raised.value.kind is Kind.SCHEMA_PENDING
+        assert versions(LogDirectory.open(log), "0")[-1].relation.pending
+        if not restarted:
+            release(own_pg, changing)
+            wait_until(lambda: settled(lake, log), 60, "the facts to be known")
+    if restarted:
+        release(own_pg, changing)
+        with capturing(own_pg.dsn(), log) as running:
+            running.wait_for("streaming")
+            wait_until(lambda: settled(lake, log), 60, "the facts to be known")
+    require_equal(own_pg, lake, log)
+    # What became known is shown in the place of what was not, once.
+    shown = versions(LogDirectory.open(log), "0")
+    assert [(each.relation.pending, each.changes) for each in shown] == [
+        (False, ()),
+        (False, ("column a renamed to aa", "column b added (integer)")),
+    ]
+
+
+def require_equal(pg: EmbeddedPostgres, lake: Path, log: Path, spark: Any = None) -> None:
+    columns = [name for (name,) in pg.query(COLUMNS)]
+    source = pg.query(f"select {', '.join(columns)} from items order by id")
+    assert mirror(lake, log, spark) == [dict(zip(columns, row, strict=True)) for row in source]
+
+
+def test_versions_that_wait_one_behind_the_other_become_known_in_their_order(
+    own_pg: EmbeddedPostgres, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relation_messages, "_VISIBLE_DEADLINE_S", 0.2)
+    log, lake = tmp_path / "log", tmp_path / "lake"
+    own_pg.execute("create table items(id int primary key, a int)")
+    own_pg.execute("insert into items values (1, 10), (2, 20)")
+    with capturing(own_pg.dsn(), log) as running:
+        running.wait_for("streaming")
+        mirror(lake, log)
+        changing = altering(own_pg, "insert into items values (4, 40, 8)")
+        running.catch_up(own_pg.query)
+        # A snapshot that is asked for meanwhile waits: readers want the version before its own.
+        asked = request(log, "public.items")
+        with pytest.raises(TailraceError, match="not known yet"):
+            mirror(lake, log)
+        assert not is_over(log, asked)()
+    # Nobody captures while the first becomes visible, and the table is altered again.
+    release(own_pg, changing)
+    own_pg.execute("alter table items rename aa to aaa")
+    own_pg.execute("alter table items add c int default 5")
+    own_pg.execute("delete from items where id = 1")
+    own_pg.execute("insert into items values (5, 50, 9, 1)")
+    with capturing(own_pg.dsn(), log) as running:
+        running.wait_for("streaming")
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+        running.catch_up(own_pg.query)
+        wait_until(lambda: settled(lake, log, spark), 60, "the facts to be known")
+    require_equal(own_pg, lake, log, spark)
+    # A mirror that begins now reads all of it by what is known.
+    require_equal(own_pg, tmp_path / "fresh", log, spark)
+
+
+def settled(lake: Path, log: Path, spark: Any = None) -> bool:
+    try:
+        return bool(mirror(lake, log, spark))
+    except TailraceError as error:
+        if error.kind is not Kind.SCHEMA_PENDING:
+            raise
+        return False

@@ -1,0 +1,114 @@
+"""Publications that change while a slot is made, and between that and the snapshot's look at their tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tailrace import failpoints
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.capture.captured import SLOT, Running, capturing, make_task, read_log
+from tests.support.capture.folded import fold
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
+
+
+def after_slot(monkeypatch: pytest.MonkeyPatch, pg: Database, *statements: str) -> None:
+    """Have `statements` run when the slot is there and nothing is read yet, at the first beginning."""
+    reached: list[str] = []
+
+    def hit(name: str) -> None:
+        if name == "snapshot.after_slot" and not reached:
+            reached.append(name)
+            for statement in statements:
+                pg.execute(statement)
+
+    monkeypatch.setattr(failpoints, "hit", hit)
+
+
+def test_the_list_of_tables_is_of_the_snapshots_moment(
+    each_pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pg = each_pg
+    for table in ("stays", "leaves", "comes"):
+        pg.execute(f"create table {table}(id int primary key)")
+        pg.execute(f"insert into {table} values (1)")
+    pg.execute(f"create publication {SLOT} for table stays, leaves")
+    after_slot(
+        monkeypatch,
+        pg,
+        *(f"insert into {table} values (2)" for table in ("stays", "leaves", "comes")),
+        f"alter publication {SLOT} drop table leaves",
+        f"alter publication {SLOT} add table comes",
+        *(f"insert into {table} values (3)" for table in ("stays", "leaves", "comes")),
+    )
+    with capturing(pg.dsn, tmp_path / "log", tables=("public.stays", "public.leaves")) as running:
+        running.wait_for("streaming")
+        running.catch_up(pg.query)
+    found = fold(tmp_path / "log")
+    assert found["stays"].ops == {"r": 1, "c": 2}
+    assert found["leaves"].ops == {"r": 1, "c": 1}  # what was published when it was written, and no more
+    assert found["comes"].ops == {"c": 1}
+
+
+def test_a_table_made_between_slot_and_snapshot_comes_once(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pg.execute("create table items(id int primary key); create table goes(id int primary key)")
+    pg.execute("insert into items values (1); insert into goes values (1)")
+    pg.execute(f"create publication {SLOT} for all tables")
+    making = ["create table later(id int primary key)", "insert into later values (1)", "drop table goes"]
+    after_slot(monkeypatch, pg, *making)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute("insert into later values (2)")
+        running.catch_up(pg.query)
+    found = fold(tmp_path / "log")
+    assert found["items"].ops == {"r": 1}
+    assert sum(found["later"].ops.values()) == 2
+    assert found["later"].values == [("1",), ("2",)]
+
+
+def test_a_table_published_while_the_slot_is_made_is_streamed(
+    own_pg: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """PostgreSQL decodes as if it had never been published.
+
+    On a server of its own: what other slots have decoded lets a slot be made without a wait.
+    """
+    pg = own_pg
+    pg.execute("create table items(id int primary key)")
+    pg.execute("create table other(id int primary key)")
+    pg.execute("insert into items values (1); insert into other values (1)")
+    pg.execute(f"create publication {SLOT} for table other")
+
+    def slot_waits_for(xid: str) -> bool:
+        waiting = "select 1 from pg_locks where not granted and transactionid::text = %s"
+        return bool(pg.query(waiting, [xid]))
+
+    with (
+        psycopg.connect(pg.dsn()) as older,
+        psycopg.connect(pg.dsn()) as altering,
+        psycopg.connect(pg.dsn()) as writing,
+    ):
+        [[xid]] = older.execute("select txid_current()::text").fetchall()
+        running = Running(make_task(pg.dsn(), tmp_path / "log", tables=("public.other",)))
+        wait_until(lambda: slot_waits_for(xid), 60)
+        altering.execute(f"alter publication {SLOT} add table items")
+        [[xid]] = altering.execute("select txid_current()::text").fetchall()
+        older.commit()
+        wait_until(lambda: slot_waits_for(xid), 60)
+        writing.execute("insert into other values (2)")
+        altering.commit()
+        # With that transaction unseen for ever, or at its second beginning.
+        progress = running.task.progress
+        wait_until(lambda: progress().phase == "streaming" or progress().reconnects > 0, 60, "a beginning")
+        writing.execute("insert into items values (2)")
+        writing.commit()
+        running.wait_for("streaming", 60)
+    pg.execute("insert into items values (3)")
+    running.catch_up(pg.query)
+    running.stop()
+    assert sorted(read_log(tmp_path / "log").ids) == [1, 1, 2, 2, 3]

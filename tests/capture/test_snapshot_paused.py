@@ -1,0 +1,138 @@
+"""Snapshots beside the stream that are paused: nothing is read, the stream goes on, and a restart or a
+kill changes nothing of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailrace import failpoints
+from tailrace.changelog.directory import LogDirectory
+from tailrace.config import PipelineConfig
+from tailrace.pipeline.snapshot_requests import known
+from tailrace.pipeline.status.snapshot_status import snapshot_concerns, unfinished
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
+from tailrace.sources.postgres.snapshot.requests import ask, waiting
+from tailrace.sources.postgres.snapshot.state import agenda_name
+from tests.support.capture.captured import SLOT, capturing
+from tests.support.capture.folded import units
+from tests.support.capture.requested import KEYED, await_end, found, request
+from tests.support.capture.resumed import (
+    RUN,
+    SMALL,
+    create_tables,
+    judge,
+    life,
+    until_whole,
+    writers_at_work,
+)
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
+
+
+def pause(log: Path, *, pauses: bool) -> None:
+    ask(LogDirectory.open(log), "0", pauses=pauses)
+
+
+def keys(log: Path) -> list[str]:
+    return [concern.key for concern in snapshot_concerns(LogDirectory.open(log), "0")]
+
+
+def states(log: Path, pg: Database) -> dict[str, str]:
+    source = {"host": "127.0.0.1", "port": pg.port}
+    config = PipelineConfig.model_validate({"name": "t", "source": source, "log": {"path": str(log)}})
+    return {each["id"]: each["state"] for each in known(config)}
+
+
+def test_paused_in_the_middle_it_reads_no_more_until_it_is_resumed(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    until_whole(pg, log)
+    asked = request(log, *KEYED)
+    hits: list[str] = []
+
+    def hit(name: str) -> None:
+        hits.append(name)
+        if hits.count("snapshot.after_window") == 1 and name == "snapshot.after_window":
+            pause(log, pauses=True)
+
+    monkeypatch.setattr(failpoints, "hit", hit)
+    with writers_at_work(pg, 3):
+        with capturing(pg.dsn, log, **SMALL) as running:
+            wait_until(lambda: running.is_over or keys(log) == ["snapshots_paused"], 60, "the pause")
+            assert [each.key for each in running.task.progress().concerns] == ["snapshots_paused"]
+            later = request(log, "public.items", where="n > 0")
+            wait_until(lambda: found(log, later) is not None, 60, "the request to be taken")
+            running.catch_up(pg.query, 60)  # does not wait for what is paused
+            read = len(list(units(log)))
+            assert not pg.query(
+                "select 1 from pg_replication_slots where temporary and database = %s", [pg.name]
+            )
+        windows = hits.count("snapshot.before_window")
+        assert windows == 1
+        assert states(log, pg) == {**states(log, pg), asked: "paused", later: "paused"}
+        assert unfinished(LogDirectory.open(log), "0")
+        # A restart leaves it paused, and so does a request that is taken back.
+        request(log, "public.items", cancels=True)
+        again = request(log, *KEYED)
+        with capturing(pg.dsn, log, **SMALL) as running:
+            wait_until(lambda: not waiting(LogDirectory.open(log), "0"), 60, "the requests to be taken")
+            running.catch_up(pg.query, 60)
+            assert hits.count("snapshot.before_window") == windows
+            assert len(list(units(log))) == read
+            assert states(log, pg)[asked] == states(log, pg)[later] == "cancelled"
+            pause(log, pauses=False)
+            assert await_end(running, log, again).outcome is SnapshotOutcome.DONE
+            assert keys(log) == []
+    until_whole(pg, log)
+    judge(pg, log)
+
+
+@pytest.mark.slow
+def lacks_chunks(log: Path) -> bool:
+    """Return whether a table of an open snapshot has chunks that are not in the log."""
+    content = LogDirectory.open(log).state_read(agenda_name("0"))
+    assert content is not None
+    opened = SnapshotPlans.from_json(content).open
+    return any(not table.is_done for snapshot in opened for table in snapshot.tables)
+
+
+def test_what_is_missing_of_the_initial_snapshot_is_paused_through_kills(
+    pg: Database, tmp_path: Path
+) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    assert life(pg, log, "snapshot.after_chunk=kill@3") == -9
+    pause(log, pauses=True)
+    with writers_at_work(pg, 4):
+        # Killed after the pause was taken, it is still paused: nothing more is read.
+        for point in ("capture.after_append=kill@2", "log.after_fsync=kill@2", ""):
+            life(pg, log, point)
+            assert keys(log) == ["snapshots_paused"]
+            assert lacks_chunks(log)
+        pause(log, pauses=False)
+        assert life(pg, log, "snapshot.in_window=kill@2") == -9
+        assert keys(log) == []
+    until_whole(pg, log)
+    judge(pg, log)
+
+
+def test_resumed_at_once_a_pause_leaves_no_trace(pg: Database, tmp_path: Path) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    until_whole(pg, log)
+    pause(log, pauses=True)
+    asked = request(log, *KEYED)
+    pause(log, pauses=False)
+    assert life(pg, log, "", script=RUN) == 0
+    snapshot = found(log, asked)
+    assert snapshot is not None
+    assert snapshot.outcome is SnapshotOutcome.DONE
+    content = LogDirectory.open(log).state_read(agenda_name("0"))
+    assert content is not None
+    assert content["paused"] is False
+    assert pg.query("select 1 from pg_replication_slots where slot_name = %s", [SLOT])

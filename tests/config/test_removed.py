@@ -1,0 +1,49 @@
+"""A key that earlier versions had is refused with what to write instead, where it once stood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.config.document import Document
+from tailrace.config.load import validate
+from tailrace.config.removed import REMOVED
+
+KAFKA = {"type": "kafka", "bootstrap_servers": "127.0.0.1:1"}
+#: Where each key stood: a part of a file in which it is the only problem.
+PLACES: dict[str, dict[str, Any]] = {
+    "source.snapshot_read_on": {"source": {"snapshot_read_on": "spark"}},
+    "offset_storage.type: postgresql": {"engine": {"offset_storage": {"type": "postgresql"}}},
+    "offset_storage.dsn": {"engine": {"offset_storage": {"type": "log", "dsn": "postgresql://db/o"}}},
+    "sinks.dead_letter_value_bytes": {"sinks": [KAFKA | {"dead_letter_value_bytes": 0}]},
+    "sinks.too_large": {"sinks": [KAFKA | {"too_large": "dead_letter"}]},
+    "sinks.schema_changes": {"sinks": [KAFKA | {"schema_changes": True}]},
+    "sinks.heartbeat_topic": {"sinks": [KAFKA | {"heartbeat_topic": "beats"}]},
+    "offset_storage.table": {"engine": {"offset_storage": {"type": "log", "table": "o"}}},
+}
+
+
+def with_part(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a file's content with a part laid over it, section by section."""
+    content: dict[str, Any] = {
+        "name": "shop",
+        "source": {"dsn": "postgresql://cdc@db.example/shop", "tables": ["public.*"]},
+        "log": {"path": "./shop.log"},
+    }
+    for name, section in part.items():
+        content[name] = {**content.get(name, {}), **section} if isinstance(section, dict) else section
+    return content
+
+
+def test_each_removed_key_has_a_place_here():
+    assert set(PLACES) == set(REMOVED)
+
+
+@pytest.mark.parametrize("key", PLACES)
+def test_a_removed_key_is_refused_with_what_to_write_instead(key: str, tmp_path: Path):
+    found, problems = validate(Document(with_part(PLACES[key]), {}), tmp_path)
+    assert found is None
+    assert [problem.message for problem in problems] == [f"is not a setting any more: {REMOVED[key]}"]
+    assert problems[0].path[-1] == key.partition(":")[0].rpartition(".")[2]

@@ -1,0 +1,72 @@
+"""No value writes past the room that was made for it, whatever its type, its mode and its number of items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tailrace.converters.debezium_types import debezium_modes, given
+from tailrace.model import OWN_FORMS, ValueModes, ValueType
+from tailrace.sources.postgres.decode.json import json_kernel
+from tailrace.sources.postgres.decode.postgres_types import BUILT_IN
+from tailrace.sources.postgres.decode.types import value_type
+
+#: Short texts of a type: those that grow most for their length.
+SHORT = {
+    "bool": ["t"], "bytea": ["\\x"], "date": ["0001-01-01 BC", "infinity"], "money": ["1", "$1", "-1"],
+    "interval": ["1 day", "00:00:00"], "time": ["00:00:00"], "timetz": ["00:00:00+00"],
+    "timestamp": ["0001-01-01 00:00:00", "infinity"], "timestamptz": ["0001-01-01 00:00:00+00", "infinity"],
+    "text": ["\x01", '"', ""], "numeric": ["1", "-1", "1.5", "NaN"], "bit": ["0"], "varbit": ["1"],
+}  # fmt: skip
+EDGE = 5  # items of `numeric[]` that had more room than they took
+MODES = [
+    OWN_FORMS,
+    debezium_modes(OWN_FORMS),
+    ValueModes("double", "isostring", "string", "hex", "map", 10),
+    ValueModes("string", "nanoseconds", "numeric", "base64-url-safe", "json", 10),
+    ValueModes("precise", "connect", "string", "base64", "json", 10),
+]
+
+
+def styles(oid: int, item: int | None, modes: ValueModes) -> Iterator[int]:
+    value = ValueType(oid) if item is None else ValueType(oid, item=ValueType(item))
+    yield value_type(value, modes).json
+    yield given(value, debezium_modes(modes)).style
+
+
+def quoted(item: str) -> str:
+    return (
+        '"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        if not item or set(item) & set('"\\ ')
+        else item
+    )
+
+
+def require_room(style: int, text: str) -> None:
+    buffer = np.frombuffer(text.encode() + bytes(8), np.uint8)
+    size = len(text.encode())
+    start, length = np.zeros(1, np.int32), np.array([size], np.int32)
+    cells = (start, length, np.array([ord("t")], np.uint8))
+    scratch, ends = np.empty(size + 1, np.uint8), np.empty(1, np.int64)
+    nothing = np.empty(0, np.uint8)
+    _, _, need = json_kernel.write_values(buffer, 0, *cells, style, scratch, nothing, ends)
+    whole = np.full(need + 32 * size + 4096, 0xA5, np.uint8)
+    after, used, _ = json_kernel.write_values(buffer, 0, *cells, style, scratch, whole[:need], ends)
+    assert after == 1
+    assert used <= need, f"{text[:20]!r} in style {style}"
+    assert (whole[need:] == 0xA5).all()
+
+
+@pytest.mark.parametrize(("oid", "name", "array"), BUILT_IN, ids=[name for _, name, _ in BUILT_IN])
+def test_a_value_stays_within_its_room(oid: int, name: str, array: int) -> None:
+    for modes in MODES:
+        for text in SHORT.get(name, ["1", "\x01", '"', ""]):
+            for style in styles(oid, None, modes):
+                require_room(style, text)
+                require_room(style, text * 100)
+            for items in (1, EDGE, EDGE + 1, 100 * EDGE):
+                for style in styles(array, oid, modes):
+                    require_room(style, "{" + ",".join([quoted(text)] * items) + "}")
+                    require_room(style, "{" + ",".join(["{" + quoted(text) + "}"] * items) + "}")

@@ -1,0 +1,382 @@
+"""Expressions: values, columns, messages, and what an expression can not do."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import multiprocessing
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.expressions import database
+from tailrace.expressions.computing import Expression, NoColumnError
+from tailrace.expressions.language import FUNCTIONS, TYPES, ExpressionError, require_type
+from tailrace.sources.postgres.decode.values.json_texts import are_json
+from tailrace.transforms.groups.casts import cast, texts_of
+
+UTC = dt.UTC
+MIDNIGHT = dt.datetime(2024, 2, 29)  # noqa: DTZ001 - a timestamp without a zone
+
+
+class Columns:
+    """Rows given column by column, under `after`."""
+
+    def __init__(self, **columns: pa.Array) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()))) if self.columns else 1
+
+    def column(self, parts: tuple[str, ...]) -> pa.Array:
+        if parts[1] not in self.columns:
+            raise NoColumnError(f"no column {parts[1]}")
+        return self.columns[parts[1]]
+
+    def texts(self, parts: tuple[str, ...]) -> pa.Array:
+        return texts_of(self.column(parts))
+
+    def was_sent(self, parts: tuple[str, ...]) -> pa.Array:
+        return pa.array([True] * len(self))
+
+
+def value(text: str, **columns: pa.Array) -> Any:
+    [found] = Expression(text, ("after",)).values(Columns(**columns)).to_pylist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1 + 2 * 3 - -4", 11),
+        ("7 / 2", 3),
+        ("-7 / 2", -3),
+        ("-7 % 3", -1),
+        ("7.0 / 2", 3.5),
+        ("1.5 + 1", Decimal("2.5")),
+        ("0.1 + 0.2 = 0.3", True),
+        ("1e0 + 0.5", 1.5),
+        ("1.25 * 1.25", Decimal("1.5625")),
+        ("9223372036854775807 + 0.5", Decimal("9223372036854775807.5")),
+        ("99999999999999999999 > 1", True),
+        ("'a' || 1 || true", "a1true"),
+        ("concat('a', null, 2)", "a2"),
+        ("'a' || null is null", True),
+        ("round(2.5)", Decimal(3)),
+        ("round(-2.5)", Decimal(-3)),
+        ("round(2.345, 2)", Decimal("2.350")),
+        ("round(1234, -2)", 1200),
+        ("floor(-1.5) + ceil(1.2)", Decimal(0)),
+        ("greatest(1, null, 3.5)", Decimal("3.5")),
+        ("least('b', 'a')", "a"),
+        ("left('abc', 2) || right('abc', 1) || left('abc', -1) || right('abc', -2)", "abcabc"),
+        ("substring('abcdef' from 2 for 3)", "bcd"),
+        ("substring('abc', 0, 2)", "a"),
+        ("upper('ä') || lower('Ä')", "Ää"),
+        ("length('€é')", 2),
+        ("starts_with('abc', 'ab') and ends_with('abc', 'bc')", True),
+        ("'Abc' ilike 'a_C'", True),
+        ("'a%c' like 'a!%c' escape '!'", True),
+        ("'abc' ~ '^a.c$' and 'ABC' ~* 'b' and 'x' !~ 'y'", True),
+        ("cast('12' as integer) + '3'::bigint", 15),
+        ("cast(2.5 as integer)", 3),
+        ("cast(2.5e0 as integer)", 2),
+        ("cast(' 1.005 ' as numeric(5, 2))", Decimal("1.01")),
+        ("cast(0.00000001 as text)", "0.00000001"),
+        ("cast('yes' as boolean) and not cast('0' as boolean)", True),
+        ("cast(true as text) || cast(1 as boolean)::text", "truetrue"),
+        ("date '2024-02-29'::timestamp", MIDNIGHT),
+        ("cast('2024-02-29 12:30:00.5' as timestamp)::text", "2024-02-29 12:30:00.5"),
+        ("timestamptz '2024-02-29 12:30:00+02'::text", "2024-02-29 10:30:00+00"),
+        ("timestamptz '2024-02-29' = timestamptz '2024-02-29T00:00:00Z'", True),
+        ("timestamp '1969-12-31 23:59:59'::date", dt.date(1969, 12, 31)),
+        ("date '2024-01-01' < timestamp '2024-01-01 00:00:01'", True),
+        ("'{\"a\": {\"b\": [1, \"x\\u00e9\\n\", null]}}' -> 'a' -> 'b' ->> 1", "xé\n"),
+        ("'[1, 2.50 , {}]' -> 1", "2.5"),
+        ("'[12345678901234567890123]' -> 0", "12345678901234567890123"),
+        ("'[1, 2]' -> -1", "2"),
+        ('\'{"$a": 1, "b/c": 2, "*": 3, "": 4}\' ->> \'$a\'', "1"),
+        ('\'{"$a": 1, "b/c": 2, "*": 3, "": 4}\' ->> \'b/c\'', "2"),
+        ('\'{"$a": 1, "b/c": 2, "*": 3, "": 4}\' ->> \'*\'', "3"),
+        ('\'{"$a": 1, "b/c": 2, "*": 3, "": 4}\' ->> \'\'', "4"),
+        ("'{\"a\": \"x\"}' -> 'a' = '\"x\"' and '{\"a\": \"x\"}' ->> 'a' = 'x'", True),
+        ("'->' || ('{\"->\": 1}' -> '->')", "->1"),
+        ("substring('abc', -1, 3) || substring('abc', -1)", "aabc"),
+        ("'a_c' like 'a\\_c' and not 'abc' like 'a\\_c'", True),
+        ("'{\"a\": null}' -> 'a'", "null"),
+        ("'{\"a\": null}' ->> 'a'", None),
+        ("null is not distinct from null", True),
+        ("null and false", False),
+        ("null or false", None),
+        ("case 2 when 1 then 'a' when 2 then 'b' end", "b"),
+        ("case when false then 1 else 2.5 end", Decimal("2.5")),
+        ("cast(2 as numeric) * cast(3 as numeric) * cast(4 as numeric)", Decimal(24)),
+        ("1 in (2, null)", None),
+        ("not true = false", True),
+        ("TRUE AND -- a remark\n NOT False", True),
+    ],
+)
+def test_a_value_is_what_postgresql_would_make_it(text: str, expected: Any) -> None:
+    assert value(text) == expected
+    assert value(f"({text})") == expected
+
+
+def test_columns_of_every_kind_are_compared_with_texts_in_quotes() -> None:
+    moment = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
+    columns = {
+        "d": pa.array([dt.date(2024, 1, 2)]),
+        "t": pa.array([moment], pa.timestamp("us", tz="UTC")),
+        "n": pa.array([Decimal("12.50")], pa.decimal128(12, 2)),
+        "i": pa.array([7], pa.int16()),
+        "f": pa.array([0.5], pa.float32()),
+        "b": pa.array([True]),
+        "c": pa.array(["x"]).dictionary_encode(),
+    }
+    text = (
+        "after.d = '2024-01-02' and after.t > '2024-01-02 03:04:04+00' and after.n = '12.5' and "
+        "after.i in ('7', '8') and '0.5' = after.f and after.b = 't' and after.c = 'x' and "
+        "after.n between 12 and 13 and after.i < 7.5 and after.n in (1, 12.5, 2e0)"
+    )
+    assert value(text, **columns) is True
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "words"),
+    [
+        ("after.i = after.s", 0, "a number and text don't go together"),
+        ("after.i > 0 and after.s in (1, 2)", 27, "text and a number don't go together"),
+        ("after.i", 0, "must be true or false"),
+        ("1 and true", 0, "must be true or false"),
+        ("not after.s", 4, "this is text, and must be true or false"),
+        ("case when after.i then 1 end = 1", 10, "must be true or false"),
+        ("after.s + 1 > 0", 8, r"'\+\(TEXT, INTEGER\)'. You might need to add explicit type casts"),
+        ("after.i like 'x'", 8, r"like_escape\(BIGINT, TEXT, TEXT\)"),
+        ("lower(after.i) = 'x'", 0, r"lower\(BIGINT\)"),
+        ("cast(after.i as date) is null", 0, "not of that form"),
+        ("9223372036854775807 + after.i > 0", 20, "out of range"),
+        ("cast(after.s as integer) > 0", 0, "not of that form"),
+        ("true and (after.i = 1 and cast(after.s as integer) > 0)", 26, "not of that form"),
+        ("7 / (after.i - 1) > 0", 0, "division by zero"),
+        ("7.0 / 0 > after.i", 0, "division by zero"),
+        ("after.s -> 'a' is null", 0, "a text is not JSON"),
+        ("after.none = 1", 0, "no column none"),
+        ("after.s ~ '('", 10, "RE2"),
+        ("after.s ~ after.s", 10, "stands in the expression"),
+        ("after.s -> after.s is null", 0, "as it stands"),
+        ("after.i > '1x'", 0, "not of that form"),
+        ("after.l || 'x' = 'x'", 0, "after.l has no text"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_its_place_and_no_value(text: str, at: int, words: str) -> None:
+    columns = Columns(
+        i=pa.array([1]),
+        s=pa.array(["secret"]),
+        l=pa.array([[1]]),
+    )
+    with pytest.raises(ExpressionError, match=words) as caught:
+        Expression(text, ("after",)).chosen(columns)
+    assert caught.value.at == at
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "words"),
+    [
+        ("", 0, "is empty"),
+        ("after.a >", 9, "syntax error at the end"),
+        ("after.a = 1 = 2", 15, "Chained comparisons"),
+        ("lowr(after.a)", 0, "did you mean 'lower'"),
+        ("'é' || lowr(after.a)", 7, "did you mean 'lower'"),
+        ("'open", 0, "unterminated"),
+        ("a.b", 0, "but after"),
+        ("length(1, 2)", 0, "takes 1 arguments, not 2"),
+        ("cast(1 as money)", 0, "no type 'money'"),
+        ("cast(1 as numeric(39))", 0, "1 to 38 digits"),
+        ("case 1 end", 7, "syntax error"),
+        ("1 not 2", 6, "syntax error"),
+        ("import os", 7, "syntax error at 'os'"),
+        ("(" * 3000 + "1" + ")" * 3000, 6001, "nests too deep"),
+        ("not " * 200 + "true", 0, "levels deep"),
+        ("1" + " + 1" * 200, 398, "levels deep"),
+        ("case when true then " * 400 + "1" + " end" * 400, 0, "nests too deep"),
+        ("after.a in (" + "1, " * 1000 + "1)", 11, "more than 1000 values"),
+        ("'" + "x" * 10_000, 10_000, "longer than"),
+        ("1 ; 2", 2, "syntax error"),
+    ],
+)
+def test_what_can_not_be_read_is_said_with_its_place(text: str, at: int, words: str) -> None:
+    with pytest.raises(ExpressionError, match=words) as caught:
+        Expression(text, ("after",))
+    assert caught.value.at == at
+    assert pickle.loads(pickle.dumps(caught.value)).at == at  # noqa: S301
+
+
+@given(st.text(max_size=60))
+def test_no_text_does_anything_but_compute_or_fail(text: str) -> None:
+    at = 0
+    try:
+        Expression(text, ("after",)).values(Columns(a=pa.array(["x", None])))
+    except ExpressionError as error:
+        at = error.at
+    assert 0 <= at <= len(text)
+
+
+def test_a_side_that_decides_keeps_the_other_from_being_asked() -> None:
+    assert value("after.a = 2 and after.none = 1", a=pa.array([1])) is False
+    assert value("after.a = 1 or after.none = 1", a=pa.array([1])) is True
+    assert value("case when after.a = 1 then 'x' else after.none end", a=pa.array([1])) == "x"
+    text = "case when after.a = 1 then 'x' when after.none = 1 then after.none else after.none end"
+    assert value(text, a=pa.array([1])) == "x"
+    typed = Expression("case when after.a > 1 then 'x' else null end", ("after",))
+    assert typed.values(Columns(a=pa.array([1]))).type == pa.string()
+    failing = "case when after.s ~ '^\\d+$' then cast(after.s as integer) end"
+    found = Expression(failing, ("after",)).values(Columns(s=pa.array(["1", "a", None, "2"])))
+    assert found.to_pylist() == [1, None, None, 2]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.text('{}[]",:\\u0e9tfn -.+x', max_size=12) | JSON.map(json.dumps), max_size=5))
+def test_what_counts_as_json_is_what_a_strict_reader_takes(texts: list[str]) -> None:
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    def is_json(text: str) -> bool:
+        try:
+            json.loads(text, parse_constant=refuse)
+        except ValueError:
+            return False
+        return True
+
+    assert are_json(pa.array(texts, pa.string())).tolist() == [is_json(text) for text in texts]
+
+
+def test_infinite_and_far_dates_keep_postgresqls_form_through_casts() -> None:
+    days = pa.array([2**31 - 1, -(2**31), -735_160, 3_672_148, None], pa.int32()).cast(pa.date32())
+    texts = ["infinity", "-infinity", "0044-03-15 BC", "12024-01-01", None]
+    assert cast(days, "VARCHAR").to_pylist() == texts
+    for kind, zone in (("TIMESTAMP", ""), ("TIMESTAMPTZ", "+00")):
+        stamps = cast(days, kind)
+        expected = [
+            *texts[:2], f"0044-03-15 00:00:00{zone} BC", f"12024-01-01 00:00:00{zone}", None
+        ]  # fmt: skip
+        assert cast(stamps, "VARCHAR").to_pylist() == expected
+        assert cast(stamps, "DATE").equals(days)
+    written = Expression("'on ' || after.d", ("after",)).values(Columns(d=days))
+    assert written.to_pylist() == [text and "on " + text for text in texts]
+    later = Expression("after.d > '2024-01-01' or after.d = '-infinity'", ("after",))
+    assert later.chosen(Columns(d=days)).tolist() == [True, True, False, True, False]
+
+
+@pytest.mark.parametrize("depth", [499, 500, 501, 50_000])
+def test_a_document_may_be_nested_as_deep_as_the_server_lets_it(depth: int) -> None:
+    text = '{"a":' + "[" * depth + "]" * depth + "}"
+    assert are_json(pa.array([text, text[:-2]])).tolist() == [True, False]
+
+
+def test_slices_of_arrays_are_read_at_their_place() -> None:
+    texts = pa.array(['{"a": 1}', None, '{"a": 2}', "[x"]).slice(1)
+    assert are_json(texts).tolist() == [False, True, False]
+    member = Expression("case when after.t like '{%' then after.t ->> 'a' end", ("after",))
+    assert member.values(Columns(t=texts)).to_pylist() == [None, "2", None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(select 1)", "1), (2", "1) from after union (select 2", "exists (select 1)", "after.a[1]",
+        "array[1]", "random()", "now()", "sum(1)", "sum(1) over ()", "count(*)", "*", "after.*", "columns(*)",
+        "getenv('HOME')", "read_text('/etc/passwd')", "current_setting('threads')", "row(1, 2)", "(1, 2)",
+        "{'a': 1}", "lambda x: x", "x -> x", "e'a'", "$$a$$", "$1", "?", "#1", "x'00'", "2 ^@ 'a'",
+        "1 /* a */",
+        "try_cast(after.a as date)", "after.a::text[]", "interval '1 day'", "after.a collate nocase",
+        "length(distinct 'a')", "s.length('a')", "length(a := 'b')",
+    ],
+)  # fmt: skip
+def test_an_expression_can_do_nothing_but_compute(text: str) -> None:
+    with pytest.raises(ExpressionError):
+        Expression(text, ("after",))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')", "COPY (SELECT 1) TO '/tmp/tailrace.csv'",
+        "ATTACH '/tmp/tailrace.duckdb'", "INSTALL httpfs", "LOAD httpfs", "SET threads = 8",
+        "SET enable_external_access = true", "SET lock_configuration = false", "SELECT * FROM statement",
+    ],
+)  # fmt: skip
+def test_the_database_reaches_no_file_network_or_setting(statement: str) -> None:
+    with pytest.raises(duckdb.Error):
+        database.database().execute(statement).fetchall()
+
+
+def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "DEADLINE_S", 0.05)
+    many = Columns(s=pa.array(["ab" * 500] * 200_000))
+    with pytest.raises(ExpressionError, match="longer than 0\\.05 s"):
+        Expression("length(replace(upper(after.s), 'A', 'bcd')) > 1", ("after",)).values(many)
+    monkeypatch.undo()
+    assert value("after.a + 1", a=pa.array([1])) == 2
+
+
+def test_an_expression_travels_and_works_in_threads_and_forks() -> None:
+    expression = Expression("after.a * 2 > 3", ("after",))
+    rows = Columns(a=pa.array([1, 2]))
+    assert expression.chosen(rows).tolist() == [False, True]
+    again = pickle.loads(pickle.dumps(expression))  # noqa: S301
+    with ThreadPoolExecutor(4) as pool:
+        assert {tuple(found) for found in pool.map(again.chosen, [rows] * 40)} == {(False, True)}
+    child = multiprocessing.get_context("fork").Process(target=again.chosen, args=(rows,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_columns_compared_with_literals_need_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Columns(a=pa.array(["c", "d", None]), n=pa.array([1, 2, 3]))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("tailrace.expressions.computing.run", refuse)
+    for text, expected in {
+        "after.a = 'd'": [False, True, None],
+        "after.a <> 'd'": [True, False, None],
+        "after.a in ('x', 'c') or after.a = 'd'": [True, True, None],
+        "after.a not in ('x', 'c')": [False, True, None],
+        "after.n > 1 and after.n <= 3": [False, True, True],
+        "after.n <> 2": [True, False, True],
+        "after.n in (-1, 3)": [False, False, True],
+        "not after.a <> 'd' and after.a in ('c', 'd')": [False, True, None],
+    }.items():
+        assert Expression(text, ("after",)).values(rows).to_pylist() == expected, text
+    # What decides all rows keeps the others from being asked for.
+    some = Columns(a=pa.array(["c", "d"]))
+    assert Expression("after.a = 'x' and after.none > 1", ("after",)).values(some).to_pylist() == [False] * 2
+
+
+def test_functions_and_types_are_those_that_duckdb_has() -> None:
+    for name, (least, _) in FUNCTIONS.items():
+        arguments = ", ".join(["after.a"] * least)
+        Expression(f"{name}({arguments})", ("after",))
+    for name in TYPES:
+        to = require_type(name)
+        assert cast(pa.nulls(1), to).null_count == 1 or to == "VARCHAR"
+    with pytest.raises(ExpressionError) as caught:
+        require_type("monye")
+    assert caught.value.at == 0
+    with pytest.raises(ExpressionError):
+        require_type("text) is null or (true")

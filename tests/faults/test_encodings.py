@@ -1,0 +1,223 @@
+"""Databases in other encodings than UTF-8: what their texts become, and what can't be given."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.verify import verify
+from tailrace.converters.debezium import JsonConverter
+from tailrace.pipeline.preflight.preflight import preflight
+from tailrace.ranges.changes import changes_of
+from tailrace.ranges.plan import pieces
+from tailrace.records.group import Group
+from tailrace.records.record import Record
+from tailrace.sources.postgres.decode.changes import TableChanges
+from tests.support.capture.captured import capturing
+from tests.support.decode.wire import SOURCE
+from tests.support.postgres import Database
+
+#: One byte that is not UTF-8, behind `caf`; and what becomes of such a text.
+BAD, GIVEN = "'caf' || chr(233)", "\\x636166e9"
+
+
+@pytest.fixture
+def in_encoding(each_pg: Database) -> Iterator[Any]:
+    made: list[Database] = []
+
+    def make(encoding: str) -> Database:
+        name = f"{each_pg.name}_{encoding.lower()}"
+        each_pg.execute(f"create database \"{name}\" encoding '{encoding}' locale 'C' template template0")
+        made.append(Database(each_pg.server, name))
+        return made[-1]
+
+    yield make
+    for database in made:
+        database.drop()
+
+
+def changes_in(path: Path) -> list[TableChanges]:
+    with LogReader.open(path, "0") as reader:
+        start, end = reader.start, reader.end().offset
+        parts = pieces("0", reader.blocks(start, end), start, end)
+    return [changes for piece in parts for some in changes_of(path, piece) for changes in some]
+
+
+def rows_of(changes: list[TableChanges]) -> list[Any]:
+    groups = [Group.of_changes("t", np.arange(len(each)), each) for each in changes]
+    return [Record(group, row, {}).after for group in groups for row in range(len(group))]
+
+
+def test_texts_of_sql_ascii_that_are_not_utf8_have_a_form_of_their_own(
+    in_encoding: Any, tmp_path: Path
+) -> None:
+    pg = in_encoding("SQL_ASCII")
+    pg.execute("create table t(id int primary key, note text, tags text[])")
+    pg.execute("alter table t replica identity full")
+    pg.execute(f"insert into t values (1, 'plain', null), (2, {BAD}, array['a', {BAD}])")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute(f"insert into t values (3, {BAD}, array['a']), (4, 'caf\u00e9', null)")
+        pg.execute(f"update t set note = 'b' where note = {BAD}")
+        with pg.connect(autocommit=True, client_encoding="UTF8") as connection:
+            running.catch_up(lambda query: connection.execute(query).fetchall())
+    found = changes_in(tmp_path / "log")
+    rows = rows_of(found)
+    assert [row["note"] for row in rows] == ["plain", GIVEN, GIVEN, "caf\u00e9", "b", "b"]
+    assert rows[1]["tags"] == "\\x7b612c636166e97d"
+    assert rows[2]["tags"] == ["a"]
+    assert in_every_form(found, after=[row["note"] for row in rows], before=[None] * 4 + [GIVEN] * 2)
+    assert verify(tmp_path / "log").sound
+
+
+def in_every_form(found: list[TableChanges], *, after: list[Any], before: list[Any]) -> bool:
+    """Check `note` after and before each change in JSON lines, documents, envelopes and typed columns."""
+    lines = [json.loads(line) for each in found for line in each.json_lines("0", SOURCE).to_pylist()]
+    events = [
+        JsonConverter(schemas_enable=False).convert(Group.of_changes("t", np.arange(len(each)), each))
+        for each in found
+    ]
+    documents = [json.loads(text) for each in events for text in each.values.to_pylist() if text]
+    envelopes = [row for each in found for row in each.envelope("0").to_pylist()]
+    for rows in (lines, documents, envelopes):
+        assert [dict(row["after"])["note"] if row["after"] else None for row in rows] == after
+        assert [dict(row["before"])["note"] if row["before"] else None for row in rows] == before
+    typed = [note for each in found for note in each.rows().column("note").to_pylist()]
+    assert typed == [new or old for new, old in zip(after, before, strict=True)]
+    return True
+
+
+def documented() -> list[str]:
+    """Return the SQL that docs/postgresql.md has for texts that are not UTF-8."""
+    page = (Path(__file__).parents[2] / "docs" / "postgresql.md").read_text()
+    return re.findall(r"```sql\n(.*?)```", page.partition("## Encodings")[2].partition("\n## ")[0], re.DOTALL)
+
+
+def test_the_documented_repair_of_sql_ascii_repairs(in_encoding: Any, tmp_path: Path) -> None:
+    find, repair = documented()
+    pg = in_encoding("SQL_ASCII")
+    pg.execute("create table orders(id int primary key, note text)")
+    pg.execute(f"insert into orders values (1, 'caf\u00e9'), (2, {BAD})")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        with pg.connect(autocommit=True, client_encoding="UTF8") as connection:
+            function, select = find.rsplit("\n", 2)[:2]
+            connection.execute(function.encode())
+            assert connection.execute(select.encode()).fetchall() == [(2,)]
+            connection.execute(repair.encode())
+            running.catch_up(lambda query: connection.execute(query).fetchall())
+    found = [row["note"] for row in rows_of(changes_in(tmp_path / "log"))]
+    assert found == ["caf\u00e9", GIVEN, "caf\u00e9"]
+
+
+def test_the_documented_query_finds_what_does_not_convert(in_encoding: Any) -> None:
+    pg = in_encoding("WIN1252")
+    pg.execute("create table orders(id int primary key, note text)")
+    pg.execute("insert into orders values (1, 'caf' || chr(233)), (2, 'caf' || chr(129))")
+    function, select = documented()[0].rsplit("\n", 2)[:2]
+    with pg.connect(autocommit=True) as connection:
+        connection.execute(function.encode())
+        assert connection.execute(select.encode()).fetchall() == [(2,)]
+
+
+def test_check_says_what_becomes_of_texts_in_other_encodings(in_encoding: Any, tmp_path: Path) -> None:
+    told = {}
+    for encoding in ("SQL_ASCII", "WIN1252", "LATIN1"):
+        pg = in_encoding(encoding)
+        pg.execute("create table t(id int primary key)")
+        file = tmp_path / f"{encoding}.yaml"
+        file.write_text(f"name: e\nsource: {{dsn: '{pg.dsn}'}}\nlog: {{path: ./{encoding}.log}}\nsinks: []\n")
+        told[encoding] = [found.message for found in preflight(file) if "encoding" in found.message]
+    assert [len(told[encoding]) for encoding in told] == [1, 1, 0]
+    assert "hexadecimal" in told["SQL_ASCII"][0]
+    assert "WIN1252" in told["WIN1252"][0]
+
+
+#: By encoding: SQL for a text of characters beyond ASCII, what it is; SQL for one that has bytes without a
+#: character, the form that such a text has. Those in LATIN1 are all characters. Row 9 of
+#: EUC_JP's first set is empty.
+TEXTS = {
+    "LATIN1": ("'na' || chr(239) || 've'", "na\u00efve", "'caf' || chr(129)", "caf\u0081"),
+    "WIN1252": (
+        "'na' || chr(239) || 've ' || chr(128)",
+        "na\u00efve \u20ac",
+        "'caf' || chr(129) || E'\\n\\\\\\t'",
+        "\\x636166810a5c09",
+    ),
+    "EUC_JP": (
+        r"convert_from('\xa5bf78ada18fb0a1', 'EUC_JP')",
+        "\u30bfx\u2460\u4e02",
+        r"convert_from('\xb0a1a9a10a5c09', 'EUC_JP')",
+        "\\xb0a1a9a10a5c09",
+    ),
+}
+
+
+@pytest.mark.parametrize("encoding", TEXTS)
+def test_texts_of_any_encoding_are_read_and_one_without_characters_has_a_form_of_its_own(
+    in_encoding: Any, tmp_path: Path, encoding: str
+) -> None:
+    good, is_good, bad, is_bad = TEXTS[encoding]
+    pg = in_encoding(encoding)
+    pg.execute("create table t(id int primary key, note text, other text, tags text[])")
+    pg.execute("alter table t replica identity full")
+    pg.execute(f"insert into t values (1, {good}, 'plain', null), (2, {bad}, {good}, array['a', {good}])")
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        pg.execute(f"insert into t values (3, {bad}, {good}, null), (4, 'plain', 'plain', array[{good}])")
+        pg.execute("update t set other = 'b' where id = 3")
+        pg.execute("delete from t where id = 2")
+        running.catch_up(pg.query)
+        assert running.task.progress().reconnects == 0
+    found = changes_in(tmp_path / "log")
+    expected = [is_good, is_bad, is_bad, "plain", is_bad]
+    rows = [row for row in rows_of(found) if row is not None]
+    assert [row["note"] for row in rows] == expected
+    assert [row["other"] for row in rows] == ["plain", is_good, is_good, "plain", "b"]
+    assert [row["tags"] for row in rows] == [None, ["a", is_good], None, [is_good], None]
+    assert in_every_form(found, after=[*expected, None], before=[None] * 4 + [is_bad] * 2)
+    assert verify(tmp_path / "log").sound
+
+
+def test_names_of_another_encoding_are_followed(in_encoding: Any, tmp_path: Path) -> None:
+    pg = in_encoding("WIN1252")
+    options = {"publication": "publi\u00e9", "tables": ("public.caf\u00e9",)}
+    with pg.connect(client_encoding="UTF8") as connection:
+        connection.execute('create table "caf\u00e9"("num\u00e9ro" int primary key)')
+        connection.execute("create type \"humeur\u00e9\" as enum ('gai\u00e9')")
+        connection.execute('insert into "caf\u00e9" values (1)')
+        with capturing(pg.dsn, tmp_path / "log", **options) as running:
+            running.wait_for("streaming")
+            connection.execute(
+                'alter table "caf\u00e9" add column "\u00e9tat" "humeur\u00e9" default \'gai\u00e9\''
+            )
+            connection.execute('insert into "caf\u00e9" values (2)')
+            running.catch_up(pg.query)
+    found = changes_in(tmp_path / "log")
+    assert [each.relation.table for each in found if each.relation] == ["caf\u00e9", "caf\u00e9"]
+    assert rows_of(found) == [{"num\u00e9ro": 1}, {"num\u00e9ro": 2, "\u00e9tat": "gai\u00e9"}]
+
+
+@pytest.mark.parametrize("encoding", ["WIN1252", "SQL_ASCII"])
+def test_a_table_whose_keys_have_no_characters_is_cut_into_chunks_that_do_not_overlap(
+    in_encoding: Any, tmp_path: Path, encoding: str
+) -> None:
+    pg = in_encoding(encoding)
+    pg.execute("create table t(id text primary key)")
+    # Behind each letter a byte that is no character, and one that is: in the order of bytes they alternate.
+    pg.execute(
+        "insert into t select chr(65 + i % 26) || chr(case when i % 2 = 0 then 129 else 233 end) || i "
+        "from generate_series(1, 3000) i"
+    )
+    pg.execute("analyze t")
+    with capturing(pg.dsn, tmp_path / "log", snapshot_chunk_rows=100) as running:
+        running.wait_for("streaming")
+    ids = [row["id"] for row in rows_of(changes_in(tmp_path / "log"))]
+    assert len(ids) == len(set(ids)) == 3000

@@ -1,0 +1,84 @@
+"""What is made of the log is bounded, and a client that is full is waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from tailrace.converters.debezium import JsonConverter
+from tailrace.kafka.producer import sender as sending
+from tailrace.kafka.producer.sender import Sender
+from tailrace.records.parts import CONVERTED_BYTES, bytes_of
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.once import numbers
+from tests.support.kafka.shares_rig import opened, records, sink_of, write
+from tests.support.sinks.rig import relation
+from tests.support.spark.wire import INT8, HandmadeLog, insert
+
+ROWS = 1000
+
+
+def wide(columns: int) -> bytes:
+    names = {f"a_long_name_as_people_give_them_to_columns_{number}": INT8 for number in range(columns - 1)}
+    return relation(1, "public.wide", {"id": INT8, **names})
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes are handed to a producer at a time."""
+    found: list[int] = []
+    send = Sender.send
+
+    def noted(self: Sender, topic: str, events: Any, *others: Any) -> None:
+        found.append(bytes_of(events))
+        send(self, topic, events, *others)
+
+    monkeypatch.setattr(Sender, "send", noted)
+    return found
+
+
+@pytest.mark.parametrize(("columns", "schemas"), [(1590, True), (1500, False), (3, True)])
+@pytest.mark.parametrize("producers", [0, 2])
+def test_records_of_tables_of_any_width_are_made_in_parts(
+    kafka: EmbeddedKafka,
+    topic_name: str,
+    tmp_path: Path,
+    made: list[int],
+    columns: int,
+    schemas: bool,
+    producers: int,
+) -> None:
+    with HandmadeLog(tmp_path / "log") as log:
+        nulls = [None] * (columns - 1)
+        end = log.commit(wide(columns), *[insert(1, number, *nulls) for number in range(ROWS)])
+        converter = JsonConverter(schemas_enable=schemas)
+        metadata = {} if producers else {"provide_transaction_metadata": True}
+        sink = opened(sink_of(kafka, topic_name, producers, converter=converter, **metadata), log)
+        assert write(sink, log, end).rows == ROWS
+        sink.close()
+    assert max(made) < 2 * CONVERTED_BYTES
+    if columns > 1000 and schemas:
+        assert sum(made) > 10 * CONVERTED_BYTES
+    found = records(kafka, f"{topic_name}.public.wide")
+    assert len({key for key, _ in found}) == len(found) == ROWS
+
+
+def test_a_client_whose_queue_is_full_is_waited_for(
+    kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"bootstrap.servers": kafka.bootstrap, "queue.buffering.max.messages": 7, "linger.ms": 0}
+    producer = Producer({**settings, "log_level": 0, "enable.idempotence": True})
+    monkeypatch.setattr(sending, "MESSAGES_MAX", 1_000_000)
+
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(topic_name, 1, 1)])[topic_name].result(60)
+    sender = Sender(producer, settings, timeout_s=60.0)
+    sender.send(topic_name, numbers(1, 2000))
+    sender.flush()
+    sender.close()
+    del producer
+    assert [value for _, value in records(kafka, topic_name)] == [str(n).encode() for n in range(1, 2001)]

@@ -1,0 +1,350 @@
+"""The topic of offsets on a real broker: changed by others, shared with others, and read once."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.offsets import compacted_read
+from tailrace.kafka.offsets.topic import OffsetsTopic, key_of
+from tailrace.kafka.producer.partitioner import partition_of
+from tailrace.pipeline.preflight.kafka import cluster_findings, topic_findings
+from tailrace_servers.kafka import EmbeddedKafka, find_jars
+from tests.support.kafka.once import writer
+from tests.support.kafka.orders import Orders, run, written
+from tests.support.kafka.reading import read_topic
+from tests.support.kafka.shares_rig import alone, content, fill, opened, sink_of, unordered, write
+from tests.support.spark.wire import HandmadeLog
+from tests.support.wait import wait_until
+
+ALL = [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.fixture
+def orders(tmp_path: Path, kafka: EmbeddedKafka, topic_name: str) -> Orders:
+    return Orders(tmp_path, kafka, topic_name)
+
+
+@pytest.fixture
+def admin(kafka: EmbeddedKafka) -> AdminClient:
+    return AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+
+
+def grow(admin: AdminClient, topic: str, *keys: bytes, among: int = 25) -> int:
+    """Add partitions until every one of `keys` has another place; return how many there are then."""
+    count = among + 1
+    while any(partition_of(key, count) == partition_of(key, among) for key in keys):
+        count += 1
+    admin.create_partitions([NewPartitions(topic, count)])[topic].result(60)
+    wait_until(lambda: len(admin.list_topics(topic, 60).topics[topic].partitions) == count, 60, "partitions")
+    return count
+
+
+def delete(admin: AdminClient, topic: str) -> None:
+    admin.delete_topics([topic])[topic].result(60)
+    wait_until(lambda: topic not in admin.list_topics(timeout=60).topics, 60, f"the end of {topic}")
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_an_offset_is_found_and_moves_when_its_topic_has_more_partitions(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str, admin: AdminClient, atomic: bool
+) -> None:
+    orders = Orders(tmp_path, kafka, topic_name, atomic_source_offset_commit=atomic)
+    key, topic = orders.account.key, f"{topic_name}-offsets"
+    assert orders.replay() == ALL
+    count = 25
+    for _ in range(3):
+        count = grow(admin, topic, key, among=count)
+        assert orders.shown()["log_offset"] == orders.ends[-1]
+        assert orders.replay() == ALL
+        # A person's offset moves it to where it is looked for first, and leaves no other behind.
+        run("offsets", "set", orders.file, "--to", orders.ends[-1], "--yes")
+        held = {message.partition: message.value for message in read_topic(kafka.bootstrap, topic)}
+        assert [partition for partition, value in held.items() if value] == [partition_of(key, count)]
+    run("offsets", "reset", orders.file, "--yes")
+    assert orders.shown()["log_offset"] is None
+    assert orders.replay() == ALL * 2
+
+
+def test_producers_that_share_a_task_find_their_offsets_when_there_are_more_partitions(
+    kafka: EmbeddedKafka, topic_name: str, admin: AdminClient, tmp_path: Path
+) -> None:
+    with HandmadeLog(tmp_path / "log") as log:
+        ends = fill(log, 4)
+        sink = opened(sink_of(kafka, topic_name, 3), log)
+        write(sink, log, ends[1])
+        open_ = sink._open
+        assert open_ is not None
+        account = open_._account
+        keys = [account.key, *map(account.member_key, range(3))]
+        count = grow(admin, account.offsets_topic, *keys)
+        write(sink, log, ends[2])  # while it runs
+        sink.close()
+        grow(admin, account.offsets_topic, *keys, among=count)
+        sink = opened(sink_of(kafka, topic_name, 3), log)
+        assert sink.position("0") == ends[2]
+        write(sink, log, ends[3])
+        sink.close()
+        assert unordered(content(kafka, topic_name)) == alone(kafka, topic_name, log, ends[3])
+
+
+def hinted(told: str, command: str) -> list[str]:
+    """Return the arguments of the command that an error's hint gives."""
+    (found,) = set(re.findall(rf"`tailrace (offsets {command} [^`]*)`", " ".join(told.split())))
+    return shlex.split(found)
+
+
+@pytest.mark.parametrize(("way_out", "then"), [("set", ALL), ("reset", ALL * 2)])
+def test_an_offset_that_was_lost_stops_the_sink_until_a_person_says_where_to_go_on(
+    orders: Orders, admin: AdminClient, topic_name: str, way_out: str, then: list[int]
+) -> None:
+    assert orders.replay() == ALL
+    delete(admin, f"{topic_name}-offsets")
+    for _ in range(2):  # nothing heals it by itself
+        told = run("replay", orders.file, "--sink", "out", status=1)
+        assert "sink_damaged" in told
+        assert f"the log knows that {orders.ends[-1]} was committed" in told
+    follow = [str(orders.file) if word == "FILE" else word for word in hinted(told, way_out)]
+    run(*follow, "--yes")
+    assert orders.replay() == then
+    assert orders.replay() == then
+
+
+def test_an_offset_that_went_back_stops_the_sink_unless_a_person_has_set_it_back(
+    orders: Orders, kafka: EmbeddedKafka
+) -> None:
+    assert orders.replay() == ALL
+    account = orders.account
+    offsets = account.offsets()
+    offsets.require(create=False)
+    other = account.writer(offsets)
+    other.open()
+    other.commit({"log_id": orders.log_id, "log_offset": orders.ends[0]})
+    other.close()
+    assert "sink_damaged" in run("replay", orders.file, "--sink", "out", status=1)
+    run("offsets", "set", orders.file, "--to", orders.ends[0], "--yes")
+    assert orders.replay() == [*ALL, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("way_out", "then"), [("set", ALL), ("reset", ALL * 2)])
+def test_two_offsets_of_one_pipeline_of_which_neither_is_known_to_be_the_newest_stop_it(
+    orders: Orders, kafka: EmbeddedKafka, admin: AdminClient, topic_name: str, way_out: str, then: list[int]
+) -> None:
+    assert orders.replay() == ALL
+    key, topic = orders.account.key, f"{topic_name}-offsets"
+    elsewhere = (partition_of(key, 25) + 1) % 25
+    value = next(m.value for m in read_topic(kafka.bootstrap, topic) if m.key == key)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    producer.produce(topic, value, key, elsewhere)
+    producer.flush(60)
+    count = 26
+    while partition_of(key, count) in (elsewhere, partition_of(key, 25)):
+        count += 1
+    admin.create_partitions([NewPartitions(topic, count)])[topic].result(60)
+    told = run("replay", orders.file, "--sink", "out", status=1)
+    assert "offsets_unreadable" in told
+    assert f"`tailrace offsets {way_out} FILE" in told
+    to = ["--to", str(orders.ends[-1])] if way_out == "set" else []
+    run("offsets", way_out, orders.file, *to, "--yes")
+    assert orders.replay() == then
+    assert orders.replay() == then
+
+
+def test_the_topic_is_made_for_three_brokers_and_what_should_be_otherwise_is_told(tmp_path: Path) -> None:
+    with EmbeddedKafka(find_jars(), nodes=3) as cluster:
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+        poor = NewTopic("poor", 1, 1, config={"cleanup.policy": "compact"})
+        admin.create_topics([poor])["poor"].result(60)
+        for name, expected in (("good", []), ("poor", ["kept on 1 of 3 brokers", "has segments of"])):
+            (tmp_path / name).mkdir()
+            orders = Orders(tmp_path / name, cluster, f"pipeline-{name}", offsets_topic=name)
+            (pipeline,) = orders.config.pipelines
+            sink: Any = pipeline.sinks[0]
+            assert list(cluster_findings(sink, pipeline)) == [] or name == "poor"
+            assert orders.replay() == ALL
+            told = [f"{found.message} {found.repair}" for found in cluster_findings(sink, pipeline)]
+            assert [True for part, one in zip(expected, told, strict=True) if part in one] == [True] * len(
+                told
+            )
+        partitions = admin.list_topics("good", 60).topics["good"].partitions.values()
+        assert [len(partition.replicas) for partition in partitions] == [3] * 25
+        resource = ConfigResource(ResourceType.TOPIC, "good")
+        settings = admin.describe_configs([resource])[resource].result(60)
+        assert settings["cleanup.policy"].value == "compact"
+        assert int(settings["segment.bytes"].value) <= 1 << 26
+        assert settings["min.insync.replicas"].value == "2"
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> list[range]:
+    """What is read of the topic, span by span."""
+    found: list[range] = []
+    read = compacted_read.newest_of
+
+    def noted(settings: Any, topic: str, spans: Any, *others: Any) -> Any:
+        found.extend(span for span in spans.values() if span)
+        return read(settings, topic, spans, *others)
+
+    monkeypatch.setattr("tailrace.kafka.offsets.topic.newest_of", noted)
+    return found
+
+
+def test_no_record_of_the_topic_is_read_twice_at_a_start(orders: Orders, places: list[range]) -> None:
+    assert orders.replay() == ALL
+    del places[:]
+    assert orders.replay() == ALL
+    read = [place for span in places for place in span]
+    assert read
+    assert sorted(set(read)) == sorted(read)
+
+
+def test_no_task_reads_what_the_driver_has_read(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[tuple[int, range]] = []
+    read = OffsetsTopic._take_in
+
+    def noted(self: OffsetsTopic, given: Any, isolation: str) -> None:
+        spans.extend((number, span) for number, span in given.items() if span)
+        read(self, given, isolation)
+
+    with HandmadeLog(tmp_path / "log") as log:
+        ends = fill(log, 30)
+        sink = opened(sink_of(kafka, topic_name, 2), log)
+        for end in ends[:-1]:
+            write(sink, log, end)
+        monkeypatch.setattr(OffsetsTopic, "_take_in", noted)
+        write(sink, log, ends[-1])
+        sink.close()
+    assert spans
+    assert max(len(span) for _, span in spans) < 10  # of some sixty records and as many ends
+
+
+def test_a_transaction_of_another_pipeline_holds_up_no_start(kafka: EmbeddedKafka, topic_name: str) -> None:
+    shared = f"{topic_name}-shared"
+    name, other = _in_one_partition(topic_name)
+    first = writer(kafka.bootstrap, name, offsets_topic=shared)
+    first.open()
+    first.commit({"number": 1})
+    first.close()
+    theirs = writer(kafka.bootstrap, other, offsets_topic=shared)
+    theirs.open()
+    theirs._begin()  # type: ignore[attr-defined]
+    theirs._send_offsets({theirs._task.key: {"number": 7}})  # type: ignore[attr-defined]
+    theirs._sender.flush()  # type: ignore[attr-defined]
+    # It ends within a minute, and nobody waits for it.
+    mine = writer(kafka.bootstrap, name, offsets_topic=shared, timeout_s=10.0)
+    assert mine.open() == {"number": 1}
+    # But an offset that was committed behind its beginning can't be told from one that was not.
+    mine.commit({"number": 2})
+    mine.close()
+    again = writer(kafka.bootstrap, name, offsets_topic=shared, timeout_s=2.0)
+    with pytest.raises(TailraceError) as held_up:
+        again.open()
+    again.close()
+    assert held_up.value.kind is Kind.SINK_WRITE_FAILED  # which is tried again
+    assert "transaction" in held_up.value.message
+    theirs.close()
+    last = writer(kafka.bootstrap, name, offsets_topic=shared)
+    assert last.open() == {"number": 2}
+    last.close()
+
+
+def _in_one_partition(topic_name: str) -> tuple[str, str]:
+    """Return two names whose offsets are in one partition."""
+    first = f"{topic_name}-a"
+    home = partition_of(key_of("test", first, "0"), 25)
+    names = (f"{topic_name}-b{number}" for number in range(10_000))
+    return first, next(name for name in names if partition_of(key_of("test", name, "0"), 25) == home)
+
+
+def test_a_record_with_the_key_of_an_offset_is_none(
+    orders: Orders, kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    assert orders.replay() == ALL
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "log_level": 0, "partitioner": "murmur2_random"}
+    )
+    for value in (b'{"log_id":"%s","log_offset":0}' % orders.log_id.encode(), b"anything", None):
+        producer.produce(f"{topic_name}-offsets", value, orders.account.key)
+        producer.flush(60)
+        assert orders.shown()["log_offset"] == orders.ends[-1]
+        assert orders.replay() == ALL
+
+
+def test_every_offset_says_where_it_comes_from(orders: Orders, kafka: EmbeddedKafka, topic_name: str) -> None:
+    orders.replay()
+    run("offsets", "reset", orders.file, "--yes")
+    found = read_topic(kafka.bootstrap, f"{topic_name}-offsets")
+    assert found
+    assert {tuple(message.headers.items()) for message in found} == {(("tailrace.offset", "1"),)}
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        {"routes": [{"tables": ["*.*"], "topic": "{prefix}-offsets"}]},
+        {"routes": [{"tables": ["other.*"], "topic": "{prefix}-engines"}]},
+        {"routes": [{"tables": ["public.*"], "topic": "{prefix}-second"}]},
+        {"routes": [{"tables": ["*.*"], "topic": "__consumer_offsets"}]},
+        {"transformations": [{"type": "route", "regex": "never", "replacement": "NAME-offsets"}]},
+        {"dead_letter_topic": "NAME-offsets"},
+        {"provide_transaction_metadata": True, "transaction_topic": "NAME-offsets"},
+        {"heartbeat_interval_ms": 1000, "heartbeat_topic_prefix": "a", "offsets_topic": "a.NAME"},
+        {"schema_changes_topic": "NAME-offsets"},
+    ],
+)
+def test_a_file_that_sends_records_into_a_topic_of_offsets_is_refused_before_anything_is_written(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str, sink: dict[str, Any]
+) -> None:
+    sink = json.loads(json.dumps(sink).replace("NAME", topic_name))
+    storage = {"type": "kafka", "bootstrap_servers": kafka.bootstrap, "topic": f"{topic_name}-engines"}
+    orders = Orders(tmp_path, kafka, topic_name, engine={"offset_storage": storage}, **sink)
+    second = {"type": "kafka", "name": "second", "group": "g", "bootstrap_servers": kafka.bootstrap}
+    section = json.dumps({**second, "offsets_topic": f"{topic_name}-second"})
+    orders.file.write_text(orders.file.read_text().rstrip().removesuffix("]") + f", {section}]\n")
+    (pipeline,) = orders.config.pipelines
+    chosen: Any = pipeline.sinks[0]
+    (found,) = topic_findings(chosen, pipeline, [])
+    assert found.kind is Kind.SINK_MISCONFIGURED
+    told = run("replay", orders.file, "--sink", "out", status=1)
+    assert "sink_misconfigured" in told
+    assert "it holds offsets" in told
+    shown = json.loads(run("offsets", "show", orders.file, "--json"))["offsets"]
+    assert {entry["log_offset"] for entry in shown} == {None}
+
+
+def test_a_row_that_chooses_the_topic_of_offsets_is_refused_with_its_place(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    by_content = {"type": "route", "topic": f"case when after.id = 3 then '{topic_name}-offsets' end"}
+    orders = Orders(
+        tmp_path, kafka, topic_name, transformations=[by_content], transaction_boundary="transaction"
+    )
+    told = run("replay", orders.file, "--sink", "out", status=1)
+    assert "it holds offsets" in told
+    assert "table=public.orders" in told
+    assert "log_offset=" in told
+    assert orders.shown()["log_offset"] == orders.ends[0]
+    # As the hint says: what a row names is sent elsewhere.
+    aside = {"type": "route", "regex": f"{topic_name}-offsets", "replacement": f"{topic_name}.aside"}
+    text = orders.file.read_text()
+    orders.file.write_text(
+        text.replace(json.dumps(by_content), f"{json.dumps(by_content)}, {json.dumps(aside)}")
+    )
+    assert orders.replay() == [1, 2, 4, 5, 6, 7]
+    assert written(kafka, f"{topic_name}.aside") == [3]

@@ -1,0 +1,292 @@
+"""What is documented as a way out leads out: it is followed to the letter, and compared with the source."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tailrace import failpoints
+from tailrace.changelog.reader import LogReader
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.preflight.preflight import preflight
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
+from tests.support.capture.captured import NAME, SLOT, capturing
+from tests.support.capture.requested import KEYED, await_end, request
+from tests.support.capture.resumed import SMALL, create_tables, life, until_whole, writers_at_work
+from tests.support.postgres import Database, require_since
+from tests.support.sinks.ddl_story import write_and_die
+
+
+def make_gaps(pg: Database) -> None:
+    """Change tables in ways that the stream does not tell of."""
+    pg.execute(f"alter publication {SLOT} drop table items, pairs")
+    pg.execute("delete from items where id % 3 = 0")
+    pg.execute("update items set n = -1 where id % 5 = 1")
+    pg.execute("insert into items values (999999, 7)")
+    pg.execute("delete from pairs")
+    pg.execute(f"alter publication {SLOT} add table items, pairs")
+    pg.execute("truncate parts_low")
+
+
+def test_a_snapshot_on_demand_takes_away_what_is_not_there_any_more(place: SimpleNamespace) -> None:
+    pg, log = place.pg, place.log
+    create_tables(pg)
+    with capturing(pg.dsn, log, **SMALL) as running:
+        running.wait_for("streaming")
+        lake = place.mirror()
+        lake.follow()
+        lake.require_equal(pg, "items", "pairs", "parts")
+        make_gaps(pg)
+        with writers_at_work(pg):
+            asked = request(log, *KEYED)
+            lake.follow()
+            assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+            lake.follow()
+        pg.execute("insert into pairs values ('last', 1)")
+        running.catch_up(pg.query, 120)
+        lake.follow()
+        lake.require_equal(pg, "items", "pairs", "parts")
+        fresh = place.mirror("fresh")
+        fresh.follow()
+        fresh.require_equal(pg, "items", "pairs", "parts")
+
+
+def test_so_does_one_that_was_killed_and_a_mirror_that_is_cut_short(
+    place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pg, log = place.pg, place.log
+    create_tables(pg)
+    until_whole(pg, log)
+    lake = place.mirror()
+    lake.follow()
+    make_gaps(pg)
+    pg.execute("delete from pairs")  # of an empty table, too, the mirror learns that it is
+    request(log, *KEYED)
+    for point in ("after_plan", "after_chunk@3", "before_chunk_end@5", "before_finish"):
+        name, _, count = point.partition("@")
+        assert life(pg, log, f"snapshot.{name}=kill@{count or 1}") in {-9, 0}, point
+        lake.follow()
+    until_whole(pg, log)
+    lake.follow()
+    lake.require_equal(pg, "items", "pairs", "parts")
+
+
+@pytest.mark.parametrize("point", ["sink.before_remove", "sink.before_remove@2", "sink.before_position"])
+def test_a_mirror_that_ends_while_it_takes_rows_away_is_completed(
+    place: SimpleNamespace, tmp_path: Path, point: str
+) -> None:
+    pg, log = place.pg, place.log
+    create_tables(pg)
+    with capturing(pg.dsn, log, **SMALL) as running:
+        running.wait_for("streaming")
+        lake = place.mirror()
+        lake.follow()
+        make_gaps(pg)
+        assert await_end(running, log, request(log, *KEYED)).outcome is SnapshotOutcome.DONE
+        running.catch_up(pg.query, 120)
+    name, _, count = point.partition("@")
+    if point == "sink.before_remove":
+        lake.close()
+        with LogReader.open(log, "0") as reader:
+            end = reader.end().offset
+        write_and_die("mirror", tmp_path / "lake", log, end, list(KEYED), f"{name}=kill")
+        lake = place.mirror()
+    else:
+        # Spark, which takes the rows away, is this process's: it fails there, and begins again.
+        failpoints.arm(f"{name}=error@{count or 1}")
+        with pytest.raises(failpoints.FailpointError):
+            lake.follow()
+        failpoints.arm("")
+        lake.close()
+        lake = place.mirror()
+    lake.follow()
+    lake.require_equal(pg, "items", "pairs", "parts")
+
+
+def test_one_of_some_rows_takes_nothing_away(place: SimpleNamespace) -> None:
+    pg, log = place.pg, place.log
+    create_tables(pg)
+    with capturing(pg.dsn, log, **SMALL) as running:
+        running.wait_for("streaming")
+        asked = request(log, "public.items", where="id <= 10")
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+        running.catch_up(pg.query, 120)
+        lake = place.mirror()
+        lake.follow()
+        lake.require_equal(pg, "items", "pairs", "parts")
+
+
+def tables_to_read_again(error: TailraceError) -> tuple[str, ...]:
+    """Return the tables that a hint's `tailrace snapshot FILE --table …` names."""
+    command = re.search(r"`(tailrace snapshot FILE --table .*?)`", error.hint)
+    assert command is not None, error.hint
+    words = shlex.split(command[1])
+    assert words[:3] == ["tailrace", "snapshot", "FILE"]
+    assert set(words[3::2]) == {"--table"}
+    return tuple(words[4::2])
+
+
+RENAMES = {
+    "one is renamed": (
+        ("public.*",),
+        ["alter table orders rename to bills", "insert into bills values (31, 'renamed')"],
+        {"public.bills"},
+        ("bills", "orders_new"),
+    ),
+    "one gets the name of another": (
+        ("public.*",),
+        [
+            "begin; alter table orders rename to orders_old; "  # noqa: ISC004
+            "alter table orders_new rename to orders; commit",
+            "insert into orders values (31, 'swapped')",
+            "update orders_old set what = 'later' where id < 5",
+        ],
+        {"public.orders", "public.orders_old"},
+        ("orders", "orders_old"),
+    ),
+    "a sink of the one name alone": (
+        ("public.orders",),
+        [
+            "alter table orders rename to orders_old",
+            "alter table orders_new rename to orders",
+            "insert into orders values (31, 'swapped')",
+        ],
+        {"public.orders"},
+        ("orders",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RENAMES)
+def test_a_mirror_stops_at_a_rename_and_its_hint_leads_on(place: SimpleNamespace, case: str) -> None:
+    wanted, statements, named, there = RENAMES[case]
+    pg, log = place.pg, place.log
+    pg.execute("create table orders(id int primary key, what text)")
+    pg.execute("create table orders_new(id int primary key, what text)")
+    pg.execute("insert into orders select n, 'old' from generate_series(1, 20) n")
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+        pg.execute("insert into orders_new select n, 'new' from generate_series(11, 30) n")
+        running.catch_up(pg.query, 60)
+        lake = place.mirror(tables=wanted)
+        lake.follow()
+        lake.require_equal(pg, "orders")
+        before = lake.rows("orders", "id", "what")
+        for statement in statements:
+            pg.execute(statement)
+        running.catch_up(pg.query, 60)
+        for _ in range(2):  # also when it is only started again
+            with pytest.raises(TailraceError) as raised:
+                lake.follow()
+            assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+            assert lake.rows("orders", "id", "what") == before
+        again = tables_to_read_again(raised.value)
+        assert set(again) == named
+        asked = request(log, *again)
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+        pg.execute(f"insert into {there[0]} values (40, 'after')")
+        running.catch_up(pg.query, 60)
+        lake.follow()
+        lake.require_equal(pg, *there)
+
+
+def test_a_mirror_that_reads_the_log_from_its_start_needs_nothing_from_under_another_name(
+    place: SimpleNamespace,
+) -> None:
+    pg, log = place.pg, place.log
+    pg.execute("create table orders(id int primary key, what text)")
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+        pg.execute("create table orders_new(id int primary key, what text)")
+        pg.execute(f"alter publication {SLOT} add table orders_new")
+        pg.execute("insert into orders_new values (1, 'new')")
+        pg.execute("drop table orders")
+        pg.execute("alter table orders_new rename to orders")
+        pg.execute("insert into orders values (2, 'swapped')")
+        running.catch_up(pg.query, 60)
+        every = place.mirror("every", ("public.*",))
+        every.follow()
+        every.require_equal(pg, "orders")
+        lake = place.mirror(tables=("public.orders",))
+        with pytest.raises(TailraceError, match=r"public\.orders had another name") as raised:
+            lake.follow()
+        asked = request(log, *tables_to_read_again(raised.value))
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+        lake.follow()
+        lake.require_equal(pg, "orders")
+
+
+def test_what_check_prints_for_a_column_list_leads_to_whole_columns(
+    place: SimpleNamespace, tmp_path: Path
+) -> None:
+    pg, log = place.pg, place.log
+    require_since(15, "column lists", pg.server.version)
+    pg.execute("create table items(id int primary key, n int, note text)")
+    pg.execute("insert into items select n, n, 'note ' || n from generate_series(1, 30) n")
+    pg.execute(f"create publication {SLOT} for table items (id, n) where (id > 5)")
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        f"name: {NAME}\nsource:\n  host: 127.0.0.1\n  port: {pg.port}\n  user: postgres\n"
+        f"  dbname: {pg.name}\nlog: {{path: {log}}}\n"
+    )
+    with capturing(pg.dsn, log) as running:
+        running.wait_for("streaming")
+        running.catch_up(pg.query, 60)
+        lake = place.mirror(tables=None)
+        lake.follow()
+        assert len(lake.rows("items", "id", "n")) == 25
+        (finding,) = [each for each in preflight(file) if "does not send the columns 'note'" in each.message]
+        sql, _, then = finding.repair.partition(" -- ")
+        with pg.connect(autocommit=True) as connection:
+            connection.execute(sql)
+        table = then.rpartition("--table ")[2]
+        assert await_end(running, log, request(log, table)).outcome is SnapshotOutcome.DONE
+        pg.execute("update items set note = 'changed' where id = 7")
+        running.catch_up(pg.query, 60)
+        lake.follow()
+        assert lake.rows("items", "id", "n", "note") == sorted(
+            pg.query("select id, n, note from items where id > 5")
+        )
+
+
+#: Keys that PostgreSQL holds for equal though they are written otherwise, as updates of one row.
+EQUAL_KEYS = [("double precision", "0", "-0"), ("real", "-0", "0"), ("numeric", "1.0", "1.000")]
+
+
+@pytest.mark.parametrize(("kind", "first", "then"), EQUAL_KEYS)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_equal_keys_that_are_written_otherwise_are_one_row(
+    place: SimpleNamespace, kind: str, first: str, then: str, at_once: bool
+) -> None:
+    pg = place.pg
+    pg.execute(f"create table t(k {kind} primary key, n int, big text)")
+    pg.execute("alter table t alter big set storage external")
+    pg.execute(f"insert into t values ('{first}', 0, repeat('x', 9000)), ('7', 0, 'y')")
+    with capturing(pg.dsn, place.log) as running:
+        running.wait_for("streaming")
+        lake = place.mirror(tables=None)
+
+        def follow(*, last: bool = False) -> None:
+            running.catch_up(pg.query, 60)
+            if last or not at_once:
+                lake.follow()
+                found = sorted((float(k), n, big) for k, n, big in lake.rows("t", "k", "n", "big"))
+                source = sorted((float(k), n, big) for k, n, big in pg.query("select k, n, big from t"))
+                assert found == source
+
+        follow()
+        pg.execute(f"update t set k = '{then}', n = 1 where n = 0 and k <> 7")  # as PostgreSQL: another key
+        follow()
+        pg.execute("update t set n = 2 where k <> 7")
+        follow()
+        pg.execute(f"update t set k = '{first}' where k <> 7")
+        follow(last=True)
+        pg.execute("delete from t where k <> 7")
+        pg.execute(f"insert into t values ('{then}', 3, 'again')")
+        follow(last=True)
+        pg.execute(f"delete from t where k = '{first}'")
+        follow(last=True)

@@ -1,0 +1,90 @@
+"""A mirror's masks, keys and forms of values stay as they were, also those that an earlier version noted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.changelog import durable
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import ValueModes
+from tailrace.sinks.delta.mirror import DeltaMirror
+from tailrace.sinks.delta.sink import DeltaSink
+from tailrace.sources.postgres.decode.postgres_types import OIDS
+from tests.support.sinks.rig import relation, write
+from tests.support.spark.wire import INT8, TEXT, HandmadeLog, insert
+
+#: The file of each part in earlier versions.
+FORMER = {"masks": "masks.json", "key": "keys.json", "forms": "forms.json"}
+BASE: dict[str, Any] = {
+    "message_keys": {"public.t": ["id"], "public.u": ["id"]},
+    "masks": [{"columns": ["public.t.secret"], "method": "fixed"}],
+}
+#: Settings that differ from those under which the mirror was made, and what the hint says to restore.
+CHANGED: dict[str, tuple[dict[str, Any], str]] = {
+    "masks": (
+        {"rules": {"masks": [{"columns": ["public.t.secret"], "method": "null"}]}},
+        "the mask and its salt",
+    ),
+    "key": ({"rules": {"message_keys": {"public.t": ["note"]}}}, "source.message_keys"),
+    "forms": ({"modes": ValueModes(binary="hex")}, "the source's handling modes"),
+}
+
+
+def settings(lake: Path) -> dict[str, Any]:
+    content = durable.decode_state((lake / "_tailrace" / "settings.json").read_bytes())
+    assert content is not None
+    return content
+
+
+def as_an_earlier_version(lake: Path) -> None:
+    """Lay out what the target remembers as it was: a file for each part."""
+    content = settings(lake)
+    for part, name in FORMER.items():
+        kept = {oid: parts[part] for oid, parts in content.items() if part in parts}
+        if kept:
+            (lake / "_tailrace" / name).write_bytes(durable.encode_state(kept))
+    (lake / "_tailrace" / "settings.json").unlink()
+
+
+def sink(lake: Path, rules: dict[str, Any] | None = None, modes: ValueModes | None = None) -> DeltaSink:
+    disclosure = ColumnPolicy.model_validate(BASE | (rules or {}))
+    return DeltaSink("lake", lake, None, DeltaMirror(), disclosure, modes or ValueModes(binary="base64"))
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["now", "earlier"])
+@pytest.mark.parametrize("part", CHANGED)
+def test_settings_that_the_rows_were_not_made_under_stop_a_mirror(
+    part: str, earlier: bool, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    shape = relation(
+        1, "public.t", {"id": INT8, "note": TEXT, "secret": TEXT, "raw": OIDS["bytea"]}, key=(), identity="f"
+    )
+    with HandmadeLog(tmp_path / "log") as log:
+        at = log.commit(shape, insert(1, 1, "one", "s", "\\x01"))
+        made = sink(lake)
+        made.open(log.directory.identity, "shop")
+        write(made, log, 0, at)
+        made.close()
+        assert set(settings(lake)["1"]) == {"masks", "key", "forms"}
+        if earlier:
+            as_an_earlier_version(lake)
+        end = log.commit(insert(1, 2, "two", "s", "\\x02"))
+        given, restored = CHANGED[part]
+        other = sink(lake, **given)
+        other.open(log.directory.identity, "shop")
+        with pytest.raises(TailraceError) as raised:
+            write(other, log, at, end)
+        other.close()
+        assert raised.value.kind is Kind.SINK_SCHEMA_REFUSED
+        assert restored in raised.value.hint
+        # With them restored it goes on, and notes tables that come.
+        again = log.commit(relation(2, "public.u", {"id": INT8}, key=(), identity="f"), insert(2, 1))
+        made.open(log.directory.identity, "shop")
+        write(made, log, at, again)
+        made.close()
+        assert set(settings(lake)) == {"1", "2"}

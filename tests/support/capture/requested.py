@@ -1,0 +1,45 @@
+"""Snapshots that are asked for while a capture runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.sources.postgres.snapshot.plan import (
+    SnapshotOutcome,
+    SnapshotPlan,
+    SnapshotPlans,
+)
+from tailrace.sources.postgres.snapshot.requests import ask
+from tailrace.sources.postgres.snapshot.state import agenda_name
+from tests.support.capture.captured import Running
+from tests.support.wait import wait_until
+
+KEYED = ("public.items", "public.pairs", "public.parts")
+
+
+def request(log: Path, *tables: str, where: str = "", cancels: bool = False) -> str:
+    return ask(LogDirectory.open(log), "0", tables=tables, where=where, cancels=cancels).id
+
+
+def found(log: Path, id_: str) -> SnapshotPlan | None:
+    content = LogDirectory.open(log).state_read(agenda_name("0"))
+    return None if content is None else SnapshotPlans.from_json(content).find(id_)
+
+
+def is_over(log: Path, id_: str) -> Callable[[], bool]:
+    def look() -> bool:
+        snapshot = found(log, id_)
+        return snapshot is not None and snapshot.outcome is not SnapshotOutcome.OPEN
+
+    return look
+
+
+def await_end(running: Running, log: Path, id_: str) -> SnapshotPlan:
+    over = is_over(log, id_)
+    wait_until(lambda: running.is_over or over(), 120, "the snapshot")
+    assert not running.is_over, running.error
+    snapshot = found(log, id_)
+    assert snapshot is not None
+    return snapshot

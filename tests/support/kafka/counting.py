@@ -1,0 +1,35 @@
+"""The numbers in a topic, by a reader of its own, and the rule that each is there once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tailrace.kafka.producer.partitioner import partition_of
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.once import KEYS
+from tests.support.kafka.reading import read_topic
+
+PARTITIONS = 3
+
+
+def read_numbers(
+    kafka: EmbeddedKafka, topic: str, isolation: str = "read_committed"
+) -> list[tuple[int, str, int]]:
+    """Return (partition, key, value) of every record that is there now."""
+    return [
+        (message.partition, (message.key or b"").decode(), int(message.value or b"0"))
+        for message in read_topic(kafka.bootstrap, topic, isolation)
+    ]
+
+
+def require_each_once(records: list[tuple[int, str, int]], last: int) -> None:
+    """Require the numbers up to `last`, each once, in order in its key's partition."""
+    by_key: dict[str, list[int]] = defaultdict(list)
+    places: dict[str, set[int]] = defaultdict(set)
+    for partition, key, value in records:
+        by_key[key].append(value)
+        places[key].add(partition)
+    for key in range(KEYS):
+        expected = [value for value in range(1, last + 1) if value % KEYS == key]
+        assert by_key[str(key)] == expected, f"key {key}"
+        assert places[str(key)] == {partition_of(str(key).encode(), PARTITIONS)}, "as Java's clients do"

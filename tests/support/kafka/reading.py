@@ -1,0 +1,75 @@
+"""What a reader of committed records sees in a topic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+from tests.support.wait import wait_until
+
+QUIET = {"log_level": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A record as it lies in its topic."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: dict[str, str]
+
+    @property
+    def document(self) -> Any:
+        """The value as JSON has it."""
+        return None if self.value is None else json.loads(self.value)
+
+    @property
+    def key_document(self) -> Any:
+        return None if self.key is None else json.loads(self.key)
+
+
+def read_topic(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Message]:
+    """Return every record that is there now, those of each partition in order.
+
+    It waits for what is being committed: a commit is answered before its end is in every partition.
+    """
+    client = {"bootstrap.servers": bootstrap, **QUIET}
+    looking = Consumer({**client, "group.id": "look", "isolation.level": "read_uncommitted"})
+    numbers = sorted(looking.list_topics(topic, 60).topics[topic].partitions)
+    places = [TopicPartition(topic, number, OFFSET_BEGINNING) for number in numbers]
+    ends = {place.partition: looking.get_watermark_offsets(place, 60)[1] for place in places}
+    looking.close()
+    reading = {"group.id": "read", "isolation.level": isolation, "enable.partition.eof": True}
+    consumer = Consumer({**client, **reading, "auto.offset.reset": "error"})
+    found: list[Message] = []
+
+    def at_the_end() -> bool:
+        return all(
+            place.offset >= ends[place.partition]
+            for place in consumer.position(places)
+            if ends[place.partition]
+        )
+
+    def all_read() -> bool:
+        while (message := consumer.poll(0.2)) is not None:
+            if (error := message.error()) is None:
+                headers = {name: held.decode() for name, held in message.headers() or []}
+                place = message.partition(), message.offset()
+                found.append(Message(*place, message.key(), message.value(), headers))
+                continue
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            if at_the_end():
+                return True
+        return at_the_end()
+
+    try:
+        consumer.assign(places)
+        wait_until(all_read, 60, f"the end of {topic}")
+    finally:
+        consumer.close()
+    return found

@@ -1,0 +1,136 @@
+"""What tests of several producers share: a log made by hand, sinks of any number, what a reader sees."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tailrace import __version__
+from tailrace.changelog.reader import LogReader
+from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.converters.debezium import JsonConverter
+from tailrace.model import OWN_FORMS, LogRange
+from tailrace.ranges.plan import Piece
+from tailrace.sinks.contract import SinkCommit
+from tailrace.sinks.kafka.sink import KafkaSink
+from tailrace.transforms.chain import Chain
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.reading import read_topic
+from tests.support.sinks.rig import InProcess, rekey, relation
+from tests.support.spark.wire import INT8, TEXT, HandmadeLog, delete, insert, update
+
+ORDERS = relation(1, "public.orders", {"id": INT8, "note": TEXT})
+NOTES = relation(2, "public.notes", {"id": INT8, "note": TEXT}, key=())
+TOPICS = ("public.orders", "public.notes")
+PARTITIONS = 3
+
+#: By topic, then by key: values in order; tombstones are None.
+Content = dict[str, dict[str, list[Any]]]
+
+
+def fill(log: HandmadeLog, transactions: int, first: int = 0) -> list[int]:
+    """Write transactions that insert, update, delete and give other keys; return the ends."""
+    ends = []
+    for at in range(first, first + transactions):
+        described = (ORDERS, NOTES) if at == 0 else ()
+        changes = [insert(1, 10 * at + n, f"order {at}.{n}") for n in range(5)]
+        changes += [update(1, 10 * at + n, f"order {at}.{n} again") for n in range(5)]
+        changes += [rekey(1, (10 * at, None), (10 * at + 9, "another key")), delete(1, 10 * at + 1, None)]
+        changes += [insert(2, at, f"note {at}.{n}") for n in range(2)]
+        ends.append(log.commit(*described, *changes))
+    return ends
+
+
+def sink_of(
+    kafka: EmbeddedKafka,
+    name: str,
+    producers: int,
+    *,
+    prefix: str = "",
+    converter: Any = None,
+    chain: Chain | None = None,
+    **more: Any,
+) -> KafkaSink:
+    """Return a sink of the group `name`, not yet opened.
+
+    :param producers: 0: in process.
+    """
+    given = {
+        "type": "kafka",
+        "name": "kafka",
+        "bootstrap_servers": kafka.bootstrap,
+        "topic_prefix": prefix or name,
+        "group": name,
+        "offsets_topic": f"{name}-offsets",
+        "atomic_source_offset_commit": True,
+        "topics": [{"tables": ["*.*"], "partitions": PARTITIONS}],
+        "offset_flush_timeout_ms": 60_000,
+        **({"runs_on": "spark", "producers": producers} if producers else {}),
+        **more,
+    }
+    converter = converter or JsonConverter(schemas_enable=False)
+    config = KafkaConfig.model_validate(given)
+    return KafkaSink(config, converter, chain or Chain(), ColumnPolicy(), OWN_FORMS, __version__)
+
+
+def opened(sink: KafkaSink, log: HandmadeLog) -> KafkaSink:
+    sink.open(log.directory.identity, "shop")
+    return sink
+
+
+def write(sink: KafkaSink, log: HandmadeLog, end: int, spark: Any = None) -> SinkCommit:
+    """Write from where the sink is to `end`, as its feed does, but one piece a transaction.
+
+    :param spark: None: tasks run where they stand.
+    """
+    start = at = sink.position("0") or 0
+    pieces: list[Piece] = []
+    with LogReader.open(log.path, "0") as reader:
+        while at < end:
+            upto = reader.boundary_within(at, 1, 1, end)
+            pieces.append(Piece("0", len(pieces), at, upto, tuple(reader.blocks(at, upto))))
+            at = upto
+    if spark is None and sink._config.on_spark:
+        spark = InProcess()
+    return sink.write(spark, log.path, LogRange("0", start, end), pieces)
+
+
+def content(kafka: EmbeddedKafka, prefix: str) -> Content:
+    """Return all that is committed, by topic and key."""
+    found: Content = {topic: defaultdict(list) for topic in TOPICS}
+    for topic, of_key in found.items():
+        for key, value in records(kafka, f"{prefix}.{topic}"):
+            of_key["" if key is None else key.decode()].append(value and _told(json.loads(value)))
+    return {topic: dict(of_key) for topic, of_key in found.items()}
+
+
+def records(kafka: EmbeddedKafka, topic: str) -> list[tuple[bytes | None, bytes | None]]:
+    """Return the keys and values of all committed records, those of each partition in order."""
+    return [(message.key, message.value) for message in read_topic(kafka.bootstrap, topic)]
+
+
+def _told(value: dict[str, Any]) -> tuple[Any, ...]:
+    return value["op"], value["source"]["lsn"], str(value["before"]), str(value["after"])
+
+
+def alone(kafka: EmbeddedKafka, name: str, log: HandmadeLog, end: int) -> Content:
+    """Return what one producer in process makes of the log up to `end`."""
+    sink = opened(sink_of(kafka, f"{name}-alone", 0), log)
+    write(sink, log, end)
+    sink.close()
+    return unordered(content(kafka, f"{name}-alone"))
+
+
+def unordered(found: Content) -> Content:
+    """Return the content with what has no key sorted: it is spread over partitions."""
+    for of_key in found.values():
+        if "" in of_key:
+            of_key[""].sort(key=str)
+    return found
+
+
+def log_at(path: Path) -> HandmadeLog:
+    return HandmadeLog(path)

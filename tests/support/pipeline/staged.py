@@ -1,0 +1,102 @@
+"""A stage for the engine: a capture, sinks and a Spark that do what a test says."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from tailrace.changelog.endmark import Tail
+from tailrace.errors import TailraceError
+from tailrace.pipeline.background import Background
+from tailrace.sinks.contract import SinkCommit
+from tests.support.orders_log import LogOfOrders
+
+
+@dataclass
+class FakeProgress:
+    phase: str = "connecting"
+    rows: int = 0
+    bytes: int = 0
+    durable: Tail = field(default_factory=lambda: Tail(0, 0, 0))
+    server_end_lsn: int = 0
+    acknowledged_lsn: int = 0
+    snapshot: dict = field(default_factory=dict)
+    reconnects: int = 0
+    error: TailraceError | None = None
+    slot: object = None
+    concerns: tuple = ()
+
+
+class FakeCapture:
+    """Holds a real log open and says of it what the test wants."""
+
+    def __init__(self, path):
+        self.log = LogOfOrders(path)
+        self.stopping = threading.Event()
+        self.failure = None
+        self.phase = "connecting"
+        self.known_lsn = 10**12
+
+    def run(self):
+        while not self.stopping.wait(0.005):
+            if self.failure is not None:
+                raise self.failure
+        self.phase = "stopped"
+
+    def stop(self):
+        self.stopping.set()
+
+    def caught_up(self, lsn):
+        return self.log.writer.durable.position >= lsn
+
+    def progress(self):
+        return FakeProgress(self.phase, durable=self.log.writer.durable, server_end_lsn=self.known_lsn)
+
+
+class FakeSink:
+    type = "jsonl"
+
+    def __init__(self, name, spans, failure):
+        self.name, self.spans, self.failure = name, spans, failure
+
+    def open(self, log, pipeline):
+        if self.failure is not None:
+            raise self.failure
+
+    def position(self, task):
+        return self.spans[-1] if self.spans else None
+
+    reach = position
+
+    def write(self, spark, log, span, pieces):
+        self.spans.append(span.end)
+        return SinkCommit(span, rows=1)
+
+    def close(self):
+        pass
+
+
+class FakeSpark:
+    def __init__(self, config):
+        self.stopped = False
+
+    def start(self):
+        pass
+
+    def session(self, stop, tag=""):
+        return object()
+
+    def require_shared(self, folders):
+        assert "log.path" in folders
+
+    def cancel_jobs(self, tags):
+        pass
+
+    def stop(self):
+        self.stopped = True
+
+
+def running(engine):
+    background = Background("engine", engine.run)
+    background.start()
+    return background

@@ -1,0 +1,195 @@
+"""Real PostgreSQL servers: one per version and test session, a fresh database per test.
+
+`pg` is a database on the default version, `each_pg` runs the test on every version, `own_pg` is
+a server of the test's own, to be killed and restarted, `make_server` makes such servers with
+settings. Servers start when they are first asked for. A version that is not on this machine
+fails its tests under CI and is named elsewhere.
+
+`TAILRACE_TEST_POSTGRES=15` makes that version the default and the only one: so `make matrix`
+runs the suite on each. A version that is not the newest runs only the tests that need a server,
+without those marked `any_postgres`: what they show depends on no version of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+
+from tailrace_servers.install import find_install, has_install
+from tailrace_servers.postgres import EmbeddedPostgres
+from tests.support.wait import wait_until
+
+ALL_VERSIONS = (15, 16, 18)
+NEWEST_VERSION = 18
+_chosen = os.environ.get("TAILRACE_TEST_POSTGRES", "")
+DEFAULT_VERSION = int(_chosen or NEWEST_VERSION)
+VERSIONS = (DEFAULT_VERSION,) if _chosen else ALL_VERSIONS
+
+#: Who takes one of these has to do with a server.
+_OF_SERVERS = frozenset({"servers", "postgres_version"})
+
+#: Small, and quick to notice a client that is gone.
+SETTINGS = {"shared_buffers": "32MB", "max_wal_size": "512MB", "wal_sender_timeout": "20s"}
+
+_names = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database of the test's own on a server that others use too."""
+
+    server: EmbeddedPostgres
+    name: str
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn(self.name)
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        return self.server.connect(self.name, **options)
+
+    def execute(self, statement: str, parameters: Any = None) -> None:
+        self.server.execute(statement, parameters, dbname=self.name)
+
+    def query(self, statement: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        return self.server.query(statement, parameters, dbname=self.name)
+
+    def drop(self) -> None:
+        """Drop the database with its slots; whoever is connected to it is thrown out."""
+        server = self.server
+        server.execute(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots "
+            "where database = %s and active",
+            [self.name],
+        )
+
+        def slots_dropped() -> bool:
+            server.execute(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots "
+                "where database = %s and not active",
+                [self.name],
+            )
+            left = server.query("select 1 from pg_replication_slots where database = %s", [self.name])
+            return not left
+
+        wait_until(slots_dropped, 60, f"the slots of {self.name} to go")
+        server.execute(f'drop database if exists "{self.name}" with (force)')
+
+
+class Servers:
+    """The session's servers, started when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, EmbeddedPostgres] = {}
+
+    def get(self, version: int) -> EmbeddedPostgres:
+        if version not in self._running:
+            require_version(version)
+            self._running[version] = EmbeddedPostgres(find_install(version), settings=SETTINGS, durable=False)
+        return self._running[version].start()  # again, if a test left it stopped
+
+    def close(self) -> None:
+        for server in self._running.values():
+            server.close()
+
+
+def require_version(version: int) -> None:
+    """Skip the test, under CI fail it, if this version is not on this machine."""
+    if has_install(version):
+        return
+    if os.environ.get("CI"):
+        pytest.fail(f"PostgreSQL {version} is not installed, and CI tests every version", pytrace=False)
+    pytest.skip(f"PostgreSQL {version} is not installed")
+
+
+def require_since(since: int, what: str, version: int) -> None:
+    """Skip the test on a server whose `version` is older than the one that brought `what`."""
+    if version < since:
+        pytest.skip(f"PostgreSQL {version} has no {what}: they came with {since}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = [item for item in items if _depends_on_version(item)]
+    if DEFAULT_VERSION != NEWEST_VERSION:
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+        items[:] = wanted
+
+
+def _depends_on_version(item: pytest.Item) -> bool:
+    if (marker := item.get_closest_marker("any_postgres")) is not None:
+        if not marker.args:
+            raise pytest.UsageError(f"{item.nodeid}: any_postgres needs a reason")
+        return False
+    return bool(_OF_SERVERS & set(getattr(item, "fixturenames", ())))
+
+
+def pytest_report_header() -> str:
+    here = [str(version) for version in VERSIONS if has_install(version)]
+    missing = [str(version) for version in VERSIONS if not has_install(version)]
+    return f"PostgreSQL: {', '.join(here) or 'none'}" + (
+        f"; NOT INSTALLED, hence not tested: {', '.join(missing)}" if missing else ""
+    )
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    running = Servers()
+    yield running
+    running.close()
+
+
+def _fresh_database(server: EmbeddedPostgres) -> Iterator[Database]:
+    database = Database(server, f"test_{next(_names)}")
+    server.create_database(database.name)
+    yield database
+    server.start()  # the test may have stopped it
+    database.drop()
+
+
+@pytest.fixture
+def pg(servers: Servers) -> Iterator[Database]:
+    """A fresh database on the default version."""
+    yield from _fresh_database(servers.get(DEFAULT_VERSION))
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"pg{version}")
+def each_pg(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Database]:
+    """A fresh database, on each version in turn."""
+    yield from _fresh_database(servers.get(request.param))
+
+
+@pytest.fixture(scope="session")
+def postgres_version() -> int:
+    """The default version, which is on this machine; for tests that start a server in their own way."""
+    require_version(DEFAULT_VERSION)
+    return DEFAULT_VERSION
+
+
+@pytest.fixture
+def make_server(postgres_version: int) -> Iterator[Callable[..., EmbeddedPostgres]]:
+    """Makes running servers that no other test knows of: `make_server(setting="value")`."""
+    with ExitStack() as stack:
+
+        def make(**settings: str) -> EmbeddedPostgres:
+            install = find_install(postgres_version)
+            server = EmbeddedPostgres(install, settings={**SETTINGS, **settings}, durable=False)
+            return stack.enter_context(server)
+
+        yield make
+
+
+@pytest.fixture
+def own_pg(make_server: Callable[..., EmbeddedPostgres]) -> EmbeddedPostgres:
+    """A running server that no other test knows of."""
+    return make_server()

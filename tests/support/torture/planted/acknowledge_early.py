@@ -1,0 +1,27 @@
+"""Planted bug: the source is told that changes are safe as soon as they are written.
+
+The check at start-up would notice that the slot is ahead of the log; it is taken away too, so
+that the loss has to be found in the sinks.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tests.support.torture import power
+from tests.support.torture.planted.slow_disk import FSYNC_S
+
+#: Set: the check at start-up is left as it is.
+KEEP_CHECK = "TORTURE_KEEP_CHECK"
+
+if __name__ == "__main__":
+    power.record(FSYNC_S)
+
+    from tailrace.cli.main import app
+    from tailrace.sources.postgres.streaming import reconcile
+    from tailrace.sources.postgres.streaming.appender import Appender
+
+    Appender.durable = Appender.tail  # type: ignore[method-assign]
+    if KEEP_CHECK not in os.environ:
+        reconcile._check_position = lambda *_: None
+    app()

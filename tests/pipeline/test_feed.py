@@ -22,6 +22,7 @@ from tailrace.pipeline.status.views import SinkState
 from tailrace.protocol.renames import Renames
 from tailrace.sinks.contract import SinkCommit
 from tests.support.orders_log import LogOfOrders
+from tests.support.pipeline.staged import FakeSpark
 from tests.support.wait import wait_until
 
 
@@ -68,17 +69,6 @@ class MemorySink:
         pass
 
 
-class NoSpark:
-    is_ready = True
-    comes_first = False
-
-    def session(self, stop, tag=""):
-        return object()
-
-    def require_shared(self, folders):
-        assert "log.path" in folders
-
-
 @pytest.fixture
 def orders(tmp_path):
     log = LogOfOrders(tmp_path / "log")
@@ -97,7 +87,7 @@ def feed_of(log, target, **settings):
     settings = {"interval_ms": 0, **settings}
     config = JsonlSink(type="jsonl", path=log.directory.path, name="sink", **settings)
     return SinkWorker(
-        config, "shop", log.directory.path, lambda: MemorySink("sink", target), NoSpark(), **given
+        config, "shop", log.directory.path, lambda: MemorySink("sink", target), FakeSpark(), **given
     )
 
 
@@ -303,7 +293,7 @@ def test_a_feed_waits_for_a_log_that_is_not_there_yet(tmp_path, quick):
     target = Target()
     log_path = tmp_path / "later"
     config = JsonlSink(type="jsonl", path=tmp_path / "out", name="sink", interval_ms=0)
-    feed = SinkWorker(config, "shop", log_path, lambda: MemorySink("sink", target), NoSpark())
+    feed = SinkWorker(config, "shop", log_path, lambda: MemorySink("sink", target), FakeSpark())
     running = Background("feed", feed.run)
     running.start()
     log = LogOfOrders(log_path)
@@ -375,7 +365,7 @@ def test_an_offset_that_is_missing_is_no_loss_where_the_sink_was_to_begin_later(
 
     def feed(begin_at):
         given = {"begin_at": begin_at}
-        return SinkWorker(config, "shop", orders.directory.path, lambda: None, NoSpark(), **given)
+        return SinkWorker(config, "shop", orders.directory.path, lambda: None, FakeSpark(), **given)
 
     feed(end)._require_offset(readers, None)  # replayed from there: nothing was committed yet
     feed(None)._require_offset(readers, end)

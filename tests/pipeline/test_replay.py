@@ -15,6 +15,7 @@ from tailrace.pipeline.log.schemas import versions
 from tailrace.pipeline.replay import Replay, choose_sink
 from tailrace.sinks.contract import SinkCommit
 from tests.support.orders_log import LogOfOrders
+from tests.support.pipeline.staged import FakeSpark
 
 
 class MemorySink:
@@ -39,29 +40,12 @@ class MemorySink:
         pass
 
 
-class NoSpark:
-    asked = 0
-
-    def __init__(self, config):
-        pass
-
-    def session(self, stop, tag=""):
-        NoSpark.asked += 1
-        return object()
-
-    def require_shared(self, folders):
-        assert "log.path" in folders
-
-    def stop(self):
-        pass
-
-
 @pytest.fixture
 def targets(monkeypatch):
     """What each target directory got: a list of spans."""
     made = {}
-    NoSpark.asked = 0
-    monkeypatch.setattr(replay_module, "SparkHost", NoSpark)
+    FakeSpark.asked = 0
+    monkeypatch.setattr(replay_module, "SparkHost", FakeSpark)
     monkeypatch.setattr(replay_module, "require_java", lambda: 17)
     monkeypatch.setattr(replay_module, "build", lambda config, *_: MemorySink(config, made))
     return made
@@ -104,11 +88,11 @@ def test_an_intact_target_is_left_as_it_is_without_starting_spark(orders, target
     orders.insert(1)
     pipeline = pipeline_on(tmp_path)
     replayed(pipeline)
-    NoSpark.asked = 0
+    FakeSpark.asked = 0
     assert "already holds everything" in replayed(pipeline)
     assert "already holds everything" in replayed(pipeline, begin=parse_point("0"))
     assert len(targets[str(tmp_path / "out")]) == 1
-    assert NoSpark.asked == 0
+    assert FakeSpark.asked == 0
 
 
 def test_a_copy_beside_the_sink_leaves_no_reader_behind(orders, targets, tmp_path):

@@ -77,13 +77,20 @@ class FakeSink:
 
 
 class FakeSpark:
-    def __init__(self, config):
+    """A `SparkHost` that is there at once and has nothing behind it; `asked` counts the sessions given."""
+
+    asked = 0
+    is_ready = True
+    comes_first = False
+
+    def __init__(self, config=None):
         self.stopped = False
 
     def start(self):
         pass
 
     def session(self, stop, tag=""):
+        FakeSpark.asked += 1
         return object()
 
     def require_shared(self, folders):

@@ -213,3 +213,7 @@ class RetriableError(Exception):
     what was handed over is handed over again, the same batch or the same record. So are errors of ours
     whose kind is tried again by `POLICY`.
     """
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: somebody asked to stop
+    """Raised out of a wait when stopping was asked for."""

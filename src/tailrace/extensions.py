@@ -1,4 +1,4 @@
-"""Finding what others bring: connectors, transformations, converters and sinks, by entry point.
+"""Finding what others bring: connectors, sources, transformations, converters and sinks, by entry point.
 
 A package announces them in its `pyproject.toml`, under the group of their kind:
 
@@ -18,6 +18,7 @@ from typing import Any
 from tailrace.errors import Kind, TailraceError
 
 CONNECTORS = "tailrace.connectors"
+SOURCES = "tailrace.sources"
 TRANSFORMATIONS = "tailrace.transformations"
 PREDICATES = "tailrace.predicates"
 CONVERTERS = "tailrace.converters"
@@ -27,6 +28,7 @@ RUNNERS = "tailrace.runners"
 #: What one of a group is called.
 _WORDS = {
     CONNECTORS: "connector",
+    SOURCES: "source",
     TRANSFORMATIONS: "transformation",
     PREDICATES: "predicate",
     CONVERTERS: "converter",

@@ -24,7 +24,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def warned(running: Running) -> dict[str, str]:
-    return {concern.key: concern.repair for concern in running.task.progress().concerns}
+    return {concern.key: concern.repair for concern in running.task.progress().warnings}
 
 
 def await_warnings(running: Running, *keys: str) -> None:

@@ -67,8 +67,8 @@ def stream_goes_on(pg: Database, running: Running, id_: int) -> None:
 
 
 def looks_go_on(running: Running) -> None:
-    before = running.task.progress().slot
-    wait_until(lambda: running.task.progress().slot not in (None, before), 20, "a look at the slot")
+    before = running.task.progress().health
+    wait_until(lambda: running.task.progress().health not in (None, before), 20, "a look at the slot")
 
 
 @pytest.mark.parametrize("via_root", [True, False], ids=["root", "leaves"])

@@ -127,7 +127,7 @@ def test_a_table_that_is_not_published_is_told_and_stops_nothing(
     watched = {"slot_watch": {"interval_s": 0.2}}
 
     def told(running) -> bool:
-        return "table_not_captured:public.later" in {each.key for each in running.task.progress().concerns}
+        return "table_not_captured:public.later" in {each.key for each in running.task.progress().warnings}
 
     with capturing(pg.dsn, tmp_path / "log", **watched) as running:
         running.wait_for("streaming")

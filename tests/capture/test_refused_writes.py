@@ -202,7 +202,7 @@ def test_status_names_what_is_left_out_and_what_became_refused_later(
         running.wait_for("streaming")
 
         def warned() -> dict[str, str]:
-            return {each.key: each.repair for each in running.task.progress().concerns}
+            return {each.key: each.repair for each in running.task.progress().warnings}
 
         wait_until(lambda: set(warned()) == {"table_not_captured:public.keyless"}, 60, "the first warning")
         # What happens to published tables later: an index goes, a partition comes without an identity.

@@ -64,7 +64,7 @@ def test_paused_in_the_middle_it_reads_no_more_until_it_is_resumed(
     with writers_at_work(pg, 3):
         with capturing(pg.dsn, log, **SMALL) as running:
             wait_until(lambda: running.is_over or keys(log) == ["snapshots_paused"], 60, "the pause")
-            assert [each.key for each in running.task.progress().concerns] == ["snapshots_paused"]
+            assert [each.key for each in running.task.progress().warnings] == ["snapshots_paused"]
             later = request(log, "public.items", where="n > 0")
             wait_until(lambda: found(log, later) is not None, 60, "the request to be taken")
             running.catch_up(pg.query, 60)  # does not wait for what is paused

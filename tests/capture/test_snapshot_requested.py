@@ -197,7 +197,7 @@ def test_a_bad_condition_fails_alone_and_touches_nothing(
         asked = [request(log, "public.items", where=where) for where, _ in BAD_CONDITIONS]
         good = request(log, "public.items", where="id <= 10 -- the first ones")
         assert await_end(running, log, good).outcome is SnapshotOutcome.DONE
-        warned = {concern.key for concern in running.task.progress().concerns}
+        warned = {concern.key for concern in running.task.progress().warnings}
         pg.execute("insert into items values (77777, 1)")
         running.catch_up(pg.query, 60)
         assert running.task.progress().reconnects == 0
@@ -253,7 +253,7 @@ def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart
     with capturing(pg.dsn, log, **SMALL) as running:
         assert await_end(running, log, "bad").outcome is SnapshotOutcome.FAILED
         assert await_end(running, log, behind).outcome is SnapshotOutcome.DONE
-        warned = [c for c in running.task.progress().concerns if c.key == "snapshot_failed:bad"]
+        warned = [c for c in running.task.progress().warnings if c.key == "snapshot_failed:bad"]
         assert "public.items" in warned[0].message
         assert "--cancel --table public.items" in warned[0].repair
     assert pg.query("select count(*) from victim") == [(0,)]

@@ -149,7 +149,7 @@ def test_acknowledgements_never_pass_what_is_durable(
             running.wait_for("streaming")
             for k in range(20):
                 pg.execute(INSERT, [k + 1, k + 1])
-                acknowledged = running.task.progress().acknowledged_lsn
+                acknowledged = running.task.progress().acknowledged
                 assert acknowledged <= running.task.progress().durable.position
             running.catch_up(pg.query)
     finally:
@@ -215,7 +215,7 @@ def test_an_idle_server_stops_quickly_and_its_slot_follows(own_pg: EmbeddedPostg
             own_pg.execute("insert into others select generate_series(1, 100000)")
         wait_until(
             lambda: (
-                running.task.progress().durable.position > running.task.progress().server_end_lsn - (20 << 20)
+                running.task.progress().durable.position > running.task.progress().source_end - (20 << 20)
             ),
             60,
         )

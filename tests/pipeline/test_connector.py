@@ -20,6 +20,7 @@ from tailrace.pipeline.log.consumer import LogConsumer, reader_name
 from tailrace.pipeline.postgres_connector import PostgresConnector, PostgresTask
 from tailrace.pipeline.status.document import FILE_NAME, document
 from tailrace.ranges import changes as changes_module
+from tailrace.sources.postgres.source import PostgresSourceType
 from tailrace.testing import conformance
 from tailrace.testing.contexts import connector_context
 from tests.support.orders_log import LogOfOrders
@@ -74,9 +75,9 @@ def stage(tmp_path, monkeypatch):
 
     staged = Stage()
     staged.captures, staged.engines = {}, []
-    monkeypatch.setattr(lane_module, "CaptureTask", staged.capture_of)
+    monkeypatch.setattr(PostgresSourceType, "capture", lambda _, *args, **kw: staged.capture_of(*args, **kw))
     monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
-    monkeypatch.setattr(lane_module, "wal_end", lambda *_: staged.end_lsn)
+    monkeypatch.setattr(PostgresSourceType, "end", lambda *_: staged.end_lsn)
     yield staged
     for engine in staged.engines:
         if engine.state not in {"creating", "stopped"}:

@@ -16,6 +16,7 @@ from tailrace.pipeline.status.display import Pace, Sample, duration, line, size
 from tailrace.pipeline.status.document import FILE_NAME, document
 from tailrace.pipeline.status.lifecycle import PipelineState
 from tailrace.pipeline.status.views import SinkState
+from tailrace.sources.postgres.source import PostgresSourceType
 from tests.support.pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
 from tests.support.wait import wait_until
 
@@ -43,7 +44,7 @@ def stage(tmp_path, monkeypatch):
             )
             self.config = config
             self.capture = FakeCapture(config.log.path)
-            monkeypatch.setattr(lane_module, "CaptureTask", lambda *_, **__: self.capture)
+            monkeypatch.setattr(PostgresSourceType, "capture", lambda *_, **__: self.capture)
             return Run(config, **options)
 
     staged = Stage()
@@ -122,7 +123,7 @@ def test_a_lost_slot_ends_the_run_and_the_status_says_what_is_needed(stage):
 
 
 def test_until_caught_up_ends_at_the_logs_end_with_every_sink_there(stage, monkeypatch):
-    monkeypatch.setattr(lane_module, "wal_end", lambda *_: 3000)
+    monkeypatch.setattr(PostgresSourceType, "end", lambda *_: 3000)
     engine = stage.engine(until_caught_up=True)
     run = running(engine)
     for number in range(2):
@@ -135,7 +136,7 @@ def test_until_caught_up_ends_at_the_logs_end_with_every_sink_there(stage, monke
 
 
 def test_until_caught_up_fails_if_one_sink_has(stage, monkeypatch):
-    monkeypatch.setattr(lane_module, "wal_end", lambda *_: 1000)
+    monkeypatch.setattr(PostgresSourceType, "end", lambda *_: 1000)
     stage.failures["two"] = TailraceError(Kind.SINK_FOREIGN, "not ours")
     engine = stage.engine(until_caught_up=True)
     end = stage.capture.log.insert(1)
@@ -155,7 +156,7 @@ def test_until_caught_up_asks_again_while_the_source_is_away(stage, monkeypatch)
             raise answer
         return answer
 
-    monkeypatch.setattr(lane_module, "wal_end", wal_end)
+    monkeypatch.setattr(PostgresSourceType, "end", wal_end)
     engine = stage.engine(until_caught_up=True)
     stage.capture.log.insert(1)
     run = running(engine)

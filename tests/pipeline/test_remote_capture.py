@@ -16,9 +16,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.remote import RemoteCapture, capture
 from tailrace.pipeline.remote.attempt import Order
 from tailrace.pipeline.remote.channel import Channel, DesiredState, Report
-from tailrace.sources.postgres.slot.health import OpenTransaction, SlotHealth, SlotWarning
-from tailrace.sources.postgres.snapshot.copy import TableProgress
-from tailrace.sources.postgres.streaming.progress import CaptureProgress
+from tailrace.sources.progress import CaptureProgress, SourceHealth, SourceWarning, TableProgress
 from tailrace.spark.master import cores_of
 
 PROGRESS = CaptureProgress(
@@ -27,15 +25,13 @@ PROGRESS = CaptureProgress(
     bytes=1 << 40,
     appended=Tail(3, 2, 1),
     durable=Tail(2, 1, 0),
-    server_end_lsn=1 << 60,
-    acknowledged_lsn=5,
+    source_end=1 << 60,
+    acknowledged=5,
     snapshot={"public.a": TableProgress(10, 100, False, 4, 1, began_s=90.0, rows_before=3)},
     reconnects=2,
     error=TailraceError(Kind.SLOT_IN_USE, "start: it is in use", "wait", {"slot": "s"}),
-    slot=SlotHealth(
-        "reserved", "", 9, 1, 2, 3, None, None, holders=(OpenTransaction(1, "", "u", "d", "a", "idle", 2.5),)
-    ),
-    concerns=(SlotWarning("slot_at_risk", "it may be lost", "do something"),),
+    health=SourceHealth("reserved", 3, {"wal_status": "reserved", "active_pid": 9, "failover": False}),
+    warnings=(SourceWarning("slot_at_risk", "it may be lost", "do something"),),
 )
 
 

@@ -20,6 +20,7 @@ from tailrace.pipeline.status.display import Pace, ProgressDisplay, line
 from tailrace.pipeline.status.document import document
 from tailrace.pipeline.status.lifecycle import PipelineState
 from tailrace.pipeline.status.views import SinkState
+from tailrace.sources.postgres.source import PostgresSourceType
 from tests.support.pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
 from tests.support.wait import wait_until
 
@@ -93,7 +94,7 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path, monkeypatch):
     staged = Stage(tmp_path)
-    monkeypatch.setattr(lane_module, "CaptureTask", staged.capture)
+    monkeypatch.setattr(PostgresSourceType, "capture", lambda _, *args, **more: staged.capture(*args, **more))
     monkeypatch.setattr(lane_module, "build", staged.sink)
     monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
     monkeypatch.setattr(connector_module, "SparkHost", FakeSpark)
@@ -170,7 +171,9 @@ def test_a_run_whose_sources_have_all_failed_is_over(stage):
 
 
 def test_until_caught_up_ends_with_the_error_of_the_one_that_failed(stage, monkeypatch):
-    monkeypatch.setattr(lane_module, "wal_end", lambda source, _: 10**9 if source.name == "b" else 1000)
+    monkeypatch.setattr(
+        PostgresSourceType, "end", lambda _, source, *__: 10**9 if source.name == "b" else 1000
+    )
     engine = Run(stage.config, until_caught_up=True)
     ends = {name: capture.log.insert(1) for name, capture in stage.captures.items()}
     stage.captures["b"].failure = TailraceError(Kind.SOURCE_CHANGED, "another server")
@@ -200,7 +203,7 @@ def test_sinks_that_hang_for_every_source_are_given_up_together(stage, monkeypat
 
 
 def test_until_caught_up_waits_for_the_last_source(stage, monkeypatch):
-    monkeypatch.setattr(lane_module, "wal_end", lambda source, _: 1000 if source.name != "c" else 2000)
+    monkeypatch.setattr(PostgresSourceType, "end", lambda _, source, __: 1000 if source.name != "c" else 2000)
     engine = Run(stage.config, until_caught_up=True)
     for capture in stage.captures.values():
         capture.log.insert(1)

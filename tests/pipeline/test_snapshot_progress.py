@@ -14,9 +14,9 @@ from tailrace.pipeline.status.document import of_engine
 from tailrace.pipeline.status.lifecycle import PipelineState
 from tailrace.pipeline.status.snapshot_status import unfinished
 from tailrace.pipeline.status.views import CaptureView, PipelineView, SourceView, TableView
-from tailrace.sources.postgres.snapshot.copy import TableProgress
 from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotPlan, SnapshotPlans, TableSnapshotPlan
 from tailrace.sources.postgres.snapshot.state import agenda_name
+from tailrace.sources.progress import TableProgress
 
 ORDERS = TableView("public.orders", 250_000, 1_000_000, 10, 2, 30.0)
 WAITING = TableView("public.waiting", 0, 70, 0, 0, None)

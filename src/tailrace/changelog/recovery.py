@@ -28,7 +28,7 @@ from tailrace.changelog.endmark import UNKNOWN, Tail
 from tailrace.changelog.format import DamageError
 from tailrace.changelog.index import Block, SegmentFile, corrupt
 from tailrace.changelog.runs import RunBuilder, encode_footer
-from tailrace.protocol.frames import schema_frames
+from tailrace.protocol.frames import kept_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def _schema(file: SegmentFile, blocks: list[Block]) -> dict[str, bytes]:
     schema: dict[str, bytes] = {}
     for block in blocks:
         if block.header.has_schema:
-            schema.update(schema_frames(file.payload(block)))
+            schema.update(kept_frames(file.payload(block)))
     return schema
 
 

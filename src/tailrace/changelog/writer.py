@@ -184,7 +184,7 @@ class LogWriter:
         encoded = self._encoder.chunk(chunk, summary, self._place)
         file_at = self._write(segment, encoded.parts)
         if summary.has_schema:
-            self._schema.update(frames.schema_frames(chunk))
+            self._schema.update(frames.kept_frames(chunk))
         block_at = segment.file_at
         for header in encoded.headers:
             segment.runs.add(block_at, header)

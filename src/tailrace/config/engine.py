@@ -24,7 +24,8 @@ from tailrace.config.sections import (
     named_sinks,
 )
 from tailrace.config.sinks import FolderSink
-from tailrace.config.source.postgres import SLOT_BYTES_MAX, NamedSource, PostgresSource, slot_named_after
+from tailrace.config.source.postgres import SLOT_BYTES_MAX, slot_named_after
+from tailrace.config.source.types import AnyNamedSource, AnySource
 from tailrace.errors import Kind, TailraceError
 
 #: Each has three threads for its capture and one for each sink.
@@ -35,10 +36,10 @@ class EngineConfig(Section):
     """What one engine runs."""
 
     name: Name = Field(description="Name of the pipeline; part of what sinks record, so keep it.")
-    source: PostgresSource | None = Field(
+    source: AnySource | None = Field(
         default=None, description="Where changes come from. Either this or `sources` is required."
     )
-    sources: Annotated[tuple[NamedSource, ...], Field(max_length=SOURCES_MAX)] = Field(
+    sources: Annotated[tuple[AnyNamedSource, ...], Field(max_length=SOURCES_MAX)] = Field(
         default=(),
         description="Several databases, on one server or on many, each with a `name`: see "
         "[Several databases](several-databases.md).",
@@ -64,7 +65,7 @@ class EngineConfig(Section):
         # What a file has wrong is said at its place (`collisions`); this is for Python's callers.
         if (self.source is None) == (not self.sources):
             raise ValueError("needs either source or sources")
-        slots = {slot_named_after(f"{self.name}_{source.name}") for source in self.sources}
+        slots = {slot_named_after(f"{self.name}_{source.source_name}") for source in self.sources}
         if len(slots) < len(self.sources) or any(len(slot) > SLOT_BYTES_MAX for slot in slots):
             raise ValueError("needs a name for each source that makes it a slot's name of its own")
         object.__setattr__(self, "sinks", named_sinks(tuple(map(self._decided, self.sinks))))
@@ -155,11 +156,11 @@ class EngineConfig(Section):
             f"name one of them with --source: {known}" if known else "leave --source out",
         )
 
-    def _part(self, source: NamedSource) -> PipelineConfig:
+    def _part(self, source: AnyNamedSource) -> PipelineConfig:
         return PipelineConfig(
-            name=f"{self.name}_{source.name}",
+            name=f"{self.name}_{source.source_name}",
             source=source,
-            log=self.log.model_copy(update={"path": self.log.path / source.name}),
-            sinks=tuple(sink.of_source(source.name) for sink in self.sinks),
+            log=self.log.model_copy(update={"path": self.log.path / source.source_name}),
+            sinks=tuple(sink.of_source(source.source_name) for sink in self.sinks),
             spark=self.spark,
         )

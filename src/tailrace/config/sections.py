@@ -13,7 +13,7 @@ from tailrace.config.converters import ConverterSection
 from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section, Setting
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.sinks import FolderSink, SinkConfig
-from tailrace.config.source.postgres import NamedSource, PostgresSource
+from tailrace.config.source.types import AnySource
 from tailrace.secrets import resolved
 
 
@@ -203,7 +203,7 @@ class PipelineConfig(Section):
     """
 
     name: Name
-    source: PostgresSource
+    source: AnySource
     log: LogConfig
     sinks: tuple[Sink, ...] = ()
     spark: SparkConfig = SparkConfig()
@@ -223,7 +223,7 @@ class PipelineConfig(Section):
     @property
     def source_name(self) -> str:
         """The source's name among several; empty where it is the only one."""
-        return self.source.name if isinstance(self.source, NamedSource) else ""
+        return self.source.source_name
 
 
 def named_sinks(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:

@@ -22,26 +22,23 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.lock_probe import refuse_if_written, wait_until_unwritten
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, SinkConfig
-from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, TailraceError
+from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, Stopped, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.pipeline import snapshot_requests
 from tailrace.pipeline.background import Background
-from tailrace.pipeline.capture_contract import CaptureContract
 from tailrace.pipeline.log.consumer import LogConsumer
 from tailrace.pipeline.log.retention import RetentionTimer
 from tailrace.pipeline.remote import RemoteCapture
 from tailrace.pipeline.sink_worker import TASK, SinkWorker
-from tailrace.pipeline.source_status import wal_end
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.lifecycle import PipelineState
 from tailrace.pipeline.status.views import CaptureView, SinkState, SinkView, SourceView, TableView
 from tailrace.sinks.build import build
-from tailrace.sources.postgres.connection.session import Stopped
+from tailrace.sources.contract import Capture
 from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.slot.recovery_hints import with_way_out
-from tailrace.sources.postgres.snapshot.copy import TableProgress
 from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotOutcome
-from tailrace.sources.postgres.streaming.capture_task import CaptureTask
+from tailrace.sources.progress import TableProgress
+from tailrace.sources.registry import source_type
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +62,7 @@ class SourceWorker:
     :param until_caught_up: end when everything that the source had committed at the start is in
         the log and in every sink.
     :param reading: reads the log for the engine's handler; None: there is none.
-    :param on_durable: as `CaptureTask` has it; not called where capture runs on executors.
+    :param on_durable: as `Source.capture` has it; not called where capture runs on executors.
     :param remote_tasks: how many captures run on executors, this one among them; 0: they run here.
     """
 
@@ -89,10 +86,11 @@ class SourceWorker:
         self._until_caught_up = until_caught_up
         self._reading = reading
         self._is_remote = remote_tasks > 0
-        self._capture_task: CaptureContract = (
+        self._source = source_type(pipeline.source.type)
+        self._capture_task: Capture = (
             RemoteCapture(pipeline, spark, remote_tasks)
             if remote_tasks
-            else CaptureTask(
+            else self._source.capture(
                 pipeline.source,
                 pipeline.log.path,
                 pipeline.log,
@@ -109,7 +107,7 @@ class SourceWorker:
         self._feeding = [self._background(f"sink-{feed.view.name}", feed.run) for feed in self._feeds]
         self._retaining = RetentionTimer(pipeline.log, TASK)
         self._target = self._background("ask-source", self._ask_for_target)
-        self._target_lsn: int | None = None
+        self._target_position: int | None = None
         self._stop_wanted = threading.Event()
         self._finishing = False
         self._over = False
@@ -253,7 +251,7 @@ class SourceWorker:
         self._capture_task.stop()
 
     def _explained(self, error: TailraceError) -> TailraceError:
-        found = with_way_out(error, self.pipeline)
+        found = self._source.with_recovery(error, self.pipeline)
         if not self.name:
             return found
         return TailraceError(found.kind, found.message, found.hint, {"source": self.name, **found.context})
@@ -285,14 +283,14 @@ class SourceWorker:
     def _look_for_the_end(self) -> None:
         if self._target.ended and self._target.error is not None:
             raise self._target.error
-        if self._target_lsn is not None and self._capture_task.caught_up(self._target_lsn):
+        if self._target_position is not None and self._capture_task.caught_up(self._target_position):
             # What is committed later is left to the next run, so the log's end is final now.
             self._capture_task.stop()
 
     def _ask_for_target(self) -> None:
         while not self._stop_wanted.is_set():
             try:
-                self._target_lsn = wal_end(self.pipeline.source, self._stop_wanted)
+                self._target_position = self._source.end(self.pipeline.source, self._stop_wanted)
             except Stopped:
                 return
             except TailraceError as error:
@@ -333,7 +331,7 @@ class SourceWorker:
         return Background(f"{work}-{self.name}", run)
 
 
-def task_view(task: CaptureContract) -> CaptureView:
+def task_view(task: Capture) -> CaptureView:
     """Return what `task` shows of itself now."""
     progress = task.progress()
     tables = progress.snapshot.values()
@@ -347,14 +345,14 @@ def task_view(task: CaptureContract) -> CaptureView:
         log_end=None if unopened else progress.durable.offset,
         position=progress.durable.position,
         position_time_us=progress.durable.position_time_us,
-        source_end=progress.server_end_lsn,
-        acknowledged=progress.acknowledged_lsn,
+        source_end=progress.source_end,
+        acknowledged=progress.acknowledged,
         snapshot_rows=sum(table.rows for table in tables),
         snapshot_rows_estimated=sum(table.rows_estimated for table in tables),
         reconnects=progress.reconnects,
         error=progress.error,
-        slot=progress.slot,
-        concerns=progress.concerns,
+        slot=progress.health,
+        concerns=progress.warnings,
         snapshot=_unfinished(progress.snapshot, time.monotonic()),
     )
 

@@ -16,6 +16,7 @@ of our own in the same envelope. All integers on the wire are big-endian.
               'E' the snapshot ends; the log's position becomes `lsn`.
               'P' progress: the source has nothing for us before `lsn`.
               'F' facts about one table from the catalogue, keyed by `relation` in the json.
+              'S' how far one shard of a source with several logs is, keyed by `shard` in the json.
 
 A *unit* is what is captured and read whole: a transaction (Begin to Commit), a snapshot
 ('B' to 'E'), a non-transactional logical message, or a progress frame. An offset after which
@@ -35,7 +36,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +64,7 @@ SNAPSHOT_BEGIN = b"B"
 SNAPSHOT_END = b"E"
 PROGRESS = b"P"
 FACTS = b"F"
+SHARD = b"S"
 
 #: Schema frames of a block that are found at one go; where there are more, they are looked for again.
 _SCHEMA_PLACES = 64
@@ -225,7 +227,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                     subtype = u8_at(b, i + 6)
                     lsn = i64_at(b, i + 7)
                     time_us = i64_at(b, i + 15)
-                    if subtype == 70:  # 'F'
+                    if subtype == 70 or subtype == 83:  # 'F' 'S'
                         result[_SCHEMA] = 1
                     elif subtype == 80:  # 'P'
                         if state[OPEN] != NOTHING_OPEN:
@@ -445,7 +447,8 @@ def _find_schema(b, places):  # type: ignore[no-untyped-def]
             message = u8_at(b, i + XLOG_PAYLOAD_AT)
             is_schema = message == 82 or message == 89  # 'R' 'Y'
         elif kind == 120 and length > KIND_AT:  # 'x'
-            is_schema = u8_at(b, i + KIND_AT + 1) == 70  # 'F'
+            subtype = u8_at(b, i + KIND_AT + 1)
+            is_schema = subtype == 70 or subtype == 83  # 'F' 'S'
         if is_schema:
             if count < len(places):
                 places[count] = i
@@ -470,8 +473,8 @@ def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:
 
 
 def schema_frames(frames: Bytes) -> list[tuple[str, bytes]]:
-    """Return the schema messages among whole frames, in order, each with the key under which
-    a later one replaces it: `R<oid>`, `Y<oid>` or `F<oid>`.
+    """Return the frames that describe tables among whole frames, in order, each with the key under
+    which a later one replaces it: `R<oid>`, `Y<oid>` or `F<oid>`.
 
     :raises TailraceError: `PROTOCOL_VIOLATION` if a length does not fit.
     """
@@ -483,6 +486,24 @@ def schema_frames_at(frames: Bytes) -> list[tuple[int, str, bytes]]:
 
     :raises TailraceError: as `schema_frames`.
     """
+    return [found for found in _kept_at(frames) if not found[1].startswith("S")]
+
+
+def kept_frames(frames: Bytes) -> list[tuple[str, bytes]]:
+    """Return `schema_frames` and, each under the key `S<shard>`, those that say how far a shard is: what a
+    log keeps in force.
+
+    :raises TailraceError: as `schema_frames`.
+    """
+    return [(key, frame) for _, key, frame in _kept_at(frames)]
+
+
+def shard_states(in_force: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Return how far each shard is, by its name, of what a log keeps in force."""
+    return {key[1:]: control_json(frame)["state"] for key, frame in in_force.items() if key.startswith("S")}
+
+
+def _kept_at(frames: Bytes) -> list[tuple[int, str, bytes]]:
     places = np.empty(_SCHEMA_PLACES, np.int64)
     count = _find_schema(frames, places)
     if count > len(places):
@@ -500,7 +521,9 @@ def schema_frames_at(frames: Bytes) -> list[tuple[int, str, bytes]]:
 
 def _schema_key(frame: bytes) -> str:
     if frame[KIND_AT] == 0x78:
-        return f"F{int(control_json(frame)['relation'])}"
+        content = control_json(frame)
+        is_shard = frame[KIND_AT + 1 : KIND_AT + 2] == SHARD
+        return f"S{content['shard']}" if is_shard else f"F{int(content['relation'])}"
     oid = struct.unpack_from("!I", frame, XLOG_PAYLOAD_AT + 1)[0]
     return f"{chr(frame[XLOG_PAYLOAD_AT])}{oid}"
 
@@ -523,6 +546,11 @@ def control_frame(subtype: bytes, lsn: int, time_us: int, content: dict[str, Any
     """Return a control frame; `time_us` counts from 1970."""
     text = json.dumps(content, separators=(",", ":")).encode()
     return struct.pack("!ciccQq", b"d", 22 + len(text), b"x", subtype, lsn, time_us) + text
+
+
+def shard_frame(shard: str, state: dict[str, Any]) -> bytes:
+    """Return a frame that says how far a shard is. Written inside the transaction that leads there."""
+    return control_frame(SHARD, 0, 0, {"shard": shard, "state": state})
 
 
 def control_json(frame: memoryview | bytes) -> dict[str, Any]:

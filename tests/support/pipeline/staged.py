@@ -18,13 +18,13 @@ class FakeProgress:
     rows: int = 0
     bytes: int = 0
     durable: Tail = field(default_factory=lambda: Tail(0, 0, 0))
-    server_end_lsn: int = 0
-    acknowledged_lsn: int = 0
+    source_end: int = 0
+    acknowledged: int = 0
     snapshot: dict = field(default_factory=dict)
     reconnects: int = 0
     error: TailraceError | None = None
-    slot: object = None
-    concerns: tuple = ()
+    health: object = None
+    warnings: tuple = ()
 
 
 class FakeCapture:
@@ -50,7 +50,7 @@ class FakeCapture:
         return self.log.writer.durable.position >= lsn
 
     def progress(self):
-        return FakeProgress(self.phase, durable=self.log.writer.durable, server_end_lsn=self.known_lsn)
+        return FakeProgress(self.phase, durable=self.log.writer.durable, source_end=self.known_lsn)
 
 
 class FakeSink:

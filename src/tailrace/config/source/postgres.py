@@ -23,9 +23,8 @@ from tailrace.config.patterns import (
     matches_any,
     matches_any_prefix,
 )
-from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.config.source.section import SourceSection
 from tailrace.config.source.slot_care import HeartbeatConfig, SlotWatchConfig
-from tailrace.config.values import ValueHandling
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
 
@@ -110,6 +109,7 @@ def _publication_name(value: str) -> str:
     return value
 
 
+SourceName = Annotated[str, AfterValidator(_source_name)]
 Dsn = Annotated[str | Secret, BeforeValidator(_dsn), PlainSerializer(str, return_type=str)]
 Flag = Literal[0, 1]
 
@@ -206,7 +206,7 @@ class LibpqOptions(Section):
     oauth_scope: Text | None = Field(default=None, description="OAuth scope.")
 
 
-class PostgresSource(ValueHandling, LibpqOptions, ColumnPolicy):
+class PostgresSource(SourceSection, LibpqOptions):
     """A PostgreSQL database whose changes are captured."""
 
     type: Literal["postgresql"] = Field(default="postgresql", description="Kind of the source.")
@@ -315,17 +315,6 @@ class PostgresSource(ValueHandling, LibpqOptions, ColumnPolicy):
         le=3600,
         description="Seconds without any message before the connection counts as dead.",
     )
-    reconnect_delay_s: float = Field(
-        default=0.5, gt=0, le=60, description="First wait before connecting again, in seconds."
-    )
-    reconnect_delay_s_max: float = Field(
-        default=30.0, gt=0, le=3600, description="Longest wait before connecting again, in seconds."
-    )
-    reconnect_s_max: float = Field(
-        default=600.0,
-        ge=0,
-        description="Seconds without a connection before the run fails; 0: it never does.",
-    )
     frame_bytes_max: ByteCount = Field(
         default=1024 * MIB,
         ge=MIB,
@@ -335,8 +324,6 @@ class PostgresSource(ValueHandling, LibpqOptions, ColumnPolicy):
 
     @model_validator(mode="after")
     def _says_where(self) -> Self:
-        if self.reconnect_delay_s > self.reconnect_delay_s_max:
-            raise ValueError("reconnect_delay_s must not be larger than reconnect_delay_s_max")
         given = {"message_prefixes", "message_prefixes_exclude"} & self.model_fields_set
         if given and not self.messages:
             raise ValueError(f"{min(given)} chooses among messages, and messages is false: take one out")
@@ -419,6 +406,14 @@ class PostgresSource(ValueHandling, LibpqOptions, ColumnPolicy):
         dbname = self.dbname or known.get("dbname")
         return f"{host}{f':{port}' if port else ''}{f'/{dbname}' if dbname else ''}"
 
+    @property
+    def connect_timeout_s(self) -> float:
+        return self.connect_timeout
+
+    @property
+    def partition(self) -> dict[str, str]:
+        return {"slot": self.slot}
+
     def _connection_options(self) -> dict[str, str]:
         options: dict[str, str] = {}
         given = self.model_fields_set
@@ -441,10 +436,16 @@ class PostgresSource(ValueHandling, LibpqOptions, ColumnPolicy):
 class NamedSource(PostgresSource):
     """One of several sources."""
 
-    name: Annotated[str, AfterValidator(_source_name)] = Field(
+    name: SourceName = Field(
         description="Name of the source, no other's: its folder in the log and in each sink, and the end of "
         "its slot's name; keep it."
     )
+
+
+def postgres_source(section: SourceSection) -> PostgresSource:
+    """Return the section as PostgreSQL's, which it is known to be."""
+    assert isinstance(section, PostgresSource)
+    return section
 
 
 def _sslmode(options: dict[str, str]) -> str:

@@ -38,8 +38,8 @@ _ANY_ROWS = 1 << 62
 
 
 def partition_of(pipeline: PipelineConfig) -> Partition:
-    """Return the source partition that a pipeline's source is: its one slot."""
-    return {"pipeline": pipeline.name, "slot": pipeline.source.slot}
+    """Return the source partition that a pipeline's source is."""
+    return {"pipeline": pipeline.name, **pipeline.source.partition}
 
 
 def reader_name(engine: str) -> str:

@@ -17,7 +17,6 @@ from tailrace.kafka.offsets.store import KafkaOffsetStore
 from tailrace.sinks.kafka.records import topics_of
 from tailrace.sinks.kafka.sink import ASK_TIMEOUT_S, account_of
 from tailrace.sources.findings import Finding, from_failure, warning
-from tailrace.sources.postgres.schema.source_tables import SourceTable
 
 #: After so many refused topics the rest would say the same.
 _REFUSED_MAX = 10
@@ -49,9 +48,9 @@ def _told(concerns: Sequence[TopicWarning]) -> Iterator[Finding]:
 
 
 def topic_findings(
-    sink: KafkaSinkConfig, pipeline: PipelineConfig, tables: Sequence[SourceTable]
+    sink: KafkaSinkConfig, pipeline: PipelineConfig, tables: Sequence[tuple[str, str]]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the topics of `tables`.
+    """Yield what is wrong with the topics of `tables`, each a schema and a name.
 
     Where transformations choose topics nothing is known of them beforehand.
     """
@@ -71,11 +70,11 @@ def topic_findings(
     if sink.transformations:
         return
     refused = 0
-    for table in tables:
-        if not sink.wants(table.schema, table.name):
+    for schema, table in tables:
+        if not sink.wants(schema, table):
             continue
         try:
-            topics.check(topics.of_table(table.schema, table.name), table.schema, table.name)
+            topics.check(topics.of_table(schema, table), schema, table)
         except TailraceError as failure:
             yield from_failure(failure)
             refused += 1

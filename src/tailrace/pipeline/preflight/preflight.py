@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -24,12 +23,9 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.log.root import check_roots, logs_in
 from tailrace.pipeline.remote.requirements import too_few
+from tailrace.sources.contract import SourceCheck
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
-from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
-from tailrace.sources.postgres.preflight.capacity import SourceCapacity, room_findings
-from tailrace.sources.postgres.preflight.server import room_of, server_facts
-from tailrace.sources.postgres.preflight.tables import source_findings
-from tailrace.sources.postgres.schema.publication import matching_tables
+from tailrace.sources.registry import source_type
 from tailrace.spark.master import cores_of
 
 __all__ = ["Finding", "Severity", "preflight"]
@@ -37,7 +33,6 @@ __all__ = ["Finding", "Severity", "preflight"]
 #: Below the first the pipeline should not start, below the second it won't run for long.
 ROOM_BYTES_MIN = 64 << 20
 ROOM_BYTES_WARNED = 1 << 30
-SERVER_VERSION_MIN = 130000
 #: How long all sources together may take for their answers, once connected.
 ANSWER_DEADLINE_S = 60.0
 
@@ -74,61 +69,36 @@ class _Visit:
     def __init__(self, pipeline: PipelineConfig) -> None:
         self.pipeline = pipeline
         self.found: list[Finding] = []
-        self.room: SourceCapacity | None = None
-        self.gate = threading.Lock()
-        self._log = _open_log(pipeline, self.found)
-        self._session: Session | None = None
-        self._server: Row = {}
+        self.source = source_type(pipeline.source.type)
+        self.check = self.source.check(pipeline, _open_log(pipeline, self.found))
 
-    def arrive(self) -> None:
+    def connect(self) -> None:
         """Connect and look at the server, before anybody takes more of it."""
-        self.found += _guarded(self._arrive)
+        self.found += _guarded(self.check.connect)
 
     def look(self) -> None:
         """Look at everything else."""
-        if (session := self._session) is not None:
-            with closing(session):
-                self.found += _guarded(
-                    lambda: source_findings(session, self._server, self.pipeline, self._log, self.gate)
-                )
-                self.found += _guarded(lambda: _topics(session, self.pipeline))
-
-    def _arrive(self) -> Iterator[Finding]:
-        session = Session.connect(self.pipeline.source, threading.Event())
-        if session.server_version < SERVER_VERSION_MIN:
-            session.close()
-            yield error(
-                Kind.SOURCE_MISCONFIGURED,
-                f"the server is PostgreSQL {session.server_version // 10000}; 13 is the oldest supported",
-                "upgrade the server",
-            )
-            return
-        try:
-            self._server = server_facts(session)
-            self.room = room_of(session, self._server, self.pipeline, self._log)
-        except BaseException:
-            session.close()
-            raise
-        self._session = session
+        with closing(self.check):
+            self.found += _guarded(self.check.findings)
+            self.found += _guarded(lambda: _topics(self.check, self.pipeline))
 
 
 def _of_sources(pipelines: Sequence[PipelineConfig]) -> tuple[list[list[Finding]], list[Finding]]:
     """Return what each source's part has, all asked side by side, and what they lack together."""
     visits = [_Visit(pipeline) for pipeline in pipelines]
-    patience_s = max(pipeline.source.connect_timeout for pipeline in pipelines) + ANSWER_DEADLINE_S
+    patience_s = max(pipeline.source.connect_timeout_s for pipeline in pipelines) + ANSWER_DEADLINE_S
     deadline = time.monotonic() + patience_s
-    there = _side_by_side("arrive", visits, _Visit.arrive, deadline)
-    rooms = [visit.room for visit in there if visit.room is not None]
-    gates = {room.server: threading.Lock() for room in rooms}
-    for visit in there:
-        if visit.room is not None:
-            visit.gate = gates[visit.room.server]
+    there = _side_by_side("connect", visits, _Visit.connect, deadline)
+    lacking: list[Finding] = []
+    for source in dict.fromkeys(visit.source for visit in there):
+        checks = [visit.check for visit in there if visit.source is source]
+        lacking += _guarded(functools.partial(source.findings_together, checks))
     answered = _side_by_side("look", there, _Visit.look, deadline)
     found = [
         list(visit.found) if visit in answered else [*visit.found, _silent(visit.pipeline, patience_s)]
         for visit in visits
     ]
-    return found, list(room_findings(rooms))
+    return found, lacking
 
 
 def _side_by_side(
@@ -239,15 +209,14 @@ def _kafka(pipeline: PipelineConfig) -> Iterator[Finding]:
             yield from converter_findings(sink)
 
 
-def _topics(session: Session, pipeline: PipelineConfig) -> Iterator[Finding]:
+def _topics(check: SourceCheck, pipeline: PipelineConfig) -> Iterator[Finding]:
     for sink in pipeline.sinks:
         if isinstance(sink, KafkaSinkConfig):
             from tailrace.pipeline.preflight.kafka import topic_findings
             from tailrace.pipeline.preflight.registry import schema_findings
 
-            tables = matching_tables(session, pipeline.source)
-            yield from topic_findings(sink, pipeline, tables)
-            yield from schema_findings(sink, pipeline, session, tables)
+            yield from topic_findings(sink, pipeline, check.tables())
+            yield from schema_findings(sink, pipeline, check)
 
 
 def _rooms(pipeline: EngineConfig) -> Iterator[Finding]:
@@ -293,13 +262,19 @@ def _roots(pipeline: EngineConfig) -> Iterator[Finding]:
     for log in logs_in(pipeline.log.path):
         if log.path not in named:
             source = log.identity.source
+            repair = source_type(source.type).leftover_repair(source)
             yield warning(
                 Kind.LOG_FOREIGN,
-                f"log.path holds the log of the source {log.path.name!r}, which the file does not name; its "
-                f"slot {source.slot!r} may still hold back WAL in database {source.database!r} of system "
-                f"{source.system_identifier}",
-                f"name it in sources again; or, there: SELECT pg_drop_replication_slot("
-                f"{quote_literal(source.slot)}); then remove {log.path}",
+                f"log.path holds the log of the source {log.path.name!r}, which the file does not name"
+                + (
+                    f"; its slot {source.slot!r} may still hold back WAL in database {source.database!r} of "
+                    f"system {source.system_identifier}"
+                    if repair
+                    else ""
+                ),
+                "name it in sources again; or"
+                + (f", there: {repair} then" if repair else "")
+                + f" remove {log.path}",
             )
 
 

@@ -7,7 +7,7 @@ with the newest version of its subject or with all; whether one may write there 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 
 import numpy as np
@@ -18,18 +18,13 @@ from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.converters.contract import ChecksAhead, Converter
 from tailrace.converters.factory import build
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Relation, ValueModes
-from tailrace.protocol.frames import schema_frames
 from tailrace.records.group import Group
 from tailrace.sinks.kafka.records import topics_of
+from tailrace.sources.contract import SourceCheck
 from tailrace.sources.findings import Finding, from_failure, warning
-from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.decode.changes import no_changes
 from tailrace.sources.postgres.decode.column_policy import TablePolicy
 from tailrace.sources.postgres.decode.json.debezium import SourceInfo
-from tailrace.sources.postgres.decode.schemas import Catalog
-from tailrace.sources.postgres.schema.catalog import PublishedTable, meant_tables
-from tailrace.sources.postgres.schema.source_tables import SourceTable
 
 #: Longest that the registry is asked about tables of one sink.
 ASK_TABLES_S = 20.0
@@ -50,7 +45,7 @@ def converter_findings(sink: KafkaSinkConfig) -> Iterator[Finding]:
 
 
 def schema_findings(
-    sink: KafkaSinkConfig, pipeline: PipelineConfig, session: Session, tables: Sequence[SourceTable]
+    sink: KafkaSinkConfig, pipeline: PipelineConfig, source: SourceCheck
 ) -> Iterator[Finding]:
     """Yield which of the tables' schemas the registry would refuse, as they are let out of the log.
 
@@ -62,30 +57,25 @@ def schema_findings(
         return  # told by `converter_findings`
     with closing(converter):
         if not sink.transformations and isinstance(converter, ChecksAhead):
-            yield from _of_tables(converter, sink, pipeline, session, tables)
+            yield from _of_tables(converter, sink, pipeline, source)
 
 
 def _of_tables(
-    converter: ChecksAhead,
-    sink: KafkaSinkConfig,
-    pipeline: PipelineConfig,
-    session: Session,
-    tables: Sequence[SourceTable],
+    converter: ChecksAhead, sink: KafkaSinkConfig, pipeline: PipelineConfig, source: SourceCheck
 ) -> Iterator[Finding]:
-    wanted = [table.oid for table in tables if sink.wants(table.schema, table.name)]
     prefix = sink.topic_prefix or pipeline.name
     topics = topics_of(sink, {}, prefix, ASK_TABLES_S)
     table_policy = TablePolicy.of(pipeline.source.disclosure)
     deadline = time.monotonic() + ASK_TABLES_S
-    found = meant_tables(session, pipeline.source, wanted)
+    found = source.relations(sink.wants)
     refused = 0
     for asked, table in enumerate(found):
         if time.monotonic() >= deadline:
             yield _out_of_time(asked, len(found))
             return
-        changes = no_changes(_relation(table, pipeline.source.value_modes), table_policy)
+        changes = no_changes(table, table_policy)
         try:
-            topic = topics.of_table(table.schema, table.name)
+            topic = topics.of_table(table.schema, table.table)
             origin = SourceInfo(prefix, "", __version__)
             converter.check_shape(Group.of_changes(topic, np.empty(0, np.int64), changes, origin))
         except TailraceError as failure:
@@ -99,13 +89,6 @@ def _of_tables(
 
 def _converter(sink: KafkaSinkConfig) -> Converter:
     return build(sink.converter.type, sink.converter_options())
-
-
-def _relation(table: PublishedTable, modes: ValueModes) -> Relation:
-    # What capture would write before the table's first row.
-    frames = table.schema_frames(0, 0) + table.facts_frame(0)
-    in_force = [frame for _, frame in schema_frames(np.frombuffer(frames, np.uint8))]
-    return Catalog(in_force, modes).relation(table.oid)
 
 
 def _out_of_time(asked: int, count: int) -> Finding:

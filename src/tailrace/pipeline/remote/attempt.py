@@ -20,7 +20,8 @@ from tailrace.engine.logs import to_logging
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.remote.channel import Channel, Report
-from tailrace.sources.postgres.streaming.capture_task import CaptureTask
+from tailrace.sources.contract import Capture
+from tailrace.sources.registry import source_type
 
 log = structlog.get_logger(__name__)
 
@@ -66,7 +67,7 @@ def carry_out(orders: Iterable[Order]) -> Iterator[TailraceError | None]:
 def capture_until_end(order: Order, number: int) -> None:
     """Capture, as Spark's attempt `number`, until the driver wants the end.
 
-    :raises TailraceError: as `CaptureTask.run`; `LOG_LOCKED` if the log stays locked; `SPARK_FAILED` if it
+    :raises TailraceError: as `Capture.run`; `LOG_LOCKED` if the log stays locked; `SPARK_FAILED` if it
         ended for another reason.
     """
     pipeline = PipelineConfig.model_validate(json.loads(order.pipeline))
@@ -116,7 +117,7 @@ class Attempt:
 
     def run(self) -> None:
         """Capture; see `carry_out`."""
-        task = CaptureTask(
+        task = source_type(self._pipeline.source.type).capture(
             self._pipeline.source, self._pipeline.log.path, self._pipeline.log, name=self._pipeline.name
         )
         capture = Background("capture", task.run)
@@ -130,7 +131,7 @@ class Attempt:
         if capture.error is not None:
             raise capture.error
 
-    def _listen(self, task: CaptureTask) -> None:
+    def _listen(self, task: Capture) -> None:
         wanted, now_s = self._channel.wanted(), time.monotonic()
         if wanted is not None:
             if wanted.life != self._life or wanted.round != self._number[0]:
@@ -147,7 +148,7 @@ class Attempt:
         if self._position > self._caught_up and task.caught_up(self._position):
             self._caught_up = self._position
 
-    def _tell(self, task: CaptureTask, every_s: float) -> None:
+    def _tell(self, task: Capture, every_s: float) -> None:
         now_s = time.monotonic()
         if not self._is_latest or now_s - self._told_s < every_s:
             return

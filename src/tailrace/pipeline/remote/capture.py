@@ -19,7 +19,7 @@ from tailrace.pipeline.remote.attempt import Order, carry_out
 from tailrace.pipeline.remote.channel import Channel, DesiredState, Report
 from tailrace.pipeline.remote.requirements import may_grow, too_few
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.sources.postgres.streaming.progress import CaptureProgress
+from tailrace.sources.progress import CaptureProgress
 from tailrace.spark.master import cores_of
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ _NOTHING = CaptureProgress(
     bytes=0,
     appended=Tail(0, 0, 0),
     durable=Tail(0, 0, 0),
-    server_end_lsn=0,
-    acknowledged_lsn=0,
+    source_end=0,
+    acknowledged=0,
     snapshot={},
     reconnects=0,
     error=None,

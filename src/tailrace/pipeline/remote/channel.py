@@ -18,9 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from tailrace.changelog.durable import decode_state, encode_state, make_directory
 from tailrace.changelog.writer import Tail
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.postgres.slot.health import SlotHealth, SlotWarning
-from tailrace.sources.postgres.snapshot.copy import TableProgress
-from tailrace.sources.postgres.streaming.progress import CaptureProgress, PhaseName
+from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth, SourceWarning, TableProgress
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -98,13 +96,13 @@ class Report(_Told):
     bytes: int
     appended: tuple[int, int, int]
     durable: tuple[int, int, int]
-    server_end_lsn: int
-    acknowledged_lsn: int
+    source_end: int
+    acknowledged: int
     snapshot: dict[str, TableSnapshot]
     reconnects: int
     error: ReportedFailure | None
-    slot: SlotHealth | None
-    concerns: tuple[SlotWarning, ...]
+    health: SourceHealth | None
+    warnings: tuple[SourceWarning, ...]
 
     @classmethod
     def of(
@@ -127,8 +125,8 @@ class Report(_Told):
             bytes=progress.bytes,
             appended=_numbers(progress.appended),
             durable=_numbers(progress.durable),
-            server_end_lsn=progress.server_end_lsn,
-            acknowledged_lsn=progress.acknowledged_lsn,
+            source_end=progress.source_end,
+            acknowledged=progress.acknowledged,
             snapshot={
                 name: TableSnapshot(
                     rows=table.rows,
@@ -143,8 +141,8 @@ class Report(_Told):
             },
             reconnects=progress.reconnects,
             error=None if progress.error is None else ReportedFailure.of(progress.error),
-            slot=progress.slot,
-            concerns=progress.concerns,
+            health=progress.health,
+            warnings=progress.warnings,
         )
 
     def progress(self, now_s: float) -> CaptureProgress:
@@ -155,13 +153,13 @@ class Report(_Told):
             bytes=self.bytes,
             appended=Tail(*self.appended),
             durable=Tail(*self.durable),
-            server_end_lsn=self.server_end_lsn,
-            acknowledged_lsn=self.acknowledged_lsn,
+            source_end=self.source_end,
+            acknowledged=self.acknowledged,
             snapshot={name: _progress_of(table, now_s) for name, table in self.snapshot.items()},
             reconnects=self.reconnects,
             error=None if self.error is None else self.error.error(),
-            slot=self.slot,
-            concerns=self.concerns,
+            health=self.health,
+            warnings=self.warnings,
         )
 
 

@@ -229,7 +229,7 @@ def slot(task: CaptureView) -> str:
     if task.slot is None:
         return task.concerns[0].key
     held = task.slot.retained_bytes
-    words = [task.slot.wal_status] if held is None else [task.slot.wal_status, f"{size(held)} held"]
+    words = [task.slot.state] if held is None else [task.slot.state, f"{size(held)} held"]
     # The first says most; the log line has it with what repairs it.
     return ", ".join(filter(None, [*words, task.concerns[0].key.partition(":")[0]]))
 

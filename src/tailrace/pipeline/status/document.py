@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,15 +28,14 @@ from tailrace.changelog.reader import LogReader
 from tailrace.config import EngineConfig, PipelineConfig, SinkConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
-from tailrace.pipeline.background import as_failure
+from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.log.root import is_running
 from tailrace.pipeline.sink_worker import TASK
-from tailrace.pipeline.source_status import look_within
 from tailrace.pipeline.status.lifecycle import PipelineState
 from tailrace.pipeline.status.snapshot_status import snapshot_concerns, unfinished
 from tailrace.pipeline.status.views import CaptureView, PipelineView, SinkView, lag_s
-from tailrace.sources.postgres.slot.health import SlotHealth, concerns
-from tailrace.sources.postgres.slot.recovery_hints import with_way_out
+from tailrace.sources.progress import SourceLook
+from tailrace.sources.registry import source_type
 
 log = structlog.get_logger(__name__)
 
@@ -117,7 +117,7 @@ def of_task(task: CaptureView, now_us: int) -> dict[str, Any]:
         "bytes": task.bytes,
         "reconnects": task.reconnects,
         "error": task.error.as_json() if task.error else None,
-        "slot": task.slot.as_json() if task.slot else None,
+        "slot": task.slot.details if task.slot else None,
         "warnings": [concern.as_json() for concern in task.concerns],
         "snapshot": [table.as_json() for table in task.snapshot],
     }
@@ -235,14 +235,17 @@ def _source_at_rest(pipeline: PipelineConfig, failures: _Failures, state: Pipeli
             [_named(name, "source", _unknown(sink)) for sink in pipeline.sinks],
             damage,
         )
-    source_end, health = look_within(pipeline.source, ASK_SOURCE_S)
-    source_lag = None if source_end is None else max(0, source_end - end.position)
+    look = _look(pipeline, directory)
+    source_lag = None if look.end is None else max(0, look.end - end.position)
     task = _task(state, end.offset, source_lag, lag_s(source_lag, end.position_time_us, now_us))
     task["position"] = format_lsn(end.position)
-    task |= _slot(pipeline, health)
+    task["slot"] = None if look.health is None else look.health.details
+    task["warnings"] = [warning.as_json() for warning in look.warnings]
     task["warnings"] += [concern.as_json() for concern in snapshot_concerns(directory, TASK)]
     task["snapshot"] = [table.as_json() for table in unfinished(directory, TASK)]
-    lost = _invalidated(pipeline, health) if health is not None and health.invalidation else None
+    lost = None
+    if look.lost is not None:
+        lost = source_type(pipeline.source.type).with_recovery(look.lost, pipeline).as_json()
     if state is not PipelineState.STARTING:
         task |= {"state": str(PipelineState.NEEDS_SNAPSHOT), "error": lost} if lost else {}
         task |= failures.tasks.get(name, {})
@@ -255,19 +258,21 @@ def _named(source: str, key: str, part: dict[str, Any], **more: Any) -> dict[str
     return {key: source, **part, **more} if source else part
 
 
-def _slot(config: PipelineConfig, health: SlotHealth | None) -> dict[str, Any]:
-    if health is None:
-        return {"slot": None, "warnings": []}
-    found = concerns(config.source.slot, health, config.source.slot_watch)
-    return {"slot": health.as_json(), "warnings": [concern.as_json() for concern in found]}
+def _look(pipeline: PipelineConfig, directory: LogDirectory) -> SourceLook:
+    """Ask the source how it is; nothing is known of one that does not answer in time.
 
-
-def _invalidated(config: PipelineConfig, health: SlotHealth) -> dict[str, Any]:
-    (concern,) = concerns(config.source.slot, health, config.source.slot_watch)
-    error = TailraceError(
-        Kind.SLOT_INVALIDATED, concern.message, concern.repair, {"slot": config.source.slot}
+    The look-up of its name counts, too. Never raises.
+    """
+    found: list[SourceLook] = []
+    stop = threading.Event()
+    source = source_type(pipeline.source.type)
+    asking = Background(
+        "ask-source", lambda: found.append(source.look(pipeline, directory, ASK_SOURCE_S, stop))
     )
-    return with_way_out(error, config).as_json()
+    asking.start()
+    asking.join(ASK_SOURCE_S)
+    stop.set()
+    return next(iter(found), SourceLook(None))
 
 
 def _sink(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from tailrace.changelog.directory import LogDirectory
 from tailrace.errors import TailraceError
 from tailrace.pipeline.status.views import TableView
-from tailrace.sources.postgres.slot.health import SlotWarning
 from tailrace.sources.postgres.snapshot.plan import SnapshotPlans
 from tailrace.sources.postgres.snapshot.requests import concerns_of
 from tailrace.sources.postgres.snapshot.state import agenda_name
+from tailrace.sources.progress import SourceWarning
 
 
 def needed_from(directory: LogDirectory, task: str) -> int | None:
@@ -23,7 +23,7 @@ def needed_from(directory: LogDirectory, task: str) -> int | None:
     return agenda.log_offset if agenda.open else None
 
 
-def snapshot_concerns(directory: LogDirectory, task: str) -> list[SlotWarning]:
+def snapshot_concerns(directory: LogDirectory, task: str) -> list[SourceWarning]:
     """Return what a person should know of the snapshots: `concerns_of`."""
     try:
         return concerns_of(_agenda(directory, task))

@@ -13,7 +13,7 @@ from typing import Any
 from tailrace.changelog.endmark import Tail
 from tailrace.errors import TailraceError
 from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.sources.postgres.slot.health import SlotHealth, SlotWarning
+from tailrace.sources.progress import SourceHealth, SourceWarning
 
 
 class SinkState(enum.StrEnum):
@@ -84,8 +84,8 @@ class CaptureView:
     snapshot_rows_estimated: int
     reconnects: int
     error: TailraceError | None = None  # why it is connecting again
-    slot: SlotHealth | None = None  # when it was last looked at
-    concerns: tuple[SlotWarning, ...] = ()
+    slot: SourceHealth | None = None  # when it was last looked at
+    concerns: tuple[SourceWarning, ...] = ()
     snapshot: tuple[TableView, ...] = ()  # what is not whole yet, up to a limit
 
     @classmethod

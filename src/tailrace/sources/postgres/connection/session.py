@@ -19,7 +19,7 @@ import structlog
 from psycopg import pq
 
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.secrets import redact
 from tailrace.sources.postgres.connection.backend_messages import split_wire, unwrap_copy
 from tailrace.sources.postgres.connection.errors import connection_lost
@@ -67,10 +67,6 @@ _LIVENESS = {
 }
 
 Row = dict[str, str | None]
-
-
-class Stopped(Exception):  # noqa: N818 - not an error: somebody asked to stop
-    """Raised out of a wait when stopping was asked for."""
 
 
 def quote_identifier(name: str) -> str:

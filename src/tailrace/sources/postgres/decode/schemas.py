@@ -16,11 +16,11 @@ import numpy as np
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, Column, Relation, ValueModes, ValueType
 from tailrace.protocol.facts import Facts
-from tailrace.protocol.frames import KIND_AT, XLOG_PAYLOAD_AT, control_json, schema_frames
+from tailrace.protocol.frames import FACTS, KIND_AT, XLOG_PAYLOAD_AT, control_json, schema_frames
 from tailrace.protocol.pgoutput import parse_relation, parse_type
 from tailrace.sources.postgres.decode.postgres_types import FIRST_NOT_BUILT_IN, from_facts, from_message
 
-_CONTROL = ord("x")
+_FACTS = b"x" + FACTS
 
 
 class Catalog:
@@ -72,7 +72,7 @@ class Catalog:
 
 def pending_version(frame: bytes) -> tuple[int, int] | None:
     """Return relation and version of facts that are pending; None if the frame holds no such facts."""
-    if frame[KIND_AT] != _CONTROL or b'"pending"' not in frame:
+    if frame[KIND_AT : KIND_AT + 2] != _FACTS or b'"pending"' not in frame:
         return None
     facts = Facts.from_json(control_json(frame))
     return (facts.relation, facts.version) if facts.pending else None

@@ -15,18 +15,20 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.lock_probe import is_written
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource
+from tailrace.config.source.postgres import postgres_source
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, error, from_failure, warning
 from tailrace.sources.postgres.connection.server import facts, require_supported, slot_facts
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity
-from tailrace.sources.postgres.slot.health import OpenTransaction, SlotWarning, concerns, mib
+from tailrace.sources.postgres.slot.health import OpenTransaction, concerns, mib
 from tailrace.sources.postgres.slot.monitor import holders, look
 from tailrace.sources.postgres.slot.recovery_hints import RENEWAL, with_way_out
 from tailrace.sources.postgres.snapshot.slot_creation import temporary_prefix
 from tailrace.sources.postgres.streaming.capture_task import STATE_NAME, TASK
 from tailrace.sources.postgres.streaming.reconcile import CaptureState, LogFacts, decide
 from tailrace.sources.postgres.streaming.text_encoding import own_encoding
+from tailrace.sources.progress import SourceWarning
 
 #: Between two looks at open transactions: those that are in both are not just passing by.
 SECOND_LOOK_S = 1.0
@@ -87,8 +89,9 @@ def room_of(
     session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None
 ) -> SourceCapacity:
     """Return what the pipeline will take of the server's slots and WAL senders."""
-    slot = slot_facts(session, pipeline.source.slot)
-    prefix = quote_literal(temporary_prefix(pipeline.source.slot))
+    source = postgres_source(pipeline.source)
+    slot = slot_facts(session, source.slot)
+    prefix = quote_literal(temporary_prefix(source.slot))
     [windows] = session.run(_WINDOWS.format(prefix=prefix), "look at the replication slots")
     return SourceCapacity(
         source=pipeline.source_name,
@@ -99,7 +102,7 @@ def room_of(
         takes_sender=slot is None or slot.active_pid is None,
         senders=_number(server, "senders"),
         senders_max=_number(server, "senders_max"),
-        windows=0 if pipeline.source.snapshot == "only" else 1,
+        windows=0 if source.snapshot == "only" else 1,
         windows_open=min(1, _number(windows, "open")),
     )
 
@@ -127,7 +130,7 @@ def slot_findings(
 
     :param gate: lets one source of a server at a time take a WAL sender to ask with.
     """
-    source = pipeline.source
+    source = postgres_source(pipeline.source)
     begun = _has_begun(log)
     slot = slot_facts(session, source.slot)
     if slot is not None and not begun:
@@ -244,7 +247,7 @@ def _may_replicate(server: Row) -> bool:
 
 def _start_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Iterator[Finding]:
     """Connect as the capture does, and decide as it does: nothing is created or changed."""
-    source = pipeline.source
+    source = postgres_source(pipeline.source)
     try:
         with closing(Session.connect(source, threading.Event(), replication=True)) as session:
             if log is None:
@@ -264,7 +267,7 @@ def _start_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Itera
 
 
 def _health_findings(session: Session, pipeline: PipelineConfig, *, exists: bool) -> Iterator[Finding]:
-    source = pipeline.source
+    source = postgres_source(pipeline.source)
     if exists:
         health = look(session, source.slot)
         if health is not None and not health.invalidation:
@@ -287,7 +290,7 @@ def _lasting_holders(session: Session) -> list[OpenTransaction]:
     return [holder for holder in holders(session) if holder.identity in first]
 
 
-def _at_risk(concern: SlotWarning) -> Finding:
+def _at_risk(concern: SourceWarning) -> Finding:
     kind = Kind.TRANSACTION_OPEN if concern.key.startswith("wal_held") else Kind.SLOT_AT_RISK
     return warning(kind, concern.message, concern.repair)
 

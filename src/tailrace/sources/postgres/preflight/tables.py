@@ -9,6 +9,7 @@ from dataclasses import replace
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
+from tailrace.config.source.postgres import postgres_source
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
@@ -72,19 +73,20 @@ def source_findings(
     :param gate: lets one source of a server at a time take a WAL sender to ask with.
     :raises TailraceError: if the source can't be asked.
     """
-    yield from server_findings(session, server, pipeline.source)
+    source = postgres_source(pipeline.source)
+    yield from server_findings(session, server, source)
     yield from slot_findings(session, server, pipeline, log, gate)
-    tables = matching_tables(session, pipeline.source)
+    tables = matching_tables(session, source)
     yield from _pattern_findings(session, pipeline, tables)
     rows = {(row["schema"], row["table"]): row for row in session.run(_TABLES, "look at the tables")}
-    changes = identity_changes(session, pipeline.source, tables)
+    changes = identity_changes(session, source, tables)
     yield from _identity_findings(server, changes)
     tables = tables_as_set(tables, changes)
-    published = published_names(session, pipeline.source.publication)
-    tables, left = split_refused(pipeline.source, tables, published)
-    publish = publication_exists(session, pipeline.source.publication)
+    published = published_names(session, source.publication)
+    tables, left = split_refused(source, tables, published)
+    publish = publication_exists(session, source.publication)
     for table in left:
-        repair = refusal_repair(session, pipeline.source, table, publish=publish)
+        repair = refusal_repair(session, source, table, publish=publish)
         yield (warning if tables else error)(
             Kind.SOURCE_MISCONFIGURED, refusal(table), repair, table.qualified_name
         )
@@ -98,9 +100,9 @@ def source_findings(
         row["identity"] = change.letter
         row["has_identity_index"] = "t" if change.letter == "i" else row["has_identity_index"]
     columns = columns_as_set(table_columns(session, tables), tables, changes)
-    yield from column_findings(session, pipeline.source, tables, columns, log, begun=_has_begun(log))
+    yield from column_findings(session, source, tables, columns, log, begun=_has_begun(log))
     for table in tables:
-        yield from _condition_findings(session, pipeline.source, table)
+        yield from _condition_findings(session, source, table)
         yield from _table_findings(table, rows[table.schema, table.name], server, pipeline)
 
 
@@ -122,11 +124,12 @@ def _identity_findings(server: Row, changes: list[IdentityChange]) -> Iterator[F
 def _pattern_findings(
     session: Session, pipeline: PipelineConfig, tables: list[SourceTable]
 ) -> Iterator[Finding]:
-    for pattern in unmatched(pipeline.source.tables, tables):
+    source = postgres_source(pipeline.source)
+    for pattern in unmatched(source.tables, tables):
         if is_exact(pattern):
             yield error(
                 Kind.TABLE_MISSING,
-                f"source.tables: {why_missing(session, pipeline.source, pattern)}",
+                f"source.tables: {why_missing(session, source, pattern)}",
                 "create the table, or correct source.tables",
             )
         else:
@@ -153,7 +156,8 @@ def _publication_findings(
     rows: dict[tuple[str | None, str | None], Row],
     log: LogDirectory | None,
 ) -> Iterator[Finding]:
-    name = pipeline.source.publication
+    source = postgres_source(pipeline.source)
+    name = source.publication
     begun = _has_begun(log)
     found = session.run(_PUBLICATION.format(name=quote_literal(name)), "look at the publication")
     if not found:
@@ -165,10 +169,13 @@ def _publication_findings(
             )
         elif _true(server, "standby"):
             yield from_failure(
-                made_elsewhere(pipeline.source, create_command(session, pipeline.source, tables))
+                made_elsewhere(
+                    source,
+                    create_command(session, source, tables),
+                )
             )
         elif not _true(server, "superuser"):
-            yield from _may_publish(session, server, pipeline.source, tables, rows)
+            yield from _may_publish(session, server, source, tables, rows)
         return
     publication = found[0]
     if left_out := operations_left_out(session, name):
@@ -181,7 +188,7 @@ def _publication_findings(
     adds = log is not None and _begins_again(log)
     for table in tables:
         if not table.is_among(published) and not adds:
-            add = f"{add_command(session, pipeline.source, [table])};"
+            add = f"{add_command(session, source, [table])};"
             again = f" -- then, for its rows: {snapshot_command(table.schema, table.name)}"
             # A first start is refused. Later the others go on without it.
             yield (warning if begun else error)(
@@ -197,10 +204,10 @@ def _publication_findings(
             "name it in source.tables, or take it out of the publication",
             f"{schema}.{table_name}",
         )
-    if _true(publication, "via_root") != pipeline.source.publish_via_partition_root and any(
+    if _true(publication, "via_root") != source.publish_via_partition_root and any(
         table.partitioned for table in tables
     ):
-        wanted = str(pipeline.source.publish_via_partition_root).lower()
+        wanted = str(source.publish_via_partition_root).lower()
         yield warning(
             Kind.PUBLICATION_MISMATCH,
             f"the publication {name!r} has publish_via_partition_root = "
@@ -266,8 +273,9 @@ def _condition_findings(session: Session, source: PostgresSource, table: SourceT
 
 
 def _table_findings(table: SourceTable, row: Row, server: Row, pipeline: PipelineConfig) -> Iterator[Finding]:
+    source = postgres_source(pipeline.source)
     name, role = f"{table.schema}.{table.name}", quote_identifier(server["role"] or "")
-    if pipeline.source.snapshot != "never":
+    if source.snapshot != "never":
         if not _true(row, "may_use_schema"):
             yield error(
                 Kind.SOURCE_PRIVILEGE_MISSING,
@@ -298,8 +306,8 @@ def _table_findings(table: SourceTable, row: Row, server: Row, pipeline: Pipelin
             name,
         )
     has_key = _true(row, "has_key") if row["identity"] in ("d", "f") else _true(row, "has_identity_index")
-    if not has_key and not pipeline.source.key_of(table.schema, table.name):
-        if pipeline.source.snapshot == "when_needed":
+    if not has_key and not source.key_of(table.schema, table.name):
+        if source.snapshot == "when_needed":
             yield warning(
                 Kind.SINK_KEY_MISSING,
                 "snapshot: when_needed stops once changes are lost, because the table has no key by which "

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tailrace.config.source.slot_care import SlotWatchConfig
 from tailrace.model import format_lsn
 from tailrace.sources.postgres.slot.invalidation import explained, prevention
+from tailrace.sources.progress import SourceHealth, SourceWarning
 
 #: Less WAL than this between the slot's two positions is the ordinary course of things: one
 #: segment, and what is written until the next running-transactions record.
@@ -109,9 +109,9 @@ class SlotHealth:
         """WAL that was acknowledged and is kept all the same, in bytes."""
         return max(0, (self.retained_bytes or 0) - (self.unconfirmed_bytes or 0))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the slot as `status --json` shows it."""
-        return {
+    def shown(self) -> SourceHealth:
+        """Return the slot as the terminal and `status --json` show it."""
+        details = {
             "wal_status": self.wal_status,
             "invalidation_reason": self.invalidation or None,
             "active_pid": self.active_pid,
@@ -122,25 +122,14 @@ class SlotHealth:
             "safe_wal_size_bytes": self.safe_wal_size,
             "failover": self.failover,
         }
+        return SourceHealth(self.wal_status, self.retained_bytes, details)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotWarning:
-    """Something that a person should know of. `key` is the same while it lasts."""
-
-    key: str
-    message: str
-    repair: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        return {"name": self.key, "message": self.message, "repair": self.repair}
-
-
-def concerns(slot: str, health: SlotHealth, limits: SlotWatchConfig) -> list[SlotWarning]:
+def concerns(slot: str, health: SlotHealth, limits: SlotWatchConfig) -> list[SourceWarning]:
     """Return what is wrong or about to go wrong, the worst first."""
     if health.invalidation:
         return [
-            SlotWarning(
+            SourceWarning(
                 "slot_invalidated",
                 f"the server has given the slot {slot!r} up ({explained(health.invalidation)})",
                 prevention(health.invalidation),
@@ -155,10 +144,10 @@ def concerns(slot: str, health: SlotHealth, limits: SlotWatchConfig) -> list[Slo
     ]
 
 
-def _while_creating(slot: str, health: SlotHealth) -> list[SlotWarning]:
+def _while_creating(slot: str, health: SlotHealth) -> list[SourceWarning]:
     if health.holders:
         return [
-            SlotWarning(
+            SourceWarning(
                 f"slot_creation:{holder.pid or holder.gid}",
                 f"creating the slot {slot!r} waits for the end of {holder.words}",
                 holder.repair,
@@ -167,7 +156,7 @@ def _while_creating(slot: str, health: SlotHealth) -> list[SlotWarning]:
         ]
     if health.standby:
         return [
-            SlotWarning(
+            SourceWarning(
                 "slot_creation",
                 f"creating the slot {slot!r} on a standby waits until the primary logs its transactions",
                 "on the primary: SELECT pg_log_standby_snapshot();",
@@ -176,13 +165,13 @@ def _while_creating(slot: str, health: SlotHealth) -> list[SlotWarning]:
     return []
 
 
-def _before_the_limit(slot: str, health: SlotHealth, limits: SlotWatchConfig) -> list[SlotWarning]:
+def _before_the_limit(slot: str, health: SlotHealth, limits: SlotWatchConfig) -> list[SourceWarning]:
     retained = health.retained_bytes or 0
     raised = "64GB" if not health.keep_size_max else f"{max(1, 2 * health.keep_size_max >> 20)}MB"
     raise_it = f"ALTER SYSTEM SET max_slot_wal_keep_size = '{raised}'; SELECT pg_reload_conf();"
     if health.wal_status == "unreserved":
         return [
-            SlotWarning(
+            SourceWarning(
                 "slot_unreserved",
                 f"the slot {slot!r} holds {mib(retained)} of WAL, more than max_slot_wal_keep_size: the next "
                 "checkpoint may remove what it needs, and then a new snapshot is the only way on",
@@ -192,7 +181,7 @@ def _before_the_limit(slot: str, health: SlotHealth, limits: SlotWatchConfig) ->
     safe, keep = health.safe_wal_size, health.keep_size_max
     if safe is not None and keep and safe < limits.safe_wal_share_warned * keep:
         return [
-            SlotWarning(
+            SourceWarning(
                 "slot_near_limit",
                 f"the slot {slot!r} holds {mib(retained)} of WAL: {mib(max(0, safe))} more, and the server "
                 "gives it up (max_slot_wal_keep_size)",
@@ -206,7 +195,7 @@ def _before_the_limit(slot: str, health: SlotHealth, limits: SlotWatchConfig) ->
             else "it was acknowledged; an open transaction keeps the server from removing it"
         )
         return [
-            SlotWarning(
+            SourceWarning(
                 "slot_retains",
                 f"the server keeps {mib(retained)} of WAL for the slot {slot!r}; {why}",
                 "make room on the server's disk, or let the pipeline catch up",
@@ -217,9 +206,9 @@ def _before_the_limit(slot: str, health: SlotHealth, limits: SlotWatchConfig) ->
 
 def _held(
     holders: Sequence[OpenTransaction], health: SlotHealth, limits: SlotWatchConfig
-) -> list[SlotWarning]:
+) -> list[SourceWarning]:
     return [
-        SlotWarning(
+        SourceWarning(
             f"wal_held:{holder.pid or holder.gid}",
             f"{holder.words} keeps {mib(health.held_bytes)} of WAL that was acknowledged from being removed",
             f"end the transaction; if nobody can: {holder.repair}",
@@ -229,9 +218,9 @@ def _held(
     ]
 
 
-def _waiting(health: SlotHealth) -> list[SlotWarning]:
+def _waiting(health: SlotHealth) -> list[SourceWarning]:
     return [
-        SlotWarning(
+        SourceWarning(
             f"standby_waited:{name}",
             f"the server sends no change before the standby with slot {name!r} has it, and that slot is "
             "missing or unused (synchronized_standby_slots)",

@@ -14,7 +14,7 @@ from tailrace.config.source.slot_care import HeartbeatConfig
 from tailrace.errors import TailraceError
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.schema.publication import READ_ONLY
-from tailrace.sources.postgres.slot.health import SlotWarning
+from tailrace.sources.progress import SourceWarning
 
 #: Prefix of the messages, by which a consumer knows them.
 PREFIX = "tailrace.heartbeat"
@@ -54,7 +54,7 @@ class Heartbeat:
         self._published = _PUBLISHED.format(name=quote_literal(publication))
         self._message = _MESSAGE.format(transactional=str(config.action == "transaction").lower())
 
-    def beat(self, session: Session) -> SlotWarning | None:
+    def beat(self, session: Session) -> SourceWarning | None:
         """Write once; return what is wrong with it, None if it did its work.
 
         :raises TailraceError: if the connection was lost.
@@ -70,14 +70,14 @@ class Heartbeat:
                 raise
             if state == READ_ONLY:
                 return _ON_STANDBY
-            return SlotWarning(
+            return SourceWarning(
                 "heartbeat_failed",
                 error.message,
                 "correct source.heartbeat, or grant the role what the query needs; until then keepalives "
                 "are acknowledged as ever",
             )
 
-    def _run_query(self, session: Session, query: str) -> SlotWarning | None:
+    def _run_query(self, session: Session, query: str) -> SourceWarning | None:
         session.run("BEGIN", "begin the heartbeat")
         keep = False
         try:
@@ -90,7 +90,7 @@ class Heartbeat:
         if captured:
             return _captured(captured, self._publication)
         if rows == 0:
-            return SlotWarning(
+            return SourceWarning(
                 "heartbeat_without_effect",
                 "the heartbeat's query changed no row, so that it writes nothing",
                 "insert the row that it updates, or make it an INSERT … ON CONFLICT DO UPDATE",
@@ -98,12 +98,12 @@ class Heartbeat:
         return None
 
 
-def _captured(tables: Sequence[Row], publication: str) -> SlotWarning:
+def _captured(tables: Sequence[Row], publication: str) -> SourceWarning:
     names = ", ".join(f"{row['schema']}.{row['table']}" for row in tables)
     quoted = ", ".join(
         f"{quote_identifier(row['schema'] or '')}.{quote_identifier(row['table'] or '')}" for row in tables
     )
-    return SlotWarning(
+    return SourceWarning(
         "heartbeat_captured",
         f"the heartbeat's query writes to {names}, which is captured: it was undone",
         f"set source.tables_exclude: [{names}], and ALTER PUBLICATION {quote_identifier(publication)} "
@@ -112,7 +112,7 @@ def _captured(tables: Sequence[Row], publication: str) -> SlotWarning:
     )
 
 
-_ON_STANDBY = SlotWarning(
+_ON_STANDBY = SourceWarning(
     "heartbeat_on_standby",
     "the heartbeat can't write: the server is read only. Keepalives are acknowledged instead",
     "take action or query out of source.heartbeat, or connect to the primary",

@@ -17,15 +17,9 @@ import structlog
 
 from tailrace.config.patterns import matches_any
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import TailraceError
+from tailrace.errors import Stopped, TailraceError
 from tailrace.model import parse_lsn
-from tailrace.sources.postgres.connection.session import (
-    Row,
-    Session,
-    Stopped,
-    quote_identifier,
-    quote_literal,
-)
+from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.schema.publication import (
     all_operations_command,
     left_out,
@@ -39,13 +33,13 @@ from tailrace.sources.postgres.slot.health import (
     HELD_BYTES_MIN,
     OpenTransaction,
     SlotHealth,
-    SlotWarning,
     concerns,
 )
 from tailrace.sources.postgres.slot.heartbeat import Heartbeat
 from tailrace.sources.postgres.slot.invalidation import invalidation
 from tailrace.sources.postgres.snapshot.capture_gaps import CaptureGaps, unlogged_tables
 from tailrace.sources.postgres.snapshot.plan import SnapshotPlans
+from tailrace.sources.progress import SourceHealth, SourceWarning
 
 log = structlog.get_logger(__name__)
 
@@ -182,12 +176,14 @@ class SlotWatch:
         self._said: dict[str, float] = {}
         self._first_seen: dict[str, float] = {}
         self._failures = 0
-        self._beat_concern: SlotWarning | None = None
-        self._uncaptured: list[SlotWarning] = []
+        self._beat_concern: SourceWarning | None = None
+        self._uncaptured: list[SourceWarning] = []
         self._uncaptured_at = float("-inf")
         #: Replaced whole; read from any thread.
-        self.health: SlotHealth | None = None
-        self.concerns: tuple[SlotWarning, ...] = ()
+        #: The slot when it was last looked at.
+        self.health: SourceHealth | None = None
+        self._creating = False
+        self.concerns: tuple[SourceWarning, ...] = ()
 
     def start(self) -> None:
         """Begin to watch, if there is anything to do."""
@@ -223,7 +219,7 @@ class SlotWatch:
             self._disconnect()
 
     def _look_interval_s(self) -> float:
-        creating = self.health is not None and self.health.creating
+        creating = self._creating
         return min(SOON_S, self._interval_s) if creating else self._interval_s
 
     def _turn(self, *, look: bool, beat: bool) -> bool:
@@ -255,8 +251,9 @@ class SlotWatch:
             found += self._not_captured(session)
         if self._beat_concern is not None:
             found.append(self._beat_concern)
-        self.health, self.concerns = health, tuple(found)
-        self._say(found, REPEAT_SOON_S if health is not None and health.creating else REPEAT_S)
+        self._creating = health is not None and health.creating
+        self.health, self.concerns = None if health is None else health.shown(), tuple(found)
+        self._say(found, REPEAT_SOON_S if self._creating else REPEAT_S)
 
     def _aged(self, seen: tuple[OpenTransaction, ...]) -> tuple[OpenTransaction, ...]:
         """Return `seen`, with the time since they were first seen where the server hides their age."""
@@ -267,7 +264,7 @@ class SlotWatch:
             for holder in seen
         )
 
-    def _left_out(self, session: Session) -> list[SlotWarning]:
+    def _left_out(self, session: Session) -> list[SourceWarning]:
         publication = self._source.publication
         found = []
         names = left_out(session, publication, self._captured())
@@ -283,7 +280,7 @@ class SlotWatch:
                 continue
             table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
             found.append(
-                SlotWarning(
+                SourceWarning(
                     f"table_left_out:{schema}.{name}",
                     f"the table {table} was taken out of the publication {publication!r}: its changes since "
                     "then are not captured",
@@ -293,19 +290,19 @@ class SlotWatch:
             )
         return found
 
-    def _not_captured(self, session: Session) -> list[SlotWarning]:
+    def _not_captured(self, session: Session) -> list[SourceWarning]:
         now = time.monotonic()
         if now - self._uncaptured_at >= NEW_TABLES_S:
             self._uncaptured_at = now
             captured = frozenset(self._captured())  # of these, `left_out` tells
             self._uncaptured = [
-                SlotWarning(f"table_not_captured:{table.qualified_name}", why, repair)
+                SourceWarning(f"table_not_captured:{table.qualified_name}", why, repair)
                 for table, why, repair in uncaptured(session, self._source)
                 if table.oid not in captured
             ]
             self._uncaptured += self._operations_left_out(session)
             self._uncaptured += [
-                SlotWarning(
+                SourceWarning(
                     f"writes_refused:{table.qualified_name}",
                     f"PostgreSQL refuses updates and deletes of the published table {table.sql}, because "
                     f"{table.refused}",
@@ -315,19 +312,19 @@ class SlotWatch:
             ]
         return self._uncaptured
 
-    def _operations_left_out(self, session: Session) -> list[SlotWarning]:
+    def _operations_left_out(self, session: Session) -> list[SourceWarning]:
         publication = self._source.publication
         if not (left := operations_left_out(session, publication)):
             return []
         return [
-            SlotWarning(
+            SourceWarning(
                 "operations_left_out",
                 f"the publication {publication!r} leaves out {', '.join(left)}: they are not captured",
                 f"{all_operations_command(publication)}; -- then take a snapshot of each table",
             )
         ]
 
-    def _say(self, found: list[SlotWarning], repeat_s: float) -> None:
+    def _say(self, found: list[SourceWarning], repeat_s: float) -> None:
         now = time.monotonic()
         self._said = {concern.key: at for concern in found if (at := self._said.get(concern.key)) is not None}
         for concern in found:
@@ -341,9 +338,9 @@ class SlotWatch:
             self._session = None
 
 
-def _unlogged(schema: str, name: str) -> SlotWarning:
+def _unlogged(schema: str, name: str) -> SourceWarning:
     table = f"{quote_identifier(schema)}.{quote_identifier(name)}"
-    return SlotWarning(
+    return SourceWarning(
         f"table_unlogged:{schema}.{name}",
         f"the table {table} is unlogged: PostgreSQL does not replicate it, and its changes are not captured",
         f"ALTER TABLE {table} SET LOGGED; -- then, for what was changed meanwhile: "

@@ -14,8 +14,8 @@ from tailrace.config.source.postgres import PostgresSource
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.publication import snapshot_command
 from tailrace.sources.postgres.schema.source_tables import Name
-from tailrace.sources.postgres.slot.health import SlotWarning
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
+from tailrace.sources.progress import SourceWarning
 
 _UNLOGGED = """
 SELECT n.nspname AS schema, c.relname AS name
@@ -41,7 +41,7 @@ class CaptureGaps:
 
     def look(
         self, not_captured: Iterable[Name], published: Iterable[Name], agenda: SnapshotPlans
-    ) -> list[SlotWarning]:
+    ) -> list[SourceWarning]:
         """Take in which tables are not captured now; return those that are again, and miss something.
 
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
@@ -76,8 +76,8 @@ def _read_since(agenda: SnapshotPlans) -> dict[Name, int]:
     return read
 
 
-def _concern(schema: str, name: str) -> SlotWarning:
-    return SlotWarning(
+def _concern(schema: str, name: str) -> SourceWarning:
+    return SourceWarning(
         f"table_gap:{schema}.{name}",
         f"the table {schema}.{name} was unlogged, or not in the publication, for a while: its changes of "
         "that time are not captured",

@@ -12,7 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.sources.postgres.connection.session import Session, Stopped
+from tailrace.errors import Stopped
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter, Postponed, RowFrame
 from tailrace.sources.postgres.snapshot.copy import SHARED_HELD_BYTES, ChunkCopy, ChunkJob
 from tailrace.sources.postgres.snapshot.exported_snapshot import (

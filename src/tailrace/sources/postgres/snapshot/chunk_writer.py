@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from tailrace import failpoints
+from tailrace.errors import Stopped
 from tailrace.protocol import frames
-from tailrace.sources.postgres.connection.session import Stopped
 from tailrace.sources.postgres.schema.table_metadata import KnownFacts
 from tailrace.sources.postgres.streaming.appender import Appender
 

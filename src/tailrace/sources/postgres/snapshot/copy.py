@@ -11,22 +11,23 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US
 from tailrace.protocol import frames
 from tailrace.sources.postgres.connection.backend_messages import lines
 from tailrace.sources.postgres.connection.errors import condition_failure, connection_lost, of_condition
-from tailrace.sources.postgres.connection.session import Session, Stopped, quote_literal
+from tailrace.sources.postgres.connection.session import Session, quote_literal
 from tailrace.sources.postgres.connection.transport import Transport
 from tailrace.sources.postgres.schema.catalog import PublishedTable
 from tailrace.sources.postgres.schema.table_metadata import KnownFacts
 from tailrace.sources.postgres.snapshot.chunk_writer import Head, RowFrame, Unit
 from tailrace.sources.postgres.snapshot.chunks import Chunk
 from tailrace.sources.postgres.streaming.text_encoding import TextEncoding
+from tailrace.sources.progress import TableProgress
 
 #: A frame of rows is cut at the first line end after so many bytes came together.
 FRAME_BYTES = 1024 * 1024
@@ -42,49 +43,6 @@ RECEIVE_WAIT_S = 0.2
 
 #: Readers of one and the same unit need not hold much: they write in turns.
 SHARED_HELD_BYTES = 4 * 1024 * 1024
-
-
-@dataclass(slots=True)
-class TableProgress:
-    """How far one table's snapshot is; the estimate is the server's statistics.
-
-    `rows` are those that were read, in chunks that are done and in those that are under way.
-    Changed by several threads, through its methods.
-    """
-
-    rows: int
-    rows_estimated: int
-    done: bool
-    chunks: int = 0  # 0: not planned yet
-    chunks_done: int = 0
-    began_s: float = 0.0  # on the monotonic clock; 0: nothing was read in this run
-    rows_before: int = 0  # read before this run
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
-
-    def plan(self, chunks: int, rows_estimated: int, *, chunks_done: int = 0, rows: int = 0) -> None:
-        """The table was planned, or a plan is gone on with."""
-        with self._lock:
-            self.chunks, self.chunks_done, self.rows_estimated = chunks, chunks_done, rows_estimated
-            self.rows = self.rows_before = rows
-            self.done = chunks_done == chunks
-
-    def add(self, rows: int, *, chunks: int = 0) -> None:
-        """So many rows more were read; so many chunks more are done."""
-        with self._lock:
-            self.began_s = self.began_s or time.monotonic()
-            self.rows += rows
-            self.chunks_done += chunks
-            self.done = 0 < self.chunks <= self.chunks_done
-
-    def eta_s(self, now_s: float) -> float | None:
-        """Return the seconds left at the pace so far; None if it can't be said."""
-        if self.done:
-            return 0.0
-        read = self.rows - self.rows_before
-        left = self.rows_estimated - self.rows
-        if not self.began_s or read <= 0 or left <= 0:
-            return None
-        return left * (now_s - self.began_s) / read
 
 
 @dataclass(frozen=True, slots=True)

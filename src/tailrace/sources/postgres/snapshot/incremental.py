@@ -19,11 +19,11 @@ import structlog
 
 from tailrace import failpoints
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.model import format_lsn
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, unforeseen
 from tailrace.sources.postgres.connection.server import CreatedSlot
-from tailrace.sources.postgres.connection.session import Session, Stopped
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.catalog import PublishedTable, published_table
 from tailrace.sources.postgres.snapshot.chunk_planner import (
     SAMPLE_DEADLINE_S,
@@ -35,7 +35,7 @@ from tailrace.sources.postgres.snapshot.chunk_planner import (
 from tailrace.sources.postgres.snapshot.chunk_readers import ChunkReaders
 from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter
 from tailrace.sources.postgres.snapshot.chunks import chunks_of, whole_of, written_since
-from tailrace.sources.postgres.snapshot.copy import ChunkJob, TableProgress
+from tailrace.sources.postgres.snapshot.copy import ChunkJob
 from tailrace.sources.postgres.snapshot.exported_snapshot import (
     LOCK_WAIT_BESIDE_STREAM_S,
     Exported,
@@ -56,6 +56,7 @@ from tailrace.sources.postgres.snapshot.slot_creation import SlotCreation, tempo
 from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark, StreamEnded
 from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.progress import TableProgress
 
 log = structlog.get_logger(__name__)
 

@@ -38,7 +38,7 @@ from tailrace.sources.postgres.snapshot.chunk_planner import TablePlan, facts_di
 from tailrace.sources.postgres.snapshot.chunk_readers import ChunkReaders
 from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter, Unit
 from tailrace.sources.postgres.snapshot.chunks import chunks_of
-from tailrace.sources.postgres.snapshot.copy import ChunkJob, TableProgress
+from tailrace.sources.postgres.snapshot.copy import ChunkJob
 from tailrace.sources.postgres.snapshot.exported_snapshot import (
     LOCK_WAIT_AT_ONE_POINT_S,
     LOCK_WAIT_S,
@@ -59,6 +59,7 @@ from tailrace.sources.postgres.snapshot.plan import (
 from tailrace.sources.postgres.snapshot.requests import check_condition
 from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.progress import TableProgress
 
 log = structlog.get_logger(__name__)
 

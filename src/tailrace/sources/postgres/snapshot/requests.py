@@ -19,12 +19,11 @@ import structlog
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, of_condition, unforeseen
-from tailrace.sources.postgres.connection.session import Session, Stopped, quote_identifier
+from tailrace.sources.postgres.connection.session import Session, quote_identifier
 from tailrace.sources.postgres.schema.catalog import published_oids, published_table
 from tailrace.sources.postgres.schema.publication import add_command, matching_tables
-from tailrace.sources.postgres.slot.health import SlotWarning
 from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
@@ -33,6 +32,7 @@ from tailrace.sources.postgres.snapshot.plan import (
     TableSnapshotPlan,
 )
 from tailrace.sources.postgres.snapshot.state import SnapshotState
+from tailrace.sources.progress import SourceWarning
 
 log = structlog.get_logger(__name__)
 
@@ -300,7 +300,7 @@ def check_condition(session: Session, schema: str, name: str, where: str) -> Non
         raise of_condition(error, attempted) from None
 
 
-def concerns_of(agenda: SnapshotPlans) -> list[SlotWarning]:
+def concerns_of(agenda: SnapshotPlans) -> list[SourceWarning]:
     """Return what a person should know of: that snapshots are paused, and those that were asked for and
     failed, until one of the same tables is done.
     """
@@ -314,7 +314,7 @@ def concerns_of(agenda: SnapshotPlans) -> list[SlotWarning]:
             error = snapshot.error or {}
             tables = ", ".join(sorted(named))
             found.append(
-                SlotWarning(
+                SourceWarning(
                     f"snapshot_failed:{snapshot.id}",
                     f"the snapshot {snapshot.id} of {tables} failed: {error.get('message', '')}",
                     f"{error.get('hint', '')}; or, to be told no more: {_cancel_command(snapshot)}",
@@ -323,9 +323,9 @@ def concerns_of(agenda: SnapshotPlans) -> list[SlotWarning]:
     return found
 
 
-def _paused(agenda: SnapshotPlans) -> SlotWarning:
+def _paused(agenda: SnapshotPlans) -> SourceWarning:
     tables = sum(not table.is_done for snapshot in agenda.open for table in snapshot.tables)
-    return SlotWarning(
+    return SourceWarning(
         "snapshots_paused",
         f"snapshots beside the stream are paused: {tables} tables are not whole",
         shlex.join(["tailrace", "snapshot", "FILE", "--resume"]),

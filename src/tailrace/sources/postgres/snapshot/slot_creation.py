@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.model import parse_lsn
 from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.server import CreatedSlot
-from tailrace.sources.postgres.connection.session import Session, Stopped
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.published_tables import terms_digest
 from tailrace.sources.postgres.snapshot.exported_snapshot import Exported, enter, leave
 
@@ -41,8 +41,8 @@ _WAL_END = (
 # none of the primary's transactions, and begins with the oldest of them. Ids are without their epoch.
 _RUNNING = """
 WITH now AS MATERIALIZED (SELECT pg_current_snapshot() AS seen),
-     bounds AS (SELECT pg_snapshot_xmin(seen)::text::bigint AS xmin, pg_snapshot_xmax(seen)::text::bigint AS xmax
-                  FROM now)
+     bounds AS (SELECT pg_snapshot_xmin(seen)::text::bigint AS xmin,
+                       pg_snapshot_xmax(seen)::text::bigint AS xmax FROM now)
 SELECT pg_snapshot_xip(seen)::text::bigint & 4294967295 AS xid FROM now
 UNION
 SELECT transactionid::text::bigint FROM pg_locks, bounds

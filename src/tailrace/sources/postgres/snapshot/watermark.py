@@ -19,8 +19,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from tailrace.errors import Stopped
 from tailrace.protocol.frames import Bytes, Numbers
-from tailrace.sources.postgres.connection.session import Stopped
 from tailrace.sources.postgres.streaming import frame_filter
 from tailrace.sources.postgres.streaming.appender import Appender
 

@@ -16,10 +16,9 @@ import structlog
 
 from tailrace import failpoints
 from tailrace.changelog.writer import LogWriter, Tail
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.protocol import frames
 from tailrace.protocol.frames import Bytes, Numbers, Summary
-from tailrace.sources.postgres.connection.session import Stopped
 from tailrace.sources.postgres.schema.table_metadata import KnownFacts
 
 log = structlog.get_logger(__name__)

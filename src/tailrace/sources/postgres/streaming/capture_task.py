@@ -24,11 +24,11 @@ from tailrace.changelog.disclosure import keep_disclosure, kept_disclosure
 from tailrace.changelog.writer import LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import SourceFingerprint, format_lsn
 from tailrace.sources.postgres.connection import server
-from tailrace.sources.postgres.connection.session import Session, Stopped
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.schema.column_history import ColumnNames
 from tailrace.sources.postgres.schema.column_lists import check_disclosure
 from tailrace.sources.postgres.schema.column_patterns import require_columns
@@ -43,11 +43,9 @@ from tailrace.sources.postgres.schema.publication import (
 from tailrace.sources.postgres.schema.published_tables import terms_digest
 from tailrace.sources.postgres.schema.relation_messages import SchemaWatch
 from tailrace.sources.postgres.schema.replica_identity import set_identities
-from tailrace.sources.postgres.slot.health import SlotWarning
 from tailrace.sources.postgres.slot.monitor import SlotWatch
 from tailrace.sources.postgres.snapshot.capture_gaps import CaptureGaps
 from tailrace.sources.postgres.snapshot.chunk_planner import SAMPLE_DEADLINE_S
-from tailrace.sources.postgres.snapshot.copy import TableProgress
 from tailrace.sources.postgres.snapshot.incremental import IncrementalSnapshots
 from tailrace.sources.postgres.snapshot.initial import InitialSnapshot, lock_wait_s
 from tailrace.sources.postgres.snapshot.plan import SnapshotPlans
@@ -58,7 +56,6 @@ from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
 from tailrace.sources.postgres.streaming.appender import Appender
 from tailrace.sources.postgres.streaming.message_filter import MessageFilter
-from tailrace.sources.postgres.streaming.progress import CaptureProgress, PhaseName
 from tailrace.sources.postgres.streaming.reconcile import (
     Action,
     CapturePhase,
@@ -73,6 +70,7 @@ from tailrace.sources.postgres.streaming.stream import AwaitedPosition, Stream
 from tailrace.sources.postgres.streaming.text_encoding import TextEncoding
 from tailrace.sources.postgres.streaming.timeline import StandbyTimeline
 from tailrace.sources.postgres.streaming.unchanged_updates import UnchangedUpdates
+from tailrace.sources.progress import CaptureProgress, PhaseName, SourceWarning, TableProgress
 
 log = structlog.get_logger(__name__)
 
@@ -182,20 +180,20 @@ class CaptureTask:
             bytes=appender.bytes if appender else 0,
             appended=appender.tail if appender else nowhere,
             durable=appender.durable if appender else nowhere,
-            server_end_lsn=stream.server_end if stream else 0,
-            acknowledged_lsn=status.acknowledged if status else 0,
+            source_end=stream.server_end if stream else 0,
+            acknowledged=status.acknowledged if status else 0,
             snapshot={name: replace(table) for name, table in dict(self._snapshot).items()},
             reconnects=self._reconnects,
             error=self._error,
-            slot=self._watch.health,
-            concerns=(*self._watch.concerns, *self._snapshot_concerns()),
+            health=self._watch.health,
+            warnings=(*self._watch.concerns, *self._snapshot_concerns()),
         )
 
     def _gaps_known(self) -> tuple[CaptureGaps, SnapshotPlans] | None:
         gaps, ledger = self._gaps, self._ledger
         return None if gaps is None or ledger is None else (gaps, ledger.agenda)
 
-    def _snapshot_concerns(self) -> list[SlotWarning]:
+    def _snapshot_concerns(self) -> list[SourceWarning]:
         return [] if self._ledger is None else concerns_of(self._ledger.agenda)
 
     # Connections

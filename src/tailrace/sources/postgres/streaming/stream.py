@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US, format_lsn
 from tailrace.protocol import frames
 from tailrace.sources.postgres.connection.errors import connection_lost
-from tailrace.sources.postgres.connection.session import Stopped
 from tailrace.sources.postgres.connection.transport import Keepalive, Transport
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
 from tailrace.sources.postgres.streaming.appender import Appender

@@ -1,0 +1,61 @@
+"""The section `source`, as far as it is the same for every type of source."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.config.values import ValueHandling
+
+
+class SourceSection(ValueHandling, ColumnPolicy):
+    """Settings that every source has; a type of source adds its own in a subclass.
+
+    A subclass gives `type` its only value. It is validated before anything is connected to, and goes
+    to executors as JSON: references to secrets stay references until they are used.
+    """
+
+    type: str = Field(description="Kind of the source.")
+    reconnect_delay_s: float = Field(
+        default=0.5, gt=0, le=60, description="First wait before connecting again, in seconds."
+    )
+    reconnect_delay_s_max: float = Field(
+        default=30.0, gt=0, le=3600, description="Longest wait before connecting again, in seconds."
+    )
+    reconnect_s_max: float = Field(
+        default=600.0,
+        ge=0,
+        description="Seconds without a connection before the run fails; 0: it never does.",
+    )
+
+    @model_validator(mode="after")
+    def _delays_fit(self) -> Self:
+        if self.reconnect_delay_s > self.reconnect_delay_s_max:
+            raise ValueError("reconnect_delay_s must not be larger than reconnect_delay_s_max")
+        return self
+
+    @property
+    def source_name(self) -> str:
+        """The name among several sources; empty for the only one."""
+        return str(getattr(self, "name", ""))
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """Seconds that a connection may take; for whoever waits for an answer."""
+        return 10.0
+
+    @property
+    def address(self) -> str:
+        """Where the source is, for people: without user or secrets, references unresolved."""
+        return self.type
+
+    @property
+    def partition(self) -> dict[str, str]:
+        """What an engine's offsets name this source by, beside the pipeline."""
+        return {"source": self.type}
+
+    def for_pipeline(self, _name: str) -> Self:
+        """Return the section with the defaults that need the name of its pipeline."""
+        return self

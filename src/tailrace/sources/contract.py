@@ -1,0 +1,146 @@
+"""What a source is: everything that the pipeline asks of a type of database.
+
+A source writes the frames of `tailrace.protocol` into a change log. Nothing above this package knows where
+they come from: the log finds transactions and positions in them, and whoever reads the log decodes them by
+the tables that they describe.
+
+A *position* is one rising integer, a PostgreSQL LSN for instance. A source with many logs of its own
+(shards) numbers its transactions as they come into ours, and writes beside them how far each shard is
+(`frames.shard_frame`): such a frame stands in force like the description of a table, so that the state of
+all shards is known at every boundary of the log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.config import PipelineConfig
+from tailrace.config.sections import LogConfig
+from tailrace.config.source.section import SourceSection
+from tailrace.errors import TailraceError
+from tailrace.fair_semaphore import FairSemaphore
+from tailrace.model import Relation, SourceFingerprint
+from tailrace.sources.findings import Finding
+from tailrace.sources.progress import CaptureProgress, SourceLook
+
+
+class Capture(Protocol):
+    """Brings one database into one log, here or on an executor.
+
+    `run` once; the rest from any thread.
+    """
+
+    def run(self) -> None:
+        """Capture until `stop`, or until there is nothing more to do.
+
+        :raises TailraceError: what a person must deal with.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Ask `run` to return, with everything that was received durable and acknowledged."""
+        ...
+
+    def caught_up(self, position: int) -> bool:
+        """Return whether everything that was committed before `position` is durable in the log."""
+        ...
+
+    def progress(self) -> CaptureProgress:
+        """Return how far it is."""
+        ...
+
+
+class SourceCheck(Protocol):
+    """Preflight of one source, in steps; used by one thread at a time.
+
+    `connect` first, for all sources of a pipeline side by side; then `findings`; `close` at the end.
+    """
+
+    def connect(self) -> Iterator[Finding]:
+        """Connect, and yield what is found before anybody takes more of the server."""
+        ...
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is wrong with everything else."""
+        ...
+
+    def relations(self, wants: Callable[[str, str], bool]) -> Sequence[Relation]:
+        """Return the tables that are captured, as the log would describe them now.
+
+        :param wants: given schema and table, whether the table is asked for.
+        """
+        ...
+
+    def tables(self) -> Sequence[tuple[str, str]]:
+        """Return schema and name of the tables that are captured."""
+        ...
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+        ...
+
+
+class Source(Protocol):
+    """A type of source, by its name under `source.type`; found as an entry point of `tailrace.sources`.
+
+    Methods are called from any thread. `section` is always an object of `settings`.
+    """
+
+    settings: ClassVar[type[SourceSection]]
+
+    def capture(
+        self,
+        section: SourceSection,
+        log: Path,
+        options: LogConfig,
+        *,
+        name: str,
+        semaphore: FairSemaphore | None = None,
+        on_durable: Callable[[], None] | None = None,
+    ) -> Capture:
+        """Return what captures into task "0" of the log at `log`, which may not be there yet.
+
+        :param name: of the pipeline.
+        :param semaphore: held while a snapshot begins, where other sources begin, too.
+        :param on_durable: to be called when transactions have become durable in the log; returns at once.
+        """
+        ...
+
+    def end(self, section: SourceSection, stop: threading.Event) -> int:
+        """Return the position that the source's newest commit lies before.
+
+        :raises TailraceError: if the source can't be asked.
+        :raises Stopped: if `stop` was set meanwhile.
+        """
+        ...
+
+    def look(
+        self, pipeline: PipelineConfig, directory: LogDirectory, timeout_s: float, stop: threading.Event
+    ) -> SourceLook:
+        """Return what the source says of itself now, with nothing captured; for `tailrace status`.
+
+        :raises TailraceError: if the source can't be asked.
+        """
+        ...
+
+    def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> SourceCheck:
+        """Return the preflight of the pipeline's source; `directory` is its log, if there is one."""
+        ...
+
+    def findings_together(self, checks: Sequence[SourceCheck]) -> Iterator[Finding]:
+        """Yield what sources of this type lack together; `checks` have connected."""
+        ...
+
+    def with_recovery(self, error: TailraceError, pipeline: PipelineConfig) -> TailraceError:
+        """Return `error` with the commands that lead on, where only a new snapshot does."""
+        ...
+
+    def leftover_repair(self, source: SourceFingerprint) -> str:
+        """Return the command that frees what the source still keeps for a log that nobody feeds any more;
+        empty: it keeps nothing.
+        """
+        ...

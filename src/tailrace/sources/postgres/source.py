@@ -1,0 +1,174 @@
+"""PostgreSQL as a type of source: what `tailrace.sources.contract.Source` asks, answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.config import PipelineConfig, PostgresSource
+from tailrace.config.sections import LogConfig
+from tailrace.config.source.postgres import postgres_source
+from tailrace.errors import Kind, TailraceError
+from tailrace.fair_semaphore import FairSemaphore
+from tailrace.model import Relation, SourceFingerprint, parse_lsn
+from tailrace.protocol.frames import schema_frames
+from tailrace.sources.findings import Finding, error
+from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
+from tailrace.sources.postgres.decode.schemas import Catalog
+from tailrace.sources.postgres.preflight.capacity import SourceCapacity, room_findings
+from tailrace.sources.postgres.preflight.server import room_of, server_facts
+from tailrace.sources.postgres.preflight.tables import source_findings
+from tailrace.sources.postgres.schema.catalog import PublishedTable, meant_tables
+from tailrace.sources.postgres.schema.publication import matching_tables
+from tailrace.sources.postgres.slot.health import concerns
+from tailrace.sources.postgres.slot.monitor import look
+from tailrace.sources.postgres.slot.recovery_hints import with_way_out
+from tailrace.sources.postgres.streaming.capture_task import CaptureTask
+from tailrace.sources.progress import SourceLook
+
+SERVER_VERSION_MIN = 130000
+
+_WAL_END = (
+    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() "
+    "ELSE pg_current_wal_flush_lsn() END AS lsn"
+)
+
+
+class PostgresSourceType:
+    """PostgreSQL, by logical replication with pgoutput."""
+
+    settings = PostgresSource
+
+    def capture(
+        self,
+        section: PostgresSource,
+        log: Path,
+        options: LogConfig,
+        *,
+        name: str,
+        semaphore: FairSemaphore | None = None,
+        on_durable: Callable[[], None] | None = None,
+    ) -> CaptureTask:
+        return CaptureTask(section, log, options, name=name, semaphore=semaphore, on_durable=on_durable)
+
+    def end(self, section: PostgresSource, stop: threading.Event) -> int:
+        """Return the LSN up to which the source's WAL is written at this moment."""
+        with closing(Session.connect(section, stop)) as session:
+            return _wal_end(session)
+
+    def look(
+        self, pipeline: PipelineConfig, directory: LogDirectory, timeout_s: float, stop: threading.Event
+    ) -> SourceLook:
+        source = postgres_source(pipeline.source)
+        hurried = source.model_copy(update={"connect_timeout": max(2, int(timeout_s))})
+        with closing(Session.connect(hurried, stop)) as session:
+            end, health = _wal_end(session), look(session, source.slot)
+        if health is None:
+            return SourceLook(end)
+        found = tuple(concerns(source.slot, health, source.slot_watch))
+        lost = None
+        if health.invalidation:
+            (concern,) = found
+            lost = TailraceError(
+                Kind.SLOT_INVALIDATED, concern.message, concern.repair, {"slot": source.slot}
+            )
+        return SourceLook(end, health.shown(), found, lost)
+
+    def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> PostgresCheck:
+        return PostgresCheck(pipeline, directory)
+
+    def findings_together(self, checks: Sequence[PostgresCheck]) -> Iterator[Finding]:
+        """Yield where sources on one server need more slots and WAL senders than it has free."""
+        rooms = [check.capacity for check in checks if check.capacity is not None]
+        gates = {room.server: threading.Lock() for room in rooms}
+        for check in checks:
+            if check.capacity is not None:
+                check.gate = gates[check.capacity.server]
+        return room_findings(rooms)
+
+    def with_recovery(self, error: TailraceError, pipeline: PipelineConfig) -> TailraceError:
+        return with_way_out(error, pipeline)
+
+    def leftover_repair(self, source: SourceFingerprint) -> str:
+        return f"SELECT pg_drop_replication_slot({quote_literal(source.slot)});"
+
+
+class PostgresCheck:
+    """Preflight of one PostgreSQL source.
+
+    `capacity` is what it takes of its server, once connected; `gate` lets one source of a server at a time
+    take a WAL sender to ask with.
+    """
+
+    def __init__(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> None:
+        self._pipeline = pipeline
+        self._directory = directory
+        self._session: Session | None = None
+        self._server: Row = {}
+        self.capacity: SourceCapacity | None = None
+        self.gate = threading.Lock()
+
+    def connect(self) -> Iterator[Finding]:
+        session = Session.connect(postgres_source(self._pipeline.source), threading.Event())
+        if session.server_version < SERVER_VERSION_MIN:
+            session.close()
+            yield error(
+                Kind.SOURCE_MISCONFIGURED,
+                f"the server is PostgreSQL {session.server_version // 10000}; 13 is the oldest supported",
+                "upgrade the server",
+            )
+            return
+        try:
+            self._server = server_facts(session)
+            self.capacity = room_of(session, self._server, self._pipeline, self._directory)
+        except BaseException:
+            session.close()
+            raise
+        self._session = session
+
+    def findings(self) -> Iterator[Finding]:
+        if self._session is not None:
+            yield from source_findings(
+                self._session, self._server, self._pipeline, self._directory, self.gate
+            )
+
+    def tables(self) -> Sequence[tuple[str, str]]:
+        if self._session is None:
+            return []
+        return [
+            (table.schema, table.name)
+            for table in matching_tables(self._session, postgres_source(self._pipeline.source))
+        ]
+
+    def relations(self, wants: Callable[[str, str], bool]) -> Sequence[Relation]:
+        if (session := self._session) is None:
+            return []
+        source = postgres_source(self._pipeline.source)
+        wanted = [table.oid for table in matching_tables(session, source) if wants(table.schema, table.name)]
+        return [_relation(table, source) for table in meant_tables(session, source, wanted)]
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def _wal_end(session: Session) -> int:
+    lsn = session.run(_WAL_END, "ask the source for the end of its WAL")[0]["lsn"]
+    if lsn is None:
+        raise TailraceError(
+            Kind.SOURCE_QUERY_FAILED, "ask the source for the end of its WAL: it does not tell"
+        )
+    return parse_lsn(lsn)
+
+
+def _relation(table: PublishedTable, source: PostgresSource) -> Relation:
+    # What capture would write before the table's first row.
+    frames = table.schema_frames(0, 0) + table.facts_frame(0)
+    in_force = [frame for _, frame in schema_frames(np.frombuffer(frames, np.uint8))]
+    return Catalog(in_force, source.value_modes).relation(table.oid)

@@ -169,7 +169,7 @@ class CloudEventsConverter:
             "id": write(
                 [(f"name:{facts.name};lsn:", LSN), (";txId:", XID), (";sequence:", NOTHING), *sequence]
             ),
-            "source": same(f"/debezium/postgresql/{facts.name}"),
+            "source": same(f"/debezium/{facts.connector}/{facts.name}"),
             "specversion": same("1.0"),
             "type": same(_TYPE),
             "time": pc.replace_substring(write([("", AS_ISO | MS)]), '"', ""),
@@ -178,7 +178,7 @@ class CloudEventsConverter:
             found |= {
                 "iodebeziumop": write([("", OP_LETTER)]),
                 "iodebeziumversion": same(facts.version),
-                "iodebeziumconnector": same("postgresql"),
+                "iodebeziumconnector": same(facts.connector),
                 "iodebeziumname": same(facts.name),
                 "iodebeziumtsms": number(MS),
                 "iodebeziumsnapshot": same("true" if picture.is_snapshot else "false"),
@@ -210,7 +210,7 @@ def _extensions(picture: ChangeTable, facts: SourceInfo, *, transaction: bool) -
     # Attributes have no numbers of 64 bits, so these are texts.
     second = {"snapshot": "true" if picture.is_snapshot else "false", "db": facts.database}
     third = {"schema": picture.schema, "table": picture.table}
-    first = {"version": facts.version, "connector": "postgresql", "name": facts.name}
+    first = {"version": facts.version, "connector": facts.connector, "name": facts.name}
     found: Template = [
         (',"iodebeziumop":"', OP_LETTER),
         (f'",{_prefixed(first)},"iodebeziumtsms":', AS_TEXT | MS),

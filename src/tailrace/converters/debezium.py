@@ -148,7 +148,7 @@ def source_parts(picture: ChangeTable, facts: SourceInfo) -> Template:
     """Return the template of `source`."""
     if picture.source is not None:
         return [("", CELL - picture.source[0])]
-    first = {"version": facts.version, "connector": "postgresql", "name": facts.name}
+    first = {"version": facts.version, "connector": facts.connector, "name": facts.name}
     second = {"snapshot": "true" if picture.is_snapshot else "false", "db": facts.database}
     third = {"schema": picture.schema, "table": picture.table}
     return [

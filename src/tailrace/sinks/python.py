@@ -85,7 +85,7 @@ class PythonSink:
         if self._config.converter is not None:
             self._converter = build(self._config.converter.type, self._config.converter.options)
         self._lock = _take(self._log_path, self.name)
-        self._origin = SourceInfo(pipeline, log.source.database, __version__)
+        self._origin = SourceInfo(pipeline, log.source.database, __version__, log.source.type)
         self._partition = {"pipeline": pipeline, "slot": log.source.slot}
         self._pool = Pool(_cores(), f"sink {self.name}", self)
 

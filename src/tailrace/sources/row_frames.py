@@ -1,10 +1,8 @@
-"""Frames for a source that has rows as text: what a type of source of your own writes into the log.
+r"""Frames for a source that has rows as text: what a type of source of your own writes into the log.
 
 Values are PostgreSQL's text of the column's type (`2024-02-29 12:00:00+00`, `{1,2}`, `\\x00ff`), so that all
 that reads a log reads them as it reads PostgreSQL's; None is NULL. Rows of a table are described by
 `TableShape`, which is written before the first change of the table, and again whenever it changed.
-
-Pure: numbers and texts in, bytes out.
 """
 
 from __future__ import annotations

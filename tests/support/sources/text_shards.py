@@ -136,7 +136,8 @@ class TextShardsCapture:
                 self._append(writer, self._snapshot())
             self._durable, self._phase = writer.durable, "streaming"
             while not self._stopping.is_set():
-                if not any([self._take(writer, shard) for shard in self._section.shards]):
+                taken = [self._take(writer, shard) for shard in self._section.shards]
+                if not any(taken):
                     self._stopping.wait(POLL_S)
         finally:
             self._phase = "stopped"

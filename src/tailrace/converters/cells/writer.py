@@ -47,7 +47,7 @@ def picture_of(group: Group) -> ChangeTable:
 def facts_of(group: Group, topic_prefix: str) -> SourceInfo:
     """Return what the group's source is called, with the prefix of one's choice."""
     known = group.origin or UNKNOWN
-    return SourceInfo(topic_prefix or known.name, known.database, known.version)
+    return SourceInfo(topic_prefix or known.name, known.database, known.version, known.connector)
 
 
 def is_filled(rows_in_part: str | None, *, with_schema: bool) -> bool:

@@ -104,7 +104,8 @@ class LogConsumer:
             return False  # capture has yet to ask the server which columns they name today
         reader = LogReader.open(directory, TASK)
         self._log_id = directory.identity.log_id
-        self._origin = SourceInfo(self._pipeline.name, directory.identity.source.database, __version__)
+        of = directory.identity.source
+        self._origin = SourceInfo(self._pipeline.name, of.database, __version__, of.type)
         self._at = self._first(reader)
         self._register(Readers(directory), reader.boundary_up_to(self._at))
         self._reader = reader

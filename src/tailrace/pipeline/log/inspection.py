@@ -56,7 +56,7 @@ def json_lines(
     :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`.
     """
     source = directory.identity.source
-    facts = SourceInfo(source.slot.removeprefix("tailrace_"), source.database, __version__)
+    facts = SourceInfo(source.slot.removeprefix("tailrace_"), source.database, __version__, source.type)
     left = wanted.limit
     for stretch in _stretches(directory, task, wanted, table_policy):
         chosen = [(changes, mask) for changes in stretch if (mask := _mask(changes, task, wanted)).any()]

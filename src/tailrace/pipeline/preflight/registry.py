@@ -76,7 +76,7 @@ def _of_tables(
         changes = no_changes(table, table_policy)
         try:
             topic = topics.of_table(table.schema, table.table)
-            origin = SourceInfo(prefix, "", __version__)
+            origin = SourceInfo(prefix, "", __version__, pipeline.source.type)
             converter.check_shape(Group.of_changes(topic, np.empty(0, np.int64), changes, origin))
         except TailraceError as failure:
             if failure.kind in _OF_THE_REGISTRY and not asked:

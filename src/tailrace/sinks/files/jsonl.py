@@ -68,7 +68,7 @@ def jsonl_sink(
     """
 
     def opener(log: LogIdentity, pipeline: str, task: str) -> OpenWriter:
-        source = SourceInfo(pipeline, log.source.database, __version__)
+        source = SourceInfo(pipeline, log.source.database, __version__, log.source.type)
         return partial(open_jsonl, task=task, source=source)
 
     return FileSink(name, "jsonl", path, tables, opener, as_it_is, rules or ColumnPolicy(), modes)

@@ -113,7 +113,7 @@ class KafkaSink:
         offsets = account.offsets()
         offsets.require(create=config.create_topics)
         prefix = config.topic_prefix or pipeline
-        origin = SourceInfo(prefix, log.source.database, self._version)
+        origin = SourceInfo(prefix, log.source.database, self._version, log.source.type)
         table_policy = TablePolicy.of(self._rules)
         if account.atomic:
             # Before anybody is fenced: who has no business here must not stop the one who has.

@@ -11,8 +11,6 @@ import pyarrow.compute as pc
 from tailrace.records.group import Group
 from tailrace.transforms.groups.rows import GroupRows, root_column
 
-_CONNECTOR = "postgresql"
-
 #: Names that differ from those in `source`.
 _CALLED = {"txId": "xid"}
 
@@ -37,7 +35,7 @@ def metadata_column(group: Group, name: str) -> pa.Array:
         )
         return pa.repeat(pa.scalar(known.get(name), pa.string()), count)
     if name == "connector":
-        return pa.repeat(pa.scalar(_CONNECTOR), count)
+        return pa.repeat(pa.scalar("postgresql" if group.origin is None else group.origin.connector), count)
     if name == "xmin":
         return pa.nulls(count, pa.int64())
     if name == "snapshot":

@@ -38,11 +38,12 @@ _Members = dict[str, str | int | None]
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """What `source` says of the pipeline: its name, the database, Tailrace's version."""
+    """What `source` says of the pipeline: its name, the database, Tailrace's version, the type of source."""
 
     name: str
     database: str
     version: str
+    connector: str = "postgresql"
 
 
 def json_lines(tuples: Tuples, task: str, source: SourceInfo) -> pa.LargeStringArray:
@@ -75,7 +76,7 @@ def _template(tuples: Tuples, task: str, source: SourceInfo) -> Template:
     snapshot = len(tuples) > 0 and tuples.op[0] == ord(Op.READ)
     before, after = json_kernel.BEFORE, json_kernel.AFTER
     images = [('{"message":', after)] if relation is None else [('{"before":', before), (',"after":', after)]
-    first: _Members = {"version": source.version, "connector": "postgresql", "name": source.name}
+    first: _Members = {"version": source.version, "connector": source.connector, "name": source.name}
     second: _Members = {"snapshot": "true" if snapshot else "false", "db": source.database}
     third: _Members = {"schema": schema, "table": table}
     version = relation.version if relation is not None and relation.version else None

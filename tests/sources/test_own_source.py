@@ -1,0 +1,218 @@
+"""A type of source that a package of somebody else brings, with several shards, into every target."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tailrace import Engine
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.writer import LogWriter
+from tailrace.config import load_engine
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.postgres_connector import PostgresConnector
+from tailrace.protocol.frames import shard_states
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.reading import read_topic
+
+TIMEOUT_S = 240
+SHARDS = ("a", "b", "c")
+KILLS = (
+    "capture.before_append=kill@3",
+    "capture.after_append=kill@3",
+    "log.before_fsync=kill@3",
+    "log.after_fsync=kill@3",
+    "sink.before_commit=kill@2",
+    "kafka.before_commit=kill",
+)
+COLUMNS = [["id", "int8"], ["shard", "text"], ["what", "text"]]
+
+HANDLER = """
+import json
+def handle(records):
+    with open({path!r}, "a") as file:
+        for record in records:
+            file.write(json.dumps([record.op, record.after or record.before]) + "\\n")
+"""
+
+
+class World:
+    """The shards, what their tables hold now, and how many changes of each kind there were."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        print("seed", seed)  # noqa: T201 - a failure shows it
+        self._random = random.Random(seed)
+        self.rows: dict[int, list[str]] = {1: ["1", "a", "there before"]}
+        self.changes: Counter[str] = Counter({"r": 1})
+        self._next = 2
+        folder.mkdir()
+        table = {"relation": 7, "name": "orders", "columns": COLUMNS, "key": ["id"]}
+        table["rows"] = list(self.rows.values())
+        (folder / "tables.json").write_text(json.dumps({"orders": table}))
+        for shard in SHARDS:
+            (folder / f"{shard}.jsonl").touch()
+
+    def work(self, transactions: int) -> None:
+        """Commit some transactions, each on one shard."""
+        for _ in range(transactions):
+            shard = self._random.choice(SHARDS)
+            changes = [self._change(shard) for _ in range(self._random.randint(1, 4))]
+            with (self.folder / f"{shard}.jsonl").open("a") as file:
+                file.write(json.dumps({"time_us": 1_700_000_000_000_000, "changes": changes}) + "\n")
+
+    def _change(self, shard: str) -> list[Any]:
+        own = [key for key, row in self.rows.items() if row[1] == shard]
+        kind = self._random.choice(["insert", "insert", "update", "delete"]) if own else "insert"
+        if kind == "insert":
+            row = [str(self._next), shard, f"tab\t{self._next}"]
+            self.rows[self._next] = row
+            self._next += 1
+            self.changes["c"] += 1
+            return ["insert", "orders", row]
+        key = self._random.choice(own)
+        if kind == "update":
+            self.rows[key] = [str(key), shard, f"changed {self._random.random()}"]
+            self.changes["u"] += 1
+            return ["update", "orders", self.rows[key]]
+        self.changes["d"] += 1
+        return ["delete", "orders", self.rows.pop(key)]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed package that announces the type of source."""
+    info = tmp_path / "package" / "text_shards-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: text-shards\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[tailrace.sources]\ntext_shards = tests.support.sources.text_shards:TextShards\n"
+    )
+    monkeypatch.syspath_prepend(str(info.parent))
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(info.parent), str(root)]))
+    return info.parent
+
+
+def _file(at: Path, sinks: str = "", **settings: object) -> Path:
+    section = {"type": "text_shards", "folder": str(at / "shards"), "shards": list(SHARDS), **settings}
+    file = at / "pipeline.yaml"
+    file.write_text(f"name: shop\nsource: {json.dumps(section)}\nlog: {{path: ./log}}\nsinks:\n{sinks}")
+    return file
+
+
+def _tailrace(*arguments: object, failpoints: str = "", status: int | None = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "TAILRACE_FAILPOINTS": failpoints},
+    )
+    assert status is None or done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def _mirrored(at: Path) -> dict[int, list[str]]:
+    rows = DeltaTable(str(at / "mirror" / "public.orders")).to_pyarrow_table().to_pylist()
+    return {row["id"]: [str(row["id"]), row["shard"], row["what"]] for row in rows}
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.slow
+def test_each_change_is_once_in_every_target_after_kills_anywhere(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    world = World(tmp_path / "shards", random.randrange(1 << 32))
+    (tmp_path / "own_handler.py").write_text(HANDLER.format(path=str(tmp_path / "handled")))
+    file = _file(
+        tmp_path,
+        "  - {type: jsonl, path: ./lines}\n"
+        "  - {type: parquet, path: ./parquet}\n"
+        "  - {type: delta, path: ./append}\n"
+        "  - {type: delta, path: ./mirror, mode: mirror}\n"
+        "  - {type: python, handler: 'own_handler:handle'}\n"
+        f"  - {{type: kafka, bootstrap_servers: '{kafka.bootstrap}', topic_prefix: {topic_name},\n"
+        f"     group: {topic_name}, offsets_topic: {topic_name}-offsets}}\n",
+    )
+    assert "ready" in _tailrace("check", file)
+    for kill in KILLS:
+        world.work(12)
+        _tailrace("run", file, "--until-caught-up", failpoints=kill, status=None)
+    world.work(5)
+    _tailrace("run", file, "--until-caught-up")
+
+    lines = [
+        json.loads(line)
+        for path in sorted((tmp_path / "lines" / "public.orders").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    assert Counter(line["op"] for line in lines) == world.changes
+    assert {line["source"]["connector"] for line in lines} == {"text_shards"}
+    assert _mirrored(tmp_path) == world.rows
+    appended = DeltaTable(str(tmp_path / "append" / "public.orders")).to_pyarrow_table()
+    assert Counter(appended["_op"].to_pylist()) == world.changes
+    sent = read_topic(kafka.bootstrap, f"{topic_name}.public.orders")
+    assert Counter(each.document["op"] for each in sent if each.document) == world.changes
+    handled = [json.loads(line) for line in (tmp_path / "handled").read_text().splitlines()]
+    assert set(Counter(op for op, _ in handled)) == set(world.changes)
+    status = json.loads(_tailrace("status", file, "--json"))
+    assert status["tasks"][0]["source_lag_bytes"] == 0
+    assert "sound" in _tailrace("log", "verify", tmp_path / "log")
+    with pytest.raises(TailraceError) as refused:
+        LogDirectory.open(tmp_path / "lines")
+    assert refused.value.kind in (Kind.LOG_MISSING, Kind.LOG_FOREIGN)
+
+
+@pytest.mark.usefixtures("package")
+def test_the_log_says_how_far_each_shard_is(tmp_path: Path) -> None:
+    world = World(tmp_path / "shards", 7)
+    world.work(9)
+    file = _file(tmp_path, "  - {type: jsonl, path: ./lines}\n")
+    _tailrace("run", file, "--until-caught-up")
+    writer = LogWriter.open(LogDirectory.open(tmp_path / "log"), "0")
+    states = shard_states(writer.schema_in_force)
+    writer.close()
+    written = {shard: (world.folder / f"{shard}.jsonl").read_text().count("\n") for shard in SHARDS}
+    assert {shard: state["lines"] for shard, state in states.items()} == {
+        shard: lines for shard, lines in written.items() if lines
+    }
+
+
+@pytest.mark.usefixtures("package")
+def test_a_handler_gets_the_records_of_an_engine(tmp_path: Path) -> None:
+    world = World(tmp_path / "shards", 8)
+    world.work(20)
+    file = _file(tmp_path)
+    file.write_text(file.read_text().replace("sinks:\n", ""))
+    settings = load_engine(file).as_settings() | {"until_caught_up": True}
+    seen: Counter[str] = Counter()
+    engine = Engine(
+        name="own",
+        connector=PostgresConnector(),
+        settings=settings,
+        on_record=lambda record: seen.update(record.op),
+    )
+    engine.run()
+    assert seen == world.changes
+
+
+@pytest.mark.usefixtures("package")
+def test_what_is_wrong_with_its_section_is_said_at_its_place(tmp_path: Path) -> None:
+    World(tmp_path / "shards", 9)
+    file = _file(tmp_path, "  - {type: jsonl, path: ./lines}\n", shards=[], colour="red")
+    said = _tailrace("check", file, status=2)
+    assert "source.shards" in said
+    assert "source.colour" in said
+    file = _file(tmp_path, "  - {type: jsonl, path: ./lines}\n", shards=["a", "nowhere"])
+    assert "the shard 'nowhere' is not there" in _tailrace("check", file, status=None)

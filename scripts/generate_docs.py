@@ -44,7 +44,8 @@ from tailrace.config.sections import (
     SparkConfig,
 )
 from tailrace.config.source.column_policy import ColumnMask, ColumnPolicy
-from tailrace.config.source.postgres import LibpqOptions, NamedSource, PostgresSource
+from tailrace.config.source.libpq import LibpqOptions
+from tailrace.config.source.postgres import NamedSource, PostgresSource
 from tailrace.config.source.slot_care import HeartbeatConfig, SlotWatchConfig
 from tailrace.config.values import ValueHandling
 from tailrace.secrets import Secret

@@ -7,7 +7,10 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from tailrace.config import PostgresSource
-from tailrace.config.source.postgres import OWN_OPTIONS, LibpqOptions
+from tailrace.config.document import Document
+from tailrace.config.load import from_mapping, validate
+from tailrace.config.source.libpq import OWN_OPTIONS, secret_options
+from tailrace.secrets import REFUSAL, Secret
 
 
 def options(**fields):
@@ -15,9 +18,59 @@ def options(**fields):
     return conninfo_to_dict(PostgresSource(**fields).conninfo(**overrides))
 
 
-def test_every_option_of_libpq_is_a_field_or_our_own():
-    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    assert known - set(OWN_OPTIONS) <= set(LibpqOptions.model_fields)
+def test_every_option_of_libpq_may_be_given_under_its_name_and_reaches_it(tmp_path):
+    for option in pq.Conninfo.get_defaults():
+        name = option.keyword.decode()
+        if name in OWN_OPTIONS:
+            continue
+        if name in secret_options():
+            (tmp_path / name).write_text("hidden")
+            given, expected = f"${{file:{tmp_path / name}}}", "hidden"
+        else:
+            given = {"port": 1, "connect_timeout": 7, "sslmode": "disable"}.get(name, "/x")
+            expected = str(given)
+        assert options(**{name: given})[name] == expected, name
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("sslrootcertt", "x", "unknown key; did you mean 'sslrootcert'?"),
+        ("sslpassword", "secret", REFUSAL),
+        ("oauth_client_secret", 5, REFUSAL),
+        ("require_auth", ["x"], "must be text: put it in quotes"),
+        ("client_encoding", "latin1", "can't be set: capture reads UTF-8"),
+        ("sslkeylogfile", "keys", "can't be set: who can read the file can read the connection"),
+        ("sslcert", "https://x/y", "must be a path on a local or mounted file system, not a URL"),
+        ("options", "${vault:x}", None),
+    ],
+)
+def test_an_option_that_can_not_be_is_refused_beside_all_other_problems(tmp_path, option, value, message):
+    content = {"name": "shop", "log": {"path": "log"}, "source": {"port": "high", option: value}}
+    found, problems = validate(Document(content, {("source", option): 7}), tmp_path)
+    assert found is None
+    assert {problem.place for problem in problems} == {"source.port", f"source.{option}"}
+    (problem,) = (each for each in problems if each.place == f"source.{option}")
+    assert problem.line == 7
+    assert message is None or problem.message == message
+
+
+def test_options_are_kept_as_references_paths_and_numbers_of_libpq(tmp_path):
+    content = {
+        "name": "shop",
+        "log": {"path": "log"},
+        "source": {"sslsni": False, "keepalives_idle": 9, "sslcert": "c.crt", "sslpassword": "${env:KEY}"},
+    }
+    found, problems = validate(Document(content, {}), tmp_path)
+    assert not problems
+    assert found is not None
+    again = from_mapping(found.as_settings(), tmp_path)
+    for config in (found, again):
+        source = config.source
+        assert (source.option("sslsni"), source.option("keepalives_idle")) == ("0", "9")
+        assert source.option("sslcert") == str(tmp_path / "c.crt")
+        assert source.option("sslpassword") == Secret("${env:KEY}")
+        assert source.option("krbsrvname") is None
 
 
 @pytest.mark.parametrize(

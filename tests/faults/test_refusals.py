@@ -193,6 +193,10 @@ def test_each_refusal_has_its_own_words_and_shows_no_secret(
         assert error.kind is Kind.SOURCE_AUTH_FAILED or not hint, (changed, error)
         assert hint in error.hint, (changed, error)
         assert "an0ther-canary" not in str(error)
+    error = refusal(tmp_path, secured.options(channel_binding="perhaps"))
+    assert error.kind is Kind.SOURCE_MISCONFIGURED
+    assert "channel_binding" in error.message
+    assert "PostgreSQL's manual" in error.hint
     # A certificate that has run out.
     secured.present(*secured.authority.issue("localhost", days=0))
     secured.server.restart()

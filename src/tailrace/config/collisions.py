@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.config.problems import ConfigProblem, nearest
-from tailrace.config.source.postgres import SLOT_BYTES_MAX, parse_dsn, slot_named_after
+from tailrace.config.source.libpq import parse_dsn
+from tailrace.config.source.postgres import SLOT_BYTES_MAX, slot_named_after
 
 
 def collisions(content: Any, base: Path) -> list[ConfigProblem]:

@@ -30,6 +30,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
+    @classmethod
+    def key_names(cls) -> set[str]:
+        """Return the keys that the section may have."""
+        return set(cls.model_fields)
+
 
 class Extension(Section):
     """Something that is found by its name: `type`, and beside it the options that it takes."""
@@ -84,7 +89,11 @@ def text_or_reference(value: object, info: ValidationInfo) -> str | Secret:
     return Secret(anchored(value, (info.context or {}).get("base"))) if has_reference(value) else value
 
 
-def _file_name(value: object, info: ValidationInfo) -> object:
+def file_name(value: object, info: ValidationInfo) -> str | Secret:
+    """Return the name of a file, made absolute; a `Secret` if there are references in it.
+
+    :raises ValueError: as `text_or_reference`, or if it is a URL.
+    """
     found = text_or_reference(value, info)
     if isinstance(found, Secret) or found == "system":  # libpq's word for the system's trusted roots
         return found
@@ -101,7 +110,7 @@ LocalPath = Annotated[Path, BeforeValidator(_path)]
 Text = Annotated[str | Secret, BeforeValidator(text_or_reference), PlainSerializer(str, return_type=str)]
 
 #: As `Text`, for the name of a file; a relative one is relative to the configuration.
-FileName = Annotated[str | Secret, BeforeValidator(_file_name), PlainSerializer(str, return_type=str)]
+FileName = Annotated[str | Secret, BeforeValidator(file_name), PlainSerializer(str, return_type=str)]
 
 
 def context_for(base: Path) -> dict[str, Any]:

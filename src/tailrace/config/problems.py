@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from tailrace.config.fields import Section
 from tailrace.config.removed import instead_of
 from tailrace.secrets import REFUSAL
 
@@ -47,7 +48,7 @@ class ConfigProblem:
         return f"{where}: {self.message}" if where else self.message
 
 
-def from_pydantic(error: ValidationError, model: type[BaseModel], tags: Iterable[str]) -> list[ConfigProblem]:
+def from_pydantic(error: ValidationError, model: type[Section], tags: Iterable[str]) -> list[ConfigProblem]:
     """Return the problems in `error`, which validating `model` raised.
 
     :param tags: values of `type` that select a model; pydantic puts them into the path.
@@ -83,7 +84,7 @@ def _is_marked(part: object) -> bool:
     return isinstance(part, str) and part.startswith("<") and part.endswith(">")
 
 
-def _message(detail: ErrorDetails, model: type[BaseModel], tags: tuple[str, ...]) -> str:
+def _message(detail: ErrorDetails, model: type[Section], tags: tuple[str, ...]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         name = str(detail["loc"][-1])
@@ -144,9 +145,9 @@ def _plain_message(kind: str, context: Mapping[str, Any]) -> str:
     return words.get(kind, f"is not valid ({kind})")
 
 
-def _names_at(model: type[BaseModel], loc: Path) -> list[str]:
+def _names_at(model: type[Section], loc: Path) -> list[str]:
     # Follows the path through the models, a tag choosing among the models of a union.
-    candidates: list[type[BaseModel]] = [model]
+    candidates: list[type[Section]] = [model]
     for part in loc:
         if isinstance(part, int):
             continue
@@ -158,16 +159,16 @@ def _names_at(model: type[BaseModel], loc: Path) -> list[str]:
         ]
         chosen = [c for c in candidates if _tag(c) == str(part).strip("<>")]
         candidates = deeper or chosen or candidates
-    return sorted({name for candidate in candidates for name in candidate.model_fields})
+    return sorted({name for candidate in candidates for name in candidate.key_names()})
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+def _models_in(annotation: Any) -> list[type[Section]]:
+    if inspect.isclass(annotation) and issubclass(annotation, Section):
         return [annotation]
     return [found for inner in typing.get_args(annotation) for found in _models_in(inner)]
 
 
-def _tag(model: type[BaseModel]) -> str | None:
+def _tag(model: type[Section]) -> str | None:
     field = model.model_fields.get("type")
     values = typing.get_args(field.annotation) if field else ()
     return str(values[0]) if values else None

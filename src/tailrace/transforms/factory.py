@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from tailrace import extensions
 from tailrace.config import predicates as choices
@@ -137,7 +137,7 @@ def _validated(annotation: Any, given: Mapping[str, Any], where: Path) -> Any:
     try:
         return TypeAdapter(annotation).validate_python(dict(given))
     except ValidationError as error:
-        problems = from_pydantic(error, _Nothing, ())
+        problems = from_pydantic(error, Section, ())  # it has no names to be near to
         raise _refused(
             [ConfigProblem((*where, *problem.path), problem.message) for problem in problems]
         ) from None
@@ -148,10 +148,6 @@ def _read(make: Callable[[], Any], where: Path) -> Any:
         return make()
     except ExpressionError as error:
         raise _invalid(where, str(error)) from None
-
-
-class _Nothing(BaseModel):
-    """The model at whose root an entry's problems lie; it has no names to be near to."""
 
 
 def _invalid(where: Path, message: str) -> TailraceError:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
-from tailrace.config.fields import MIB, ByteCount, FileName, Section, Text
+from tailrace.config.fields import MIB, ByteCount
 from tailrace.config.patterns import (
     Patterns,
     PrefixPattern,
@@ -23,16 +23,11 @@ from tailrace.config.patterns import (
     matches_any,
     matches_any_prefix,
 )
+from tailrace.config.source.libpq import OWN_OPTIONS, LibpqOptions, parse_dsn, secret_options
 from tailrace.config.source.section import SourceSection
 from tailrace.config.source.slot_care import HeartbeatConfig, SlotWatchConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
-
-#: libpq options whose value is a secret.
-SECRET_OPTIONS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
-
-#: libpq options that are not the user's to set: the capture decides them.
-OWN_OPTIONS = ("replication", "client_encoding", "fallback_application_name", "sslkeylogfile")
 
 #: PostgreSQL allows no longer names.
 SLOT_BYTES_MAX = 63
@@ -54,7 +49,7 @@ def _dsn(value: object, info: ValidationInfo) -> object:
             "is no connection string that libpq understands: write "
             "postgresql://user@host:port/dbname, and give the password in the field password"
         )
-    for name in SECRET_OPTIONS:
+    for name in sorted(secret_options()):
         if name in options and not is_reference(options[name]):
             raise ValueError(
                 f"holds a {name}: take it out and write, beside dsn, "
@@ -62,20 +57,8 @@ def _dsn(value: object, info: ValidationInfo) -> object:
             )
     for name in OWN_OPTIONS:
         if name in options:
-            raise ValueError(f"sets {name}, which Tailrace sets itself: take it out")
+            raise ValueError(f"sets {name}: take it out, {OWN_OPTIONS[name]}")
     return value
-
-
-def parse_dsn(text: str) -> dict[str, str] | None:
-    """Return the options in a connection string; None if libpq does not understand it."""
-    # psycopg's own message quotes the string, so it goes no further.
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-
-    try:
-        return {name: str(value) for name, value in conninfo_to_dict(text).items()}
-    except psycopg.Error:
-        return None
 
 
 def _slot_name(value: str) -> str:
@@ -111,99 +94,6 @@ def _publication_name(value: str) -> str:
 
 SourceName = Annotated[str, AfterValidator(_source_name)]
 Dsn = Annotated[str | Secret, BeforeValidator(_dsn), PlainSerializer(str, return_type=str)]
-Flag = Literal[0, 1]
-
-
-class LibpqOptions(Section):
-    """Connection options of libpq. What is not given here is libpq's to decide."""
-
-    host: Text | None = Field(
-        default=None, description="Name or address of the server, or the directory of its socket."
-    )
-    hostaddr: Text | None = Field(
-        default=None, description="Address of the server, to save the look-up of `host`."
-    )
-    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
-        default=None, description="Port; libpq's default is 5432."
-    )
-    dbname: Text | None = Field(default=None, description="Name of the database.")
-    user: Text | None = Field(default=None, description="Role to connect as; it needs `REPLICATION`.")
-    password: Secret | None = Field(default=None, description="Password, by reference only.")
-    passfile: FileName | None = Field(default=None, description="File with passwords in libpq's format.")
-    service: Text | None = Field(default=None, description="Name of a service in libpq's service file.")
-    require_auth: Text | None = Field(
-        default=None, description="Methods of authentication that are accepted."
-    )
-    channel_binding: Literal["disable", "prefer", "require"] | None = Field(
-        default=None, description="Channel binding under SCRAM."
-    )
-    connect_timeout: int = Field(default=10, ge=1, le=3600, description="Seconds to wait for a connection.")
-    application_name: Text = Field(default="tailrace", description="Name shown in `pg_stat_activity`.")
-    options: Text | None = Field(
-        default=None, description="Options for the server session, such as `-c search_path=x`."
-    )
-    keepalives: Flag | None = Field(default=None, description="TCP keepalives: 1 on, 0 off.")
-    keepalives_idle: int | None = Field(
-        default=None, ge=0, description="Seconds without traffic before a keepalive."
-    )
-    keepalives_interval: int | None = Field(
-        default=None, ge=0, description="Seconds between unanswered keepalives."
-    )
-    keepalives_count: int | None = Field(
-        default=None, ge=0, description="Unanswered keepalives that end the connection."
-    )
-    tcp_user_timeout: int | None = Field(
-        default=None, ge=0, description="Milliseconds that sent data may stay unanswered."
-    )
-    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
-        default=None,
-        description="How TLS is used. Default: `verify-full`; for sockets and loopback addresses `prefer`.",
-    )
-    sslnegotiation: Literal["postgres", "direct"] | None = Field(
-        default=None, description="How TLS is begun."
-    )
-    sslcompression: Flag | None = Field(default=None, description="Compression in TLS: 1 on, 0 off.")
-    sslcert: FileName | None = Field(default=None, description="File of the client certificate.")
-    sslkey: FileName | None = Field(default=None, description="File of the client certificate's key.")
-    sslcertmode: Literal["disable", "allow", "require"] | None = Field(
-        default=None, description="Whether a client certificate is sent."
-    )
-    sslpassword: Secret | None = Field(default=None, description="Password of `sslkey`, by reference only.")
-    sslrootcert: FileName | None = Field(default=None, description="File of trusted roots, or `system`.")
-    sslcrl: FileName | None = Field(default=None, description="File of revoked certificates.")
-    sslcrldir: FileName | None = Field(default=None, description="Directory of revoked certificates.")
-    sslsni: Flag | None = Field(default=None, description="Server name indication: 1 on, 0 off.")
-    ssl_min_protocol_version: Text | None = Field(default=None, description="Lowest version of TLS.")
-    ssl_max_protocol_version: Text | None = Field(default=None, description="Highest version of TLS.")
-    min_protocol_version: Text | None = Field(
-        default=None, description="Lowest version of PostgreSQL's protocol."
-    )
-    max_protocol_version: Text | None = Field(
-        default=None, description="Highest version of PostgreSQL's protocol."
-    )
-    requirepeer: Text | None = Field(
-        default=None, description="Operating system user that the server must run as."
-    )
-    gssencmode: Literal["disable", "prefer", "require"] | None = Field(
-        default=None, description="GSSAPI encryption."
-    )
-    krbsrvname: Text | None = Field(default=None, description="Kerberos service name.")
-    gsslib: Text | None = Field(default=None, description="GSS library to use.")
-    gssdelegation: Flag | None = Field(default=None, description="Delegate GSS credentials: 1 on, 0 off.")
-    target_session_attrs: (
-        Literal["any", "read-write", "read-only", "primary", "standby", "prefer-standby"] | None
-    ) = Field(default=None, description="Which of several servers is accepted.")
-    load_balance_hosts: Literal["disable", "random"] | None = Field(
-        default=None, description="Order in which several hosts are tried."
-    )
-    scram_client_key: Secret | None = Field(default=None, description="SCRAM client key, by reference only.")
-    scram_server_key: Secret | None = Field(default=None, description="SCRAM server key, by reference only.")
-    oauth_issuer: Text | None = Field(default=None, description="OAuth issuer.")
-    oauth_client_id: Text | None = Field(default=None, description="OAuth client id.")
-    oauth_client_secret: Secret | None = Field(
-        default=None, description="OAuth client secret, by reference only."
-    )
-    oauth_scope: Text | None = Field(default=None, description="OAuth scope.")
 
 
 class PostgresSource(SourceSection, LibpqOptions):
@@ -383,7 +273,7 @@ class PostgresSource(SourceSection, LibpqOptions):
             overrides["options"] = f"{options['options']} {overrides['options']}"
         options.update({name: str(value) for name, value in overrides.items() if value is not None})
         options["sslmode"] = _sslmode(options)
-        for name in SECRET_OPTIONS:
+        for name in secret_options():
             remember(options.get(name, ""))
         return make_conninfo("", **options)
 
@@ -399,7 +289,7 @@ class PostgresSource(SourceSection, LibpqOptions):
     def address(self) -> str:
         """Where the database is, for people: without user or secrets, references unresolved."""
         known = parse_dsn(self.dsn) or {} if isinstance(self.dsn, str) else {}
-        host = self.host or self.hostaddr or known.get("host") or known.get("hostaddr")
+        host = self.host or self.option("hostaddr") or known.get("host") or known.get("hostaddr")
         if host is None:
             host = self.dsn if isinstance(self.dsn, Secret) else "local socket"
         port = self.port or known.get("port")
@@ -426,9 +316,8 @@ class PostgresSource(SourceSection, LibpqOptions):
                     "write postgresql://user@host:port/dbname",
                 )
             options = {name: resolved(value) for name, value in found.items() if name not in OWN_OPTIONS}
-        for name in LibpqOptions.model_fields:
-            value = getattr(self, name)
-            if value is not None and (name in given or name not in options):
+        for name, value in self.given_options.items():
+            if name in given or name not in options:
                 options[name] = resolved(value) if isinstance(value, Secret) else str(value)
         return options
 

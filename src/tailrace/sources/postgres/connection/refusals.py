@@ -15,6 +15,11 @@ from tailrace.secrets import redact
 #: SQL quotes it.
 REFUSALS: tuple[tuple[str, Kind, str], ...] = (
     (
+        r'invalid (?:\S+ value: "|integer value "|SSL protocol version range)',
+        Kind.SOURCE_MISCONFIGURED,
+        "correct that option in source: PostgreSQL's manual has its values, among libpq's parameters",
+    ),
+    (
         r"starting up|shutting down|in recovery mode|not yet accepting|consistent recovery state",
         Kind.SOURCE_SHUTTING_DOWN,
         "it is tried again until the server is back",

@@ -113,7 +113,7 @@ class Session:
             "statement_timeout": f"{statement_s * 1000:.0f}",
             "lock_timeout": f"{lock_wait_s * 1000:.0f}",
         }
-        given = {name for name in _LIVENESS if getattr(source, name) is not None}
+        given = source.model_fields_set
         conninfo = source.conninfo(
             replication="database" if replication else None,
             client_encoding="UTF8",

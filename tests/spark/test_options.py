@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import Kind, TailraceError
+from tailrace.model import ValueModes
 from tailrace.spark.failures import translated
 from tailrace.spark.java import major_version, require_java
 from tailrace.spark.options import ReadOptions
@@ -19,6 +20,22 @@ def test_options_are_found_in_any_case() -> None:
     assert (options.path, options.rows_max, options.starting) == ("/log", 10, "latest")
 
 
+def test_handling_modes_are_debeziums_in_any_case() -> None:
+    options = ReadOptions.parse(
+        {"path": "/log", "table": "a.b", "decimal_handling_mode": "PRECISE", "moneyfractiondigits": "3"}
+    )
+    assert options.value_modes == ValueModes(decimal="precise", money_fraction_digits=3)
+
+
+def test_options_of_the_other_kind_of_reader_are_refused() -> None:
+    for name in ("maxRowsPerTrigger", "maxBytesPerTrigger", "readerName"):
+        with pytest.raises(TailraceError, match=f"{name} is an option of streams"):
+            ReadOptions.parse({"path": "/log", name: "1"}).refuse_limits()
+    ReadOptions.parse({"path": "/log", "readerName": "", "endingOffset": "7"}).refuse_limits()
+    with pytest.raises(TailraceError, match="endingOffset is an option of batches"):
+        ReadOptions.parse({"path": "/log", "endingOffset": "7"}).refuse_ending()
+
+
 def test_a_path_may_be_a_file_url_or_relative() -> None:
     assert ReadOptions.parse({"path": "file:///a%20b"}).path == "/a b"
     assert ReadOptions.parse({"path": "x"}).path == os.path.abspath("x")
@@ -28,11 +45,19 @@ def test_a_path_may_be_a_file_url_or_relative() -> None:
     ("given", "message", "hint"),
     [
         ({"path": "/log", "tabel": "a.b"}, "'tabel' is not an option", "did you mean table?"),
-        ({"path": "/log", "zzz": "1"}, "'zzz' is not an option", "the options are path"),
+        ({"path": "/log", "zzz": "1"}, "'zzz' is not an option", "path, task, table, startingOffset"),
         ({}, "no path", "name the log's directory"),
         ({"path": "/log", "table": "orders"}, "table is 'orders'", "schema.table"),
-        ({"path": "/log", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'", "whole number"),
+        ({"path": "/log", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'", "greater than 0"),
         ({"path": "/log", "maxBytesPerTrigger": "1g"}, "maxBytesPerTrigger is '1g'", "whole number"),
+        ({"path": "/log", "raw": "perhaps"}, "raw is 'perhaps'", "true or false"),
+        (
+            {"path": "/log", "table": "a.b", "decimalHandlingMode": "exact", "maxRowsPerTrigger": "-1"},
+            "the option decimalHandlingMode is 'exact', the option maxRowsPerTrigger is '-1'",
+            "decimalHandlingMode must be one of 'precise', 'double' or 'string'; maxRowsPerTrigger must be",
+        ),
+        ({"path": "/log", "decimalhandlingmode": "precise"}, "decimalHandlingMode, and no", "name a table"),
+        ({"path": "/log", "unavailableValuePlaceholder": "x"}, "is not an option", "the options are"),
     ],
 )
 def test_a_wrong_option_is_named_with_a_way_out(given: dict[str, str], message: str, hint: str) -> None:

@@ -6,6 +6,7 @@ changes in another form.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -25,8 +26,8 @@ Hstore = Literal["json", "map"]
 _SEE = "Not set: Tailrace's own form. See [types](types.md)."
 
 
-class ValueHandling(Section):
-    """The handling modes of a source."""
+class HandlingModes(Section):
+    """The handling modes, for rows of any kind."""
 
     decimal_handling_mode: Decimal | None = Field(
         default=None, description=f"`numeric` and `money`: exact bytes, numbers or text. {_SEE}"
@@ -47,6 +48,23 @@ class ValueHandling(Section):
         le=10,
         description="Digits after the point that `money` gets under a `decimal_handling_mode`.",
     )
+
+    @property
+    def value_modes(self) -> ValueModes:
+        """The modes as decoding takes them."""
+        return ValueModes(
+            decimal=self.decimal_handling_mode,
+            time=self.time_precision_mode,
+            interval=self.interval_handling_mode,
+            binary=self.binary_handling_mode,
+            hstore=self.hstore_handling_mode,
+            money_fraction_digits=self.money_fraction_digits,
+        )
+
+
+class ValueHandling(HandlingModes):
+    """The handling modes of a source, and what JSON has besides."""
+
     unavailable_value_placeholder: str = Field(
         default=OWN_FORMS.unavailable_placeholder,
         min_length=1,
@@ -64,12 +82,4 @@ class ValueHandling(Section):
     @property
     def value_modes(self) -> ValueModes:
         """The modes as decoding takes them."""
-        return ValueModes(
-            decimal=self.decimal_handling_mode,
-            time=self.time_precision_mode,
-            interval=self.interval_handling_mode,
-            binary=self.binary_handling_mode,
-            hstore=self.hstore_handling_mode,
-            money_fraction_digits=self.money_fraction_digits,
-            unavailable_placeholder=self.unavailable_value_placeholder,
-        )
+        return replace(super().value_modes, unavailable_placeholder=self.unavailable_value_placeholder)

@@ -9,7 +9,6 @@ Without the option `table` a row is an envelope; with it, a row of that table.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +66,9 @@ class TailraceDataSource(DataSource):
         options = self._options()
         reader = position.opened(options.path, options.task)
         end = position.resolve(reader, options.ending)
-        self._pinned = dataclasses.replace(
-            options,
-            starting={"earliest": str(reader.start), "latest": str(end)}.get(
-                options.starting.lower(), options.starting
-            ),
-            ending=str(end),
+        starting = {"earliest": str(reader.start), "latest": str(end)}.get(options.starting.lower())
+        self._pinned = options.model_copy(
+            update={"starting": starting or options.starting, "ending": str(end)}
         )
         if options.table is None:
             return schema.to_spark(ENVELOPE)
@@ -82,7 +78,7 @@ class TailraceDataSource(DataSource):
         known = schema.relations(
             reader.all_schema_frames(reader.start, end),
             len(reader.schema_before(blocks[0])) if blocks else 0,
-            options.modes,
+            options.value_modes,
             table_policy,
         )
         return schema.to_spark(schema.table_schema(known, options.table))
@@ -101,7 +97,7 @@ class TailraceDataSource(DataSource):
         from tailrace.spark import position
 
         options = ReadOptions.parse(self.options)
-        return dataclasses.replace(options, task=position.task_named(options.path, options.task))
+        return options.model_copy(update={"task": position.task_named(options.path, options.task)})
 
 
 class PiecePartition(InputPartition):
@@ -134,7 +130,9 @@ class _Rows:
         conformer = Conformer(to_arrow(self._schema))
         table = self._options.table
         wanted = None if table is None else {table}
-        for stretch in changes_of(self._options.path, piece, wanted, self._options.modes, self._table_policy):
+        for stretch in changes_of(
+            self._options.path, piece, wanted, self._options.value_modes, self._table_policy
+        ):
             if table is not None:
                 yield from map(conformer.rows, stretch)
             elif stretch:

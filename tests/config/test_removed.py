@@ -17,6 +17,9 @@ PLACES: dict[str, dict[str, Any]] = {
     "source.snapshot_read_on": {"source": {"snapshot_read_on": "spark"}},
     "offset_storage.type: postgresql": {"engine": {"offset_storage": {"type": "postgresql"}}},
     "offset_storage.dsn": {"engine": {"offset_storage": {"type": "log", "dsn": "postgresql://db/o"}}},
+    "converter.registry_deadline_ms": {
+        "engine": {"converter": {"type": "avro", "registry_url": "http://r:1", "registry_deadline_ms": 1}}
+    },
     "sinks.dead_letter_value_bytes": {"sinks": [KAFKA | {"dead_letter_value_bytes": 0}]},
     "sinks.too_large": {"sinks": [KAFKA | {"too_large": "dead_letter"}]},
     "sinks.schema_changes": {"sinks": [KAFKA | {"schema_changes": True}]},
@@ -45,5 +48,8 @@ def test_each_removed_key_has_a_place_here():
 def test_a_removed_key_is_refused_with_what_to_write_instead(key: str, tmp_path: Path):
     found, problems = validate(Document(with_part(PLACES[key]), {}), tmp_path)
     assert found is None
-    assert [problem.message for problem in problems] == [f"is not a setting any more: {REMOVED[key]}"]
-    assert problems[0].path[-1] == key.partition(":")[0].rpartition(".")[2]
+    name = key.partition(":")[0].rpartition(".")[2]
+    # Options of extensions are checked at once, and named in the message.
+    inside = f"avro: {name}: " if key.startswith("converter.") else ""
+    assert [one.message for one in problems] == [f"{inside}is not a setting any more: {REMOVED[key]}"]
+    assert problems[0].path[-1] == (name if not inside else "converter")

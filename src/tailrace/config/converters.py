@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from tailrace.config.fields import Extension, FileName, Section, Setting
+from tailrace.config.removed import instead_of
 
 
 def _url(text: str) -> str:
@@ -102,14 +103,11 @@ class RegistryOptions(_Named):
     )
     registry_key_file: FileName = Field(default="", validate_default=False, description="Its key.")
     registry_timeout_ms: int = Field(
-        default=10_000, ge=1, le=600_000, description="Longest that one request may take."
-    )
-    registry_deadline_ms: int = Field(
-        default=30_000,
+        default=10_000,
         ge=1,
         le=600_000,
-        description="Longest that a question may take with all its attempts. Kafka's transaction stays open "
-        "meanwhile.",
+        description="Longest that one request may take. It is made up to three times at each address; "
+        "Kafka's transaction stays open meanwhile.",
     )
     auto_register_schemas: bool = Field(
         default=True,
@@ -200,7 +198,8 @@ def _checked(converter: Extension, info: ValidationInfo) -> Extension:
 def problems_of(error: ValidationError) -> str:
     """Return what is wrong with options, each by its name, and no value."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    return "; ".join(": ".join(filter(None, [".".join(map(str, one["loc"])), one["msg"]])) for one in found)
+    said = [(one["loc"], instead_of(("converter", *one["loc"])) or one["msg"]) for one in found]
+    return "; ".join(": ".join(filter(None, [".".join(map(str, path)), words])) for path, words in said)
 
 
 #: A converter's section; options of those that come with Tailrace are checked with the file.

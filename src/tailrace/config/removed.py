@@ -12,6 +12,8 @@ REMOVED: Mapping[str, str] = {
     "offset_storage.type: postgresql": _OFFSETS,
     "offset_storage.dsn": _OFFSETS,
     "offset_storage.table": _OFFSETS,
+    "converter.registry_deadline_ms": "set `registry_timeout_ms`: a request is made up to three times at "
+    "each address of the registry",
     "sinks.dead_letter_value_bytes": "leave it out: `tailrace log show` at the letter's "
     "`tailrace.log_offset` has the change",
     "sinks.too_large": "set `dead_letter_topic` for dead letters, such as `<topic_prefix>.dead-letter`; "

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,18 +26,13 @@ from tailrace.converters.connect_schemas import Schema, written
 from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.json_schema import json_schema
 from tailrace.converters.options import checked
-from tailrace.converters.registry.clients import Access
-from tailrace.converters.registry.registry import Registry
+from tailrace.converters.registry import Registry
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
-from tailrace.secrets import remember, resolved
 
-#: Schemas of topics that a converter remembers; then it begins anew, which costs requests alone.
+#: Schemas of topics that a converter remembers; then it forgets all, which costs requests alone.
 _KNOWN_MAX = 4096
-
-#: Longest that a question may take of who only wants to know.
-_ASK_S = 10.0
 
 #: Writes documents behind an id.
 Write = Callable[[pa.Array, int], pa.Array]
@@ -74,7 +68,6 @@ class _Registered:
             provide_transaction_metadata=options.provide_transaction_metadata,
         )
         self._registry: Registry | None = None
-        self._asking: Registry | None = None
         self._lock = threading.Lock()
         self._known: dict[tuple[str, bool, str], Callable[[pa.Array], pa.Array]] = {}
 
@@ -93,65 +86,52 @@ class _Registered:
     def _writer(
         self, topic: str, schema: Schema, text: str, *, is_key: bool
     ) -> Callable[[pa.Array], pa.Array]:
-        known = self._known.get((topic, is_key, text))
-        if known is not None:
+        at = topic, is_key, text
+        if (known := self._known.get(at)) is not None:
             return known
-        described, name, write = self._form.describe(schema)
-        options = self._options
-        found = self._open().id_of(
-            self._subject(topic, name, is_key=is_key),
-            described,
-            self._form.kind,
-            register=options.auto_register_schemas,
-            normalize=options.normalize_schemas,
-        )
-        if len(self._known) >= _KNOWN_MAX:
-            self._known.clear()
-        writer = functools.partial(_written_by, write, found)
-        self._known[topic, is_key, text] = writer
-        return writer
+        with self._lock:  # the registry is asked once, however many threads wait for the same
+            if (known := self._known.get(at)) is not None:
+                return known
+            described, name, write = self._form.describe(schema)
+            registry, subject = self._opened(), self._subject(topic, name, is_key=is_key)
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+                registry.forget()
+            writer = functools.partial(
+                _written_by, write, registry.id_of(subject, described, self._form.kind)
+            )
+            self._known[at] = writer
+            return writer
 
     def check(self) -> None:
-        self._open_to_ask().require_reachable()
+        with self._lock:
+            self._opened().require_reachable()
 
     def check_shape(self, group: Group) -> None:
-        schemas, registry, options = self._json.payload_schemas(group), self._open_to_ask(), self._options
-        key = schemas.key if options.keys == "same" else None
+        schemas = self._json.payload_schemas(group)
+        key = schemas.key if self._options.keys == "same" else None
         for schema, is_key in ((schemas.value, False), (key, True)):
             if schema is None:
                 continue
             described, name, _ = self._form.describe(schema)
-            registry.check(
-                self._subject(group.topic, name, is_key=is_key),
-                described,
-                self._form.kind,
-                register=options.auto_register_schemas,
-                normalize=options.normalize_schemas,
-            )
+            subject = self._subject(group.topic, name, is_key=is_key)
+            with self._lock:
+                self._opened().check(subject, described, self._form.kind)
 
     def close(self) -> None:
-        with self._lock:
-            for registry in (self._registry, self._asking):
-                if registry is not None:
-                    registry.close()
-            self._registry = self._asking = None
+        # Without the lock: who holds it may wait for the registry.
+        registry, self._registry = self._registry, None
+        if registry is not None:
+            registry.close()
 
     def _subject(self, topic: str, name: str, *, is_key: bool) -> str:
         strategy = self._options.key_subject if is_key else self._options.value_subject
         return subject_of(strategy, topic, name, is_key=is_key)
 
-    def _open(self) -> Registry:
-        with self._lock:
-            if self._registry is None:
-                self._registry = Registry(_access(self._options))
-            return self._registry
-
-    def _open_to_ask(self) -> Registry:
-        with self._lock:
-            if self._asking is None:
-                access = _access(self._options)
-                self._asking = Registry(replace(access, deadline_s=min(access.deadline_s, _ASK_S)))
-            return self._asking
+    def _opened(self) -> Registry:
+        if self._registry is None:
+            self._registry = Registry(self._options)
+        return self._registry
 
 
 class AvroConverter:
@@ -265,29 +245,6 @@ def _as_json_schema(schema: Schema) -> tuple[str, str, Write]:
 
 def _written_by(write: Write, schema_id: int, texts: pa.Array) -> pa.Array:
     return write(texts, schema_id)
-
-
-def _access(options: RegistryOptions) -> Access:
-    username = resolved(options.registry_username)
-    password, token = resolved(options.registry_password), resolved(options.registry_token)
-    # What a registry says in return may repeat them, also as they are sent.
-    remember(password)
-    remember(token)
-    if password:
-        remember(b64encode(f"{username}:{password}".encode()).decode())
-    return Access(
-        options.urls,
-        username,
-        password,
-        token,
-        resolved(options.registry_logical_cluster),
-        resolved(options.registry_identity_pool),
-        resolved(options.registry_ca_file),
-        resolved(options.registry_certificate_file),
-        resolved(options.registry_key_file),
-        options.registry_timeout_ms / 1000,
-        options.registry_deadline_ms / 1000,
-    )
 
 
 def _placed(error: TailraceError, events: Converted, topic: str) -> TailraceError:

@@ -50,10 +50,9 @@ class FakeRegistry:
     keystore: Path | None = None  # key and certificate: then it speaks TLS
     clients: Path | None = None  # who must have signed clients' certificates
     level: str = "BACKWARD"
-    levels: dict[str, str] = field(default_factory=dict)  # of subjects that have one of their own
     idle_s: float | None = None  # then it closes a connection that nothing comes by
     tells_all: bool = True  # on registering: the schema, in the form that it keeps, with the id
-    compares_all: bool = True  # at one question, as its level says; older ones compare with one version
+    compares_all: bool = True  # with all versions that its level is about; older ones do not know the path
     subjects: dict[str, list[int]] = field(default_factory=dict)
     schemas: list[tuple[str, str]] = field(default_factory=list)  # (kind, text); the id is the place + 1
     requests: Counter[str] = field(default_factory=Counter)
@@ -182,28 +181,12 @@ class FakeRegistry:
                 return self._register(subject, body, normalize)
             case "POST", ["subjects", subject]:
                 return self._find(subject, body, normalize)
-            case "GET", ["subjects", subject, "versions", version] if subject in self.subjects:
-                last = len(self.subjects[subject]) if version == "latest" else int(version)
-                return 200, self._registered(subject, self.subjects[subject][last - 1])
-            case "GET", ["subjects", subject, "versions"] if subject in self.subjects:
-                return 200, list(range(1, len(self.subjects[subject]) + 1))
             case "GET", ["schemas", "types"]:
                 return 200, ["JSON", "AVRO"]
             case "POST", ["compatibility", "subjects", subject, *_] if subject not in self.subjects:
                 return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
-            case "GET", ["config"]:
-                return 200, {"compatibilityLevel": self.level}
-            case "GET", ["config", subject] if subject in self.levels:
-                return 200, {"compatibilityLevel": self.levels[subject]}
-            case "GET", ["config", subject]:
-                words = f"Subject '{subject}' does not have subject-level compatibility configured"
-                return 404, {"error_code": 40408, "message": words}
             case "POST", ["compatibility", "subjects", subject, "versions"] if self.compares_all:
                 return 200, {"is_compatible": not self._conflicts(subject, body["schema"])}
-            case "POST", ["compatibility", "subjects", subject, "versions", version]:
-                last = len(self.subjects[subject]) if version == "latest" else int(version)
-                found = self._conflicts_with(self.subjects[subject][last - 1], body["schema"])
-                return 200, {"is_compatible": not found}
         return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
 
     def _registered(self, subject: str, number: int) -> dict[str, Any]:
@@ -249,10 +232,9 @@ class FakeRegistry:
         return 0
 
     def _conflicts(self, subject: str, text: str) -> list[str]:
-        level = self.levels.get(subject, self.level)
-        if level == "NONE" or not self.subjects.get(subject):
+        if self.level == "NONE" or not self.subjects.get(subject):
             return []
-        compared = self.subjects[subject][0 if level.endswith("_TRANSITIVE") else -1 :]
+        compared = self.subjects[subject][0 if self.level.endswith("_TRANSITIVE") else -1 :]
         return [found for number in compared for found in self._conflicts_with(number, text)]
 
     def _conflicts_with(self, number: int, text: str) -> list[str]:

@@ -1,0 +1,286 @@
+"""The schema registry of a converter: ids of schemas, and errors that say what to do.
+
+confluent-kafka's client asks, retries, goes on to the next address, signs in and keeps what it got. What is
+here is its settings, and what it raises as errors of ours: no secret is in them, and no page of a proxy. The
+client's package is loaded with the first registry: that takes a third of a second.
+
+Source: Confluent Schema Registry API reference (error codes 40401, 40402, 40403, 409, 42201).
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import weakref
+from base64 import b64encode
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tailrace.config.converters import RegistryOptions
+from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import redact, remember, resolved
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
+
+T = TypeVar("T")
+
+#: So many after the first attempt at each address; the waits are random, up to this and up to twice this.
+RETRIES_MAX = 2
+RETRY_WAIT_MS = 500
+
+_SUBJECT_MISSING, _VERSION_MISSING, _SCHEMA_MISSING = 40401, 40402, 40403
+_STATUSES_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+#: Of TLS, but no refusal: the connection was cut.
+_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+
+
+class Registry:
+    """A schema registry, with connections that stay open until `close` or until nobody has it any more.
+
+    :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` for a file, token or proxy that can't be used.
+    """
+
+    def __init__(self, options: RegistryOptions) -> None:
+        self._options = options
+        self._client = _client(options)
+        # Nobody closes what was pickled to Spark's executors.
+        self.close = weakref.finalize(self, self._client.close)
+
+    def id_of(self, subject: str, text: str, kind: str) -> int:
+        """Return the id of a schema under a subject; it is registered first where the options say so.
+
+        :param text: of the schema.
+        :param kind: `AVRO` or `JSON`.
+        :raises TailraceError: `SCHEMA_REFUSED` if it is not compatible, not valid or not registered;
+            `REGISTRY_REFUSED`, `REGISTRY_UNREACHABLE`.
+        """
+        from confluent_kafka.schema_registry import Schema
+
+        schema, normalize = Schema(text, kind), self._options.normalize_schemas
+        if self._options.auto_register_schemas:
+            return self._ask(int, lambda client: client.register_schema(subject, schema, normalize), subject)
+        return self._ask(
+            int, lambda client: client.lookup_schema(subject, schema, normalize).schema_id, subject
+        )
+
+    def check(self, subject: str, text: str, kind: str) -> None:
+        """Ask whether `id_of` would return an id, as far as that can be asked; nothing is registered.
+
+        :raises TailraceError: as `id_of`.
+        """
+        from confluent_kafka.schema_registry import Schema
+
+        schema, normalize = Schema(text, kind), self._options.normalize_schemas
+        try:
+            self._ask(int, lambda client: client.lookup_schema(subject, schema, normalize).schema_id, subject)
+        except TailraceError as error:
+            is_missing = error.context.get("code") in (_SUBJECT_MISSING, _SCHEMA_MISSING)
+            if not is_missing or not self._options.auto_register_schemas:
+                raise
+        else:
+            return
+        try:
+            is_compatible = self._ask(
+                bool,
+                lambda client: client.test_compatibility_all_versions(subject, schema, normalize),
+                subject,
+            )
+        except TailraceError as error:
+            # There is no version yet, or this registry does not know the question.
+            if error.context.get("code") not in (_SUBJECT_MISSING, _VERSION_MISSING, 404, 405):
+                raise
+        else:
+            if not is_compatible:
+                raise _incompatible("the registry says why when it is to be registered", subject, 409)
+
+    def require_reachable(self) -> None:
+        """Ask something that concerns no subject.
+
+        :raises TailraceError: `REGISTRY_REFUSED`, `REGISTRY_UNREACHABLE`; `SCHEMA_REFUSED` if this is no
+            registry.
+        """
+        self._ask(list, lambda client: client.get_schema_types(), "")
+
+    def forget(self) -> None:
+        """Forget all ids."""
+        self._client.clear_caches()  # type: ignore[no-untyped-call]
+
+    def _ask(self, kind: type[T], question: Callable[[SchemaRegistryClient], object], subject: str) -> T:
+        """Return an answer, which is of this kind.
+
+        :raises TailraceError: with the registry's `code` in its context if it refuses.
+        """
+        import httpx2
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        where = {"registry": ", ".join(self._options.urls)}
+        try:
+            answer = question(self._client)
+        except SchemaRegistryError as error:
+            raise _refused(error, subject, where) from None
+        except httpx2.InvalidURL as error:
+            raise _not_usable(f"registry_url ({error})", "see its host and port", where) from None
+        except httpx2.RequestError as error:
+            raise _failed(error, where) from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            answer = None
+        if not isinstance(answer, kind):
+            self.forget()  # the client keeps even ids that are no numbers
+            raise _unreachable("an answer that is none of a registry", where)
+        return answer
+
+
+def _client(options: RegistryOptions) -> SchemaRegistryClient:
+    import httpx2
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    settings: dict[str, Any] = {
+        "url": ",".join(options.urls),
+        "timeout": options.registry_timeout_ms / 1000,
+        "max.retries": RETRIES_MAX,
+        "retries.wait.ms": RETRY_WAIT_MS,
+        **_credentials(options),
+    }
+    files: dict[str, str] = {}
+    if any(url.startswith("https:") for url in options.urls):
+        ways = {"ca": options.registry_ca_file, "certificate": options.registry_certificate_file,
+                "key": options.registry_key_file}  # fmt: skip
+        files = {f"ssl.{name}.location": resolved(file) for name, file in ways.items() if file}
+    if "ssl.certificate.location" in files:
+        settings["ssl.key.password"] = ""  # without one OpenSSL would ask for it at the terminal
+    if roots := _system_roots():
+        settings["ssl.ca.location"] = roots
+    try:
+        return SchemaRegistryClient({**settings, **files})
+    except OSError as error:
+        why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        raise _not_usable(
+            f"registry_ca_file, registry_certificate_file, registry_key_file or SSL_CERT_FILE ({why})",
+            "name files in PEM that this user may read; a key without a password",
+            {"file": ", ".join(files.values()) or os.environ.get("SSL_CERT_FILE", roots)},
+        ) from None
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        # Not its words: there may be a password in a proxy's address.
+        raise _not_usable(
+            f"the proxy that the environment names ({type(error).__name__})",
+            "see HTTPS_PROXY, HTTP_PROXY and ALL_PROXY (http:// and https:// can be used), or set NO_PROXY",
+        ) from None
+
+
+def _credentials(options: RegistryOptions) -> dict[str, str]:
+    # What a registry answers may repeat secrets, also as they are sent.
+    if not options.registry_token:
+        user, password = resolved(options.registry_username), resolved(options.registry_password)
+        remember(password)
+        remember(b64encode(f"{user}:{password}".encode()).decode() if password else "")
+        return {"basic.auth.user.info": f"{user}:{password}"} if user else {}
+    token, cluster, pool = (
+        resolved(value)
+        for value in (
+            options.registry_token,
+            options.registry_logical_cluster,
+            options.registry_identity_pool,
+        )
+    )
+    remember(token)
+    for name, value in {"token": token, "logical_cluster": cluster, "identity_pool": pool}.items():
+        if not (value.isascii() and value.isprintable() and value == value.strip()):
+            raise _not_usable(
+                f"registry_{name} holds what no header can (a line's end, spaces around it or no ASCII): it",
+                "see that the variable or file has the value and nothing else",
+            )
+    # The client wants the cluster's name, if only an empty one; that of the pool, only if there is one.
+    return {
+        "bearer.auth.credentials.source": "STATIC_TOKEN",
+        "bearer.auth.token": token,
+        "bearer.auth.logical.cluster": cluster,
+        **({"bearer.auth.identity.pool.id": pool} if pool else {}),
+    }
+
+
+def _system_roots() -> str:
+    if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
+        return ""  # the client goes by these
+    paths = ssl.get_default_verify_paths()
+    return paths.cafile or paths.capath or ""
+
+
+def _refused(error: SchemaRegistryError, subject: str, where: dict[str, str]) -> TailraceError:
+    status = error.http_status_code
+    code: Any = error.error_code  # None where the answer has none, whatever the client says of it
+    # -1: the client found nothing of a registry in the answer, and would show all of it.
+    words = "" if code == -1 else redact(str(error.error_message or ""))[:2000]
+    said = f"it answered {status} {words}".rstrip()
+    code = code if isinstance(code, int) and code > 0 else status
+    if status in _STATUSES_RETRIED:
+        return _unreachable(said, where)
+    if status in (401, 403):
+        hint = "check registry_username and registry_password, or registry_token, and what they may do"
+        return TailraceError(Kind.REGISTRY_REFUSED, f"ask the schema registry: {said}", hint, where)
+    if status == 409:
+        return _incompatible(words, subject, code)
+    if code in (_SUBJECT_MISSING, _SCHEMA_MISSING):
+        missing = "the subject does not exist" if code == _SUBJECT_MISSING else "it does not have this schema"
+        return _schema_refused(
+            missing, "register it first, or let it be registered: auto_register_schemas: true", subject, code
+        )
+    if status == 422:
+        hint = "please report it with the table's definition, or exclude the table"
+        return _schema_refused(f"the schema is not valid to the registry: {words}", hint, subject, code)
+    hint = "see whether registry_url is that of a schema registry, and what its own log says"
+    return _schema_refused(said, hint, subject, code)
+
+
+def _incompatible(words: str, subject: str, code: int) -> TailraceError:
+    return _schema_refused(
+        f"the schema is not compatible: {words}",
+        f'let the change through (`PUT /config/{subject}` with {{"compatibility": "NONE"}}, or what readers '
+        "can bear, and back afterwards), or undo it in the table, or write to other topics: topic_prefix, "
+        "routes or another subject strategy. Nothing with this schema was written",
+        subject,
+        code,
+    )
+
+
+def _schema_refused(found: str, hint: str, subject: str, code: int) -> TailraceError:
+    about = f" about {subject!r}" if subject else ""
+    return TailraceError(
+        Kind.SCHEMA_REFUSED,
+        f"ask the schema registry{about}: {found}",
+        hint,
+        {"subject": subject, "code": code} if subject else {"code": code},
+    )
+
+
+def _not_usable(what: str, hint: str, context: dict[str, str] | None = None) -> TailraceError:
+    return TailraceError(Kind.CONFIG_INVALID, f"ask the schema registry: {what} can't be used", hint, context)
+
+
+def _unreachable(last: str, where: dict[str, str]) -> TailraceError:
+    return TailraceError(
+        Kind.REGISTRY_UNREACHABLE,
+        f"ask the schema registry: no answer after all attempts, the last: {last}",
+        "see whether it runs and can be reached from here, and whether registry_url is rightly http or "
+        "https; changes wait in the log meanwhile",
+        where,
+    )
+
+
+def _failed(error: Exception, where: dict[str, str]) -> TailraceError:
+    root: BaseException = error
+    while (below := root.__cause__ or root.__context__) is not None:
+        root = below
+        if isinstance(root, ssl.SSLError) and not isinstance(root, _CUT):
+            return TailraceError(
+                Kind.REGISTRY_REFUSED,
+                "ask the schema registry: TLS failed, or its certificate can't be verified: "
+                f"{getattr(root, 'verify_message', root.reason)}",
+                "see that registry_ca_file has the roots of who signed it, that registry_url has the name "
+                "that it is for (and http:// where there is no TLS), and whether the registry wants a "
+                "certificate: registry_certificate_file, registry_key_file",
+                where,
+            )
+    if isinstance(root, OSError):
+        return _unreachable(redact(f"{type(root).__name__}: {root.strerror or root}"), where)
+    return _unreachable(redact(f"{type(error).__name__}: {error}")[:300], where)

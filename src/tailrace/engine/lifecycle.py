@@ -1,23 +1,21 @@
-"""The engine's life as a table: event in, next state out. No clock, no thread, no I/O.
+"""The engine's states as a table: event in, next state out. Pure.
 
     CREATING ─▶ INITIALIZING ─▶ CREATING_TASKS ─▶ STARTING_TASKS ─▶ POLLING_TASKS
         ╰─────────────┴───────────────┴───────┬────────┴──────────────────╯
                                               ▼
                                           STOPPING ─▶ STOPPED
 
-Whoever asks for the end while tasks start is heard, but the engine stays where it is until every
-start has ended: a task that is cut off half-way would leave its slot and its connections behind.
+If the end is requested while tasks start, the engine stays in that state until every start has ended:
+a task that is cut off half-way would leave its slot and its connections behind.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tailrace.errors import Kind, TailraceError
-
-#: The newest steps tell enough of a long life.
-STORY_STEPS_MAX = 20
+from tailrace.state_machine import IllegalTransition, StateMachine
 
 
 class State(enum.StrEnum):
@@ -73,8 +71,8 @@ WHEN_ENDING: dict[tuple[State, EngineEvent], State] = {
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLifecycle:
-    """A state and how it came about.
+class EngineLifecycle(StateMachine[State, EngineEvent]):
+    """The engine's state and how it came about.
 
     :param ending: what first asked for the end; None as long as nothing has.
     :param failed: whether a failure is part of the story.
@@ -83,34 +81,25 @@ class EngineLifecycle:
     state: State = State.CREATING
     ending: EngineEvent | None = None
     failed: bool = False
-    steps: tuple[tuple[State, EngineEvent], ...] = ()
 
     def step(self, event: EngineEvent) -> EngineLifecycle:
-        """Return the life after `event`.
+        """Return the lifecycle after `event`.
 
         :raises TailraceError: `ENGINE_MISUSED` for a move that the table does not have.
         """
-        target = TRANSITIONS.get((self.state, event))
-        if target is None:
-            raise self.misused(str(event))
+        try:
+            target = self.found(TRANSITIONS, event)
+        except IllegalTransition as illegal:
+            raise self.misused(str(event)) from illegal
         if self.ending is not None:
             target = WHEN_ENDING.get((self.state, event), target)
         ending = self.ending or (event if event in _ENDS else None)
-        steps = (*self.steps, (self.state, event))[-STORY_STEPS_MAX:]
-        return replace(
-            self, state=target, ending=ending, failed=self.failed or event is EngineEvent.FAILURE, steps=steps
-        )
+        return self.moved(event, target, ending=ending, failed=self.failed or event is EngineEvent.FAILURE)
 
     @property
     def goes_on(self) -> bool:
         """Whether nothing has asked for the end yet."""
         return self.ending is None
-
-    @property
-    def story(self) -> str:
-        """How the engine came to its state, for a person."""
-        told = "".join(f"{state.name} ({event}) → " for state, event in self.steps)
-        return told + self.state.name
 
     def misused(self, attempt: str) -> TailraceError:
         """Return the error of a call that this state does not allow; `attempt` is what was called."""

@@ -45,7 +45,7 @@ class Producer:
     def after(self, event: ProducerEvent) -> Producer:
         life, commands = self.life.step(event)
         # How it came about is no part of what may happen next.
-        return replace(self, life=replace(life, story=()), todo=commands)
+        return replace(self, life=replace(life, steps=()), todo=commands)
 
 
 def moves(broker: Broker, producer: Producer, changes: int) -> Iterator[tuple[Broker, Producer]]:

@@ -18,7 +18,9 @@ A failed commit is never logged and passed over: the transaction is aborted and 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from tailrace.state_machine import StateMachine
 
 
 class ProducerState(enum.StrEnum):
@@ -109,43 +111,21 @@ TRANSITIONS: dict[tuple[ProducerState, ProducerEvent], tuple[ProducerState, tupl
 }
 
 
-class IllegalProducerTransition(RuntimeError):  # noqa: N818 - it is named after what happened
-    """A move that the table does not have; always a bug. Tells the story that led to it."""
-
-    def __init__(
-        self,
-        state: ProducerState,
-        event: ProducerEvent,
-        story: tuple[tuple[ProducerState, ProducerEvent], ...],
-    ) -> None:
-        super().__init__(state, event, story)
-
-    def __str__(self) -> str:
-        state, event, story = self.args
-        path = " -> ".join(f"{before.name}+{what.name}" for before, what in story)
-        return f"the producer is {state}: {event.name} is not allowed here (story: {path})"
-
-
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(StateMachine[ProducerState, ProducerEvent]):
     """A producer's state and the newest steps that led to it."""
 
     state: ProducerState = ProducerState.NEW
-    story: tuple[tuple[ProducerState, ProducerEvent], ...] = ()
 
     def step(self, event: ProducerEvent) -> tuple[Transaction, tuple[Command, ...]]:
-        """Return the life after `event`, and what is to be done.
+        """Return the transaction after `event`, and what is to be done.
 
-        :raises IllegalTransition: for a move that the table does not have.
+        :raises IllegalTransition: for a move that the table does not have; always a bug.
         """
-        story = (*self.story[-19:], (self.state, event))
-        found = TRANSITIONS.get((self.state, event))
-        if found is None:
-            raise IllegalProducerTransition(self.state, event, story)
-        state, commands = found
-        return replace(self, state=state, story=story), commands
+        state, commands = self.found(TRANSITIONS, event)
+        return self.moved(event, state), commands
 
     @property
     def is_over(self) -> bool:
-        """Whether this life has come to its end."""
+        """Whether this producer has come to its end."""
         return self.state in FINAL

@@ -256,6 +256,10 @@ def test_status_works_without_an_engine_and_without_the_source(orders):
     assert set(document) == {"name", "state", "tasks", "sinks", "error"}
     (task,) = document["tasks"]
     assert (task["state"], task["source_lag_bytes"], task["source_lag_s"]) == ("stopped", None, None)
+    assert set(task) == {
+        "task", "state", "source_lag_bytes", "source_lag_s", "log_end", "position", "error", "slot",
+        "warnings", "snapshot",
+    }  # fmt: skip
     end = task["log_end"]
     assert end > 0
     for sink, kind in zip(document["sinks"], ("parquet", "delta"), strict=True):
@@ -266,6 +270,7 @@ def test_status_works_without_an_engine_and_without_the_source(orders):
             end,
         )
         assert sink["lag_s"] > 0
+        assert set(sink) == {"name", "type", "state", "position", "lag_bytes", "lag_s", "error"}
     assert "parquet-pq" in run("status", file).stdout
 
 

@@ -190,6 +190,14 @@ def test_the_status_of_a_running_engine_comes_from_its_file(stage):
     assert task["source_lag_s"] > 0
     assert told["sinks"][0]["lag_bytes"] == 0
     assert told["sinks"][0]["lag_s"] == 0.0
+    assert set(told) == {"name", "state", "pid", "updated_us", "tasks", "sinks", "error"}
+    assert set(task) == {
+        "task", "state", "source_lag_bytes", "source_lag_s", "log_end", "position", "acknowledged", "rows",
+        "bytes", "reconnects", "error", "slot", "warnings", "snapshot",
+    }  # fmt: skip
+    assert set(told["sinks"][0]) == {
+        "name", "type", "state", "position", "lag_bytes", "lag_s", "rows", "dead_letters", "error",
+    }  # fmt: skip
     assert oct((stage.config.log.path / FILE_NAME).stat().st_mode)[-3:] == "600"
     engine.stop()
     assert run.join(10)

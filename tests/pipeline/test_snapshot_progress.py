@@ -10,7 +10,6 @@ from tailrace.changelog.endmark import Tail
 from tailrace.cli.status import words
 from tailrace.model import SourceFingerprint
 from tailrace.pipeline.status.display import Pace, line
-from tailrace.pipeline.status.document import of_engine
 from tailrace.pipeline.status.lifecycle import PipelineState
 from tailrace.pipeline.status.snapshot_status import unfinished
 from tailrace.pipeline.status.views import CaptureView, PipelineView, SourceView, TableView
@@ -41,7 +40,7 @@ def test_what_is_left_is_shown_table_by_table() -> None:
         CaptureView.at_rest("0", Tail(100, 200, 300)), state="snapshot", snapshot=(WAITING, ORDERS)
     )
     view = PipelineView("shop", PipelineState.SNAPSHOT, (SourceView("", 0, task, ()),), None)
-    document = of_engine(view)
+    document = view.as_json()
     assert document["tasks"][0]["snapshot"][1] == {
         "name": "public.orders", "rows": 250_000, "rows_estimated": 1_000_000, "chunks": 10,
         "chunks_done": 2, "eta_s": 30.0,

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.pipeline.status.views import CaptureView, PipelineView, SinkView, SourceView, TableView, lag_s
+from tailrace.pipeline.status.views import CaptureView, PipelineView, SinkView, SourceView, TableView
 
 #: Rates are means over this long: long enough to be calm, short enough to be true.
 WINDOW_S = 10.0
@@ -145,8 +145,8 @@ def line(state: PipelineState, source: SourceView, pace: Pace) -> str:
         parts.append(f"slot: {slot(task)}")
     for number, sink in enumerate(source.sinks):
         parts.append(f"| {sink.name} {sink.state} at {sink.position or 0:,}")
-        parts.append(f"behind log {lag(*sink_lag(sink, task.log_end, now_us))}")
-        if (eta_s := pace.eta_s(number)) is not None and sink_lag(sink, task.log_end, now_us)[0]:
+        parts.append(f"behind log {sink_lag(sink, task.log_end, now_us)}")
+        if (eta_s := pace.eta_s(number)) is not None and sink.lag_bytes(task.log_end):
             parts.append(f"ETA {duration(eta_s)}")
     return "  ".join(parts)
 
@@ -186,7 +186,7 @@ def _add_rows(shown: Table, source: SourceView, pace: Pace) -> None:
             f"{sink.position or 0:,}",
             f"{sink.rows:,}",
             "",
-            lag(*sink_lag(sink, task.log_end, now_us)),
+            sink_lag(sink, task.log_end, now_us),
             "" if eta_s is None else duration(eta_s),
         )
 
@@ -234,12 +234,9 @@ def slot(task: CaptureView) -> str:
     return ", ".join(filter(None, [*words, task.concerns[0].key.partition(":")[0]]))
 
 
-def sink_lag(sink: SinkView, log_end: int | None, now_us: int) -> tuple[int | None, float | None]:
-    """Return how far a sink is behind the log, in bytes and in seconds."""
-    if sink.position is None or log_end is None:
-        return None, None
-    behind = max(0, log_end - sink.position)
-    return behind, lag_s(behind, sink.pending_since_us, now_us)
+def sink_lag(sink: SinkView, log_end: int | None, now_us: int) -> str:
+    """Return how far a sink is behind the log, in words."""
+    return lag(sink.lag_bytes(log_end), sink.lag_s(log_end, now_us))
 
 
 def lag(behind: int | None, seconds: float | None) -> str:

@@ -1,25 +1,21 @@
-"""The engine's life as a table: event in, next state out. No clock, no thread, no I/O.
+"""A pipeline's state, from what its captures are about and why they failed. Pure.
 
-    STARTING ──▶ SNAPSHOT ──▶ STREAMING
-        │            │            │
-        ╰────────────┴─────┬──────╯
-                           ▼
-                       STOPPING ──▶ STOPPED | FAILED | NEEDS_SNAPSHOT
+    STARTING ◀─▶ SNAPSHOT ◀─▶ STREAMING ──▶ STOPPING ──▶ STOPPED | FAILED | NEEDS_SNAPSHOT
 
-A failure first goes through STOPPING like any other end: sinks finish their batch and what is
-durable is acknowledged. What the engine becomes in the end depends on whether it failed, and
-whether changes are lost to the log, so that only a new snapshot leads on.
+Nothing is decided by it: it is what people and programs see of the engine's tasks. A failure first goes
+through STOPPING like any other end: sinks finish their batch and what is durable is acknowledged.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from tailrace.errors import NEEDS_SNAPSHOT, TailraceError
 
 
 class PipelineState(enum.StrEnum):
-    """Where the engine is in its life, as `status --json` says it."""
+    """What a pipeline is about, as `status --json` says it."""
 
     STARTING = "starting"
     SNAPSHOT = "snapshot"
@@ -30,120 +26,30 @@ class PipelineState(enum.StrEnum):
     NEEDS_SNAPSHOT = "needs_snapshot"  # failed, and no new start without a new log helps
 
 
-class PipelineEvent(enum.StrEnum):
-    """What happens to the engine."""
+#: States that an engine does not leave any more.
+ENDED = (PipelineState.STOPPED, PipelineState.FAILED, PipelineState.NEEDS_SNAPSHOT)
 
-    SNAPSHOT_BEGAN = "snapshot began"
-    STREAM_BEGAN = "stream began"
-    CONNECTION_LOST = "connection lost"
-    STOP_CALLED = "stop called"
-    ALL_DONE = "all done"
-    FAILURE = "failure"
-    CHANGES_LOST = "changes lost"
-    EVERYTHING_STOPPED = "everything stopped"
-
-
-_RUNNING = (PipelineState.STARTING, PipelineState.SNAPSHOT, PipelineState.STREAMING)
-
-#: A move that is not here is not allowed. Repetitions are no moves: the driver sees changes only.
-TRANSITIONS: dict[tuple[PipelineState, PipelineEvent], PipelineState] = {
-    (PipelineState.STARTING, PipelineEvent.SNAPSHOT_BEGAN): PipelineState.SNAPSHOT,
-    (PipelineState.STARTING, PipelineEvent.STREAM_BEGAN): PipelineState.STREAMING,
-    (PipelineState.SNAPSHOT, PipelineEvent.STREAM_BEGAN): PipelineState.STREAMING,
-    # A snapshot that was cut begins again; a stream that was cut is taken up where it was.
-    (PipelineState.SNAPSHOT, PipelineEvent.CONNECTION_LOST): PipelineState.STARTING,
-    (PipelineState.STREAMING, PipelineEvent.CONNECTION_LOST): PipelineState.STARTING,
-    **{(state, PipelineEvent.STOP_CALLED): PipelineState.STOPPING for state in _RUNNING},
-    **{(state, PipelineEvent.ALL_DONE): PipelineState.STOPPING for state in _RUNNING},
-    **{
-        (state, PipelineEvent.FAILURE): PipelineState.STOPPING
-        for state in (*_RUNNING, PipelineState.STOPPING)
-    },
-    **{
-        (state, PipelineEvent.CHANGES_LOST): PipelineState.STOPPING
-        for state in (*_RUNNING, PipelineState.STOPPING)
-    },
-    # Signals come as often as a person is impatient.
-    (PipelineState.STOPPING, PipelineEvent.STOP_CALLED): PipelineState.STOPPING,
-    (PipelineState.STOPPING, PipelineEvent.ALL_DONE): PipelineState.STOPPING,
-    (PipelineState.STOPPING, PipelineEvent.EVERYTHING_STOPPED): PipelineState.STOPPED,
-}
-
-
-#: What a capture task is about, from the least advanced on; any other phase tells nothing.
+#: From the least advanced one on, with the phases of captures that mean it. Others say nothing: a capture
+#: waits for room on the disk in a snapshot as in a stream.
 _PHASES = {
-    "connecting": PipelineState.STARTING,
-    "queued": PipelineState.STARTING,
-    "snapshot": PipelineState.SNAPSHOT,
-    "streaming": PipelineState.STREAMING,
-}
-
-_TOWARD: dict[tuple[PipelineState, PipelineState], PipelineEvent] = {
-    (PipelineState.STARTING, PipelineState.SNAPSHOT): PipelineEvent.SNAPSHOT_BEGAN,
-    (PipelineState.STARTING, PipelineState.STREAMING): PipelineEvent.STREAM_BEGAN,
-    (PipelineState.SNAPSHOT, PipelineState.STREAMING): PipelineEvent.STREAM_BEGAN,
-    (PipelineState.SNAPSHOT, PipelineState.STARTING): PipelineEvent.CONNECTION_LOST,
-    (PipelineState.STREAMING, PipelineState.STARTING): PipelineEvent.CONNECTION_LOST,
-    # Between two looks the connection was lost and the snapshot begun again.
-    (PipelineState.STREAMING, PipelineState.SNAPSHOT): PipelineEvent.CONNECTION_LOST,
+    PipelineState.STARTING: {"connecting", "queued"},
+    PipelineState.SNAPSHOT: {"snapshot"},
+    PipelineState.STREAMING: {"streaming"},
 }
 
 
-def toward(state: PipelineState, phases: Iterable[str]) -> PipelineEvent | None:
-    """Return what has happened, to go by what the capture tasks are about; None: nothing new.
+def state_while_running(phases: Iterable[str], before: PipelineState) -> PipelineState:
+    """Return the state of the least advanced capture: a pipeline streams when all of them do.
 
-    The engine is where the least advanced of them is: it streams when all do.
+    :param before: what it stays where no capture's phase says more.
     """
-    known = {_PHASES[phase] for phase in phases if phase in _PHASES}
-    for target in (PipelineState.STARTING, PipelineState.SNAPSHOT, PipelineState.STREAMING):
-        if target in known:
-            return _TOWARD.get((state, target))
-    return None
+    known = set(phases)
+    return next((state for state, meant in _PHASES.items() if meant & known), before)
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineLifecycle:
-    """A state and how it came about."""
-
-    state: PipelineState = PipelineState.STARTING
-    failed: bool = False
-    lost: bool = False  # it failed because changes are lost to the log
-    story: tuple[tuple[PipelineState, PipelineEvent], ...] = ()
-
-    def step(self, event: PipelineEvent) -> PipelineLifecycle:
-        """Return the life after `event`.
-
-        :raises IllegalTransition: for a move that the table does not have.
-        """
-        # The story is for an error message: the newest steps tell enough of a long life.
-        story = (*self.story[-19:], (self.state, event))
-        target = TRANSITIONS.get((self.state, event))
-        if target is None:
-            raise IllegalPipelineTransition(self.state, event, story)
-        lost = self.lost or event is PipelineEvent.CHANGES_LOST
-        failed = self.failed or lost or event is PipelineEvent.FAILURE
-        if target is PipelineState.STOPPED and failed:
-            target = PipelineState.NEEDS_SNAPSHOT if lost else PipelineState.FAILED
-        return replace(self, state=target, failed=failed, lost=lost, story=story)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether nothing has asked for the end yet."""
-        return self.state in _RUNNING
-
-
-class IllegalPipelineTransition(RuntimeError):  # noqa: N818 - it is named after what happened
-    """A move that the table does not have; always a bug. Tells the story that led to it."""
-
-    def __init__(
-        self,
-        state: PipelineState,
-        event: PipelineEvent,
-        story: tuple[tuple[PipelineState, PipelineEvent], ...],
-    ) -> None:
-        super().__init__(state, event, story)
-
-    def __str__(self) -> str:
-        state, event, story = self.args
-        path = " -> ".join(f"{before}+{what.name}" for before, what in story)
-        return f"the engine is {state}: {event.name} is not allowed here (story: {path})"
+def state_at_end(failures: Iterable[TailraceError | None]) -> PipelineState:
+    """Return the state of a pipeline that has ended with these failures; None is no failure."""
+    kinds = {error.kind for error in failures if error is not None}
+    if not kinds:
+        return PipelineState.STOPPED
+    return PipelineState.NEEDS_SNAPSHOT if kinds & NEEDS_SNAPSHOT else PipelineState.FAILED

@@ -1,21 +1,22 @@
-"""What an engine with this connector shows of itself: on a terminal, and to `tailrace status`.
+"""Makes the status of a running engine, and gives it to the display and to `tailrace status`.
 
-The document is written every second from the lanes of all tasks, on a thread of its own; nothing
-waits for it, and nothing is decided by it.
+Sources are looked at ten times a second, on a thread of its own; nothing waits for it, and nothing is
+decided by it.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 
 import structlog
 
 from tailrace.config import EngineConfig
-from tailrace.errors import NEEDS_SNAPSHOT, TailraceError
+from tailrace.errors import TailraceError
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.status.document import StatusFile
-from tailrace.pipeline.status.lifecycle import PipelineEvent, PipelineLifecycle, toward
+from tailrace.pipeline.status.lifecycle import ENDED, PipelineState, state_at_end, state_while_running
 from tailrace.pipeline.status.views import PipelineView, SourceView
 
 log = structlog.get_logger(__name__)
@@ -37,7 +38,7 @@ class StatusPublisher:
         self._file = StatusFile(config.log.path)
         self._views: dict[int, Callable[[], Sequence[SourceView]]] = {}
         self._ending: threading.Event | None = None
-        self._life = PipelineLifecycle()
+        self._state = PipelineState.STARTING
         self._broken: TailraceError | None = None  # what failed and belongs to no source
         self._failed: dict[str, TailraceError] = {}  # by source, in the order in which they failed
         self._stop = threading.Event()
@@ -75,15 +76,9 @@ class StatusPublisher:
         """Write how it all ended. Once, when every task was stopped."""
         self._stop.set()
         self._thread.join(_STOP_DEADLINE_S)
-        self._step(PipelineEvent.STOP_CALLED)
         sources = self._sources()
         self._look_for_failures(sources)
-        for error in (self._broken, *self._failed.values()):
-            if error is not None:
-                self._step(
-                    PipelineEvent.CHANGES_LOST if error.kind in NEEDS_SNAPSHOT else PipelineEvent.FAILURE
-                )
-        self._step(PipelineEvent.EVERYTHING_STOPPED)
+        self._enter(state_at_end((self._broken, *self._failed.values())))
         self._show(sources, last=True)
 
     def view(self) -> PipelineView:
@@ -91,17 +86,16 @@ class StatusPublisher:
         return self._view(self._sources())
 
     def _view(self, sources: tuple[SourceView, ...]) -> PipelineView:
-        return PipelineView(self._config.name, self._life.state, sources, self.failure)
+        return PipelineView(self._config.name, self._state, sources, self.failure, os.getpid())
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_S):
             # Looked at once: that is most of what this thread costs while nothing happens.
             sources = self._sources()
             self._look_for_failures(sources)
-            if self._ending is not None and self._ending.is_set():
-                self._step(PipelineEvent.STOP_CALLED)
-            elif event := toward(self._life.state, (source.task.state for source in sources)):
-                self._step(event)
+            phases = (source.task.state for source in sources)
+            is_ending = self._ending is not None and self._ending.is_set()
+            self._enter(PipelineState.STOPPING if is_ending else state_while_running(phases, self._state))
             self._show(sources, last=False)
 
     def _sources(self) -> tuple[SourceView, ...]:
@@ -129,11 +123,10 @@ class StatusPublisher:
         if self._config.has_several or any(source.task.log_end is not None for source in view.sources):
             (self._file.last if last else self._file.turn)(view)
 
-    def _step(self, event: PipelineEvent) -> None:
-        before = self._life.state
-        self._life = self._life.step(event)
-        if self._life.state is not before:
-            log.info("pipeline", state=str(self._life.state), because=str(event))
+    def _enter(self, state: PipelineState) -> None:
+        if state is not self._state and self._state not in ENDED:
+            self._state = state
+            log.info("pipeline", state=str(state))
 
 
-_FAILED = frozenset({"failed", "needs_snapshot"})
+_FAILED = frozenset({PipelineState.FAILED, PipelineState.NEEDS_SNAPSHOT})

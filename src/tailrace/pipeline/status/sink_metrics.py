@@ -47,8 +47,6 @@ class SinkMetrics:
             self._metrics.gauge(*_IS_RUNNING, labels).set(float(sink.state is SinkState.RUNNING))
             self._seen[source.name, sink.name] = sink
         end = source.task.log_end
-        if end is not None and sink.position is not None:
-            self._metrics.gauge(*_LAG_BYTES, labels).set(float(max(0, end - sink.position)))
-        since_us = sink.pending_since_us
-        late_s = 0.0 if since_us is None else max(0.0, time.time() - since_us / 1e6)
-        self._metrics.gauge(*_LAG_SECONDS, labels).set(late_s)
+        if (lag_bytes := sink.lag_bytes(end)) is not None:
+            self._metrics.gauge(*_LAG_BYTES, labels).set(float(lag_bytes))
+        self._metrics.gauge(*_LAG_SECONDS, labels).set(sink.lag_s(end, time.time_ns() // 1000) or 0.0)

@@ -1,17 +1,20 @@
-"""What the parts of an engine show of themselves: frozen values, replaced whole.
+"""A pipeline's status: one frozen value, which the display, `status`, its file and the metrics read.
 
-A part replaces its view by one assignment, which is atomic, so that whoever looks needs no
-lock and sees no half of it.
+Each part of a pipeline replaces its own view by one assignment, which is atomic, so that readers need no
+lock and see no half of it. `PipelineView` holds them all. A running engine's is made by
+`publisher.StatusPublisher`, that of a pipeline at rest by `at_rest.view_at_rest`.
 """
 
 from __future__ import annotations
 
 import enum
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.changelog.endmark import Tail
 from tailrace.errors import TailraceError
+from tailrace.model import format_lsn
 from tailrace.pipeline.status.lifecycle import PipelineState
 from tailrace.sources.progress import SourceHealth, SourceWarning
 
@@ -30,7 +33,8 @@ class SinkState(enum.StrEnum):
 class SinkView:
     """A sink as it is now.
 
-    `position` is the log offset up to which everything is in the sink; None: not known yet.
+    `position` is the log offset up to which everything is in the sink; None: not known yet, or, if
+    `is_empty`, the sink has recorded none.
     `pending_since_us` is the commit time (since 1970) of the oldest change that is not.
     """
 
@@ -46,6 +50,30 @@ class SinkView:
     last_batch_s: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)  # of the last batch, by step
     error: TailraceError | None = None
+    is_empty: bool = False
+
+    def lag_bytes(self, log_end: int | None) -> int | None:
+        """Bytes of a log that ends at `log_end` which are not in the sink; None: not known."""
+        reached = 0 if self.is_empty else self.position
+        return None if reached is None or log_end is None else max(0, log_end - reached)
+
+    def lag_s(self, log_end: int | None, now_us: int) -> float | None:
+        """Age of the oldest change that is not in the sink, 0 if there is none; None: not known."""
+        return _age_s(self.lag_bytes(log_end), self.pending_since_us, now_us)
+
+    def as_json(self, log_end: int | None, now_us: int, *, runs: bool) -> dict[str, Any]:
+        """Return the view as one JSON object; counts only where an engine `runs`."""
+        counts = {"rows": self.rows, "dead_letters": self.dead_letters} if runs else {}
+        return {
+            "name": self.name,
+            "type": self.type,
+            "state": str(self.state),
+            "position": self.position,
+            "lag_bytes": self.lag_bytes(log_end),
+            "lag_s": self.lag_s(log_end, now_us),
+            **counts,
+            "error": _error_json(self.error),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +117,16 @@ class CaptureView:
     snapshot: tuple[TableView, ...] = ()  # what is not whole yet, up to a limit
 
     @classmethod
-    def at_rest(cls, task: str, tail: Tail) -> CaptureView:
-        """Return the view of a task that nobody captures; its log ends at `tail`."""
+    def at_rest(cls, task: str, tail: Tail | None) -> CaptureView:
+        """Return the view of a task that nobody captures; its log ends at `tail`; None: it has no log."""
         return cls(
             task=task,
             state="stopped",
             rows=0,
             bytes=0,
-            log_end=tail.offset,
-            position=tail.position,
-            position_time_us=tail.position_time_us,
+            log_end=None if tail is None else tail.offset,
+            position=0 if tail is None else tail.position,
+            position_time_us=0 if tail is None else tail.position_time_us,
             source_end=0,
             acknowledged=0,
             snapshot_rows=0,
@@ -115,7 +143,33 @@ class CaptureView:
 
     def source_lag_s(self, now_us: int) -> float | None:
         """Age of the newest durable commit if there is more to come, else 0."""
-        return lag_s(self.source_lag_bytes, self.position_time_us, now_us)
+        return _age_s(self.source_lag_bytes, self.position_time_us, now_us)
+
+    def as_json(self, now_us: int, *, runs: bool) -> dict[str, Any]:
+        """Return the view as one JSON object; counts only where an engine `runs`."""
+        found: dict[str, Any] = {
+            "task": self.task,
+            "state": self.state,
+            "source_lag_bytes": self.source_lag_bytes,
+            "source_lag_s": self.source_lag_s(now_us),
+            "log_end": self.log_end,
+            "error": _error_json(self.error),
+        }
+        if runs or self.log_end is not None:
+            found |= {
+                "position": format_lsn(self.position),
+                "slot": self.slot.details if self.slot else None,
+                "warnings": [concern.as_json() for concern in self.concerns],
+                "snapshot": [table.as_json() for table in self.snapshot],
+            }
+        if runs:
+            found |= {
+                "acknowledged": format_lsn(self.acknowledged),
+                "rows": self.rows,
+                "bytes": self.bytes,
+                "reconnects": self.reconnects,
+            }
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,34 +177,68 @@ class SourceView:
     """One source's way, as it is now: what is captured, and how far each sink is with it.
 
     `name` is the source's name among several, empty for the only one; `engine_task` the number
-    of the capture task that works on it.
+    of the capture task that works on it, None for none.
     """
 
     name: str
-    engine_task: int
+    engine_task: int | None
     task: CaptureView
     sinks: tuple[SinkView, ...]
+
+    def task_json(self, now_us: int, *, runs: bool) -> dict[str, Any]:
+        """Return the capture as one JSON object, with the source's name and task if it has a name."""
+        found = self.task.as_json(now_us, runs=runs)
+        if not self.name:
+            return found
+        number = {} if self.engine_task is None else {"engine_task": self.engine_task}
+        return {"name": self.name, **found, **number}
+
+    def sinks_json(self, now_us: int, *, runs: bool) -> list[dict[str, Any]]:
+        """Return the sinks as JSON objects, with the source's name if it has one."""
+        named = {"source": self.name} if self.name else {}
+        return [{**named, **sink.as_json(self.task.log_end, now_us, runs=runs)} for sink in self.sinks]
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineView:
-    """The engine as it is now."""
+    """A pipeline as it is now; `pid` is the process of the engine that runs it, None at rest."""
 
     name: str
     state: PipelineState
     sources: tuple[SourceView, ...]
     error: TailraceError | None
+    pid: int | None = None
 
     @property
     def sinks(self) -> tuple[SinkView, ...]:
         """The sinks of all sources, source by source."""
         return tuple(sink for source in self.sources for sink in source.sinks)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the view as `status --json` prints it.
 
-def lag_s(lag_bytes: int | None, since_us: int | None, now_us: int) -> float | None:
-    """Return the seconds behind: 0 with nothing to come, None if it can't be said."""
+        With several sources, each entry of `tasks` has the source's `name`, each of `sinks` its `source`.
+        """
+        now_us = time.time_ns() // 1000
+        runs = self.pid is not None
+        return {
+            "name": self.name,
+            "state": str(self.state),
+            **({"pid": self.pid, "updated_us": now_us} if runs else {}),
+            "tasks": [source.task_json(now_us, runs=runs) for source in self.sources],
+            "sinks": [sink for source in self.sources for sink in source.sinks_json(now_us, runs=runs)],
+            "error": _error_json(self.error),
+        }
+
+
+def _age_s(lag_bytes: int | None, since_us: int | None, now_us: int) -> float | None:
+    # 0 with nothing to come, None if it can't be said.
     if lag_bytes is None:
         return None
     if lag_bytes == 0:
         return 0.0
     return round(max(0, now_us - since_us) / 1e6, 3) if since_us else None
+
+
+def _error_json(error: TailraceError | None) -> dict[str, Any] | None:
+    return None if error is None else error.as_json()

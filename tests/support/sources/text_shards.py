@@ -190,7 +190,9 @@ class TextShardsCapture:
         found.shard(shard, {"lines": number + 1})
         found.commit()
         self._append(writer, found)
-        (self._section.folder / f"{shard}.sent").write_text(str(number + 1))
+        sent = self._section.folder / f"{shard}.sent"
+        sent.with_suffix(".new").write_text(str(number + 1))
+        sent.with_suffix(".new").replace(sent)
         return True
 
     def _append(self, writer: LogWriter, found: RowFrames) -> None:

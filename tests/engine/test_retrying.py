@@ -7,7 +7,7 @@ import threading
 import pytest
 import structlog
 
-from tailrace.engine.backoff import Backoff, is_retriable
+from tailrace.backoff import Backoff, is_retriable
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.contracts import RetriableError
 from tailrace.engine.retry import GivenUpError, Retrying

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
+from tailrace.backoff import Backoff
 from tailrace.changelog.disclosure import keep_disclosure, keep_renames
 from tailrace.changelog.prune import apply
 from tailrace.changelog.readers import Readers
 from tailrace.changelog.retention import RetentionRules
 from tailrace.config import ColumnPolicy, JsonlSink
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.engine.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline import sink_worker as feeding
 from tailrace.pipeline.background import Background

@@ -1,11 +1,10 @@
-"""A pipeline's state, and the waits between attempts."""
+"""A pipeline's state as a function."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.engine.backoff import Backoff
 from tailrace.errors import NEEDS_SNAPSHOT, Kind, TailraceError
 from tailrace.pipeline.status.lifecycle import ENDED, PipelineState, state_at_end, state_while_running
 
@@ -32,19 +31,3 @@ def test_how_it_ends_depends_on_its_worst_failure(kinds):
     assert state in ENDED
     assert (state is PipelineState.STOPPED) == (not any(kinds))
     assert (state is PipelineState.NEEDS_SNAPSHOT) == (not NEEDS_SNAPSHOT.isdisjoint(kinds))
-
-
-def test_waits_double_to_a_bound_and_end():
-    passing, waits = TailraceError(Kind.SINK_WRITE_FAILED, "x"), []
-    backoff = Backoff(7, first_s=1, longest_s=10)
-    while True:
-        backoff, wait_s = backoff.after(passing)
-        if wait_s is None:
-            break
-        waits.append(wait_s)
-    assert waits == [1, 2, 4, 8, 10, 10, 10]
-    assert backoff.after_success().after(passing)[1] == 1
-
-
-def test_what_a_person_must_repair_is_not_tried_again():
-    assert Backoff(7).after(TailraceError(Kind.SINK_FOREIGN, "x"))[1] is None

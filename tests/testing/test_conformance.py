@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tailrace.engine.backoff import Backoff
+from tailrace.backoff import Backoff
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.contracts import StopEngine
 from tailrace.engine.offsets.stores import FileOffsetStore, MemoryOffsetStore

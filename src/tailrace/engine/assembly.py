@@ -15,12 +15,12 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
+from tailrace.backoff import Backoff
 from tailrace.config import EngineConfig, EngineOptions, load_engine
 from tailrace.config.fields import context_for
 from tailrace.config.load import from_mapping
 from tailrace.config.problems import from_pydantic
 from tailrace.engine.arguments import check_called, invalid
-from tailrace.engine.backoff import Backoff
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.commit_policies import BY_NAME
 from tailrace.engine.connectors import connector_of

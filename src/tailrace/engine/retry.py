@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from tailrace.engine.backoff import Backoff
+from tailrace.backoff import Backoff
 from tailrace.engine.contracts import Clock
 from tailrace.errors import TailraceError
 

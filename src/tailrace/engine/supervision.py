@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from tailrace.backoff import Backoff
 from tailrace.config import EngineOptions
-from tailrace.engine.backoff import Backoff
 from tailrace.engine.failures import as_task_failure
 from tailrace.engine.lifecycle import EngineEvent
 from tailrace.errors import TailraceError

@@ -15,8 +15,8 @@ from typing import Any
 import structlog
 
 from tailrace import failpoints
+from tailrace.backoff import Backoff, is_retriable
 from tailrace.config import EngineOptions
-from tailrace.engine.backoff import Backoff, is_retriable
 from tailrace.engine.contracts import (
     Clock,
     HasErrors,

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tailrace.backoff import Backoff
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import disclosure_is_kept
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.readers import Readers
 from tailrace.config import ColumnPolicy, FolderSink, SinkConfig
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.engine.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import LogRange

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace import __version__
+from tailrace.backoff import Backoff
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory, encode_name
 from tailrace.changelog.reader import LogReader
@@ -28,7 +29,6 @@ from tailrace.config.sections import PythonSinkConfig as PythonConfig
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.converters.contract import Converter
 from tailrace.converters.factory import Converting, build
-from tailrace.engine.backoff import Backoff
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.processing import ProcessingConfig, on_batch, on_record, processor_for
 from tailrace.engine.threads import Pool

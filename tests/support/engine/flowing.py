@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.engine.backoff import Backoff
+from tailrace.backoff import Backoff
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.commit_policies import Always
 from tailrace.engine.contracts import CommitPolicy, RecordProcessor

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tailrace.engine.backoff import Backoff
+from tailrace.backoff import Backoff
 from tailrace.engine.contracts import Clock, Committer
 from tailrace.engine.processing.handlers import Handler, HandlerKind
 from tailrace.engine.processing.in_flight import InFlightLimiter

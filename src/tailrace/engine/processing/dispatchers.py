@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from tailrace.engine.backoff import Backoff
+from tailrace.backoff import Backoff
 from tailrace.engine.contracts import StopEngine
 from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
 from tailrace.engine.processing.handlers import check_done, where

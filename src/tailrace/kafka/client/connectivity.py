@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
+from tailrace.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.failures import error_of
 
@@ -56,12 +57,12 @@ def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:
     client = made(Consumer, {**settings, "group.id": _NOBODY, "error_cb": heard.append})
     deadline = time.monotonic() + timeout_s
     refused_s: float | None = None
-    wait_s = _WAIT_S
+    backoff = Backoff(first_s=_WAIT_S, longest_s=_WAIT_S_MAX)
     try:
         while True:
             left_s = deadline - time.monotonic()
             try:
-                return len(client.list_topics(_NOBODY, min(wait_s, max(0.1, left_s))).brokers)
+                return len(client.list_topics(_NOBODY, min(backoff.wait_s, max(0.1, left_s))).brokers)
             except KafkaException as error:
                 failure = error
             client.poll(0)  # hears what went wrong
@@ -75,7 +76,7 @@ def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:
             del heard[:-10]
             if left_s <= 0:
                 raise _silent(heard, settings, timeout_s) from failure
-            wait_s = min(2 * wait_s, _WAIT_S_MAX)
+            backoff = backoff.failed()
     finally:
         client.close()
 

@@ -143,9 +143,12 @@ def may_pass(error: KafkaError) -> bool:
     return error.retriable() or error.code() in _PASSING
 
 
-def persist(timeout_s: float, act: Callable[[float], _Found]) -> _Found:
-    """Call `act` with the seconds that are left, again while the client says that this may help.
+def persist(
+    timeout_s: float, act: Callable[[float], _Found], may_help: Callable[[KafkaError], bool] = may_pass
+) -> _Found:
+    """Call `act` with the seconds that are left, at least 0.1; and again after an error, while there is time.
 
+    :param may_help: tells whether calling again may help after this error.
     :raises KafkaException: the last one.
     """
     deadline = time.monotonic() + timeout_s
@@ -154,7 +157,7 @@ def persist(timeout_s: float, act: Callable[[float], _Found]) -> _Found:
             return act(max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             found = error_of(error)
-            if not may_pass(found) or found.fatal() or time.monotonic() >= deadline:
+            if not may_help(found) or found.fatal() or time.monotonic() >= deadline:
                 raise
             time.sleep(_AGAIN_S)
 

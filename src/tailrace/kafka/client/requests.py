@@ -8,7 +8,6 @@ asked by a client that begins anew, and is told who has that broker's place.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -16,14 +15,13 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tailrace.kafka.client.failures import error_of, has_timed_out, may_pass
+from tailrace.kafka.client.failures import has_timed_out, may_pass, persist
 
 _Found = TypeVar("_Found")
 
 #: The part of the time that one attempt gets, and the least of it: a busy cluster may take seconds.
 _SHARE = 4
 _LEAST_S = 5.0
-_AGAIN_S = 0.1
 
 
 class AdminClients:
@@ -42,20 +40,15 @@ class AdminClients:
         :param question: asks a client, within so many seconds; may be asked any number of times.
         :raises KafkaException: what the last attempt met.
         """
-        deadline = time.monotonic() + timeout_s
         at_once_s = max(_LEAST_S, timeout_s / _SHARE)
-        while True:
-            left_s = max(0.1, deadline - time.monotonic())
-            try:
-                return question(self._made(), min(left_s, at_once_s))
-            except KafkaException as error:
-                found = error_of(error)
-                if found.fatal() or time.monotonic() >= deadline:
-                    raise
-                if not (has_timed_out(found) or may_pass(found)):
-                    raise
-                self._client = None  # what it knows of the cluster may be what is wrong
-            time.sleep(_AGAIN_S)
+
+        def may_help(error: KafkaError) -> bool:
+            if not (has_timed_out(error) or may_pass(error)):
+                return False
+            self._client = None  # what it knows of the cluster may be what is wrong
+            return True
+
+        return persist(timeout_s, lambda left_s: question(self._made(), min(left_s, at_once_s)), may_help)
 
     def _made(self) -> AdminClient:
         if self._client is None:

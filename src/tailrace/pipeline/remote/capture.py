@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tailrace.backoff import Backoff
 from tailrace.changelog.writer import Tail
 from tailrace.config import PipelineConfig
-from tailrace.engine.backoff import Backoff
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.remote.attempt import Order, carry_out
@@ -107,8 +107,9 @@ class RemoteCapture:
         return replace(found, phase=phase, error=error, reconnects=found.reconnects + self._jobs_failed)
 
     def _run_jobs(self) -> None:
+        source = self._pipeline.source
         failing_since_s: float | None = None
-        backoff = self._fresh_backoff()
+        backoff = Backoff(first_s=source.reconnect_delay_s, longest_s=source.reconnect_delay_s_max)
         while not self._stopping.is_set():
             began_s = time.monotonic()
             error = self._run_job()
@@ -118,14 +119,13 @@ class RemoteCapture:
                 raise error
             now_s = time.monotonic()
             if failing_since_s is None or now_s - began_s > _STEADY_S:
-                failing_since_s, backoff = now_s, self._fresh_backoff()
-            bound_s = self._pipeline.source.reconnect_s_max
+                failing_since_s, backoff = now_s, backoff.after_success()
+            bound_s = source.reconnect_s_max
             if bound_s and now_s - failing_since_s > bound_s:
                 raise error
             self._error = error
             self._jobs_failed += 1
-            backoff, wait_s = backoff.after_failure()
-            assert wait_s is not None
+            wait_s, backoff = backoff.wait_s, backoff.failed()
             log.warning(
                 "the task that captures has died; started again",
                 pipeline=self._pipeline.name,
@@ -133,10 +133,6 @@ class RemoteCapture:
                 wait_s=wait_s,
             )
             self._stopping.wait(wait_s)
-
-    def _fresh_backoff(self) -> Backoff:
-        source = self._pipeline.source
-        return Backoff(-1, source.reconnect_delay_s, source.reconnect_delay_s_max)
 
     def _run_job(self) -> TailraceError | None:
         """Run one job to its end; return why it failed, if it did.

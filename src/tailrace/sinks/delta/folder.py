@@ -27,6 +27,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from tailrace.backoff import Backoff
 from tailrace.changelog import durable
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.delta.evolution import held_columns
@@ -282,16 +283,18 @@ class DeltaFolder:
         self._attempt("commit to a Delta table", commit)
 
     def _attempt(self, attempted: str, commit: Any) -> None:
-        for attempt in range(COMMIT_ATTEMPTS_MAX):
+        backoff = Backoff(COMMIT_ATTEMPTS_MAX - 1, first_s=0.01)
+        while True:
             delta = self._current()
             assert delta is not None, "only of an existing table"
             try:
                 commit(delta)
             except CommitFailedError as error:
                 # Somebody else committed first, or this commit did happen: look again.
-                if attempt + 1 == COMMIT_ATTEMPTS_MAX:
+                backoff, wait_s = backoff.after_failure()
+                if wait_s is None:
                     raise self._refused(attempted, error) from error
-                time.sleep(0.01 * 2**attempt)
+                time.sleep(wait_s)
             except (DeltaError, OSError) as error:
                 raise self._refused(attempted, error) from error
             else:

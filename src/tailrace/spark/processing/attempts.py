@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tailrace.engine.backoff import Backoff
+from tailrace.backoff import Backoff
 from tailrace.engine.contracts import StopEngine
 from tailrace.engine.processing.handlers import where
 from tailrace.records.batch import Batch

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tailrace.engine.backoff import is_retriable
+from tailrace.backoff import is_retriable
 from tailrace.engine.contracts import StopEngine
 from tailrace.engine.processing.handlers import check_done
 from tailrace.engine.processing.ordering_keys import in_order

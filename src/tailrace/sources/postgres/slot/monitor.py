@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import structlog
 
+from tailrace.backoff import Backoff
 from tailrace.config.patterns import matches_any
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Stopped, TailraceError
@@ -175,7 +176,7 @@ class SlotWatch:
         self._session: Session | None = None
         self._said: dict[str, float] = {}
         self._first_seen: dict[str, float] = {}
-        self._failures = 0
+        self._backoff = Backoff(first_s=SOON_S, longest_s=AGAIN_S_MAX)
         self._beat_concern: SourceWarning | None = None
         self._uncaptured: list[SourceWarning] = []
         self._uncaptured_at = float("-inf")
@@ -203,11 +204,10 @@ class SlotWatch:
         try:
             while not self._ending.wait(max(0.0, min(look_at, beat_at) - time.monotonic())):
                 began = time.monotonic()
-                worked = self._turn(look=began >= look_at, beat=began >= beat_at)
-                if worked:
+                if self._turn(look=began >= look_at, beat=began >= beat_at):
                     pause_s = min(PAUSE_S_MAX, PAUSE_SHARE * (time.monotonic() - began))
                 else:
-                    pause_s = min(AGAIN_S_MAX, SOON_S * 2 ** min(self._failures, 8))
+                    pause_s = self._backoff.wait_s
                 now = time.monotonic()
                 if began >= look_at:
                     look_at = now + max(pause_s, self._look_interval_s())
@@ -233,11 +233,11 @@ class SlotWatch:
                 self._look(self._session)
         except TailraceError as error:
             self._disconnect()
-            self._failures += 1
-            if self._failures == 2:  # a server that restarts is not worth a word here
+            self._backoff = self._backoff.failed()
+            if self._backoff.attempts == 2:  # a server that restarts is not worth a word here
                 log.warning("the slot can't be watched just now", pipeline=self._name, message=error.message)
             return False
-        self._failures = 0
+        self._backoff = self._backoff.after_success()
         return True
 
     def _look(self, session: Session) -> None:

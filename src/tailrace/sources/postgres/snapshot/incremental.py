@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 import structlog
 
 from tailrace import failpoints
+from tailrace.backoff import Backoff
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.model import format_lsn
@@ -106,7 +107,7 @@ class IncrementalSnapshots:
         self._requests = requests
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tailrace-snapshots", daemon=True)
-        self._failures = 0
+        self._backoff = Backoff(first_s=AGAIN_S, longest_s=AGAIN_S_MAX)
         self._locked: set[int] = set()  # relations that can't be read now
         self.settled = False
         self.error: Exception | None = None
@@ -159,8 +160,7 @@ class IncrementalSnapshots:
             self._set_filters()
             self._show_no_more()
             return
-        self._failures += 1
-        wait_s = min(AGAIN_S * 2 ** min(self._failures - 1, 10), AGAIN_S_MAX)
+        wait_s, self._backoff = self._backoff.wait_s, self._backoff.failed()
         log.warning("a snapshot was interrupted; trying again", message=error.message, wait_s=wait_s)
         self._ending.wait(wait_s)
 
@@ -196,7 +196,7 @@ class IncrementalSnapshots:
                     log.info("snapshot done", snapshot=snapshot.id, origin=str(snapshot.origin))
                     continue
                 self._take_window(snapshot, side)
-                self._failures = 0
+                self._backoff = self._backoff.after_success()
 
     @contextmanager
     def _settling(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 
 from tailrace import failpoints
+from tailrace.backoff import Backoff
 from tailrace.changelog.writer import LogWriter, Tail
 from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.protocol import frames
@@ -177,7 +178,7 @@ class Appender:
         self._writer.close()
 
     def _append(self, chunk: Bytes, summary: Summary) -> None:
-        wait_s = FULL_WAIT_S
+        backoff = Backoff(first_s=FULL_WAIT_S, longest_s=FULL_WAIT_S_MAX)
         while True:
             try:
                 self._writer.append(chunk, summary)
@@ -190,10 +191,10 @@ class Appender:
                 if not self.waiting_for_disk:
                     log.warning("the disk under the log is full: waiting for room", **error.context)
                 self.waiting_for_disk = True
-                if self._stopping.wait(wait_s):
+                if self._stopping.wait(backoff.wait_s):
                     raise Stopped from None
                 self.raise_failure()
-                wait_s = min(2 * wait_s, FULL_WAIT_S_MAX)
+                backoff = backoff.failed()
             else:
                 if self.waiting_for_disk:
                     log.info("there is room for the log again")

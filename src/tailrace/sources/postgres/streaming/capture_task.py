@@ -19,6 +19,7 @@ from pathlib import Path
 import structlog
 
 from tailrace import failpoints
+from tailrace.backoff import Backoff
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import keep_disclosure, kept_disclosure
 from tailrace.changelog.writer import LogOptions, LogWriter, Tail
@@ -200,7 +201,9 @@ class CaptureTask:
 
     def _run_connections(self) -> None:
         failing_since: float | None = None
-        attempt = 0
+        backoff = Backoff(
+            first_s=self._source.reconnect_delay_s, longest_s=self._source.reconnect_delay_s_max
+        )
         while not self._stopping.is_set():
             before, began = self._position(), time.monotonic()
             self._phase, self._stream = "connecting", None
@@ -214,10 +217,10 @@ class CaptureTask:
                 now = time.monotonic()
                 steady = self._heard() and now - began > STEADY_S
                 if failing_since is None or steady or self._position() > before:
-                    failing_since, attempt = now, 0
+                    failing_since, backoff = now, backoff.after_success()
                 self._give_up_or_note(error, now - failing_since)
-                attempt += 1
-                self._wait(attempt)
+                self._stopping.wait(backoff.wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
+                backoff = backoff.failed()
             else:
                 return
 
@@ -236,12 +239,6 @@ class CaptureTask:
             message=error.message,
             reconnects=self._reconnects,
         )
-
-    def _wait(self, attempt: int) -> None:
-        longest = min(
-            self._source.reconnect_delay_s * 2 ** min(attempt - 1, 20), self._source.reconnect_delay_s_max
-        )
-        self._stopping.wait(longest * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
 
     def _run_connection(self) -> None:
         if self._appender is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tailrace.engine.contracts import RetriableError
-from tailrace.errors import Policy, TailraceError
+from tailrace.errors import Policy, RetriableError, TailraceError
 
 #: Doubled no more than this often: beyond it, any longest wait is reached.
 _DOUBLINGS_MAX = 40
@@ -13,12 +12,24 @@ _DOUBLINGS_MAX = 40
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that double from `first_s` to `longest_s`, at most `attempts_max` in a row; -1: for ever."""
+    """Waits that double from `first_s` to `longest_s`, at most `attempts_max` in a row; -1: for ever.
 
-    attempts_max: int
+    :param attempts: failures in a row so far.
+    """
+
+    attempts_max: int = -1
     first_s: float = 0.5
     longest_s: float = 30.0
     attempts: int = 0
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds to wait after the next failure."""
+        return min(self.longest_s, self.first_s * 2.0 ** min(self.attempts, _DOUBLINGS_MAX))
+
+    def failed(self) -> Backoff:
+        """Return the state after one more failure, for loops that never give up."""
+        return replace(self, attempts=self.attempts + 1)
 
     def after(self, error: BaseException) -> tuple[Backoff, float | None]:
         """Return the next state and the seconds to wait; None: `error` is final."""
@@ -28,8 +39,7 @@ class Backoff:
         """As `after`, whatever the error was."""
         if 0 <= self.attempts_max <= self.attempts:
             return self, None
-        wait_s = min(self.longest_s, self.first_s * 2 ** min(self.attempts, _DOUBLINGS_MAX))
-        return replace(self, attempts=self.attempts + 1), wait_s
+        return self.failed(), self.wait_s
 
     def after_success(self) -> Backoff:
         """Return the state in which all attempts are free again."""

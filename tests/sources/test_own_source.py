@@ -17,12 +17,16 @@ from deltalake import DeltaTable
 from tailrace import Engine
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import LogWriter
-from tailrace.config import load_engine
+from tailrace.config import PostgresSource, load_engine
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.postgres_connector import PostgresConnector
 from tailrace.protocol.frames import shard_states
+from tailrace.sources.registry import source_type
+from tailrace.testing.conformance import check_source
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.reading import read_topic
+from tests.support.postgres import Database
+from tests.support.sources.text_shards import TextShards, TextShardsSection
 
 TIMEOUT_S = 240
 SHARDS = ("a", "b", "c")
@@ -187,6 +191,51 @@ def test_the_log_says_how_far_each_shard_is(tmp_path: Path) -> None:
     assert {shard: state["lines"] for shard, state in states.items()} == {
         shard: lines for shard, lines in written.items() if lines
     }
+
+
+def test_it_keeps_the_contract_of_sources(tmp_path: Path) -> None:
+    world = World(tmp_path / "shards", 10)
+
+    def commit() -> int:
+        before = world.changes.total()
+        world.work(1)
+        return world.changes.total() - before
+
+    section = TextShardsSection(folder=world.folder, shards=SHARDS)
+    check_source(TextShards(), section, tmp_path / "log", commit)
+
+
+@pytest.mark.any_postgres("the contract is the same for all")
+def test_postgresql_keeps_the_contract_of_sources(tmp_path: Path, pg: Database) -> None:
+    pg.execute("create table orders (id serial primary key)")
+
+    def commit() -> int:
+        pg.execute("insert into orders default values")
+        return 1
+
+    section = PostgresSource(dsn=pg.dsn).for_pipeline("conformance")
+    check_source(source_type("postgresql"), section, tmp_path / "log", commit)
+
+
+def test_a_source_that_breaks_its_contract_is_found(tmp_path: Path) -> None:
+    world = World(tmp_path / "shards", 11)
+
+    class Forgetful(TextShards):
+        """Says that it is where it was, and so takes everything again after a restart."""
+
+        def capture(self, section, log, options, **more):  # type: ignore[no-untyped-def]
+            made = super().capture(section, log, options, **more)
+            made.forgets = True
+            return made
+
+    def commit() -> int:
+        before = world.changes.total()
+        world.work(1)
+        return world.changes.total() - before
+
+    section = TextShardsSection(folder=world.folder, shards=SHARDS)
+    with pytest.raises(AssertionError, match="is not captured again"):
+        check_source(Forgetful(), section, tmp_path / "log", commit)
 
 
 @pytest.mark.usefixtures("package")

@@ -34,7 +34,9 @@ from tailrace.engine.offsets.stores import MemoryOffsetStore
 from tailrace.errors import TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.testing.contexts import Written, connector_context, task_context
+from tailrace.testing.rules import require
 from tailrace.testing.source import LinesSource, lines
+from tailrace.testing.source_types import check_source as check_source  # noqa: PLC0414 - a check like the others
 
 #: How long a check waits for what a contract promises to come soon.
 SOON_S = 30.0
@@ -43,12 +45,6 @@ NAME = "conformance"
 
 #: Of the offsets that a task writes itself, about so many are tried.
 WRITTEN_CHECKED = 3
-
-
-def require(kept: bool, rule: str) -> None:
-    """Fail with the rule that was broken."""
-    if not kept:
-        raise AssertionError(f"contract broken: {rule}")
 
 
 # ---------------------------------------------------------------------- offset stores

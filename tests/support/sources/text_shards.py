@@ -123,14 +123,15 @@ class TextShardsCapture:
         self._rows = 0
         self._read: dict[str, int] = {}
         self._tables = _tables(section)
+        #: A bug that a check of the contract must find: a restart begins at each shard's first line.
+        self.forgets = False
 
     def run(self) -> None:
         fingerprint = SourceFingerprint("text_shards", str(self._section.folder), "text", "shards")
         writer = LogWriter.open(LogDirectory.create_or_open(self._path, fingerprint), "0")
         try:
-            self._read = {
-                shard: state["lines"] for shard, state in frames.shard_states(writer.schema_in_force).items()
-            }
+            states = {} if self.forgets else frames.shard_states(writer.schema_in_force)
+            self._read = {shard: state["lines"] for shard, state in states.items()}
             if writer.tail.offset == 0:
                 self._phase = "snapshot"
                 self._append(writer, self._snapshot())

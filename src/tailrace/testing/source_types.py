@@ -1,0 +1,109 @@
+"""Whether a type of source keeps its contract (`tailrace.sources.contract`)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.config.sections import LogConfig
+from tailrace.config.source.section import SourceSection
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.contract import Capture, Source
+from tailrace.testing.rules import require
+
+#: How long a check waits for what the contract promises.
+WAIT_S = 60.0
+_LOOK_S = 0.02
+_TASK = "0"
+
+
+def check_source(source: Source, section: SourceSection, log: Path, commit: Callable[[], int]) -> None:
+    """Check a type of source against a running database.
+
+    :param section: settings of the source, of a pipeline named `conformance`.
+    :param log: where the change log is to be; nothing is there yet.
+    :param commit: commits one transaction, and returns how many changes of captured tables it has, 1 or more.
+    """
+    require(isinstance(section, source.settings), "`settings` is the class of the section")
+    options, stop = LogConfig(path=log), threading.Event()
+    news = threading.Event()
+
+    def capture(on_durable: Callable[[], None] | None = None) -> Capture:
+        return source.capture(section, log, options, name="conformance", on_durable=on_durable)
+
+    with _running(capture(news.set)) as first:
+        _wait(lambda: first.caught_up(source.end(section, stop)), "what was there is in the log")
+        begun = _rows(log)
+        news.clear()
+        before, expected = source.end(section, stop), commit()
+        end = source.end(section, stop)
+        require(end > before, "`end` rises with every commit")
+        _wait(lambda: first.caught_up(end), "`caught_up` says so once a transaction is durable")
+        require(news.wait(WAIT_S), "`on_durable` is called for every transaction")
+        require(first.progress().durable.position >= end, "`progress` tells what is durable")
+        require(_rows(log) == begun + expected, "each change is in the log once")
+        _check_alone(capture())
+    expected += commit()
+    with _running(capture()) as second:
+        end = source.end(section, stop)
+        _wait(lambda: second.caught_up(end), "what was committed while nothing ran is captured later")
+        require(_rows(log) == begun + expected, "what is in the log is not captured again")
+
+
+def _check_alone(other: Capture) -> None:
+    try:
+        other.run()
+    except TailraceError as error:
+        require(error.kind is Kind.LOG_LOCKED, "a second capture of one log fails with LOG_LOCKED")
+    else:
+        require(False, "a second capture of one log fails with LOG_LOCKED")
+
+
+@contextmanager
+def _running(capture: Capture) -> Iterator[Capture]:
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            capture.run()
+        except BaseException as error:  # noqa: BLE001 - raised again on the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="conformance-capture", daemon=True)
+    thread.start()
+    try:
+        yield capture
+    except AssertionError:
+        if failed:
+            raise failed[0] from None
+        raise
+    finally:
+        capture.stop()
+        thread.join(WAIT_S)
+    require(not thread.is_alive(), "`run` returns after `stop`")
+    if failed:
+        raise failed[0]
+    require(capture.progress().phase == "stopped", "`progress` says `stopped` when `run` has returned")
+
+
+def _rows(log: Path) -> int:
+    try:
+        directory = LogDirectory.open(log)
+    except TailraceError as error:
+        if error.kind is not Kind.LOG_MISSING:
+            raise
+        return 0
+    with LogReader.open(directory, _TASK) as reader:
+        return sum(block.header.rows for block in reader.blocks(reader.start, reader.end().offset))
+
+
+def _wait(is_so: Callable[[], bool], rule: str) -> None:
+    until = time.monotonic() + WAIT_S
+    while not is_so():
+        require(time.monotonic() < until, f"{rule} ({WAIT_S:.0f} s)")
+        time.sleep(_LOOK_S)

@@ -10,9 +10,7 @@ import pytest
 
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
-from tailrace.config import PipelineConfig
-from tailrace.pipeline.snapshot_requests import known
-from tailrace.pipeline.status.snapshot_status import snapshot_concerns, unfinished
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
 from tailrace.sources.postgres.snapshot.requests import ask, waiting
 from tailrace.sources.postgres.snapshot.state import agenda_name
@@ -37,13 +35,11 @@ def pause(log: Path, *, pauses: bool) -> None:
 
 
 def keys(log: Path) -> list[str]:
-    return [concern.key for concern in snapshot_concerns(LogDirectory.open(log), "0")]
+    return [concern.key for concern in SnapshotControl(log).warnings]
 
 
 def states(log: Path, pg: Database) -> dict[str, str]:
-    source = {"host": "127.0.0.1", "port": pg.port}
-    config = PipelineConfig.model_validate({"name": "t", "source": source, "log": {"path": str(log)}})
-    return {each["id"]: each["state"] for each in known(config)}
+    return {each["id"]: each["state"] for each in SnapshotControl(log).known()}
 
 
 def test_paused_in_the_middle_it_reads_no_more_until_it_is_resumed(
@@ -75,7 +71,7 @@ def test_paused_in_the_middle_it_reads_no_more_until_it_is_resumed(
         windows = hits.count("snapshot.before_window")
         assert windows == 1
         assert states(log, pg) == {**states(log, pg), asked: "paused", later: "paused"}
-        assert unfinished(LogDirectory.open(log), "0")
+        assert SnapshotControl(log).unfinished
         # A restart leaves it paused, and so does a request that is taken back.
         request(log, "public.items", cancels=True)
         again = request(log, *KEYED)

@@ -10,9 +10,9 @@ import pytest
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.status.snapshot_status import snapshot_concerns
 from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.snapshot import copy
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
@@ -257,10 +257,11 @@ def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart
         assert "public.items" in warned[0].message
         assert "--cancel --table public.items" in warned[0].repair
     assert pg.query("select count(*) from victim") == [(0,)]
-    assert [concern.key for concern in snapshot_concerns(directory, "0")] == ["snapshot_failed:bad"]
+    control = SnapshotControl(directory.path)
+    assert [concern.key for concern in control.warnings] == ["snapshot_failed:bad"]
     request(log, "public.items", cancels=True)
     with capturing(pg.dsn, log, **SMALL) as running:
-        wait_until(lambda: running.is_over or not snapshot_concerns(directory, "0"), 60, "the warning to go")
+        wait_until(lambda: running.is_over or not control.warnings, 60, "the warning to go")
         assert not running.is_over, running.error
 
 

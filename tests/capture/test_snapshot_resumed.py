@@ -17,6 +17,7 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.config import LogConfig
 from tailrace.errors import Kind
 from tailrace.pipeline.log.retention import RetentionTimer
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.streaming.capture_task import BEGINNINGS_MAX
 from tests.support.capture.captured import SLOT, capturing, run_to_end
 from tests.support.capture.folded import Folded, fold, units
@@ -215,7 +216,7 @@ def test_retention_among_windows_leaves_what_tells_which_chunks_are_done(
     def retain() -> None:
         """Remove what may go, and lay it aside."""
         shutil.copytree(log / "tasks" / "0", kept, dirs_exist_ok=True)
-        RetentionTimer(LogConfig(path=log, retention={"age_s": 0.001}), "0").turn()
+        RetentionTimer(LogConfig(path=log, retention={"age_s": 0.001}), "0", SnapshotControl(log)).turn()
 
     with writers_at_work(pg, 3):
         for point in ("after_chunk=kill@9", "after_window=kill@2", "before_chunk_end=kill@3"):

@@ -11,8 +11,8 @@ from tailrace.cli.status import words
 from tailrace.model import SourceFingerprint
 from tailrace.pipeline.status.display import Pace, line
 from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.pipeline.status.snapshot_status import unfinished
-from tailrace.pipeline.status.views import CaptureView, PipelineView, SourceView, TableView
+from tailrace.pipeline.status.views import CaptureView, PipelineView, SourceView, TableView, tables_left
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotPlan, SnapshotPlans, TableSnapshotPlan
 from tailrace.sources.postgres.snapshot.state import agenda_name
 from tailrace.sources.progress import TableProgress
@@ -57,7 +57,7 @@ def test_what_is_left_is_shown_table_by_table() -> None:
 def test_without_an_engine_the_agenda_tells_what_is_left(tmp_path: Path) -> None:
     directory = LogDirectory.create_or_open(tmp_path, SourceFingerprint("postgresql", "1", "shop", "slot"))
     (tmp_path / "tasks" / "0").mkdir(parents=True)
-    assert unfinished(directory, "0") == ()
+    assert SnapshotControl(tmp_path).unfinished == {}
     tables = [
         TableSnapshotPlan(number, 100 + number, "public", f"t{number}", True, 500) for number in range(3)
     ]
@@ -66,7 +66,7 @@ def test_without_an_engine_the_agenda_tells_what_is_left(tmp_path: Path) -> None
     tables[0].done, tables[1].done, tables[1].rows = {0, 1}, {1}, 240
     agenda = SnapshotPlans([SnapshotPlan("a", Origin.INITIAL, tables)])
     directory.state_write(agenda_name("0"), agenda.as_json())
-    assert unfinished(directory, "0") == (
+    assert tables_left(SnapshotControl(tmp_path).unfinished, 0.0) == (
         TableView("public.t1", 240, 500, 2, 1, None),
         TableView("public.t2", 0, 500, 0, 0, None),
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace import config
 from tailrace.cli.conversation import print_json, printable
+from tailrace.errors import Kind, TailraceError
+
+if TYPE_CHECKING:
+    from tailrace.sources.contract import Snapshots
 
 
 def request_snapshot(file: Path, source: str | None, tables: list[str], where: str, *, as_json: bool) -> None:
@@ -14,9 +18,7 @@ def request_snapshot(file: Path, source: str | None, tables: list[str], where: s
 
     :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`, `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
-    from tailrace.pipeline.snapshot_requests import ask
-
-    asked = ask(config.load(file, source), tables=tables, where=where)
+    asked = _snapshots(file, source).request(tables, where)
     if as_json:
         print_json(asked)
         return
@@ -29,9 +31,7 @@ def cancel_snapshots(file: Path, source: str | None, tables: list[str], *, as_js
 
     :raises TailraceError: as `request_snapshot`.
     """
-    from tailrace.pipeline.snapshot_requests import ask_for_end
-
-    asked = ask_for_end(config.load(file, source), tables=tables)
+    asked = _snapshots(file, source).cancel(tables)
     if as_json:
         print_json(asked)
         return
@@ -45,9 +45,7 @@ def pause_snapshots(file: Path, source: str | None, *, pauses: bool, as_json: bo
 
     :raises TailraceError: as `request_snapshot`.
     """
-    from tailrace.pipeline.snapshot_requests import ask_for_pause
-
-    asked = ask_for_pause(config.load(file, source), pauses=pauses)
+    asked = _snapshots(file, source).pause(pauses=pauses)
     if as_json:
         print_json(asked)
         return
@@ -60,9 +58,7 @@ def list_snapshots(file: Path, source: str | None, *, as_json: bool) -> None:
 
     :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`, `LOG_CORRUPT`.
     """
-    from tailrace.pipeline.snapshot_requests import known
-
-    found = known(config.load(file, source))
+    found = _snapshots(file, source).known()
     if as_json:
         print_json({"snapshots": found})
         return
@@ -70,6 +66,20 @@ def list_snapshots(file: Path, source: str | None, *, as_json: bool) -> None:
         print("\n".join(_words(snapshot)))
     if not found:
         print("no snapshots")
+
+
+def _snapshots(file: Path, source: str | None) -> Snapshots:
+    from tailrace.sources.registry import source_type
+
+    pipeline = config.load(file, source)
+    found = source_type(pipeline.source.type).snapshots(pipeline.log.path)
+    if found is None:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"ask for a snapshot: sources of the type {pipeline.source.type} read tables at the start alone",
+            "give the pipeline a new log to read all tables again",
+        )
+    return found
 
 
 def _when(asked: dict[str, Any]) -> str:

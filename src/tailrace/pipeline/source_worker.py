@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import structlog
 
@@ -24,7 +23,6 @@ from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, SinkConfig
 from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, Stopped, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
-from tailrace.pipeline import snapshot_requests
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.log.consumer import LogConsumer
 from tailrace.pipeline.log.retention import RetentionTimer
@@ -32,18 +30,13 @@ from tailrace.pipeline.remote import RemoteCapture
 from tailrace.pipeline.sink_worker import TASK, SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.pipeline.status.views import CaptureView, SinkState, SinkView, SourceView, TableView
+from tailrace.pipeline.status.views import CaptureView, SinkState, SinkView, SourceView, tables_left
 from tailrace.sinks.build import build
 from tailrace.sources.contract import Capture
 from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotOutcome
-from tailrace.sources.progress import TableProgress
 from tailrace.sources.registry import source_type
 
 log = structlog.get_logger(__name__)
-
-#: Tables of a snapshot that are told of one by one.
-TABLES_SHOWN_MAX = 200
 
 #: How long a task on an executor may take to end after its driver was killed.
 ORPHAN_S = 20.0
@@ -105,7 +98,7 @@ class SourceWorker:
             self._feed(sink, semaphore) for sink, semaphore in zip(pipeline.sinks, writing, strict=True)
         ]
         self._feeding = [self._background(f"sink-{feed.view.name}", feed.run) for feed in self._feeds]
-        self._retaining = RetentionTimer(pipeline.log, TASK)
+        self._retaining = RetentionTimer(pipeline.log, TASK, self._source.snapshots(pipeline.log.path))
         self._target = self._background("ask-source", self._ask_for_target)
         self._target_position: int | None = None
         self._stop_wanted = threading.Event()
@@ -229,11 +222,8 @@ class SourceWorker:
 
     def _is_snapshot_open(self) -> bool:
         """Return whether a snapshot that was asked for is not read yet: it may be a sink's way out."""
-        return any(
-            each["origin"] == str(Origin.REQUESTED)
-            and each["state"] in ("waiting", str(SnapshotOutcome.OPEN))
-            for each in snapshot_requests.known(self.pipeline)
-        )
+        snapshots = self._source.snapshots(self.pipeline.log.path)
+        return snapshots is not None and snapshots.is_request_open
 
     def _reading_is_registered(self) -> bool:
         return self._reading is None or self._reading.is_registered
@@ -353,15 +343,7 @@ def task_view(task: Capture) -> CaptureView:
         error=progress.error,
         slot=progress.health,
         concerns=progress.warnings,
-        snapshot=_unfinished(progress.snapshot, time.monotonic()),
-    )
-
-
-def _unfinished(tables: Mapping[str, TableProgress], now_s: float) -> tuple[TableView, ...]:
-    left = ((name, table) for name, table in tables.items() if not table.done)
-    return tuple(
-        TableView(name, table.rows, table.rows_estimated, table.chunks, table.chunks_done, table.eta_s(now_s))
-        for name, table in islice(left, TABLES_SHOWN_MAX)
+        snapshot=tables_left(progress.snapshot, time.monotonic()),
     )
 
 

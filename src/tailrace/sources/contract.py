@@ -13,9 +13,9 @@ all shards is known at every boundary of the log.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config import PipelineConfig
@@ -25,7 +25,7 @@ from tailrace.errors import TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import Relation, SourceFingerprint
 from tailrace.sources.findings import Finding
-from tailrace.sources.progress import CaptureProgress, SourceLook
+from tailrace.sources.progress import CaptureProgress, SourceLook, SourceWarning, TableProgress
 
 
 class Capture(Protocol):
@@ -84,6 +84,50 @@ class SourceCheck(Protocol):
         ...
 
 
+class Snapshots(Protocol):
+    """Snapshots of one log, read again beside its stream; asked from any process.
+
+    :raises TailraceError: from every method, `LOG_MISSING`, `LOG_CORRUPT`; where something is asked for,
+        `LOG_FULL` and `LOG_WRITE_FAILED`, too.
+    """
+
+    def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
+        """Ask for rows of `tables`, each as `schema.table`; return `id` and `engine_runs`."""
+        ...
+
+    def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
+        """Ask for the end of the requested snapshots that have one of `tables`; of all if none are named."""
+        ...
+
+    def pause(self, *, pauses: bool) -> dict[str, Any]:
+        """Ask that snapshots beside the stream pause, or go on if not `pauses`."""
+        ...
+
+    def known(self) -> list[dict[str, Any]]:
+        """Return the snapshots that are over, those at work, those that wait: `tailrace snapshot --list`."""
+        ...
+
+    @property
+    def is_request_open(self) -> bool:
+        """Whether a snapshot that was asked for is not read yet."""
+        ...
+
+    @property
+    def needed_from(self) -> int | None:
+        """The log offset from which on the log must tell which rows are read; None if no snapshot is open."""
+        ...
+
+    @property
+    def warnings(self) -> Sequence[SourceWarning]:
+        """What a person should know of the snapshots. Never raises."""
+        ...
+
+    @property
+    def unfinished(self) -> Mapping[str, TableProgress]:
+        """Tables whose snapshot is not whole, as it was last written down. Never raises."""
+        ...
+
+
 class Source(Protocol):
     """A type of source, by its name under `source.type`; found as an entry point of `tailrace.sources`.
 
@@ -125,6 +169,10 @@ class Source(Protocol):
 
         :raises TailraceError: if the source can't be asked.
         """
+        ...
+
+    def snapshots(self, log: Path) -> Snapshots | None:
+        """Return the snapshots of a log; None if this type of source reads tables at the start alone."""
         ...
 
     def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> SourceCheck:

@@ -8,7 +8,7 @@ from tailrace import extensions
 from tailrace.sources.contract import Source
 
 #: Methods that a class announced as a source must have.
-METHODS = ("settings", "capture", "end", "look", "check", "findings_together", "with_recovery")
+METHODS = ("settings", "capture", "end", "look", "check", "findings_together", "with_recovery", "snapshots")
 
 
 @functools.cache

@@ -72,6 +72,9 @@ class TextShards:
     ) -> SourceLook:
         return SourceLook(self.end(pipeline.source, stop))
 
+    def snapshots(self, log: Path) -> None:
+        return None
+
     def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> TextShardsCheck:
         return TextShardsCheck(pipeline.source)
 

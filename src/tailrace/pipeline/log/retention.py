@@ -11,7 +11,7 @@ from tailrace.changelog.prune import apply
 from tailrace.changelog.retention import RetentionRules
 from tailrace.config import LogConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.status.snapshot_status import needed_from
+from tailrace.sources.contract import Snapshots
 
 log = structlog.get_logger(__name__)
 
@@ -22,12 +22,15 @@ class RetentionTimer:
     """Carries out a log's retention rules every few seconds, on the caller's thread.
 
     Only for the process that writes the log, and only when its readers are registered.
+
+    :param snapshots: of the log: what an open one needs stays.
     """
 
-    def __init__(self, config: LogConfig, task: str) -> None:
+    def __init__(self, config: LogConfig, task: str, snapshots: Snapshots | None) -> None:
         retention = config.retention
         self._path = config.path
         self._task = task
+        self._snapshots = snapshots
         self._rules = RetentionRules(
             size_bytes=retention.size_bytes,
             age_s=retention.age_s,
@@ -46,7 +49,7 @@ class RetentionTimer:
         self._next_s = time.monotonic() + INTERVAL_S
         try:
             directory = LogDirectory.open(self._path)
-            keep_from = needed_from(directory, self._task)
+            keep_from = None if self._snapshots is None else self._snapshots.needed_from
             pruned = apply(directory, self._task, self._rules, keep_from=keep_from)
         except TailraceError as error:
             if error.kind is not Kind.LOG_MISSING:

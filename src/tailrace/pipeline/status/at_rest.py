@@ -17,8 +17,14 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.sink_worker import TASK
 from tailrace.pipeline.status.lifecycle import PipelineState, state_at_end
-from tailrace.pipeline.status.snapshot_status import snapshot_concerns, unfinished
-from tailrace.pipeline.status.views import CaptureView, PipelineView, SinkState, SinkView, SourceView
+from tailrace.pipeline.status.views import (
+    CaptureView,
+    PipelineView,
+    SinkState,
+    SinkView,
+    SourceView,
+    tables_left,
+)
 from tailrace.sources.progress import SourceLook
 from tailrace.sources.registry import source_type
 
@@ -104,13 +110,14 @@ def _source(pipeline: PipelineConfig, last: _LastRun, state: PipelineState) -> _
         task = _failed(CaptureView.at_rest(TASK, None), state, damage or before)
         return _Found(SourceView(name, None, task, sinks), damage)
     look = _look(pipeline, directory)
+    snapshots = source_type(pipeline.source.type).snapshots(pipeline.log.path)
     lost = look.lost and source_type(pipeline.source.type).with_recovery(look.lost, pipeline)
     task = replace(
         CaptureView.at_rest(TASK, end),
         source_end=look.end or 0,
         slot=look.health,
-        concerns=(*look.warnings, *snapshot_concerns(directory, TASK)),
-        snapshot=unfinished(directory, TASK),
+        concerns=(*look.warnings, *(snapshots.warnings if snapshots else ())),
+        snapshot=tables_left(snapshots.unfinished, 0.0) if snapshots else (),
     )
     task = _failed(task, state, None if state is PipelineState.STARTING else before or lost)
     sinks = tuple(

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from tailrace.changelog.endmark import Tail
 from tailrace.errors import TailraceError
 from tailrace.model import format_lsn
 from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.sources.progress import SourceHealth, SourceWarning
+from tailrace.sources.progress import SourceHealth, SourceWarning, TableProgress
+
+#: Tables of a snapshot that are shown one by one.
+TABLES_SHOWN_MAX = 200
 
 
 class SinkState(enum.StrEnum):
@@ -93,6 +98,15 @@ class TableView:
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def tables_left(tables: Mapping[str, TableProgress], now_s: float) -> tuple[TableView, ...]:
+    """Return the tables whose rows are not all read, up to a limit; `now_s` on the monotonic clock."""
+    left = ((name, table) for name, table in tables.items() if not table.done)
+    return tuple(
+        TableView(name, table.rows, table.rows_estimated, table.chunks, table.chunks_done, table.eta_s(now_s))
+        for name, table in islice(left, TABLES_SHOWN_MAX)
+    )
 
 
 @dataclass(frozen=True, slots=True)

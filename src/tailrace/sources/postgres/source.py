@@ -28,6 +28,7 @@ from tailrace.sources.postgres.schema.publication import matching_tables
 from tailrace.sources.postgres.slot.health import concerns
 from tailrace.sources.postgres.slot.monitor import look
 from tailrace.sources.postgres.slot.recovery_hints import with_way_out
+from tailrace.sources.postgres.snapshot.control import SnapshotControl
 from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace.sources.progress import SourceLook
 
@@ -78,6 +79,9 @@ class PostgresSourceType:
                 Kind.SLOT_INVALIDATED, concern.message, concern.repair, {"slot": source.slot}
             )
         return SourceLook(end, health.shown(), found, lost)
+
+    def snapshots(self, log: Path) -> SnapshotControl:
+        return SnapshotControl(log)
 
     def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> PostgresCheck:
         return PostgresCheck(pipeline, directory)

@@ -82,7 +82,7 @@ class Host:
     def getConf(self) -> dict[str, str]:  # noqa: N802 - as Spark calls it
         return {}
 
-    def capture(self, session: object, order: Order, group: str, name: str) -> None:
+    def capture(self, session: object, order: Order, group: object) -> None:
         self.orders.append(order)
         if self.ends and (error := self.ends.pop(0)) is not None:
             raise error
@@ -163,7 +163,7 @@ def test_what_the_driver_wants_reaches_the_task_and_its_answer_the_driver(
     channel = Channel(tmp_path / "log")
     seen: list[DesiredState] = []
 
-    def task(session: object, order: Order, group: str, name: str) -> None:
+    def task(session: object, order: Order, group: object) -> None:
         until_s = time.monotonic() + 60
         while time.monotonic() < until_s:
             wanted = channel.wanted()

@@ -8,9 +8,6 @@ changes on the way) into the range's staging folder, with PyArrow. Nothing that 
 visible or counts for anything: the driver commits. So a task may be repeated, run twice at
 once or be left over from an engine that is dead: the same piece gives the same names and the
 same bytes, each put in place by a rename.
-
-Errors come back as values. Raised, they would reach the driver as text among Java's, and text
-of PyArrow's may quote rows.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import os
 import secrets
 import socket
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,7 +36,7 @@ from tailrace.ranges.plan import Piece
 from tailrace.sinks import folders
 from tailrace.sources.postgres.decode.changes import TableChanges
 from tailrace.sources.postgres.decode.column_policy import EVERYTHING, TablePolicy
-from tailrace.spark.failures import translated
+from tailrace.spark import jobs
 from tailrace.spark.folders import not_shared
 
 if TYPE_CHECKING:
@@ -200,66 +197,32 @@ def sync_file(path: str) -> None:
         os.close(fd)
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorFailure:
-    """An error on its way from an executor, as a value."""
-
-    error: TailraceError
-
-
 def run(
     spark: SparkSession | None, work: Sequence[Work], function: Callable[[Work], Result], sink: str
 ) -> list[Result]:
-    """Run `function` on each of `work` as one Spark job, and return the results in order.
+    """Run `function` on each of `work`, as `spark.jobs.run`.
 
-    :param spark: None: run it in this process, one after the other.
-    :param function: importable, or a `partial` of what is: it goes to executors.
     :raises TailraceError: the first that a task met; `SPARK_FAILED` if Spark itself failed.
     """
-    if not work:
-        return []
-    found: Iterable[Result | ExecutorFailure]
-    if spark is None:
-        found = _each(function, sink, work)
-    else:
-        tasks = spark.sparkContext.parallelize(work, len(work)).mapPartitions(partial(_each, function, sink))
-        try:
-            found = tasks.collect()
-        except Exception as error:
-            raise translated(error) from error
-    results: list[Result] = []
-    for each in found:
-        if isinstance(each, ExecutorFailure):
-            raise each.error
-        results.append(each)
-    return results
+    return jobs.run(spark, work, function, partial(_failure, sink))
 
 
-def _each(
-    function: Callable[[Work], Result], sink: str, work: Iterable[Work]
-) -> Iterator[Result | ExecutorFailure]:
-    for each in work:
-        try:
-            yield function(each)
-        except TailraceError as error:
-            if error.kind is Kind.LOG_MISSING:  # the driver has it
-                path = str(error.context["path"])
-                error = not_shared(socket.gethostname(), "log.path", path, "there is no log")
-            yield ExecutorFailure(error)
-        except OSError as error:
-            yield ExecutorFailure(_refused(error, sink))
-        except Exception as error:  # noqa: BLE001
-            # Of an error that nobody foresaw, only its type and place: its words may quote a row.
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            yield ExecutorFailure(
-                TailraceError(
-                    Kind.INTERNAL,
-                    f"write a range: {type(error).__name__} in {frame.name}, "
-                    f"{Path(frame.filename).name} line {frame.lineno}",
-                    "please report it with the version and the tables' definitions",
-                    {"sink": sink},
-                )
-            )
+def _failure(sink: str, error: Exception) -> TailraceError:
+    if isinstance(error, TailraceError):
+        if error.kind is Kind.LOG_MISSING:  # the driver has it
+            return not_shared(socket.gethostname(), "log.path", str(error.context["path"]), "there is no log")
+        return error
+    if isinstance(error, OSError):
+        return _refused(error, sink)
+    # Of an error that nobody foresaw, only its type and place: its words may quote a row.
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return TailraceError(
+        Kind.INTERNAL,
+        f"write a range: {type(error).__name__} in {frame.name}, "
+        f"{Path(frame.filename).name} line {frame.lineno}",
+        "please report it with the version and the tables' definitions",
+        {"sink": sink},
+    )
 
 
 def _refused(error: OSError, sink: str) -> TailraceError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.spark.failures import translated
+from tailrace.spark.jobs import on_every_core
 from tailrace.spark.master import cores_of
 
 if TYPE_CHECKING:
@@ -48,11 +48,7 @@ def require_shared(session: SparkSession, folders: Mapping[str, Path]) -> None:
         return
     with contextlib.ExitStack() as stack:
         probes = [(use, stack.enter_context(_probe(folder))) for use, folder in folders.items()]
-        count = context.defaultParallelism
-        try:
-            found = context.parallelize(range(count), count).mapPartitions(partial(_look, probes)).collect()
-        except Exception as error:
-            raise translated(error) from error
+        found = on_every_core(session, partial(_look, probes))
     for host, use, folder, problem in sorted(found):
         raise not_shared(host, use, folder, problem)
 

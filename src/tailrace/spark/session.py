@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.spark import jvm
 from tailrace.spark.java import require_java
+from tailrace.spark.jobs import on_every_core
 from tailrace.spark.master import cores_of
 from tailrace.warm import load_kernels
 
@@ -208,14 +209,13 @@ def warm(spark: SparkSession) -> None:
     first, if no cache has them, so that workers only load them.
     """
     load_kernels()
-    context = spark.sparkContext
-    count = context.defaultParallelism
-    context.parallelize(range(count), count).foreachPartition(_prepare_worker)
+    on_every_core(spark, _prepare_worker)
     spark.range(1).write.format("noop").mode("overwrite").save()
 
 
-def _prepare_worker(_: Iterable[int]) -> None:
+def _prepare_worker(_: Iterable[int]) -> Iterator[None]:
     began = time.monotonic()
     load_kernels()
     # A worker that is done at once would get a second task, and the next one none.
     time.sleep(max(0.0, _WARM_TASK_S - (time.monotonic() - began)))
+    return iter(())

@@ -20,6 +20,7 @@ from tailrace.pipeline.remote.channel import Channel, DesiredState, Report
 from tailrace.pipeline.remote.requirements import may_grow, too_few
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.sources.progress import CaptureProgress
+from tailrace.spark.jobs import JobGroup, collect
 from tailrace.spark.master import cores_of
 
 if TYPE_CHECKING:
@@ -146,8 +147,8 @@ class RemoteCapture:
         self._spark.require_shared({"log.path": self._pipeline.log.path})
         self._ask(round=self._wanted.round + 1)
         order = Order(self._pipeline.model_dump_json(exclude_unset=True), self._life, self._wanted.round)
-        group = f"tailrace-{self._life}-{order.round}"
-        job = Background("capture-job", lambda: _capture(session, order, group, self._pipeline.name))
+        group = JobGroup(f"tailrace-{self._life}-{order.round}", f"{self._pipeline.name}: capture")
+        job = Background("capture-job", lambda: _capture(session, order, group))
         job.start()
         beat_s, stop_by_s = 0.0, None
         while not job.join(_LOOK_S):
@@ -160,7 +161,7 @@ class RemoteCapture:
             if self._stopping.is_set():
                 stop_by_s = stop_by_s or now_s + STOP_S
                 if now_s > stop_by_s:
-                    log.warning("the task that captures does not end: its job is cancelled", group=group)
+                    log.warning("the task that captures does not end: its job is cancelled", group=group.name)
                     _cancel(session, group)
                     return None
         return job.error
@@ -193,16 +194,14 @@ class RemoteCapture:
             return self._report
 
 
-def _capture(session: SparkSession, order: Order, group: str, name: str) -> None:
-    context = session.sparkContext
-    context.setJobGroup(group, f"{name}: capture", interruptOnCancel=True)
-    [error] = context.parallelize([order], 1).mapPartitions(carry_out).collect()
+def _capture(session: SparkSession, order: Order, group: JobGroup) -> None:
+    [error] = collect(session, carry_out, [order], 1, group)
     if error is not None:
         raise error
 
 
-def _cancel(session: SparkSession, group: str) -> None:
+def _cancel(session: SparkSession, group: JobGroup) -> None:
     try:
-        session.sparkContext.cancelJobGroup(group)
+        group.cancel(session)
     except Exception as error:  # noqa: BLE001 - a Spark that is gone runs no jobs
         log.warning("Spark's job could not be cancelled", error=str(as_failure(error)))

@@ -19,6 +19,7 @@ import structlog
 from tailrace.engine.retry import GivenUpError
 from tailrace.errors import Kind, TailraceError
 from tailrace.spark.failures import translated
+from tailrace.spark.jobs import JobGroup, collect
 from tailrace.spark.processing.executor_calls import ExecutorCall, wire
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class Jobs(Generic[Load, Done]):
         self._at_once = at_once
         self._shut = shut
         self._what = what
-        self._group = f"tailrace-{uuid.uuid4()}"
-        self._errand = ExecutorCall(self._group, function)
+        self._group = JobGroup(f"tailrace-{uuid.uuid4()}", what)
+        self._errand = ExecutorCall(self._group.name, function)
         self._lock = threading.Lock()
         self._waiting: deque[tuple[bytes, Future[Done]]] = deque()
         self._running = 0
@@ -98,9 +99,7 @@ class Jobs(Generic[Load, Done]):
         if not running:
             return
         try:
-            context = self._session().sparkContext
-            # A job that is about to begin must not slip through, so the plain call won't do.
-            context._jsc.sc().cancelJobGroupAndFutureJobs(self._group)  # noqa: SLF001
+            self._group.cancel(self._session())
         except Exception as error:  # noqa: BLE001 - a Spark that is gone runs no jobs
             log.warning("Spark's jobs could not be cancelled", what=self._what, error=type(error).__name__)
 
@@ -155,11 +154,9 @@ class Jobs(Generic[Load, Done]):
                 future.set_exception(found)
 
     def _job(self, loads: Sequence[bytes]) -> list[bytes]:
-        context = self._session().sparkContext
-        context.setJobGroup(self._group, self._what, interruptOnCancel=True)
-        tasks = min(len(loads), 2 * context.defaultParallelism)
-        found: list[bytes] = context.parallelize(loads, tasks).mapPartitions(self._errand).collect()
-        return found
+        session = self._session()
+        tasks = min(len(loads), 2 * session.sparkContext.defaultParallelism)
+        return collect(session, self._errand, loads, tasks, self._group)
 
 
 def _drop(future: Future[Any]) -> None:

@@ -1,0 +1,118 @@
+"""Python functions as Spark jobs: run on executors, errors as values, cancelled by their group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from tailrace.errors import TailraceError
+from tailrace.spark.failures import translated
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class JobGroup:
+    """Jobs that are cancelled together; `description` is for Spark's user interface."""
+
+    name: str
+    description: str
+
+    def cancel(self, session: SparkSession) -> None:
+        """Have Spark give up the group's jobs, and those that are about to begin.
+
+        :raises Exception: of PySpark or py4j, where Spark is gone.
+        """
+        # A job that is about to begin must not slip through, so the plain call won't do.
+        session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.name)  # noqa: SLF001
+
+
+def collect(
+    session: SparkSession,
+    function: Callable[[Iterable[Work]], Iterable[Result]],
+    work: Sequence[Work],
+    tasks: int,
+    group: JobGroup | None = None,
+) -> list[Result]:
+    """Run `function` as one job, each of its `tasks` on a part of `work`; return all results in order.
+
+    :param group: of this job, and of later ones that the calling thread begins without one.
+    :raises Exception: of PySpark or py4j; `failures.translated` says what it means.
+    """
+    context = session.sparkContext
+    if group is not None:
+        context.setJobGroup(group.name, group.description, interruptOnCancel=True)
+    found: list[Result] = context.parallelize(work, tasks).mapPartitions(function).collect()
+    return found
+
+
+def on_every_core(
+    session: SparkSession, function: Callable[[Iterable[int]], Iterable[Result]]
+) -> list[Result]:
+    """Run `function` in as many tasks as executors have cores; return all results.
+
+    A task that is done at once may be followed by another one on the same core.
+    :raises TailraceError: as `failures.translated` has it.
+    """
+    count = session.sparkContext.defaultParallelism
+    try:
+        return collect(session, function, range(count), count)
+    except Exception as error:
+        raise translated(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorFailure:
+    """An error on its way from an executor, as a value."""
+
+    error: TailraceError
+
+
+def run(
+    session: SparkSession | None,
+    work: Sequence[Work],
+    function: Callable[[Work], Result],
+    error_of: Callable[[Exception], TailraceError],
+) -> list[Result]:
+    """Call `function` with each of `work`, as one job of as many tasks; return the results in order.
+
+    Errors come back as values. Raised, they would reach the driver as text among Java's, and text of
+    PyArrow's may quote rows.
+
+    :param session: None: call it in this process, one after the other.
+    :param function: importable, or a `partial` of what is: it goes to executors, as `error_of`.
+    :param error_of: what an error of `function` means; called where it was raised.
+    :raises TailraceError: the first that a call met; `SPARK_FAILED` if Spark itself failed.
+    """
+    if not work:
+        return []
+    found: Iterable[Result | ExecutorFailure]
+    if session is None:
+        found = _each(function, error_of, work)
+    else:
+        try:
+            found = collect(session, partial(_each, function, error_of), work, len(work))
+        except Exception as error:
+            raise translated(error) from error
+    results: list[Result] = []
+    for each in found:
+        if isinstance(each, ExecutorFailure):
+            raise each.error
+        results.append(each)
+    return results
+
+
+def _each(
+    function: Callable[[Work], Result], error_of: Callable[[Exception], TailraceError], work: Iterable[Work]
+) -> Iterator[Result | ExecutorFailure]:
+    for each in work:
+        try:
+            yield function(each)
+        except Exception as error:  # noqa: BLE001 - `run` raises it on the driver
+            yield ExecutorFailure(error_of(error))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 
 from tailrace import __version__
 from tailrace.changelog.reader import LogReader
-from tailrace.converters.avro.binary import encoded
+from tailrace.converters.avro.binary import HEADER_BYTES, encoded
 from tailrace.converters.avro.program import program_of
+from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.contract import Converter
 from tailrace.converters.debezium import JsonConverter
@@ -27,15 +31,18 @@ from tailrace_bench.support.report import Result, machine, median
 
 ROWS = 300_000
 TURNS = 5
+#: Rows of which fastavro writes the values; it takes as long for each.
+FASTAVRO_ROWS = 10_000
 
 _FACTS = SourceInfo("bench", "bench", __version__)
 
 
 def measure(rows: int | None = None) -> Result:
-    """Convert a captured log of `rows` rows by each converter five times, after one pass that is not
-    counted. Times are the process's own, so that other work on the machine counts little.
+    """Convert a captured log of `rows` rows by each converter five times in turn, after one pass that is
+    not counted. Times are the process's own, so that other work on the machine counts little.
 
-    The reference is the JSON Lines sink's writer on the same blocks.
+    The reference is the JSON Lines sink's writer on the same blocks. `fastavro_values` is what fastavro takes
+    to write the values alone, of Python's objects that are there already; `avro` is the whole way.
     """
     rows = rows or ROWS
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:
@@ -51,8 +58,13 @@ def measure(rows: int | None = None) -> Result:
             "cloudevents": blocks.converted_by(CloudEventsConverter()),
             "avro": blocks.encoded,
         }
-        seconds = {name: [_timed(way, rows) for _ in range(TURNS + 1)][1:] for name, way in ways.items()}
-    middle = {name: median(times) for name, times in seconds.items()}
+        values = _AvroValues(*blocks.avro_values(min(rows, FASTAVRO_ROWS)))
+        seconds: dict[str, list[float]] = {name: [] for name in [*ways, "fastavro_values"]}
+        for _ in range(TURNS + 1):
+            for name, way in ways.items():
+                seconds[name].append(_timed(way, rows))
+            seconds["fastavro_values"].append(_timed(values.write, len(values)) * rows / len(values))
+    middle = {name: median(times[1:]) for name, times in seconds.items()}
     return Result(
         name="convert",
         value=rows / middle["json"],
@@ -117,6 +129,45 @@ class _Blocks:
             if events.keys is not None and schemas.key is not None:
                 encoded(events.keys, program_of(schemas.key.document()), 2)
         return found
+
+    def avro_values(self, count: int) -> tuple[list[bytes], Any]:
+        """Return the first values in Avro, each without its header, and their schema."""
+        found: list[bytes] = []
+        converter = JsonConverter()
+        for changes in self._changes():
+            group = Group.of_changes("bench", np.arange(changes.count), changes, _FACTS)
+            events, schemas = converter.payloads(group)
+            document = schemas.value.document()
+            written = encoded(events.values[: count - len(found)], program_of(document), 1)
+            found += [value[HEADER_BYTES:] for value in written.to_pylist()]
+            if len(found) == count:
+                break
+        return found, avro_schema(document, ADJUSTMENTS["avro"], logical_types=False)
+
+
+class _AvroValues:
+    """Values as fastavro has them in Python.
+
+    :raises TailraceError: `INTERNAL` if fastavro writes one otherwise than we do.
+    """
+
+    def __init__(self, written: list[bytes], schema: Any) -> None:
+        self._schema = fastavro.parse_schema(schema)
+        self._objects = [fastavro.schemaless_reader(io.BytesIO(one), self._schema, None) for one in written]
+        if [self._written(one) for one in self._objects] != written:
+            raise TailraceError(Kind.INTERNAL, "compare Avro: fastavro writes other bytes")
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def write(self) -> int:
+        """Write all; returns how many."""
+        return sum(1 for one in self._objects if self._written(one))
+
+    def _written(self, value: Any) -> bytes:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, self._schema, value)
+        return out.getvalue()
 
 
 def _timed(work: Callable[[], int], rows: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -102,3 +102,35 @@ def test_decimals_stay_decimals_beside_an_odd_one() -> None:
         {"id": 0, "v": Decimal("1.50")},
         {"id": 1, "v": "NaN"},
     ]
+
+
+@given(
+    st.integers(0, 38).flatmap(
+        lambda scale: st.tuples(
+            st.just(scale), st.lists(st.none() | st.integers(-(10**38) + 1, 10**38 - 1) | st.integers())
+        )
+    )
+)
+def test_decimals_have_every_digit_whatever_the_precision_of_the_thread(
+    given_: tuple[int, list[Any]],
+) -> None:
+    scale, numbers = given_
+    exact = [
+        None if n is None else Decimal((int(n < 0), tuple(map(int, str(abs(n)))), -scale))
+        for n in numbers
+        if n is None or abs(n) < 10**38
+    ]
+    array = pa.array(exact, pa.decimal128(38, scale))
+    with localcontext(Context(prec=2)):
+        for part, wanted in ((array, exact), (array.slice(1), exact[1:])):
+            found = python_values(part)
+            assert [n and n.as_tuple() for n in found] == [n and n.as_tuple() for n in wanted]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 32, 33, 300])
+def test_rows_are_dictionaries_whatever_the_names_of_the_columns(columns: int) -> None:
+    names = ["a'b\"\\{}\n", "é ", "", "v0", "rows", *(f"c{n}" for n in range(columns))][:columns]
+    rows = [{name: n * at for at, name in enumerate(names)} for n in range(5)] + [None]
+    array = pa.array(rows, pa.struct([pa.field(name, pa.int64()) for name in names]))
+    assert python_values(array) == array.to_pylist() == rows
+    assert [list(row) for row in python_values(array)[:5]] == [names] * 5

@@ -7,6 +7,7 @@ the wire's bytes (`Group.wire`) writes its output straight from them.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,8 +64,9 @@ class Group:
     _columns: pa.RecordBatch | None = None
     #: Named columns that come beside those of `_changes`: headers, so far.
     _beside: dict[str, pa.Array] = field(default_factory=dict)
-    # By column and run, values as Python's; None: a single one was asked for so far.
+    # By column and run, values as Python's; None: a single one was asked for so far. Changed under the lock.
     _values: dict[tuple[str, int], list[Any] | None] = field(default_factory=dict, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     origin: SourceInfo | None = None
     earlier: int = 0
 
@@ -166,18 +168,23 @@ class Group:
 
         Who asks for several rows near each other pays for converting a whole run of them once.
         """
-        run, at = divmod(row, _RUN)
-        values = self._values.get((name, run))
-        if values is not None:
-            return values[at]
-        if (name, run) not in self._values:
-            if len(self._values) >= _RUNS_MAX:
-                self._values.clear()
-            self._values[name, run] = None
-            return self._python(name, row, 1)[0]
-        values = self._python(name, run * _RUN, _RUN)
-        self._values[name, run] = values
-        return values[at]
+        values = self._values.get((name, row // _RUN))
+        return self._value_at(name, row) if values is None else values[row % _RUN]
+
+    def _value_at(self, name: str, row: int) -> Any:
+        run = row // _RUN
+        # Threads that deliver want the same run at about the same time: one of them converts it.
+        with self._lock:
+            values = self._values.get((name, run))
+            if values is None:
+                if len(self._values) >= _RUNS_MAX:
+                    self._values.clear()
+                # Who begins at the beginning, or was in the run before, goes on.
+                if row and (name, run) not in self._values and not self._values.get((name, run - 1)):
+                    self._values[name, run] = None
+                    return self._python(name, row, 1)[0]
+                values = self._values[name, run] = self._python(name, run * _RUN, _RUN)
+        return values[row % _RUN]
 
     def _python(self, name: str, first: int, count: int) -> list[Any]:
         if name == "headers":

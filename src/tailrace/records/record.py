@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ _REPLACEABLE = {"topic", "key", "before", "after", "value", "headers"}
 class Record:
     """A view of one row of a group. Values are Python's own, made when they are asked for."""
 
+    #: What `replace` was given: the record differs from its row in this.
+    replaced: Mapping[str, Any] = MappingProxyType({})
+
     def __init__(
         self,
         group: Group,
@@ -25,8 +29,8 @@ class Record:
         self.group = group
         self.row = row
         self.partition = partition
-        #: What `replace` was given: the record differs from its row in this.
-        self.replaced: Mapping[str, Any] = replaced or {}
+        if replaced:
+            self.replaced = replaced
 
     def __repr__(self) -> str:
         # No values: records end up in logs.

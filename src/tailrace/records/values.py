@@ -7,7 +7,10 @@ costs.
 from __future__ import annotations
 
 import datetime as dt
-from decimal import Decimal
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,13 @@ _EPOCH = dt.date(1970, 1, 1).toordinal()
 _DAYS_MIN, _DAYS_MAX = dt.date.min.toordinal() - _EPOCH, dt.date.max.toordinal() - _EPOCH
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
+#: Rows with more columns are made by `dict(zip(…))`, which is as quick then.
+_COLUMNS_COMPILED_MAX = 32
+
+# The product with a power of ten is exact: more digits than decimal128 has. A context apart: a handler may
+# have set another precision for its own thread.
+_EXACT = Context(prec=80)
+
 
 def python_values(array: pa.Array) -> list[Any]:
     """Return the values as `to_pylist` does; dates and timestamps before year 1 or after 9999, and infinite
@@ -28,19 +38,41 @@ def python_values(array: pa.Array) -> list[Any]:
     kind = array.type
     if pa.types.is_struct(kind):
         parts = [python_values(array.field(place)) for place in range(kind.num_fields)]
-        names = [field.name for field in kind]
-        rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*parts, strict=True)]
+        rows = _dicts_of(tuple(field.name for field in kind))(zip(*parts, strict=True))
         return _with_nulls(rows or [{} for _ in range(len(array))], array)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         items = python_values(array.flatten())
         ends = np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)).tolist()
         return _with_nulls([items[a:b] for a, b in zip([0, *ends], ends, strict=False)], array)
     if pa.types.is_decimal128(kind) and kind.scale >= 0:
-        return [None if text is None else Decimal(text) for text in array.cast(pa.string()).to_pylist()]
+        return _decimals(array)
     if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.unit in _PER_DAY):
         return _stamps(array)
     found: list[Any] = array.to_pylist()
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _dicts_of(names: tuple[str, ...]) -> Callable[[Iterable[tuple[Any, ...]]], list[Any]]:
+    # Returns what makes rows dictionaries. A display of constant keys takes a third of `dict(zip(…))`; that
+    # needs code for these names.
+    if not 0 < len(names) <= _COLUMNS_COMPILED_MAX:
+        return lambda rows: [dict(zip(names, row, strict=False)) for row in rows]
+    values = [f"v{place}" for place in range(len(names))]
+    pairs = ", ".join(f"{name!r}: {value}" for name, value in zip(names, values, strict=True))
+    code = f"lambda rows: [{{{pairs}}} for {', '.join(values)}, in rows]"
+    made: Callable[[Iterable[tuple[Any, ...]]], list[Any]] = eval(code, {})  # noqa: S307 - literals alone
+    return made
+
+
+def _decimals(array: pa.Array) -> list[Any]:
+    if not len(array):
+        return []
+    low, high = np.frombuffer(array.buffers()[1], np.int64).reshape(-1, 2)[array.offset :][: len(array)].T
+    if array.null_count or (high != low >> 63).any():
+        return [None if text is None else Decimal(text) for text in array.cast(pa.string()).to_pylist()]
+    unit = Decimal((0, (1,), -array.type.scale))
+    return list(map(_EXACT.multiply, low.tolist(), itertools.repeat(unit)))
 
 
 def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:

@@ -94,8 +94,10 @@ class _Open:
             return None
         if self.ends is None or not self.polled:
             return self.done_before
-        found = np.flatnonzero(self.ends[: self.done_before])
-        return int(found[-1]) + 1 if len(found) else None
+        # Asked while records are marked: the last end is near, the first is not.
+        behind_first = self.ends[: self.done_before][::-1]
+        back = int(behind_first.argmax()) if len(behind_first) else 0
+        return self.done_before - back if len(behind_first) and behind_first[back] else None
 
 
 class Tracker:
@@ -200,7 +202,7 @@ class Tracker:
             return
         if found.out_of_order is None:
             after = found.done_before + len(places)
-            if np.array_equal(places, np.arange(found.done_before, after)):
+            if list(places) == list(range(found.done_before, after)):
                 found.done_before = after
                 return
             found.out_of_order = bytearray(found.polled)

@@ -71,7 +71,8 @@ class ReadyBatch:
         """Yield each record's place, and what of it a handler gets: itself, or its events, if any."""
         places = self.batch.places.tolist()
         if isinstance(self.given, Batch):
-            yield from ((place, (record,)) for place, record in zip(places, self.given, strict=True))
+            # Nothing here is called for each record but `Record` itself.
+            yield from zip(places, zip(self.given, strict=True), strict=True)
             return
         events = zip(self.given.places.tolist(), self.given, strict=True)
         at, event = next(events, (-1, None))

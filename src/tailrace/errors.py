@@ -72,6 +72,9 @@ class Kind(enum.StrEnum):
     SCHEMA_PENDING = "schema_pending"  # the catalogue does not show yet what a transaction altered
     TABLE_UNKNOWN = "table_unknown"
 
+    # joining topics
+    JOIN_VIOLATED = "join_violated"  # order, repetition, a missing transaction: the topics are not as assumed
+
     # converting
     CONVERSION_FAILED = "conversion_failed"  # a record has what its form can't hold
     SCHEMA_REFUSED = "schema_refused"  # by a schema registry: incompatible, invalid or not registered

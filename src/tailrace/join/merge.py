@@ -1,0 +1,432 @@
+"""The merge of one data partition with the transaction topic: two bounded queues, both in order. Pure.
+
+The rule: if the heads of both queues have the same key, the data row is joined and its queue advances; else
+the transaction queue advances; if a queue is empty, the merge waits. It is applied to runs of rows of one
+transaction, with Arrow's and numpy's functions, never row by row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.errors import Kind, TailraceError
+
+Integers = npt.NDArray[np.int64]
+
+#: An order, a bound or a count that is not known.
+UNKNOWN = -1
+
+#: Keys of transactions that were passed, remembered to find repeated ones. The newest; about 1 MB.
+PASSED_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class DataRows:
+    """Rows of a data partition, in its order; all arrays have one value for each.
+
+    :param offsets: in the partition, rising.
+    :param keys: of the rows' transactions; null: a row of no transaction, such as one of a snapshot.
+    :param follows: the order of a transaction: those up to it come before the row's own, and the next one is
+        the row's own. `UNKNOWN`: not said.
+    :param orders: the row's place in its transaction, rising; `UNKNOWN`: not said.
+    """
+
+    offsets: Integers
+    keys: pa.Array
+    follows: Integers
+    orders: Integers
+
+    def part(self, first: int, last: int) -> DataRows:
+        """Return rows `[first, last)`."""
+        cut = slice(first, last)
+        return DataRows(self.offsets[cut], self.keys[cut], self.follows[cut], self.orders[cut])
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRows:
+    """Rows of the transaction topic, one for each transaction; all arrays have one value for each.
+
+    :param offsets: in the topic's partition, rising.
+    :param keys: unique, never null.
+    :param orders: rising from transaction to transaction; None: the topic has none.
+    :param counts: how many rows the transaction has in all partitions; `UNKNOWN`: not said.
+    """
+
+    offsets: Integers
+    keys: pa.Array
+    orders: Integers | None
+    counts: Integers
+
+    def part(self, first: int, last: int) -> TransactionRows:
+        """Return rows `[first, last)`."""
+        cut = slice(first, last)
+        orders = None if self.orders is None else self.orders[cut]
+        return TransactionRows(self.offsets[cut], self.keys[cut], orders, self.counts[cut])
+
+    def followed_by(self, others: TransactionRows) -> TransactionRows:
+        """Return these rows and others behind them."""
+        orders = None
+        if self.orders is not None and others.orders is not None:
+            orders = np.concatenate([self.orders, others.orders])
+        return TransactionRows(
+            np.concatenate([self.offsets, others.offsets]),
+            pa.concat_arrays([self.keys, others.keys]),
+            orders,
+            np.concatenate([self.counts, others.counts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a merge goes on: the offset that is committed.
+
+    :param data: offset of the next data row.
+    :param transactions: offset of the transaction of the last row that was joined, for its next rows; that of
+        the next one if there is none.
+    :param seen: rows of that transaction that were joined.
+    :param order: of the last of them; `UNKNOWN` if it has none.
+    """
+
+    data: int = 0
+    transactions: int = 0
+    seen: int = 0
+    order: int = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a merge step gives: the first rows of the data queue, which they leave.
+
+    :param rows: how many.
+    :param transactions: for each, the place of its transaction in their queue before the step; -1: none.
+    :param passed: how many transactions leave the front of their queue.
+    :param offsets: for each row, that of its transaction; of a row without one, that of the one before.
+    :param next_offsets: of the data, after each row.
+    :param seen: for each, rows of its transaction in this partition up to it, inclusive.
+    :param orders: for each, its place in its transaction.
+    :param ends: for each, whether it is known that no row of its transaction follows in this partition.
+    """
+
+    rows: int
+    transactions: Integers
+    passed: int
+    offsets: Integers
+    next_offsets: Integers
+    seen: Integers
+    orders: Integers
+    ends: npt.NDArray[np.bool_]
+
+    def position(self, row: int) -> Position:
+        """Return where a merge goes on after a row."""
+        return Position(
+            int(self.next_offsets[row]), int(self.offsets[row]), int(self.seen[row]), int(self.orders[row])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    # Rows of one transaction that follow each other; the rows of a chunk are cut into them once.
+    rows: DataRows
+    starts: Integers
+    keys: pa.Array
+
+
+class Merge:
+    """The merge of one data partition, as of a position.
+
+    :param position: where it goes on.
+    :param names: of topics and partitions, for errors.
+    :param passed_max: keys of passed transactions that are remembered.
+    """
+
+    def __init__(
+        self,
+        position: Position,
+        names: Mapping[str, str | int] | None = None,
+        passed_max: int = PASSED_MAX,
+    ) -> None:
+        self._names = dict(names or {})
+        self._passed_max = passed_max
+        self._position = position
+        self._data: deque[_Runs] = deque()
+        self._window: TransactionRows | None = None
+        self._passed: pa.Array | None = None
+        self._last_order = UNKNOWN
+        self._data_offset, self._transaction_offset = position.data - 1, position.transactions - 1
+        self._ended = position.seen == 0
+        self._failure: TailraceError | None = None
+
+    @property
+    def position(self) -> Position:
+        """Where the merge goes on after everything that it gave."""
+        return self._position
+
+    @property
+    def data_queued(self) -> int:
+        """Rows that wait for their transaction."""
+        return sum(len(runs.rows.offsets) for runs in self._data)
+
+    @property
+    def transactions_queued(self) -> int:
+        """Transactions that wait for rows."""
+        return 0 if self._window is None else len(self._window.offsets)
+
+    def add_data(self, rows: DataRows) -> None:
+        """Queue rows that follow those that were queued before.
+
+        :raises TailraceError: `JOIN_VIOLATED` if offsets do not rise.
+        """
+        self._data_offset = self._rising(rows.offsets, self._data_offset, "data")
+        if len(rows.offsets):
+            starts = _run_starts(rows.keys)
+            self._data.append(_Runs(rows, starts, rows.keys.take(pa.array(starts))))
+
+    def add_transactions(self, rows: TransactionRows) -> None:
+        """Queue transactions that follow those that were queued before.
+
+        One that comes again is not queued, nor what follows it: `take` raises when all before it is joined.
+        :raises TailraceError: `JOIN_VIOLATED` if offsets do not rise.
+        """
+        self._transaction_offset = self._rising(rows.offsets, self._transaction_offset, "transaction")
+        if self._failure is not None or not len(rows.offsets):
+            return
+        good = self._good_transactions(rows)
+        if good < len(rows.offsets):
+            self._failure = self._violation(
+                "transactions_out_of_order",
+                "a transaction comes again, or after a later one",
+                self._position.data,
+                int(rows.offsets[good]),
+            )
+            rows = rows.part(0, good)
+        if rows.orders is not None and good:
+            self._last_order = int(rows.orders[-1])
+        self._window = rows if self._window is None else self._window.followed_by(rows)
+
+    def take(self) -> Joined:
+        """Return the rows that can be joined now, maybe none, and how many transactions have left the queue.
+
+        :raises TailraceError: `JOIN_VIOLATED` if what comes next breaks what the merge relies on.
+        """
+        rows, starts, keys = self._queue()
+        is_real = np.asarray(pc.is_valid(keys))
+        places = self._places(keys)
+        waiting = np.flatnonzero(is_real & (places < 0))
+        stop = int(waiting[0]) if len(waiting) else len(starts)
+        is_waiting, failure = stop < len(starts), None
+        misplaced = self._misplaced(rows.follows[starts[:stop]], places[:stop])
+        if misplaced < stop:
+            stop, is_waiting = misplaced, False
+            failure = self._wrong(rows, int(starts[stop]), int(places[stop]))
+        elif is_waiting:
+            failure = self._never_comes(rows, int(starts[stop]), keys[stop])
+            is_waiting = failure is None
+        end = int(starts[stop]) if stop < len(starts) else len(rows.offsets)
+        # The run that stops it is of another transaction than the last joined one, or breaks the rules.
+        joined, repeated = self._join(rows, starts[:stop], places[:stop], end, has_next=stop < len(starts))
+        if joined.rows < end:
+            is_waiting, failure = False, repeated
+        failure = failure or (self._failure if is_waiting or stop == len(starts) else None)
+        passed = self.transactions_queued if is_waiting else max(0, int(joined.transactions.max(initial=0)))
+        if failure is not None and not joined.rows:
+            raise failure
+        if joined.rows:
+            self._position, self._ended = joined.position(joined.rows - 1), bool(joined.ends[-1])
+            self._drop_rows(joined.rows)
+        self._pass(passed)
+        return replace(joined, passed=passed)
+
+    def pass_transactions(self, offset: int) -> int:
+        """Pass the transactions up to an offset, inclusive, as no row of them will come; return how many.
+
+        Only while no row is queued: whoever calls it knows that none of the partition's rows is theirs.
+        """
+        if self._data or self._window is None:
+            return 0
+        passed = int(np.searchsorted(self._window.offsets, offset, side="right"))
+        if passed:
+            after = int(self._window.offsets[passed - 1]) + 1
+            self._position, self._ended = Position(self._position.data, after), True
+            self._pass(passed)
+        return passed
+
+    # ------------------------------------------------------------------ checks
+
+    def _rising(self, offsets: Integers, last: int, what: str) -> int:
+        if not len(offsets):
+            return last
+        if int(offsets[0]) <= last or bool((np.diff(offsets) <= 0).any()):
+            raise self._violation(
+                "offsets_out_of_order", f"the {what} offsets do not rise", int(offsets[0]), int(offsets[0])
+            )
+        return int(offsets[-1])
+
+    def _good_transactions(self, rows: TransactionRows) -> int:
+        # How many come before the first one that was there already.
+        if rows.orders is not None:
+            is_bad = rows.orders <= np.concatenate([[self._last_order], rows.orders[:-1]])
+        else:
+            first = np.asarray(pc.index_in(rows.keys, value_set=rows.keys))
+            is_bad = first < np.arange(len(first))
+            for known in (self._passed, None if self._window is None else self._window.keys):
+                if known is not None:
+                    is_bad |= np.asarray(pc.is_in(rows.keys, value_set=known))
+        bad = np.flatnonzero(is_bad)
+        return int(bad[0]) if len(bad) else len(rows.offsets)
+
+    def _misplaced(self, follows: Integers, places: Integers) -> int:
+        # The first run whose transaction was passed before it, or is not the one that must be its own.
+        real = np.flatnonzero(places >= 0)
+        if not len(real):
+            return len(places)
+        at = places[real]
+        is_bad = np.concatenate([[False], at[1:] < at[:-1]])
+        window = self._window
+        if window is not None and window.orders is not None:
+            own = np.searchsorted(window.orders, follows[real], side="right")
+            is_bad |= (follows[real] != UNKNOWN) & (own != at)
+        bad = np.flatnonzero(is_bad)
+        return int(real[bad[0]]) if len(bad) else len(places)
+
+    def _wrong(self, rows: DataRows, row: int, place: int) -> TailraceError:
+        assert self._window is not None
+        return self._out_of_place(int(rows.offsets[row]), int(self._window.offsets[place]))
+
+    def _never_comes(self, rows: DataRows, row: int, key: pa.Scalar) -> TailraceError | None:
+        # Whether the transaction of a row, which is not queued, can't come any more.
+        data, window, follows = int(rows.offsets[row]), self._window, int(rows.follows[row])
+        if self._passed is not None and pc.index(self._passed, key).as_py() >= 0:
+            return self._out_of_place(data, self._position.transactions)
+        if window is not None and window.orders is not None and follows != UNKNOWN:
+            own = int(np.searchsorted(window.orders, follows, side="right"))
+            if own < len(window.offsets):
+                return self._violation(
+                    "transaction_missing",
+                    "the transaction of a row is not in the transaction topic where it must be",
+                    data,
+                    int(window.offsets[own]),
+                )
+        return None
+
+    def _out_of_place(self, data: int, transaction: int) -> TailraceError:
+        return self._violation(
+            "data_out_of_order",
+            "a row comes again, or after rows of a later transaction",
+            data,
+            transaction,
+        )
+
+    def _violation(self, rule: str, found: str, data: int, transaction: int) -> TailraceError:
+        return TailraceError(
+            Kind.JOIN_VIOLATED,
+            f"join data with transactions: {found}",
+            "see that the producer of both topics writes exactly once and in order, that compaction and "
+            "retention keep the transactions of all data, and that data is partitioned by key",
+            {**self._names, "rule": rule, "data_offset": data, "transaction_offset": transaction},
+        )
+
+    # ------------------------------------------------------------------ the step
+
+    def _queue(self) -> tuple[DataRows, Integers, pa.Array]:
+        # The whole data queue as one chunk, with its runs.
+        if not self._data:
+            return _NO_ROWS, _NONE, pa.array([], pa.string())
+        if len(self._data) > 1:
+            chunks = [runs.rows for runs in self._data]
+            firsts = np.cumsum([0, *(len(rows.offsets) for rows in chunks[:-1])])
+            starts = [runs.starts + first for runs, first in zip(self._data, firsts, strict=True)]
+            keys = pa.concat_arrays([runs.keys for runs in self._data])
+            self._data = deque([_Runs(_concatenated(chunks), np.concatenate(starts), keys)])
+        (runs,) = self._data
+        return runs.rows, runs.starts, runs.keys
+
+    def _places(self, keys: pa.Array) -> Integers:
+        # For each run, where its transaction is queued; -1: it is not, or the run has none.
+        if self._window is None or not len(keys):
+            return np.full(len(keys), UNKNOWN, np.int64)
+        found = pc.index_in(keys, value_set=self._window.keys)
+        return np.asarray(pc.fill_null(found, UNKNOWN)).astype(np.int64)
+
+    def _join(
+        self, rows: DataRows, starts: Integers, places: Integers, end: int, *, has_next: bool
+    ) -> tuple[Joined, TailraceError | None]:
+        """Return the rows before `end`, or before one that was there already, with its error."""
+        state, failure = self._position, None
+        place = np.repeat(places, np.diff(np.append(starts, end)))
+        real = np.flatnonzero(place >= 0)
+        seen, orders = np.full(end, state.seen), np.full(end, state.order)
+        offsets, ends = np.full(end, state.transactions), np.full(end, self._ended)
+        if len(real):
+            assert self._window is not None
+            at, order = place[real], rows.orders[real]
+            own, counts = self._window.offsets[at], self._window.counts[at]
+            is_carried = state.seen > 0 and int(own[0]) == state.transactions
+            changes = np.concatenate([[True], at[1:] != at[:-1]])
+            firsts = np.flatnonzero(changes)
+            counted = np.arange(1, len(at) + 1) - np.repeat(firsts, np.diff(np.append(firsts, len(at))))
+            before = np.where(changes, UNKNOWN, np.roll(order, 1))
+            if is_carried:
+                counted[: firsts[1] if len(firsts) > 1 else len(at)] += state.seen
+                before[0] = state.order
+            is_known = counts != UNKNOWN
+            closes = np.concatenate([changes[1:], [has_next]])
+            closes |= is_known & ((counted == counts) | (order == counts))
+            latest = np.cumsum(place >= 0) - 1
+            known = latest >= 0
+            for out, values in ((seen, counted), (orders, order), (offsets, own), (ends, closes)):
+                out[known] = values[latest[known]]
+            bad = np.flatnonzero(((order != UNKNOWN) & (order <= before)) | (is_known & (counted > counts)))
+            if len(bad):
+                end = int(real[bad[0]])
+                failure = self._out_of_place(int(rows.offsets[end]), int(own[bad[0]]))
+        place, offsets, seen, orders = place[:end], offsets[:end], seen[:end], orders[:end]
+        following = rows.offsets[:end] + 1
+        return Joined(end, place, 0, offsets, following, seen, orders, ends[:end]), failure
+
+    def _drop_rows(self, count: int) -> None:
+        (runs,) = self._data
+        self._data.clear()
+        rows = runs.rows.part(count, len(runs.rows.offsets))
+        if len(rows.offsets):
+            run = int(np.searchsorted(runs.starts, count, side="right")) - 1
+            starts = np.maximum(runs.starts[run:] - count, 0)
+            self._data.append(_Runs(rows, starts, runs.keys[run:]))
+
+    def _pass(self, count: int) -> None:
+        if not count:
+            return
+        assert self._window is not None
+        passed = self._window.keys[:count]
+        known = passed if self._passed is None else pa.concat_arrays([self._passed, passed])
+        self._passed = known[max(0, len(known) - self._passed_max) :]
+        self._window = self._window.part(count, len(self._window.offsets))
+
+
+def _run_starts(keys: pa.Array) -> Integers:
+    # Where a row begins that is of another transaction than the row before it.
+    if len(keys) == 0:
+        return _NONE
+    is_null = np.asarray(pc.is_null(keys))
+    differs = np.asarray(pc.fill_null(pc.not_equal(keys[1:], keys[:-1]), True))
+    differs = differs & ~(is_null[1:] & is_null[:-1])
+    return np.concatenate([[0], np.flatnonzero(differs) + 1]).astype(np.int64)
+
+
+def _concatenated(chunks: list[DataRows]) -> DataRows:
+    return DataRows(
+        np.concatenate([rows.offsets for rows in chunks]),
+        pa.concat_arrays([rows.keys for rows in chunks]),
+        np.concatenate([rows.follows for rows in chunks]),
+        np.concatenate([rows.orders for rows in chunks]),
+    )
+
+
+_NONE: Integers = np.empty(0, np.int64)
+_NO_ROWS = DataRows(_NONE, pa.array([], pa.string()), _NONE, _NONE)

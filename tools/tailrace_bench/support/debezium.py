@@ -19,7 +19,8 @@ from tailrace.errors import Kind, TailraceError
 from tailrace_bench.support import table
 from tailrace_servers.postgres import EmbeddedPostgres
 
-VERSION = "3.6.1.Final"
+#: Of the connector; the newest engine that can be had is 3.6.3.
+VERSION = "3.7.0.Final"
 JARS = Path(sys.prefix) / "share" / "tailrace" / "debezium"
 DEADLINE_S = 1000.0
 

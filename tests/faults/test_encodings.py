@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from psycopg import pq
 
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.verify import verify
 from tailrace.converters.debezium import JsonConverter
 from tailrace.pipeline.preflight.preflight import preflight
+from tailrace.protocol.facts import Facts
+from tailrace.protocol.frames import control_json
 from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import pieces
 from tailrace.records.group import Group
@@ -203,6 +206,96 @@ def test_names_of_another_encoding_are_followed(in_encoding: Any, tmp_path: Path
     found = changes_in(tmp_path / "log")
     assert [each.relation.table for each in found if each.relation] == ["caf\u00e9", "caf\u00e9"]
     assert rows_of(found) == [{"num\u00e9ro": 1}, {"num\u00e9ro": 2, "\u00e9tat": "gai\u00e9"}]
+
+
+#: SQL before capture begins, SQL while it streams, and the tables that the rows of both then have. %s: bytes
+#: that stand for no character.
+ODD: dict[str, tuple[str, str, list[str]]] = {
+    "table": (
+        'create table "caf%s"(id int primary key); insert into "caf%s" values (1)',
+        'insert into "caf%s" values (2)',
+        ["public.%s", "public.%s"],
+    ),
+    "schema and column": (
+        (
+            'create schema "caf%s"; create table "caf%s".t(id int primary key, "caf%s" int); '
+            'insert into "caf%s".t values (1)'
+        ),
+        'insert into "caf%s".t values (2)',
+        ["%s.t", "%s.t"],
+    ),
+    "table that is renamed": (
+        "create table t(id int primary key); insert into t values (1)",
+        'alter table t rename to "caf%s"; insert into "caf%s" values (2)',
+        ["public.t", "public.%s"],
+    ),
+    "column that is renamed": (
+        "create table t(id int primary key, n int); insert into t values (1)",
+        'alter table t rename n to "caf%s"; insert into t values (2)',
+        ["public.t", "public.t"],
+    ),
+    "type and label": (
+        (
+            "create type \"caf%s\" as enum ('caf%s', 'b'); create table t(id int primary key, n \"caf%s\"); "
+            "insert into t values (1)"
+        ),
+        "alter type \"caf%s\" rename value 'b' to 'bcaf%s'; insert into t values (2)",
+        ["public.t", "public.t"],
+    ),
+    "default": (
+        "create table t(id int primary key); insert into t values (1)",
+        "alter table t add n text default 'caf%s'; insert into t values (2)",
+        ["public.t", "public.t"],
+    ),
+    "table that is not meant": (
+        (
+            'create schema "a%s"; create table "a%s"."b%s"("c%s" int); '
+            "create table t(id int primary key); insert into t values (1)"
+        ),
+        "insert into t values (2)",
+        ["public.t", "public.t"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("encoding", "byte"), [("SQL_ASCII", b"\xe9"), ("WIN1252", b"\x81")])
+@pytest.mark.parametrize("odd", ODD)
+def test_names_labels_and_defaults_without_characters_stop_nothing(
+    in_encoding: Any, tmp_path: Path, encoding: str, byte: bytes, odd: str
+) -> None:
+    pg = in_encoding(encoding)
+    before, after, tables = ODD[odd]
+    form = f"\\x{(b'caf' + byte).hex()}"
+    meant = ("public.*", f"{form}.*")
+
+    def execute(statements: str) -> None:
+        with pg.connect(autocommit=True) as connection:
+            connection.pgconn.exec_(f"set client_encoding = '{encoding}'".encode())
+            done = connection.pgconn.exec_(statements.encode().replace(b"%s", byte))
+            assert done.status == pq.ExecStatus.COMMAND_OK, done.error_message
+
+    execute(before)
+    file = tmp_path / "p.yaml"
+    named = json.dumps([*meant, f"public.{form}"][: 2 if odd != "table" else 3])
+    file.write_text(f"name: e\nsource: {{dsn: '{pg.dsn}', tables: {named}}}\nlog: {{path: ./l}}\nsinks: []\n")
+    assert [found for found in preflight(file) if found.severity == "error"] == []
+    with capturing(pg.dsn, tmp_path / "log", tables=meant) as running:
+        running.wait_for("streaming")
+        execute(after)
+        running.catch_up(pg.server.query)
+        assert running.task.progress().reconnects == 0
+    found = changes_in(tmp_path / "log")
+    assert [row["id"] for row in rows_of(found)] == [1, 2]
+    names = [each.relation.qualified_name for each in found if each.relation]
+    assert names == [table.replace("%s", form) for table in tables]
+    columns = {name for row in rows_of(found) for name in row} - {"id", "n"}
+    assert columns == ({form} if "column" in odd else set())
+    with LogReader.open(tmp_path / "log", "0") as reader:
+        schemas = reader.all_schema_frames(reader.start, reader.end().offset)
+    facts = [Facts.from_json(control_json(frame)) for frame in schemas if frame[5:6] == b"x"]
+    missing = {column.missing for each in facts for column in each.columns}
+    assert (form in missing) is (odd == "default")
+    assert verify(tmp_path / "log").sound
 
 
 @pytest.mark.parametrize("encoding", ["WIN1252", "SQL_ASCII"])

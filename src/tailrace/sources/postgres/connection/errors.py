@@ -66,16 +66,6 @@ _STATES: dict[str, tuple[Kind, str]] = {
         "all replication slots are taken: drop one that is not needed or raise max_replication_slots",
     ),
     "25006": (Kind.SOURCE_MISCONFIGURED, "the server is read only: connect to the primary"),
-    **dict.fromkeys(
-        UNCONVERTIBLE,
-        (
-            Kind.SOURCE_QUERY_FAILED,
-            (
-                "a name, or the default of a column, has bytes that stand for no character in the database's "
-                "encoding: find it and rename it (docs/postgresql.md, Encodings)"
-            ),
-        ),
-    ),
     "3D000": (Kind.SOURCE_MISCONFIGURED, "check source.dbname"),
     "0A000": (Kind.SOURCE_MISCONFIGURED, "the server does not support what is needed here"),
     "08P01": (Kind.PROTOCOL_VIOLATION, "the server understood something else; please report it"),

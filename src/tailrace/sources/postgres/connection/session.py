@@ -24,6 +24,7 @@ from tailrace.secrets import redact
 from tailrace.sources.postgres.connection.backend_messages import split_wire, unwrap_copy
 from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.refusals import from_connecting
+from tailrace.sources.postgres.connection.text_encoding import SQL_ASCII, TextEncoding
 from tailrace.sources.postgres.connection.transport import (
     LibpqTransport,
     SocketTransport,
@@ -66,6 +67,9 @@ _LIVENESS = {
     "tcp_user_timeout": "60000",
 }
 
+#: json and jsonb.
+JSON_OIDS = (114, 3802)
+
 Row = dict[str, str | None]
 
 
@@ -90,6 +94,7 @@ class Session:
         self._pgconn = connection.pgconn
         self._stopping = stopping
         self.server_version = self._pgconn.server_version
+        self._encoding: TextEncoding | None = None
 
     @classmethod
     def connect(
@@ -126,10 +131,8 @@ class Session:
             raise from_connecting(str(error), source.address) from None
         session = cls(connection, stopping)
         try:
-            if session.server_encoding == "SQL_ASCII":
-                # Asked for UTF-8, the server checks each text and ends at the first that is none. Decoding
-                # gives such a text a form of its own.
-                session.run("SET client_encoding = 'SQL_ASCII'", "set client_encoding")
+            if session.server_encoding != "UTF8":
+                session._take_texts_as_they_are(lambda: cls.connect(source, stopping))
             for version, setting in LATER_SETTINGS:
                 if session.server_version >= version:
                     session.run(f"SET {setting} = 0", f"set {setting}")
@@ -147,11 +150,11 @@ class Session:
         """
         result = self._result(self._pgconn.send_query, command, attempted, deadline_s)
         names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+        types = [result.ftype(column) for column in range(result.nfields)]
+        text = [self._json if oid in JSON_OIDS else self._text for oid in types]
         return [
             {
-                name: None
-                if (value := result.get_value(row, column)) is None
-                else value.decode("utf-8", "replace")
+                name: None if (value := result.get_value(row, column)) is None else text[column](value)
                 for column, name in enumerate(names)
             }
             for row in range(result.ntuples)
@@ -178,11 +181,12 @@ class Session:
     def _result(
         self, send: Callable[[bytes], None], command: str, attempted: str, deadline_s: float
     ) -> pq.abc.PGresult:
+        raw = self.encoded(command)
         until = time.monotonic() + deadline_s
         readable = select.poll()
         with _in_words(attempted):
             readable.register(self._pgconn.socket, select.POLLIN)
-            send(command.encode())
+            send(raw)
             last: pq.abc.PGresult | None = None
             failure: TailraceError | None = None
             while True:
@@ -207,6 +211,13 @@ class Session:
             raise TailraceError(Kind.SOURCE_QUERY_FAILED, f"{attempted}: an answer of an unexpected kind")
         return last
 
+    def encoded(self, command: str) -> bytes:
+        """Return a command as the server reads it.
+
+        :raises TailraceError: `SOURCE_QUERY_FAILED` if the database's encoding lacks a character of it.
+        """
+        return command.encode() if self._encoding is None else self._encoding.encoded(command)
+
     def streaming(self, frame_bytes_max: int) -> Transport:
         """Return the transport for START_REPLICATION; the session itself is not used again."""
         with _in_words("start replication"):
@@ -225,6 +236,13 @@ class Session:
     def server_encoding(self) -> str:
         """The encoding of the database, as PostgreSQL calls it."""
         return (self._pgconn.parameter_status(b"server_encoding") or b"").decode()
+
+    @property
+    def row_encoding(self) -> TextEncoding | None:
+        """What makes UTF-8 of rows, on the session's thread and until it is closed; None if the server does,
+        or decoding, as for SQL_ASCII.
+        """
+        return None if self.server_encoding == SQL_ASCII else self._encoding
 
     @property
     def backend_pid(self) -> int:
@@ -250,6 +268,20 @@ class Session:
     def close(self) -> None:
         """Close the connection; what runs on it ends."""
         self._connection.close()
+        if self._encoding is not None:
+            self._encoding.close()
+
+    def _take_texts_as_they_are(self, connect: Callable[[], Session]) -> None:
+        """Have the server not convert texts, if there may be some that it can't."""
+        if (encoding := TextEncoding.of(self, connect)) is not None:
+            self.run("SET client_encoding = 'SQL_ASCII'", "set client_encoding")
+            self._encoding = encoding
+
+    def _text(self, raw: bytes) -> str:
+        return (raw if self._encoding is None else self._encoding.text(raw)).decode()
+
+    def _json(self, raw: bytes) -> str:
+        return (raw if self._encoding is None else self._encoding.json(raw)).decode()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, error, from_failure, warning
 from tailrace.sources.postgres.connection.server import facts, require_supported, slot_facts
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.text_encoding import own_encoding
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity
 from tailrace.sources.postgres.slot.health import OpenTransaction, concerns, mib
 from tailrace.sources.postgres.slot.monitor import holders, look
@@ -27,7 +28,6 @@ from tailrace.sources.postgres.slot.recovery_hints import RENEWAL, with_way_out
 from tailrace.sources.postgres.snapshot.slot_creation import temporary_prefix
 from tailrace.sources.postgres.streaming.capture_task import STATE_NAME, TASK
 from tailrace.sources.postgres.streaming.reconcile import CaptureState, LogFacts, decide
-from tailrace.sources.postgres.streaming.text_encoding import own_encoding
 from tailrace.sources.progress import SourceWarning
 
 #: Between two looks at open transactions: those that are in both are not just passing by.
@@ -189,9 +189,9 @@ def _tls_findings(server: Row, source: PostgresSource) -> Iterator[Finding]:
 
 def _encoding_findings(session: Session) -> Iterator[Finding]:
     if session.server_encoding == "SQL_ASCII":
-        which = "is SQL_ASCII, which checks no text: one that is not UTF-8"
+        which = "is SQL_ASCII, which checks no text: one that is not UTF-8, or such a name,"
     elif (encoding := own_encoding(session)) is not None:
-        which = f"is {encoding}: a text with bytes that stand for no character there"
+        which = f"is {encoding}: a text or name with bytes that stand for no character there"
     else:
         return
     yield warning(

@@ -26,6 +26,7 @@ from tailrace.protocol.facts import Facts, differences
 from tailrace.protocol.frames import Bytes
 from tailrace.protocol.pgoutput import parse_relation
 from tailrace.sources.postgres.connection.session import Session
+from tailrace.sources.postgres.connection.text_encoding import names_in_utf8
 from tailrace.sources.postgres.schema.missing_columns import require_left_out, unsent
 from tailrace.sources.postgres.schema.table_metadata import (
     CatalogTable,
@@ -83,11 +84,12 @@ class SchemaWatch:
         self._ask_again_s = 0.0
 
     def annotate(self, chunk: Bytes, state: frames.Numbers) -> Bytes:
-        """Return the chunk with the facts that are new before the messages that they belong to.
+        """Return the chunk, its names as UTF-8, and facts that are new before the messages they belong to.
 
         :param state: the scan state before the chunk.
         :raises TailraceError: as `Session.run`; `COLUMN_NOT_SENT`: nothing of the chunk is in the log then.
         """
+        chunk = names_in_utf8(chunk)
         messages = _messages(chunk, state)
         if not messages:
             return chunk

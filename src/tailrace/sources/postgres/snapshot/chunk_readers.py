@@ -23,7 +23,6 @@ from tailrace.sources.postgres.snapshot.exported_snapshot import (
     lock_and_check,
     release_locks,
 )
-from tailrace.sources.postgres.streaming.text_encoding import TextEncoding
 
 #: What a reader holds of a chunk beyond its planned size before it opens the chunk's unit.
 HELD_BYTES_MORE = 8 * 1024 * 1024
@@ -60,7 +59,6 @@ class ChunkReader:
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        self._encoding: TextEncoding | None = None
         self._session = self._connect()
 
     def read(self, job: ChunkJob) -> None:
@@ -84,7 +82,6 @@ class ChunkReader:
             window.over,
             row_bytes_max=window.source.frame_bytes_max,
             held_bytes=min(held_bytes, SHARED_HELD_BYTES) if job.shared else held_bytes,
-            encoding=self._encoding,
         )
         try:
             lock_and_check(self._session, window.observer, job.chunk.stretch)
@@ -105,15 +102,11 @@ class ChunkReader:
     def close(self) -> None:
         """Close the connection."""
         self._session.close()
-        if self._encoding is not None:
-            self._encoding.close()
 
     def _connect(self) -> Session:
         window = self._window
         session = Session.connect(window.source, window.over, statement_s=0, lock_wait_s=window.lock_wait_s)
         try:
-            if self._encoding is None:
-                self._encoding = TextEncoding.of(session, lambda: Session.connect(window.source, window.over))
             enter(session, window.exported)
         except BaseException:
             session.close()

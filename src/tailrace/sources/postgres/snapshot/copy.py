@@ -20,13 +20,12 @@ from tailrace.model import POSTGRES_EPOCH_US
 from tailrace.protocol import frames
 from tailrace.sources.postgres.connection.backend_messages import lines
 from tailrace.sources.postgres.connection.errors import condition_failure, connection_lost, of_condition
-from tailrace.sources.postgres.connection.session import Session, quote_literal
+from tailrace.sources.postgres.connection.session import Session
 from tailrace.sources.postgres.connection.transport import Transport
 from tailrace.sources.postgres.schema.catalog import PublishedTable
 from tailrace.sources.postgres.schema.table_metadata import KnownFacts
 from tailrace.sources.postgres.snapshot.chunk_writer import Head, RowFrame, Unit
 from tailrace.sources.postgres.snapshot.chunks import Chunk
-from tailrace.sources.postgres.streaming.text_encoding import TextEncoding
 from tailrace.sources.progress import TableProgress
 
 #: A frame of rows is cut at the first line end after so many bytes came together.
@@ -83,7 +82,6 @@ class ChunkCopy:
     :param write: called with the frames of rows in order, each with its number of rows; whole lines
         in COPY's form, their ordinal still 0. The last ones only when the server's count is right.
     :param held_bytes: what of a chunk is held in memory before it is first written.
-    :param encoding: makes UTF-8 of the texts; None: the server does.
     """
 
     def __init__(
@@ -95,10 +93,9 @@ class ChunkCopy:
         *,
         row_bytes_max: int,
         held_bytes: int,
-        encoding: TextEncoding | None = None,
     ) -> None:
         self._session = session
-        self._encoding = encoding
+        self._encoding = session.row_encoding
         self._job = job
         self._table = job.table.qualified_name
         self._write_frames = write
@@ -120,7 +117,8 @@ class ChunkCopy:
         transport = self._session.copying(self._row_bytes_max, f"copy {self._table}")
         began = time.monotonic()
         try:
-            transport.start(self._command(), SILENCE_S_MAX, lambda: self._check(began))
+            command = self._session.encoded(self._job.command())
+            transport.start(command, SILENCE_S_MAX, lambda: self._check(began))
             said = self._receive(transport)
         except TailraceError as error:
             if self._job.conditional:
@@ -131,10 +129,6 @@ class ChunkCopy:
         if said != self._rows:
             raise self._failure(f"the server counts {said} rows, {self._rows} came")
         self._write()
-
-    def _command(self) -> bytes:
-        encoding = "" if self._encoding is None else f" (ENCODING {quote_literal(self._encoding.name)})"
-        return f"{self._job.command()}{encoding}".encode()
 
     def _receive(self, transport: Transport) -> int:
         """Take the rows that come; return how many the server says it sent."""

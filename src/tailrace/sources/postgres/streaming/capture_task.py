@@ -68,7 +68,6 @@ from tailrace.sources.postgres.streaming.reconcile import (
 )
 from tailrace.sources.postgres.streaming.standby_status import StatusTimer
 from tailrace.sources.postgres.streaming.stream import AwaitedPosition, Stream
-from tailrace.sources.postgres.streaming.text_encoding import TextEncoding
 from tailrace.sources.postgres.streaming.timeline import StandbyTimeline
 from tailrace.sources.postgres.streaming.unchanged_updates import UnchangedUpdates
 from tailrace.sources.progress import CaptureProgress, PhaseName, SourceWarning, TableProgress
@@ -273,10 +272,7 @@ class CaptureTask:
             timeline = self._timeline_of(session, facts)
             if timeline is not None:
                 stack.callback(timeline.close)
-            encoding = TextEncoding.of(session, lambda: Session.connect(self._source, self._stopping))
-            if encoding is not None:
-                stack.callback(encoding.close)
-            self._receive(session, timeline, encoding)
+            self._receive(session, timeline)
 
     def _open_log(self, session: Session) -> Appender:
         """Take the log's lock before anything is done to slot or publication."""
@@ -475,18 +471,15 @@ class CaptureTask:
             keep,
         )
 
-    def _receive(
-        self, session: Session, timeline: StandbyTimeline | None, encoding: TextEncoding | None
-    ) -> None:
+    def _receive(self, session: Session, timeline: StandbyTimeline | None) -> None:
         """Stream until stopping is asked for; then make durable and acknowledge what came."""
         assert self._appender is not None
         appender, source = self._appender, self._source
         interval_s = server.status_interval_s(session, source.status_interval_s)
         command = server.start_command(source, appender.tail.position, session.server_version)
-        raw = command.encode() if encoding is None else encoding.adopt(session, command)
         transport = session.streaming(source.frame_bytes_max)
         try:
-            transport.start(raw, START_DEADLINE_S)
+            transport.start(session.encoded(command), START_DEADLINE_S)
             status = StatusTimer(
                 transport,
                 lambda: appender.durable.position,
@@ -507,7 +500,7 @@ class CaptureTask:
                 snapshot_watermark=snapshot_watermark,
                 messages=MessageFilter(source),
                 timeline=timeline,
-                encoding=encoding,
+                encoding=session.row_encoding,
                 raise_others=self._snapshots.raise_failure,
             )
             self._phase = "streaming"

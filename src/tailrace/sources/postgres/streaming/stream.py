@@ -18,13 +18,13 @@ from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US, format_lsn
 from tailrace.protocol import frames
 from tailrace.sources.postgres.connection.errors import connection_lost
+from tailrace.sources.postgres.connection.text_encoding import TextEncoding
 from tailrace.sources.postgres.connection.transport import Keepalive, Transport
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
 from tailrace.sources.postgres.streaming.appender import Appender
 from tailrace.sources.postgres.streaming.duplicate_filter import ResumptionFilter
 from tailrace.sources.postgres.streaming.message_filter import MessageFilter
 from tailrace.sources.postgres.streaming.standby_status import StatusTimer
-from tailrace.sources.postgres.streaming.text_encoding import TextEncoding
 from tailrace.sources.postgres.streaming.timeline import StandbyTimeline
 
 log = structlog.get_logger(__name__)

@@ -1,29 +1,32 @@
 r"""Texts of a database whose encoding has bytes without a character: taken as they are, made UTF-8 here.
 
 The server ends a command at the first text that it can't convert: one odd value would stop its table's
-snapshot, and the stream for good. So of such a database texts are asked for in its own encoding. Each
-character becomes what the server says of it, once; a text that has none for some of its bytes is given as
-bytea writes them (`\x63616681`), as are texts of SQL_ASCII that are not UTF-8. The log has UTF-8 alone.
+snapshot, one odd name every question to the catalogue, and either the stream for good. So of such a database
+texts are asked for as they are. Each character becomes what the server says of it, once; a text that has none
+for some of its bytes is given as bytea writes them (`\x63616681`), as are texts of SQL_ASCII that are not
+UTF-8: nobody can convert those. A name in that form stands for its bytes in commands, too.
 
 A database in UTF8, or in an encoding of which every byte is a character (LATIN1), is not touched by this.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import struct
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import XLOG_PAYLOAD_AT, Bytes, each_frame
 from tailrace.sources.postgres.connection.errors import UNCONVERTIBLE
-from tailrace.sources.postgres.connection.session import Session, quote_literal
 
-#: Encodings that need nothing done here: decoding deals with SQL_ASCII, which nobody can convert.
-_AS_THEY_ARE = ("UTF8", "SQL_ASCII")
+if TYPE_CHECKING:
+    from tailrace.sources.postgres.connection.session import Session
+
+SQL_ASCII = "SQL_ASCII"
 
 #: Of EUC, behind 8E in EUC_TW come three bytes, behind 8F two; any other high byte begins a pair.
 _EUC_TW = re.compile(rb"\x8e[\x80-\xff]{3}|[\x80-\xff]{1,2}")
@@ -32,14 +35,19 @@ _SINGLE_BYTE = re.compile(rb"[\x80-\xff]")
 
 #: pgoutput's messages that have any: changes of rows, and what has names.
 _HAVE_TEXTS = (b"I", b"U", b"D", b"R", b"Y", b"M", b"O")
+_HAVE_NAMES = (b"R", b"Y")
 
 _FIELD = re.compile(rb"[^\t\n]+")
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 _ESCAPED = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+_JSON_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+#: A quoted name whose bytes have no characters.
+_QUOTED_NAME = re.compile(rb'"\\x((?:[0-9a-f]{2})*?[89a-f][0-9a-f](?:[0-9a-f]{2})*)"')
 
-#: What characters are in UTF-8, None for none, by version of the server and encoding. An encoding has some
-#: ten thousand of them at most.
+#: By version of the server and encoding: what characters are in UTF-8, None for none, some ten thousand at
+#: most; and whether each byte is one.
 _known: dict[tuple[int, str], dict[bytes, bytes | None]] = {}
+_is_whole: dict[tuple[int, str], bool] = {}
 
 
 class _NoCharacterError(Exception):
@@ -53,10 +61,12 @@ def own_encoding(session: Session) -> str | None:
     :param session: in no transaction.
     """
     name = session.server_encoding
-    if name in _AS_THEY_ARE:
-        return None
-    high = bytes(range(0x80, 0x100))
-    return name if _utf8_of(session, high, name) is None else None
+    if name in {"UTF8", SQL_ASCII}:
+        return None if name == "UTF8" else name
+    key = (session.server_version, name)
+    if key not in _is_whole:
+        _is_whole[key] = _utf8_of(session, bytes(range(0x80, 0x100)), name) is not None
+    return None if _is_whole[key] else name
 
 
 class TextEncoding:
@@ -82,16 +92,15 @@ class TextEncoding:
         name = own_encoding(session)
         return None if name is None else cls(name, session.server_version, connect)
 
-    def adopt(self, session: Session, command: str) -> bytes:
-        """Have `session` send texts in the database's encoding from now on; return `command` in it."""
-        attempted = "set client_encoding"
+    def encoded(self, command: str) -> bytes:
+        """Return a command in the database's encoding; quoted names in the hexadecimal form as their bytes.
+
+        :raises TailraceError: `SOURCE_QUERY_FAILED` if that has not all of its characters.
+        """
         raw = command.encode()
-        if not raw.isascii():
-            converted = f"convert_to({quote_literal(command)}, {quote_literal(self.name)})"
-            [row] = session.run(f"SELECT encode({converted}, 'hex') AS raw", attempted)
-            raw = bytes.fromhex(row["raw"] or "")
-        session.run(f"SET client_encoding = {quote_literal(self.name)}", attempted)
-        return raw
+        if self.name != SQL_ASCII and not raw.isascii():
+            raw = b"".join(letter.encode() if letter.isascii() else self._own(letter) for letter in command)
+        return _QUOTED_NAME.sub(_name_of, raw)
 
     def text(self, raw: bytes) -> bytes:
         """Return a text as UTF-8, or the hexadecimal form of its bytes.
@@ -101,7 +110,17 @@ class TextEncoding:
         try:
             return self._converted(raw)
         except _NoCharacterError:
-            return b"\\x" + raw.hex().encode()
+            return _hexadecimal(raw)
+
+    def json(self, raw: bytes) -> bytes:
+        """Return a JSON document as UTF-8, each of its strings as `text` has it.
+
+        :raises TailraceError: as `Session.run`.
+        """
+        try:
+            return self._converted(raw)
+        except _NoCharacterError:
+            return _JSON_STRING.sub(self._json_string, raw)
 
     def rows(self, text: bytes) -> bytes:
         """Return whole lines in COPY's form, as UTF-8.
@@ -118,20 +137,7 @@ class TextEncoding:
 
         :raises TailraceError: as `Session.run`; `PROTOCOL_VIOLATION` for a message that makes no sense.
         """
-        parts: list[Bytes] = []
-        done = 0
-        for at, frame in each_frame(chunk):
-            body = frame[XLOG_PAYLOAD_AT:].tobytes()
-            if (
-                body[:1] not in _HAVE_TEXTS
-                or body[5:].isascii()
-                or (converted := self._message(body)) == body
-            ):
-                continue
-            head = struct.pack("!ci", b"d", XLOG_PAYLOAD_AT - 1 + len(converted)) + frame[5:XLOG_PAYLOAD_AT]
-            parts += [chunk[done:at], np.frombuffer(head + converted, np.uint8)]
-            done = at + len(frame)
-        return np.concatenate([*parts, chunk[done:]]) if parts else chunk
+        return _rewritten(chunk, _HAVE_TEXTS, self.text)
 
     def close(self) -> None:
         """Close the session, if there is one."""
@@ -140,7 +146,33 @@ class TextEncoding:
             session.close()
 
     def _converted(self, raw: bytes) -> bytes:
-        return raw if raw.isascii() else self._characters.sub(self._character, raw)
+        if raw.isascii():
+            return raw
+        if self.name != SQL_ASCII:
+            return self._characters.sub(self._character, raw)
+        if not _is_utf8(raw):
+            raise _NoCharacterError
+        return raw
+
+    def _json_string(self, match: re.Match[bytes]) -> bytes:
+        try:
+            return self._converted(match[0])
+        except _NoCharacterError:
+            value: str = json.loads(match[0].decode(errors="surrogateescape"))
+            return json.dumps(_hexadecimal(value.encode(errors="surrogateescape")).decode()).encode()
+
+    def _own(self, letter: str) -> bytes:
+        """Return a character's bytes in the database's encoding."""
+        if self._session is None:
+            self._session = self._connect()
+        raw = _convert(self._session, letter.encode(), "UTF8", self.name)
+        if raw is None:
+            raise TailraceError(
+                Kind.SOURCE_QUERY_FAILED,
+                f"send a command: the database's encoding {self.name} does not have all of its characters",
+                "names and conditions can have only characters that the database's encoding has",
+            )
+        return raw
 
     def _character(self, match: re.Match[bytes]) -> bytes:
         raw = match[0]
@@ -159,18 +191,7 @@ class TextEncoding:
             return self._converted(raw)
         except _NoCharacterError:
             value = _ESCAPE.sub(lambda escape: _ESCAPED.get(escape[1], escape[1]), raw)
-            return b"\\\\x" + value.hex().encode()
-
-    def _message(self, body: bytes) -> bytes:
-        """Return a pgoutput message with its texts as UTF-8."""
-        try:
-            return _Message(body, self.text).converted()
-        except (struct.error, IndexError, ValueError):
-            raise TailraceError(
-                Kind.PROTOCOL_VIOLATION,
-                f"read the stream: a message of type {body[:1]!r} is not what it says",
-                "please report it with the server's version",
-            ) from None
+            return b"\\" + _hexadecimal(value)
 
 
 class _Message:
@@ -239,12 +260,65 @@ class _Message:
         self._at += size
 
 
-def _utf8_of(session: Session, raw: bytes, encoding: str) -> bytes | None:
-    converted = f"convert('\\x{raw.hex()}'::bytea, {quote_literal(encoding)}, 'UTF8')"
+def names_in_utf8(chunk: Bytes) -> Bytes:
+    """Return whole frames, the names of relations, columns and types that are not UTF-8 in the hexadecimal
+    form; `chunk` itself if all are. Only SQL_ASCII has others.
+
+    :raises TailraceError: `PROTOCOL_VIOLATION` for a message that makes no sense.
+    """
+    return _rewritten(chunk, _HAVE_NAMES, lambda raw: raw if _is_utf8(raw) else _hexadecimal(raw))
+
+
+def _rewritten(chunk: Bytes, kinds: Collection[bytes], text: Callable[[bytes], bytes]) -> Bytes:
+    parts: list[Bytes] = []
+    done = 0
+    for at, frame in each_frame(chunk):
+        body = frame[XLOG_PAYLOAD_AT:].tobytes()
+        if body[:1] not in kinds or body[5:].isascii():
+            continue
+        try:
+            converted = _Message(body, text).converted()
+        except (struct.error, IndexError, ValueError):
+            raise TailraceError(
+                Kind.PROTOCOL_VIOLATION,
+                f"read the stream: a message of type {body[:1]!r} is not what it says",
+                "please report it with the server's version",
+            ) from None
+        if converted == body:
+            continue
+        head = struct.pack("!ci", b"d", XLOG_PAYLOAD_AT - 1 + len(converted)) + frame[5:XLOG_PAYLOAD_AT]
+        parts += [chunk[done:at], np.frombuffer(head + converted, np.uint8)]
+        done = at + len(frame)
+    return np.concatenate([*parts, chunk[done:]]) if parts else chunk
+
+
+def _is_utf8(raw: bytes) -> bool:
     try:
-        [row] = session.run(f"SELECT encode({converted}, 'hex') AS utf8", "look up a character")
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _hexadecimal(raw: bytes) -> bytes:
+    return b"\\x" + raw.hex().encode()
+
+
+def _name_of(match: re.Match[bytes]) -> bytes:
+    return b'"' + bytes.fromhex(match[1].decode()).replace(b'"', b'""') + b'"'
+
+
+def _utf8_of(session: Session, raw: bytes, encoding: str) -> bytes | None:
+    return _convert(session, raw, encoding, "UTF8")
+
+
+def _convert(session: Session, raw: bytes, encoding: str, to: str) -> bytes | None:
+    """Return bytes in another encoding, None if they stand for no character in one of them."""
+    converted = f"convert('\\x{raw.hex()}'::bytea, '{encoding}', '{to}')"
+    try:
+        [row] = session.run(f"SELECT encode({converted}, 'hex') AS raw", "look up a character")
     except TailraceError as error:
         if error.context.get("sqlstate") not in UNCONVERTIBLE:
             raise
         return None
-    return bytes.fromhex(row["utf8"] or "")
+    return bytes.fromhex(row["raw"] or "")

@@ -278,10 +278,11 @@ class Session:
             self._encoding = encoding
 
     def _text(self, raw: bytes) -> str:
-        return (raw if self._encoding is None else self._encoding.text(raw)).decode()
+        # Names of other databases, in another encoding, stand in the server's own views.
+        return (raw if self._encoding is None else self._encoding.text(raw)).decode("utf-8", "replace")
 
     def _json(self, raw: bytes) -> str:
-        return (raw if self._encoding is None else self._encoding.json(raw)).decode()
+        return (raw if self._encoding is None else self._encoding.json(raw)).decode("utf-8", "replace")
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from tailrace.pipeline.preflight.kafka import cluster_findings, storage_findings
 from tailrace.ranges import plan
 from tailrace.sinks.build import build
 from tailrace.sinks.kafka.offsets import commit_from_outside
-from tailrace.sources.postgres.schema.source_tables import SourceTable
 from tailrace_servers.kafka import SASL, SASL_TLS, EmbeddedKafka
 from tests.support.kafka.orders import Orders, run, written
 from tests.support.kafka_cluster import Authority, Principal
@@ -234,7 +233,7 @@ def test_check_names_what_lacks_in_the_cluster_and_makes_nothing(
 ) -> None:
     orders = orders_by(principal, tmp_path, kafka, topic_name)
     offsets = f"{topic_name}-offsets"
-    tables = [SourceTable(1, "public", "orders", False, False, ())]
+    tables = [("public", "orders")]
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
 
     def problems() -> list[Any]:

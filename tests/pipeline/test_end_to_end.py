@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -79,6 +80,12 @@ def pipeline_file(directory, pg, ui_port=None):
     return file
 
 
+def answers(port):
+    """Return whether anybody listens there."""
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
 def shown_by_spark(port):
     """Return all that Spark's user interface tells of the configuration."""
 
@@ -134,6 +141,7 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
         watched = status(file)
         assert (watched["state"], watched["error"], watched["pid"]) == ("streaming", None, engine.pid)
         # The password that it uses is in nothing that it shows.
+        wait_until(lambda: answers(port), TIMEOUT_S, "Spark, which starts beside the first rows")
         environment = shown_by_spark(port)
         assert "spark.ui.port" in environment
         assert CANARY not in environment

@@ -13,7 +13,7 @@ from tailrace.config.converters import ConverterSection
 from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section, Setting
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.sinks import FolderSink, SinkConfig
-from tailrace.config.source.types import AnySource
+from tailrace.config.source.types import PipelineSource
 from tailrace.secrets import resolved
 
 
@@ -203,7 +203,7 @@ class PipelineConfig(Section):
     """
 
     name: Name
-    source: AnySource
+    source: PipelineSource
     log: LogConfig
     sinks: tuple[Sink, ...] = ()
     spark: SparkConfig = SparkConfig()

@@ -39,9 +39,18 @@ def _of_type(
     return built_in(value)
 
 
+def _of_pipeline(value: Any, built_in: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    # One source's pipeline goes to executors as JSON, with the source's name where there are several.
+    is_named = isinstance(value, dict) and "name" in value
+    if is_named and value.get("type", "postgresql") == "postgresql":
+        return NamedSource.model_validate(value, context=info.context)
+    return _of_type(value, built_in, info, is_named=is_named)
+
+
 if TYPE_CHECKING:
     AnySource = SourceSection
     AnyNamedSource = SourceSection
+    PipelineSource = SourceSection
 else:
     AnySource = Annotated[
         SerializeAsAny[PostgresSource], WrapValidator(functools.partial(_of_type, is_named=False))
@@ -49,3 +58,4 @@ else:
     AnyNamedSource = Annotated[
         SerializeAsAny[NamedSource], WrapValidator(functools.partial(_of_type, is_named=True))
     ]
+    PipelineSource = Annotated[SerializeAsAny[PostgresSource], WrapValidator(_of_pipeline)]

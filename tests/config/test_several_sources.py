@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from tailrace import config
-from tailrace.config import EngineConfig
+from tailrace.config import EngineConfig, PipelineConfig
+from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, TailraceError
 
 GOOD = """\
@@ -110,3 +112,20 @@ def test_python_is_refused_what_a_file_is(tmp_path):
     for sources in ([], [{"name": "a"}, {"name": "A"}]):
         with pytest.raises(ValidationError):
             EngineConfig.model_validate({"name": "x", "sources": sources, "log": {"path": "l"}})
+
+
+def test_the_part_of_one_source_goes_to_executors_as_json():
+    found = from_mapping(
+        {
+            "name": "shop",
+            "sources": [
+                {"name": "north", "host": "db", "sslcert": "/own.pem"},
+                {"name": "south", "host": "db"},
+            ],
+            "log": {"path": "./log"},
+        }
+    )
+    for part in found.pipelines:
+        again = PipelineConfig.model_validate(json.loads(part.model_dump_json(exclude_unset=True)))
+        assert again == part
+        assert again.source_name == part.source_name

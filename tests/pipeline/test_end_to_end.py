@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -80,26 +79,30 @@ def pipeline_file(directory, pg, ui_port=None):
     return file
 
 
-def answers(port):
-    """Return whether anybody listens there."""
-    with socket.socket() as asking:
-        return asking.connect_ex(("127.0.0.1", port)) == 0
+def page_of_spark(port, path):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        shown = answer.read().decode()
+    finally:
+        connection.close()
+    return shown if answer.status == 200 else ""
+
+
+def application_of_spark(port):
+    """Return the application's id; None while Spark has not started, also if its page is up already."""
+    try:
+        return json.loads(page_of_spark(port, "/api/v1/applications"))[0]["id"]
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def shown_by_spark(port):
-    """Return all that Spark's user interface tells of the configuration."""
-
-    def page(path):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        assert answer.status == 200
-        shown = answer.read().decode()
-        connection.close()
-        return shown
-
-    (application,) = json.loads(page("/api/v1/applications"))
-    return page(f"/api/v1/applications/{application['id']}/environment") + page("/environment/")
+    """Return all that Spark's user interface tells of the configuration, once Spark has started."""
+    application = wait_until(lambda: application_of_spark(port), TIMEOUT_S, "Spark, beside the first rows")
+    api = page_of_spark(port, f"/api/v1/applications/{application}/environment")
+    return api + page_of_spark(port, "/environment/")
 
 
 @pytest.mark.timeout(900)
@@ -141,7 +144,6 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
         watched = status(file)
         assert (watched["state"], watched["error"], watched["pid"]) == ("streaming", None, engine.pid)
         # The password that it uses is in nothing that it shows.
-        wait_until(lambda: answers(port), TIMEOUT_S, "Spark, which starts beside the first rows")
         environment = shown_by_spark(port)
         assert "spark.ui.port" in environment
         assert CANARY not in environment

@@ -251,3 +251,100 @@ def test_what_is_excluded_is_not_captured():
     source = config.PostgresSource(tables=("public.*",), tables_exclude=("/.*_tmp/", "public.log"))
     named = [name for name in ("a", "a_tmp", "log", "logs") if source.captures("public", name)]
     assert named == ["a", "logs"]
+
+
+def with_sinks(sinks: str) -> str:
+    return GOOD[: GOOD.index("sinks:")] + sinks
+
+
+def refused(directory: Path, text: str) -> list[str]:
+    _, problems = config.read(written(directory, text))
+    assert problems
+    lines = text.splitlines()
+    for problem in problems:
+        assert problem.line, problem
+        assert "type:" in lines[problem.line - 1], (problem, lines[problem.line - 1])
+    return [str(problem) for problem in problems]
+
+
+def test_transformations_of_the_file_come_before_a_sinks_own(tmp_path):
+    text = with_sinks(
+        "predicates: {of_orders: {type: table, tables: [public.orders]}}\n"
+        "transformations:\n  - {type: rename, fields: {a: b}, predicate: of_orders}\n"
+        "sinks:\n"
+        "  - {type: jsonl, path: ./lines}\n"
+        "  - type: kafka\n    bootstrap_servers: localhost:9092\n    topic_prefix: shop\n"
+        "    transformations:\n      - {type: flatten, predicate: deletes}\n"
+        "    predicates: {deletes: {type: operation, operations: [delete]}}\n"
+    )
+    pipeline = config.load(written(tmp_path, text))
+    lines, kafka = pipeline.sinks
+    assert [step.type for step in lines.transformations] == ["rename"]
+    assert [step.type for step in kafka.transformations] == ["rename", "flatten"]
+    assert sorted(lines.predicates) == ["of_orders"]
+    assert sorted(kafka.predicates) == ["deletes", "of_orders"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "{type: flatten}",
+        "{type: drop_headers, headers: [a]}",
+        "{type: value_to_key, fields: [a]}",
+        "{type: rename, fields: {a: b}, apply_to: key}",
+        "{type: route, regex: 'a', replacement: b, key_field: c}",
+        "{type: add_fields, metadata: {a: unchanged}}",
+        "{type: drop, predicate: tombs}",
+        "{type: filter, where: headers.a is null}",
+    ],
+)
+def test_what_tables_can_not_go_through_is_refused_with_its_line(step, tmp_path):
+    own = with_sinks(
+        "predicates: {tombs: {type: tombstone}}\n"
+        f"sinks:\n  - type: jsonl\n    path: ./lines\n    transformations:\n      - {step}\n"
+    )
+    (found,) = refused(tmp_path, own)
+    assert "can't be done to a table" in found
+    shared = with_sinks(
+        f"predicates: {{tombs: {{type: tombstone}}}}\ntransformations:\n  - {step}\n"
+        "sinks:\n  - {type: jsonl, path: ./lines}\n"
+    )
+    (found,) = refused(tmp_path, shared)
+    assert "for the sink 'jsonl-lines'" in found
+    assert "each in its own list" in found
+    config.load(written(tmp_path, shared.replace("jsonl, path: ./lines", KAFKA)))
+
+
+KAFKA = "kafka, bootstrap_servers: 'localhost:9092', topic_prefix: shop"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "{type: filter, where: after.a > 1}",
+        "{type: route, regex: a, replacement: b}",
+        "{type: rename, fields: {a: b}, predicate: deletes}",
+        "{type: add_fields, computed: {a: before.b}}",
+    ],
+)
+def test_what_a_mirror_can_not_go_through_is_refused_and_a_history_takes_it(step, tmp_path):
+    text = with_sinks(
+        "predicates: {deletes: {type: operation, operations: [delete]}}\n"
+        f"sinks:\n  - type: delta\n    path: ./lake\n    mode: mirror\n    transformations:\n      - {step}\n"
+    )
+    (found,) = refused(tmp_path, text)
+    assert "can't be done to a mirror" in found
+    config.load(written(tmp_path, text.replace("mirror", "append")))
+
+
+def test_predicates_of_sinks_that_are_not_there_or_twice_are_refused(tmp_path):
+    text = with_sinks(
+        "predicates: {one: {type: tombstone}}\n"
+        "sinks:\n  - type: jsonl\n    path: ./lines\n    predicates: {one: {type: table, tables: [a.b]}}\n"
+        "    transformations: [{type: drop, predicate: two}]\n"
+    )
+    found = places(tmp_path, text)
+    assert (
+        "is no name in its predicates or those of the file" in found["sinks[0].transformations[0].predicate"]
+    )
+    assert "is the name of a predicate of the file too" in found["sinks[0].predicates.one"]

@@ -117,19 +117,36 @@ def _sinks(content: dict[str, Any], base: Path) -> Iterator[ConfigProblem]:
 
 
 def _predicates(content: dict[str, Any]) -> Iterator[ConfigProblem]:
-    engine = content.get("engine")
-    if not isinstance(engine, dict):
-        return
-    known, steps = engine.get("predicates"), engine.get("transformations")
-    names = [str(name) for name in known] if isinstance(known, dict) else []
+    sinks = content.get("sinks")
+    shared = _names_in(content)
+    yield from _unknown_predicates((), "predicates", content, [])
+    yield from _unknown_predicates(("engine",), "engine.predicates", content.get("engine"), [])
+    for index, sink in enumerate(sinks if isinstance(sinks, list) else []):
+        yield from _unknown_predicates(("sinks", index), "its predicates or those of the file", sink, shared)
+        for name in _names_in(sink):
+            if name in shared:
+                path = ("sinks", index, "predicates", name)
+                yield ConfigProblem(path, "is the name of a predicate of the file too: choose another")
+
+
+def _unknown_predicates(
+    place: tuple[str | int, ...], where: str, section: Any, shared: list[str]
+) -> Iterator[ConfigProblem]:
+    steps = section.get("transformations") if isinstance(section, dict) else None
+    names = [*_names_in(section), *shared]
     for index, step in enumerate(steps if isinstance(steps, list) else []):
         name = step.get("predicate") if isinstance(step, dict) else None
         if isinstance(name, str) and name not in names:
             there = f"there are {', '.join(names)}" if names else "there is none"
             yield ConfigProblem(
-                ("engine", "transformations", index, "predicate"),
-                f"is no name in engine.predicates: {there}{nearest(name, names)}",
+                (*place, "transformations", index, "predicate"),
+                f"is no name in {where}: {there}{nearest(name, names)}",
             )
+
+
+def _names_in(section: Any) -> list[str]:
+    known = section.get("predicates") if isinstance(section, dict) else None
+    return [str(name) for name in known] if isinstance(known, dict) else []
 
 
 def _groups(content: dict[str, Any]) -> Iterator[ConfigProblem]:

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from tailrace.config.engine_options import EngineOptions
 from tailrace.config.fields import Name, Section
 from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.config.predicates import AnyPredicate
 from tailrace.config.sections import (
     LogConfig,
     PipelineConfig,
@@ -26,6 +27,7 @@ from tailrace.config.sections import (
 from tailrace.config.sinks import FolderSink
 from tailrace.config.source.postgres import SLOT_BYTES_MAX, slot_named_after
 from tailrace.config.source.types import AnyNamedSource, AnySource
+from tailrace.config.transformations import AnyTransformation
 from tailrace.errors import Kind, TailraceError
 
 #: Each has three threads for its capture and one for each sink.
@@ -54,6 +56,14 @@ class EngineConfig(Section):
     log: LogConfig = Field(description="Where changes are kept.")
     sinks: tuple[Sink, ...] = Field(
         default=(), description="Where changes go; none: they are only kept in the log."
+    )
+    transformations: Annotated[tuple[AnyTransformation, ...], Field(max_length=100)] = Field(
+        default=(),
+        description="What changes go through on their way to each sink, before its own: see "
+        "[Transformations](transformations.md). `engine.transformations` are those of handlers.",
+    )
+    predicates: dict[str, AnyPredicate] = Field(
+        default={}, description="By name, what chooses changes for transformations, of the sinks too."
     )
     spark: SparkConfig = Field(default=SparkConfig(), description="Settings of Spark.")
     engine: EngineOptions = Field(
@@ -87,6 +97,10 @@ class EngineConfig(Section):
         return frozenset(
             of_engine | {sink.offsets_topic for sink in self.sinks if isinstance(sink, KafkaSinkConfig)}
         )
+
+    @property
+    def _sinks(self) -> tuple[Sink, ...]:
+        return tuple(sink.after(self.transformations, self.predicates) for sink in self.sinks)
 
     @property
     def has_several(self) -> bool:
@@ -127,7 +141,7 @@ class EngineConfig(Section):
         if self.source is not None:
             return (
                 PipelineConfig(
-                    name=self.name, source=self.source, log=self.log, sinks=self.sinks, spark=self.spark
+                    name=self.name, source=self.source, log=self.log, sinks=self._sinks, spark=self.spark
                 ),
             )
         return tuple(self._part(source) for source in self.sources)
@@ -161,6 +175,6 @@ class EngineConfig(Section):
             name=f"{self.name}_{source.source_name}",
             source=source,
             log=self.log.model_copy(update={"path": self.log.path / source.source_name}),
-            sinks=tuple(sink.of_source(source.source_name) for sink in self.sinks),
+            sinks=tuple(sink.of_source(source.source_name) for sink in self._sinks),
             spark=self.spark,
         )

@@ -14,9 +14,8 @@ from tailrace.config.engine_options import Milliseconds
 from tailrace.config.fields import Extension, Name, Section
 from tailrace.config.kafka_clients import ClientOptions, TopicName
 from tailrace.config.patterns import Patterns
-from tailrace.config.predicates import AnyPredicate
 from tailrace.config.sinks import Pacing, SinkConfig
-from tailrace.config.transformations import AnyTransformation, Route
+from tailrace.config.transformations import Route
 from tailrace.secrets import Secret
 
 #: The part of `offset_flush_timeout_ms` that a batch should take.
@@ -150,14 +149,6 @@ class KafkaSinkConfig(SinkConfig):
     routes: tuple[TopicRoute, ...] = Field(
         default=(),
         description="Topics of tables that don't go to their own, `<topic_prefix>.<schema>.<table>`.",
-    )
-    transformations: Annotated[tuple[AnyTransformation, ...], Field(max_length=100)] = Field(
-        default=(),
-        description="What changes go through before they are converted, in this order: see "
-        "[Transformations](transformations.md). Their topic is the one they would go to; `route` changes it.",
-    )
-    predicates: dict[str, AnyPredicate] = Field(
-        default={}, description="By name, what chooses records for transformations."
     )
     partition_by: Literal["key", "transaction"] = Field(
         default="key",

@@ -16,6 +16,7 @@ from tailrace.config.engine import EngineConfig
 from tailrace.config.fields import context_for
 from tailrace.config.problems import ConfigProblem, from_pydantic
 from tailrace.config.sections import SINK_TYPES, PipelineConfig
+from tailrace.config.table_transformations import refusals
 from tailrace.errors import Kind, TailraceError
 
 
@@ -83,6 +84,8 @@ def validate(document: Document, base: Path) -> tuple[EngineConfig | None, list[
             found = from_pydantic(error, EngineConfig, SINK_TYPES)
             # What concerns the file as a whole was said above, at its place.
             problems += [problem for problem in found if problem.path or not problems]
+        else:
+            problems += refusals(config)
     placed = [
         problem if problem.line else replace(problem, line=document.line_of(problem.path))
         for problem in problems

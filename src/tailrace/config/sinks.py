@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
 from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section
 from tailrace.config.patterns import Patterns, matches_any
+from tailrace.config.predicates import AnyPredicate
+from tailrace.config.transformations import AnyTransformation
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,14 @@ class SinkConfig(Section):
         "pass. -1: as often as it takes; 8 times in a row in a run that is to end (`--until-caught-up`, "
         "`replay`).",
     )
+    transformations: Annotated[tuple[AnyTransformation, ...], Field(max_length=100)] = Field(
+        default=(),
+        description="What changes go through before they are written, in this order, after those of the "
+        "pipeline: see [Transformations](transformations.md).",
+    )
+    predicates: dict[str, AnyPredicate] = Field(
+        default={}, description="By name, what chooses changes for transformations, beside the pipeline's."
+    )
 
     def wants(self, schema: str, table: str) -> bool:
         """Tell whether this sink gets the changes of the table."""
@@ -90,6 +101,15 @@ class SinkConfig(Section):
     def of_source(self, name: str) -> Self:
         """Return what this sink is for one of several sources."""
         return self
+
+    def after(
+        self, transformations: Sequence[AnyTransformation], predicates: Mapping[str, AnyPredicate]
+    ) -> Self:
+        """Return this sink in a pipeline with these: they come first."""
+        if not transformations:
+            return self
+        steps, chosen = (*transformations, *self.transformations), {**predicates, **self.predicates}
+        return self.model_copy(update={"transformations": steps, "predicates": chosen})
 
 
 class FolderSink(SinkConfig):

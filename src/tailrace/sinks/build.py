@@ -10,7 +10,7 @@ from tailrace.config.sections import DeltaSinkConfig as DeltaConfig
 from tailrace.config.sections import JsonlSink as JsonlConfig
 from tailrace.config.sections import ParquetSink as ParquetConfig
 from tailrace.config.sections import PythonSinkConfig as PythonConfig
-from tailrace.config.sinks import SinkConfig
+from tailrace.config.sinks import FolderSink, SinkConfig
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes
@@ -21,6 +21,7 @@ from tailrace.sinks.delta.sink import DeltaMode, DeltaSink, recorded_delta_posit
 from tailrace.sinks.files.jsonl import jsonl_sink
 from tailrace.sinks.files.parquet import parquet_sink
 from tailrace.sinks.files.sink import recorded_files_position
+from tailrace.transforms.tables import NO_STEPS, TableChain, table_chain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,15 +36,8 @@ def build(config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: 
     :param rules: what of the tables is let out of the log.
     :param modes: how the source wants values to be given.
     """
-    if isinstance(config, ParquetConfig):
-        return parquet_sink(config.name, config.path, config.tables, config.compression, rules, modes)
-    if isinstance(config, JsonlConfig):
-        return jsonl_sink(config.name, config.path, config.tables, rules, modes)
-    if isinstance(config, DeltaConfig):
-        mode: DeltaMode = DeltaAppend(config.on_type_change)
-        if config.mode == "mirror":
-            mode = DeltaMirror(config.keyless, config.on_type_change)
-        return DeltaSink(config.name, config.path, config.tables, mode, rules, modes)
+    if isinstance(config, FolderSink):
+        return _of_tables(config, rules, modes)
     if isinstance(config, PythonConfig):
         # Only now: it brings the engine's processing.
         from tailrace.sinks.python import PythonSink
@@ -52,6 +46,32 @@ def build(config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: 
     if isinstance(config, KafkaConfig):
         return _kafka(config, rules, modes)
     raise _unknown(config)
+
+
+def _of_tables(config: FolderSink, rules: ColumnPolicy, modes: ValueModes) -> Sink:
+    chain = chain_of(config)
+    common = (config.name, config.path, config.tables)
+    if isinstance(config, ParquetConfig):
+        return parquet_sink(*common, config.compression, rules, modes, chain)
+    if isinstance(config, JsonlConfig):
+        return jsonl_sink(*common, rules, modes, chain)
+    if isinstance(config, DeltaConfig):
+        mode: DeltaMode = DeltaAppend(config.on_type_change)
+        if config.mode == "mirror":
+            mode = DeltaMirror(config.keyless, config.on_type_change)
+        return DeltaSink(*common, mode, rules, modes, chain)
+    raise _unknown(config)
+
+
+def chain_of(config: FolderSink) -> TableChain:
+    """Return what a sink of tables does to changes before it writes them.
+
+    :raises TailraceError: `CONFIG_INVALID`, `SECRET_MISSING`.
+    """
+    if not config.transformations:
+        return NO_STEPS
+    keeps_keys = isinstance(config, DeltaConfig) and config.mode == "mirror"
+    return table_chain(config.transformations, config.predicates, keeps_keys=keeps_keys)
 
 
 def recorded_position(config: SinkConfig, pipeline: str, log: LogDirectory, task: str) -> int | None:

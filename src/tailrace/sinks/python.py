@@ -40,6 +40,8 @@ from tailrace.records.batch import Batch, Offset
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sources.postgres.decode.column_policy import TablePolicy
 from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.transforms import factory as transformations
+from tailrace.transforms.chain import Chain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,6 +71,7 @@ class PythonSink:
         self._rules = rules
         self._modes = modes
         self._function: Callable[..., Any] | None = None
+        self._chain = Chain()
         self._converter: Converter | None = None
         self._origin: SourceInfo | None = None
         self._partition: dict[str, str] = {}
@@ -82,6 +85,7 @@ class PythonSink:
             such function or converter.
         """
         self._function = handler_of(self._config)
+        self._chain = transformations.build(self._config.transformations, self._config.predicates)
         if self._config.converter is not None:
             self._converter = build(self._config.converter.type, self._config.converter.options)
         self._lock = _take(self._log_path, self.name)
@@ -124,6 +128,8 @@ class PythonSink:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+        chain, self._chain = self._chain, Chain()
+        chain.close()
         if self._converter is not None:
             self._converter.close()
             self._converter = None
@@ -171,7 +177,8 @@ class PythonSink:
         )
         processor = processor_for(terms)
         convert = None if self._converter is None else Converting(self._converter)
-        processor.initialize(self._pool, None, convert, progress)
+        transform = self._chain.apply if len(self._chain) else None
+        processor.initialize(self._pool, transform, convert, progress)
         rows = 0
         try:
             for batch in batches:

@@ -36,8 +36,10 @@ from tailrace.ranges.plan import Piece
 from tailrace.sinks import folders
 from tailrace.sources.postgres.decode.changes import TableChanges
 from tailrace.sources.postgres.decode.column_policy import EVERYTHING, TablePolicy
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 from tailrace.spark import jobs
 from tailrace.spark.folders import not_shared
+from tailrace.transforms.tables import NO_STEPS, TableChain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +49,8 @@ Result = TypeVar("Result")
 
 #: Executors hold so much of one table before it is written out as a row group.
 BUFFERED_BYTES_MAX = 64 << 20
+#: Files that a task writes at a time; then the one that was begun first is finished.
+OPEN_FILES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,10 @@ class WriteJob:
 
     `have` maps tables, by their folders, to the log offset up to which the sink has them
     already: their changes before it are left out. Tables that it does not name are `have_all` far.
-    `names` gives a table, as it is let out, as the target holds it. `table_policy` holds secrets: a job
-    is only ever part of a task's closure, which nothing shows. `have_relations` maps relations, by
-    oid, where the sink knows whose rows a folder has; it goes first, since tables change their names.
+    `names` gives a table, as it is let out and transformed, as the target holds it. `table_policy` and
+    `chain` hold secrets: a job is only ever part of a task's closure, which nothing shows.
+    `have_relations` maps relations, by oid, where the sink knows whose rows a folder has; it goes first,
+    since tables change their names. `origin` is what transformations are given as the changes' source.
     """
 
     log: str
@@ -73,14 +78,17 @@ class WriteJob:
     table_policy: TablePolicy = EVERYTHING
     modes: ValueModes = OWN_FORMS
     have_relations: dict[int, int] = field(default_factory=dict)
+    chain: TableChain = NO_STEPS
+    origin: SourceInfo | None = None
 
-    def first_missing(self, relation: Relation) -> int:
-        """Return the log offset from which on the sink lacks the table; `end` if it isn't wanted."""
-        if self.tables is not None and not matches_any(self.tables, relation.schema, relation.table):
-            return self.end
+    def wants(self, relation: Relation) -> bool:
+        """Tell whether the sink gets the table."""
+        return self.tables is None or matches_any(self.tables, relation.schema, relation.table)
+
+    def first_missing(self, relation: Relation, directory: str) -> int:
+        """Return the log offset from which on the sink lacks what of a table goes into a folder."""
         if relation.oid in self.have_relations:
             return self.have_relations[relation.oid]
-        directory = folders.table_directory(relation.schema, relation.table)
         return self.have.get(directory, self.have_all)
 
 
@@ -88,9 +96,9 @@ class WriteJob:
 class StagedFile:
     """A file that an executor left in staging, complete and on disk.
 
-    `relation` is the table as the target holds it, `source` as it is let out of the log, and `first`
-    the log offset of the file's first change. `schema` is the file's Arrow schema, serialised;
-    `facts` is what the file's format tells beyond.
+    `relation` is the table as the target holds it, `source` as it is let out of the log, before
+    transformations, and `first` the log offset of the file's first change. `schema` is the file's Arrow
+    schema, serialised; `facts` is what the file's format tells beyond.
     """
 
     relation: Relation
@@ -125,31 +133,61 @@ OpenWriter = Callable[[str, Relation], FileWriter]
 def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[StagedFile]:
     """Write the changes of one piece, and return the files; all of them are on disk then."""
     failpoints.hit("sink.in_task")
-    writing: dict[str, _Writing] = {}
-    parts: dict[str | int, int] = {}  # the last number under a name, and of a relation, which may be renamed
-    done: list[StagedFile] = []
-    missing_from: dict[Relation, int] = {}
+    files = _Files(job, open_writer, piece.index)
     wanted = changes_of(job.log, piece, modes=job.modes, table_policy=job.table_policy)
     for changes in itertools.chain.from_iterable(wanted):
         relation = changes.relation
-        if relation is None:
-            continue  # a logical message belongs to no table
-        if relation not in missing_from:
-            missing_from[relation] = job.first_missing(relation)
-        part = changes.slice(missing_from[relation], job.end)
-        if not part.count:
+        # A logical message belongs to no table.
+        if relation is None or not job.wants(relation):
             continue
-        table = relation.qualified_name
-        if table in writing and writing[table].relation != relation:
-            done.append(writing.pop(table).finish())
-        if table not in writing:
-            number = max(parts.get(table, -1), parts.get(relation.oid, -1)) + 1
-            parts[table] = parts[relation.oid] = number
-            first = int(part.log_offset[0])
-            writing[table] = _Writing(job, open_writer, relation, first, piece.index, number)
-        writing[table].write(part.named(writing[table].held))
-    done += [writing.pop(table).finish() for table in list(writing)]
-    return done
+        for target, made in job.chain.apply(changes, job.origin):
+            directory = folders.table_directory(*target)
+            part = made.slice(job.first_missing(relation, directory), job.end)
+            if part.count:
+                files.write(directory, relation, part)
+    return files.finish()
+
+
+class _Files:
+    """The files that a piece becomes: one for each table and folder, and for each of the table's shapes."""
+
+    def __init__(self, job: WriteJob, open_writer: OpenWriter, piece: int) -> None:
+        self._job = job
+        self._open_writer = open_writer
+        self._piece = piece
+        self._open: dict[tuple[str, Relation, Relation], _Writing] = {}
+        # The last number in a folder, and of a relation, which may be renamed.
+        self._parts: dict[str | int, int] = {}
+        self._done: list[StagedFile] = []
+
+    def write(self, directory: str, source: Relation, changes: TableChanges) -> None:
+        """Write changes of the table `source`, as they are transformed, for a folder."""
+        relation = changes.relation
+        assert relation is not None, "messages were left out"
+        place = (directory, source, relation)
+        if place not in self._open:
+            for other in list(self._open):
+                # A table's changes before its schema changed are complete.
+                if other[1].qualified_name == source.qualified_name and other[1] != source:
+                    self._finish(other)
+            if len(self._open) >= OPEN_FILES_MAX:
+                self._finish(next(iter(self._open)))
+            number = max(self._parts.get(directory, -1), self._parts.get(source.oid, -1)) + 1
+            self._parts[directory] = self._parts[source.oid] = number
+            first = int(changes.log_offset[0])
+            self._open[place] = _Writing(
+                self._job, self._open_writer, source, relation, directory, first, self._piece, number
+            )
+        self._open[place].write(changes)
+
+    def finish(self) -> list[StagedFile]:
+        """Finish what is open and return all files."""
+        for place in list(self._open):
+            self._finish(place)
+        return self._done
+
+    def _finish(self, place: tuple[str, Relation, Relation]) -> None:
+        self._done.append(self._open.pop(place).finish())
 
 
 class _Writing:
@@ -159,22 +197,24 @@ class _Writing:
         self,
         job: WriteJob,
         open_writer: OpenWriter,
+        source: Relation,
         relation: Relation,
+        directory: str,
         first: int,
         piece: int,
         part: int,
     ) -> None:
-        self.relation = relation
-        self.held = job.names(relation)
+        self._source = source
+        self._held = job.names(relation)
         self._first = first
-        self._directory = folders.table_directory(relation.schema, relation.table)
+        self._directory = directory
         self._name = folders.file_name(job.task, job.start, job.end, piece, part, job.suffix)
         self._path = os.path.join(job.staging, folders.staged_name(self._directory, self._name))
         self._temporary = f"{self._path}.{secrets.token_hex(4)}.tmp"
-        self._writer = open_writer(self._temporary, self.held)
+        self._writer = open_writer(self._temporary, self._held)
 
     def write(self, changes: TableChanges) -> None:
-        self._writer.write(changes)
+        self._writer.write(changes.named(self._held))
 
     def finish(self) -> StagedFile:
         facts = self._writer.close()
@@ -183,7 +223,7 @@ class _Writing:
         os.replace(self._temporary, self._path)
         schema = facts.pop("schema", b"")
         return StagedFile(
-            self.held, self.relation, self._first, self._directory, self._name,
+            self._held, self._source, self._first, self._directory, self._name,
             self._writer.rows, size, schema, facts,
         )  # fmt: skip
 

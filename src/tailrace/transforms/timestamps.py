@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -46,19 +47,27 @@ class Timestamps:
 
         :raises TailraceError: `TRANSFORM_FAILED` if values are no points in time, or out of range.
         """
-        meant = fitting(self.patterns, field_names(group, self.part))
+        meant = self.meant(field_names(group, self.part))
         if not meant:
             return [group]
 
         def edit(found: Fields) -> Fields:
-            return {n: self._converted(group, n, v) if n in meant else v for n, v in found.items()}
+            return {n: self.converted(group, n, v) if n in meant else v for n, v in found.items()}
 
         return [with_edited(group, self.part, edit)]
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _converted(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+    def meant(self, names: Iterable[str]) -> list[str]:
+        """Return those of the columns that get another form."""
+        return fitting(self.patterns, names)
+
+    def converted(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+        """Return values of a column as they are to be.
+
+        :raises TailraceError: as `apply`.
+        """
         if pa.types.is_null(values.type):
             return values
         is_date, is_stamp = pa.types.is_date32(values.type), pa.types.is_timestamp(values.type)

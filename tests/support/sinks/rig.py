@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
+from pydantic import TypeAdapter
 
 from tailrace.changelog.reader import LogReader
+from tailrace.config.predicates import AnyPredicate
+from tailrace.config.transformations import AnyTransformation
 from tailrace.model import LogRange
 from tailrace.protocol import frames
 from tailrace.ranges.plan import Piece
@@ -21,6 +24,7 @@ from tailrace.sinks.delta.mirror import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.files.jsonl import jsonl_sink
 from tailrace.sinks.files.parquet import parquet_sink
+from tailrace.transforms.tables import NO_STEPS, table_chain
 from tests.support.spark.wire import HandmadeLog, row, xlog
 
 TASK = "0"
@@ -54,13 +58,25 @@ class InProcess:
         return [found for part in self._parts for found in self._function(iter(part))]
 
 
-def make(kind: str, path: Path, tables: tuple[str, ...] | None = None, keyless: str = "refuse") -> Sink:
+def make(
+    kind: str,
+    path: Path,
+    tables: tuple[str, ...] | None = None,
+    keyless: str = "refuse",
+    steps: Sequence[dict[str, Any]] = (),
+    predicates: dict[str, Any] | None = None,
+) -> Sink:
+    chain = NO_STEPS
+    if steps:
+        given = TypeAdapter(list[AnyTransformation]).validate_python(list(steps))
+        chosen = TypeAdapter(dict[str, AnyPredicate]).validate_python(predicates or {})
+        chain = table_chain(given, chosen, keeps_keys=kind == "mirror")
     if kind == "parquet":
-        return parquet_sink("lake", path, tables)
+        return parquet_sink("lake", path, tables, chain=chain)
     if kind == "jsonl":
-        return jsonl_sink("lake", path, tables)
+        return jsonl_sink("lake", path, tables, chain=chain)
     mode = DeltaAppend() if kind == "append" else DeltaMirror(keyless)
-    return DeltaSink("lake", path, tables, mode)
+    return DeltaSink("lake", path, tables, mode, chain=chain)
 
 
 def opened(kind: str, path: Path, log: HandmadeLog, **more: Any) -> Sink:

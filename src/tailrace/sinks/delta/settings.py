@@ -1,10 +1,11 @@
-"""What a mirror's rows were made under: masks, keys and forms of values stay, or the mirror stops.
+"""What a mirror's rows were made under: masks, keys, forms of values and transformations stay, or it stops.
 
 A mirror keeps rows that no later change touches. Were a mask added, taken away or given another salt,
 some rows would show what others hide. Were a handling mode changed that leaves a column's type as it is,
 such as bytes in hexadecimal that were base64, rows in two forms would stand beside each other. Of a key
 that `source.message_keys` gives, no server checks that it is a key of all rows: rows with different keys
 may be one row by another key. And a row is not found by a key that is masked or written otherwise.
+A row that no change touches would keep what former transformations made of it.
 
 So the target keeps, for each table, what its rows were made under: by the table's oid and the numbers of
 its columns, which stay when they are renamed.
@@ -21,11 +22,13 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ValueType
 from tailrace.sinks.delta.evolution import held_columns
 from tailrace.sinks.target import Target
+from tailrace.sinks.target_names import as_mirror
 from tailrace.sources.postgres.decode.column_policy import TablePolicy
 from tailrace.sources.postgres.decode.gather import Cells
 from tailrace.sources.postgres.decode.kernel import TEXT
 from tailrace.sources.postgres.decode.postgres_types import OIDS, item_of
 from tailrace.sources.postgres.decode.types import column_types, known_type
+from tailrace.transforms.tables import TableChain
 
 if TYPE_CHECKING:
     from tailrace.sinks.delta.sink import TableWork
@@ -46,8 +49,11 @@ _SAMPLES = {
 _SAMPLES_BY_NAME = {"hstore": '"a"=>"1"'}
 
 
-def require_same_settings(target: Target, table_policy: TablePolicy, work: Iterable[TableWork]) -> None:
-    """Check that tables are masked, keyed and formed as they were, and remember new tables and columns.
+def require_same_settings(
+    target: Target, table_policy: TablePolicy, chain: TableChain, work: Iterable[TableWork]
+) -> None:
+    """Check that tables are masked, keyed, formed and transformed as they were, and remember new tables and
+    columns.
 
     Before anything of `work` is committed.
 
@@ -63,6 +69,7 @@ def require_same_settings(target: Target, table_policy: TablePolicy, work: Itera
                 "masks": _same_masks(each, table_policy, before.get("masks", {})),
                 "key": _same_key(each, before.get("key")),
                 "forms": _same_forms(each, before.get("forms", {})),
+                "steps": _same_steps(each, chain, before.get("steps", {})),
             }
         except _DiffersError as error:
             raise TailraceError(
@@ -125,7 +132,7 @@ def _in_rows(work: TableWork, source: Relation) -> set[str]:
         return set()
     there = held_columns(work.folder.schema())
     numbers, names = {each.number for each in there if each.number}, {each.name for each in there}
-    held = work.files[-1].relation
+    held = as_mirror(source)
     return {
         column.name
         for column, other in zip(source.columns, held.columns, strict=True)
@@ -195,3 +202,26 @@ def _sample(value: ValueType) -> str:
         inner = _sample(found[0]).replace("\\", "\\\\").replace('"', '\\"')
         return f'{{"{inner}"}}' if inner else ""
     return _SAMPLES.get(value.oid) or _SAMPLES_BY_NAME.get(value.name, "")
+
+
+# ---------------------------------------------------------------------- transformations
+
+
+def _same_steps(work: TableWork, chain: TableChain, before: Mapping[str, Any]) -> Mapping[str, Any]:
+    source = work.files[-1].source
+    mark = chain.mark(source)
+    inputs = chain.of_table(source)[1] if mark else {}
+    if _in_rows(work, source):
+        if before.get("mark", "") != mark:
+            raise _DiffersError(
+                "the transformations of the table are not those that the mirror's rows went through",
+                "the sink's transformations",
+            )
+        known = before.get("inputs", {})
+        if changed := [name for name, read in inputs.items() if known.get(name, read) != read]:
+            raise _DiffersError(
+                f"{', '.join(map(repr, changed))} is computed from columns that were altered; rows that were "
+                "there before would keep what they were given",
+                "the columns",
+            )
+    return {"mark": mark, "inputs": inputs} if mark else {}

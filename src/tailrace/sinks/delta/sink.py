@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tailrace import failpoints
+from tailrace import __version__, failpoints
 from tailrace.changelog.reader import LogReader
 from tailrace.config.patterns import matches_any
 from tailrace.config.source.column_policy import ColumnPolicy
@@ -37,7 +37,9 @@ from tailrace.sinks.delta.table_identity import Displaced, Holder, home_folders,
 from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
 from tailrace.sinks.write_job import OpenWriter, StagedFile, WriteJob, run, write_piece
 from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 from tailrace.spark.tags import bearing
+from tailrace.transforms.tables import NO_STEPS, TableChain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,9 +105,11 @@ class DeltaSink:
         mode: DeltaMode,
         rules: ColumnPolicy | None = None,
         modes: ValueModes = OWN_FORMS,
+        chain: TableChain = NO_STEPS,
     ) -> None:
         """:param rules: what of the tables is let out; None: everything.
         :param modes: how values are given.
+        :param chain: what is done to the changes.
         """
         self.name = name
         self._path = path
@@ -113,6 +117,8 @@ class DeltaSink:
         self._mode = mode
         self._rules = rules or ColumnPolicy()
         self._modes = modes
+        self._chain = chain
+        self._origin: SourceInfo | None = None
         self._target: Target | None = None
         self._folders: dict[tuple[str, str], DeltaFolder] = {}
         self._have: dict[str, dict[str, int]] = {}
@@ -129,6 +135,7 @@ class DeltaSink:
             )
         self.close()
         self._target = Target.open(self.name, self._path, f"delta {self._mode.kind}", log, pipeline)
+        self._origin = SourceInfo(pipeline, log.source.database, __version__, log.source.type)
         _refuse_begun_moves(self._target)
         self._target.clear_staging()
 
@@ -216,7 +223,7 @@ class DeltaSink:
         job = WriteJob(
             str(log), str(staging), span.task, have, span.end, "parquet", self._tables,
             have, self._tables_have(span.task), self._mode.names, TablePolicy.of(self._rules),
-            self._modes, self._relations_have(span.task),
+            self._modes, self._relations_have(span.task), self._chain, self._origin,
         )  # fmt: skip
         done = run(spark, wanted, partial(write_piece, job, self._mode.opener()), self.name)
         return [file for files in done for file in files]
@@ -232,7 +239,7 @@ class DeltaSink:
         if self._mode.kind == "mirror":
             with LogReader.open(log, span.task) as reader:
                 table_policy = with_renames(TablePolicy.of(self._rules), reader)
-            require_same_settings(self._opened(), table_policy, work)
+            require_same_settings(self._opened(), table_policy, self._chain, work)
         with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit", bearing(spark)) as pool:
             # Every table is given its chance; the first that failed is what is raised.
             outcomes = [pool.submit(self._commit_table, spark, each) for each in work]

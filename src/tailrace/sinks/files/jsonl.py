@@ -17,6 +17,7 @@ from tailrace.sinks.target_names import as_it_is
 from tailrace.sinks.write_job import OpenWriter
 from tailrace.sources.postgres.decode.changes import TableChanges
 from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.transforms.tables import NO_STEPS, TableChain
 
 if TYPE_CHECKING:
     from tailrace.changelog.directory import LogIdentity
@@ -60,15 +61,17 @@ def jsonl_sink(
     tables: tuple[str, ...] | None,
     rules: ColumnPolicy | None = None,
     modes: ValueModes = OWN_FORMS,
+    chain: TableChain = NO_STEPS,
 ) -> FileSink:
     """Return a sink that writes JSON Lines files, a folder a table, every change a line.
 
     :param rules: what of the tables is let out; None: everything.
     :param modes: how values are given.
+    :param chain: what is done to the changes.
     """
 
     def opener(log: LogIdentity, pipeline: str, task: str) -> OpenWriter:
         source = SourceInfo(pipeline, log.source.database, __version__, log.source.type)
         return partial(open_jsonl, task=task, source=source)
 
-    return FileSink(name, "jsonl", path, tables, opener, as_it_is, rules or ColumnPolicy(), modes)
+    return FileSink(name, "jsonl", path, tables, opener, as_it_is, rules or ColumnPolicy(), modes, chain)

@@ -18,6 +18,7 @@ from tailrace.sinks.target_names import as_files
 from tailrace.sinks.write_job import ArrowBuffer, OpenWriter
 from tailrace.sources.postgres.decode.changes import TableChanges
 from tailrace.sources.postgres.decode.types import OLD_KEY
+from tailrace.transforms.tables import NO_STEPS, TableChain
 
 if TYPE_CHECKING:
     from tailrace.changelog.directory import LogIdentity
@@ -122,16 +123,18 @@ def parquet_sink(
     compression: str = "snappy",
     rules: ColumnPolicy | None = None,
     modes: ValueModes = OWN_FORMS,
+    chain: TableChain = NO_STEPS,
 ) -> FileSink:
     """Return a sink that writes Parquet files, a folder a table, every change a row.
 
     :param compression: `none`, `snappy` or `zstd`.
     :param rules: what of the tables is let out; None: everything.
     :param modes: how values are given.
+    :param chain: what is done to the changes.
     """
     open_writer = partial(open_parquet, compression=compression)
 
     def opener(_log: LogIdentity, _pipeline: str, _task: str) -> OpenWriter:
         return open_writer
 
-    return FileSink(name, "parquet", path, tables, opener, as_files, rules or ColumnPolicy(), modes)
+    return FileSink(name, "parquet", path, tables, opener, as_files, rules or ColumnPolicy(), modes, chain)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace import failpoints
+from tailrace import __version__, failpoints
 from tailrace.changelog import durable
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
@@ -26,6 +26,8 @@ from tailrace.sinks.files.manifests import DataFile, Manifest, Manifests
 from tailrace.sinks.target import Target, remove_folder, require_ours, sync_directories, writing
 from tailrace.sinks.write_job import OpenWriter, StagedFile, WriteJob, run, write_piece
 from tailrace.sources.postgres.decode.column_policy import TablePolicy
+from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.transforms.tables import TableChain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +52,7 @@ class FileSink:
         names: Callable[[Relation], Relation],
         rules: ColumnPolicy,
         modes: ValueModes,
+        chain: TableChain,
     ) -> None:
         self.name = name
         self.type = kind
@@ -59,6 +62,7 @@ class FileSink:
         self._names = names
         self._rules = rules
         self._modes = modes
+        self._chain = chain
         self._target: Target | None = None
         self._log: LogIdentity | None = None
         self._positions: dict[str, int | None] = {}
@@ -142,9 +146,12 @@ class FileSink:
             remove_folder(staging)  # of a write that failed, with another end perhaps
             staging.mkdir(parents=True)
         assert self._log is not None
+        source = self._log.source
+        origin = SourceInfo(target.pipeline, source.database, __version__, source.type)
         job = WriteJob(
             str(log), str(staging), span.task, have, span.end, self.type, self._tables, have, {},
             self._names, TablePolicy.of(self._rules), self._modes,
+            chain=self._chain, origin=origin,
         )  # fmt: skip
         opener = self._opener(self._log, target.pipeline, span.task)
         done = run(spark, wanted, partial(write_piece, job, opener), self.name)

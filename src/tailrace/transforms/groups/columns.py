@@ -6,7 +6,7 @@ be: such a change is still the source's bytes, and nothing is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -252,10 +252,7 @@ class AddFields:
 
         :raises TailraceError: `TRANSFORM_FAILED` if an expression does not fit.
         """
-        rows = GroupRows(group, self.missing)
-        added = {name: _repeated(value, len(group)) for name, value in self.static.items()}
-        added |= {name: _value(group, name, found, rows) for name, found in self.fields.items()}
-        added |= {name: metadata_column(group, what) for name, what in self.metadata.items()}
+        added = self.added(group)
 
         def edit(found: Fields) -> Fields:
             return {**found, **added}
@@ -264,6 +261,16 @@ class AddFields:
             # A record without a key gets one of what is added.
             group = group.with_column("key", struct_of(added, None, len(group)))
         return [with_edited(group, self.part, edit, lambda name: None if name in added else name)]
+
+    def added(self, group: Group) -> dict[str, pa.Array]:
+        """Return the columns by name.
+
+        :raises TailraceError: as `apply`.
+        """
+        rows = GroupRows(group, self.missing)
+        added = {name: _repeated(value, len(group)) for name, value in self.static.items()}
+        added |= {name: _value(group, name, found, rows) for name, found in self.fields.items()}
+        return added | {name: metadata_column(group, what) for name, what in self.metadata.items()}
 
     def close(self) -> None:
         """Nothing is held."""
@@ -296,21 +303,27 @@ class Cast:
 
         :raises TailraceError: `TRANSFORM_FAILED` if a value does not fit.
         """
-        if not set(self.types) & set(field_names(group, self.part)):
+        meant = self.meant(field_names(group, self.part))
+        if not meant:
             return [group]
 
         def edit(found: Fields) -> Fields:
-            return {
-                name: self._cast(group, name, values) if name in self.types else values
-                for name, values in found.items()
-            }
+            return {n: self.converted(group, n, v) if n in meant else v for n, v in found.items()}
 
         return [with_edited(group, self.part, edit)]
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _cast(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+    def meant(self, names: Iterable[str]) -> list[str]:
+        """Return those of the columns that are cast."""
+        return [name for name in names if name in self.types]
+
+    def converted(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+        """Return values of a column as they are to be.
+
+        :raises TailraceError: as `apply`.
+        """
         to = self.types[name]
         try:
             return cast(values, to)

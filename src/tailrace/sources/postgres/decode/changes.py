@@ -19,6 +19,7 @@ from tailrace.protocol import frames
 from tailrace.protocol.frames import Bytes, Numbers, OpenUnit
 from tailrace.sources.postgres.decode import kernel
 from tailrace.sources.postgres.decode.column_policy import EVERYTHING, Shape, TablePolicy
+from tailrace.sources.postgres.decode.computed import ComputedColumns
 from tailrace.sources.postgres.decode.envelope import envelope
 from tailrace.sources.postgres.decode.gather import NOT_UTF8
 from tailrace.sources.postgres.decode.images import image_column, images, keys, source_of
@@ -33,6 +34,9 @@ BLOCK_BYTES_MAX = 2**31 - 1
 
 
 _Made = TypeVar("_Made")
+
+#: How a table is given otherwise than the log holds it.
+View = Shape | ComputedColumns | Relation
 
 
 class TableChanges:
@@ -49,11 +53,11 @@ class TableChanges:
         raw: Bytes,
         log_offset: int,
         fields: Numbers,
-        views: tuple[Shape | Relation, ...] = (),
+        views: tuple[View, ...] = (),
     ) -> None:
-        # How the table is let out: shapes and other names, one upon the other.
+        # How the table is let out: shapes, computed columns and other names, one upon the other.
         last = views[-1] if views else relation
-        self._relation = last.relation if isinstance(last, Shape) else last
+        self._relation = last.relation if isinstance(last, Shape | ComputedColumns) else last
         self._held = relation
         self._views = views
         self._raw = raw
@@ -128,12 +132,18 @@ class TableChanges:
         if first == 0 and last == self.count:
             return self
         part = self._fields[:, first:last]
-        return TableChanges(self._held, self._raw, self._block_offset, part, self._views)
+        views = tuple(
+            view.part(first, last) if isinstance(view, ComputedColumns) else view for view in self._views
+        )
+        return TableChanges(self._held, self._raw, self._block_offset, part, views)
 
     def take(self, places: Numbers) -> TableChanges:
         """Return the changes at `places` (rising)."""
         part = np.ascontiguousarray(self._fields[:, places])
-        return TableChanges(self._held, self._raw, self._block_offset, part, self._views)
+        views = tuple(
+            view.take(places) if isinstance(view, ComputedColumns) else view for view in self._views
+        )
+        return TableChanges(self._held, self._raw, self._block_offset, part, views)
 
     def named(self, relation: Relation) -> TableChanges:
         """Return the changes as those of `relation`: this table, as it is let out, its columns under
@@ -147,7 +157,11 @@ class TableChanges:
         """Return the changes with columns left out or masked; `shape` is of this `relation`."""
         return self._viewed(shape)
 
-    def _viewed(self, view: Shape | Relation) -> TableChanges:
+    def with_columns(self, computed: ComputedColumns) -> TableChanges:
+        """Return the changes with columns that were computed for them; see `computed`."""
+        return self._viewed(computed)
+
+    def _viewed(self, view: View) -> TableChanges:
         views = (*self._views, view)
         return TableChanges(self._held, self._raw, self._block_offset, self._fields, views)
 
@@ -249,7 +263,7 @@ class TableChanges:
             if self._views:
                 found = in_utf8(found)  # masks read texts
             for view in self._views:
-                found = view.apply(found) if isinstance(view, Shape) else replace(found, relation=view)
+                found = replace(found, relation=view) if isinstance(view, Relation) else view.apply(found)
             self._found = found
         return self._found
 

@@ -25,6 +25,8 @@ from tailrace.pipeline.log.root import check_roots, logs_in
 from tailrace.pipeline.remote.requirements import too_few
 from tailrace.sources.contract import SourceCheck
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
+from tailrace.sources.postgres.decode.changes import no_changes
+from tailrace.sources.postgres.decode.column_policy import TablePolicy
 from tailrace.sources.registry import source_type
 from tailrace.spark.master import cores_of
 
@@ -81,6 +83,7 @@ class _Visit:
         with closing(self.check):
             self.found += _guarded(self.check.findings)
             self.found += _guarded(lambda: _topics(self.check, self.pipeline))
+            self.found += _guarded(lambda: _mirrors(self.check, self.pipeline))
 
 
 def _of_sources(pipelines: Sequence[PipelineConfig]) -> tuple[list[list[Finding]], list[Finding]]:
@@ -219,6 +222,26 @@ def _topics(check: SourceCheck, pipeline: PipelineConfig) -> Iterator[Finding]:
             yield from schema_findings(sink, pipeline, check)
 
 
+def _mirrors(check: SourceCheck, pipeline: PipelineConfig) -> Iterator[Finding]:
+    """Yield what mirrors can't do to the tables that are there, such as to drop a column of a key."""
+    from tailrace.sinks.build import chain_of
+
+    for sink in pipeline.sinks:
+        if not isinstance(sink, FolderSink) or not sink.transformations:
+            continue
+        try:
+            chain = chain_of(sink)
+        except TailraceError:
+            continue  # told by `_transformations`
+        for relation in check.relations(sink.wants) if chain.keeps_keys else ():
+            shape = no_changes(relation, TablePolicy.of(pipeline.source.disclosure)).relation
+            assert shape is not None, "no messages were asked for"
+            try:
+                chain.of_table(shape)
+            except TailraceError as failure:
+                yield replace(from_failure(failure), table=relation.qualified_name)
+
+
 def _rooms(pipeline: EngineConfig) -> Iterator[Finding]:
     yield from _room("log.path", pipeline.log.path, Kind.LOG_FULL, Kind.LOG_WRITE_FAILED)
     sinks: Sequence[SinkConfig] = pipeline.sinks
@@ -241,19 +264,27 @@ def _handlers(pipeline: EngineConfig) -> Iterator[Finding]:
 
 def _transformations(pipeline: EngineConfig) -> Iterator[Finding]:
     options = pipeline.engine
-    if not options.transformations and not options.predicates:
-        return
+    from tailrace.sinks.build import chain_of
     from tailrace.transforms import build
 
     if options.transformations and pipeline.sinks:
         yield warning(
             Kind.CONFIG_INVALID,
-            "engine.transformations concern the handlers of tailrace.Engine; the file's sinks get changes as "
-            "the source sent them",
-            "what no sink may get is masked or left out by source.masks and source.columns_exclude; or leave "
-            "the transformations out",
+            "engine.transformations concern the handlers of tailrace.Engine alone, not the file's sinks",
+            "what sinks are to get is said by `transformations` of the file, for all of them, or of a sink; "
+            "or leave the transformations out",
         )
-    build(options.transformations, options.predicates)
+    if options.transformations or options.predicates:
+        build(options.transformations, options.predicates)
+    # Those of the file come before the sink's own in each; a source of several makes no difference.
+    for sink in pipeline.pipelines[0].sinks:
+        try:
+            if isinstance(sink, FolderSink):
+                chain_of(sink)
+            elif sink.transformations:
+                build(sink.transformations, sink.predicates).close()
+        except TailraceError as failure:
+            yield from_failure(failure)
 
 
 def _roots(pipeline: EngineConfig) -> Iterator[Finding]:

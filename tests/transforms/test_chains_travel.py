@@ -49,7 +49,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "tombstone": {"type": "tombstone"},
 }
 SECTIONS = [yaml.safe_load(text) for text in EXAMPLES]
-SHOWN = [one["engine"] if isinstance(one, dict) else {"transformations": one} for one in SECTIONS]
+SHOWN = [one.get("engine", one) if isinstance(one, dict) else {"transformations": one} for one in SECTIONS]
 ENGINES = [*SHOWN, *({"transformations": [one], "predicates": CHOICES} for one in OTHERS)]
 
 

@@ -21,7 +21,7 @@ from tests.support.transforms.page_examples import EXAMPLES, PAGE
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_every_example_makes_a_chain(text: str) -> None:
     content = yaml.safe_load(text)
-    engine = content["engine"] if isinstance(content, dict) else {"transformations": content}
+    engine = content.get("engine", content) if isinstance(content, dict) else {"transformations": content}
     assert len(build(engine["transformations"], engine.get("predicates"))) == len(engine["transformations"])
 
 

@@ -1,11 +1,11 @@
-"""One source's way through the engine: its capture, its log, and those who are fed from the log: a
-feed for each sink, and the engine's own reading where records go to a handler.
+"""One source of a pipeline: its capture, its log, and a sink worker for each sink that is fed from the log;
+and the engine's own reading, where records go to a handler.
 
-A lane moves nothing itself. Capture and feeds have threads of their own; the engine looks after
-its lanes turn by turn, on one thread.
+A source worker moves nothing itself. Capture and sink workers have threads of their own; the engine looks
+after its source workers in turn, on one thread.
 
-A lane that can't go on fails alone: its capture ends in good order, its sinks take what is in the
-log, and `error` says why. What becomes of the engine is the engine's to decide.
+A source worker that can't go on fails alone: its capture ends in good order, its sinks take what is in the
+log, and `error` says why. The engine decides what that means for the run.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SourceWorker:
 
     @property
     def error(self) -> TailraceError | None:
-        """Why the lane can't go on, with the commands that lead on and, among several, its source."""
+        """Why the source can't go on, with the commands that lead on and, among several, its name."""
         return self._error
 
     def refuse_if_written(self) -> None:
@@ -129,7 +129,7 @@ class SourceWorker:
         TablePolicy.of(self.pipeline.source.disclosure)
 
     def start(self) -> None:
-        """Start every thread of the lane; returns at once."""
+        """Start every thread; returns at once."""
         self._capture.start()
         for feeding in self._feeding:
             feeding.start()
@@ -137,7 +137,7 @@ class SourceWorker:
             self._target.start()
 
     def turn(self) -> bool:
-        """Look after the lane; tell whether it has come to its end, with nothing left to do.
+        """Look after the threads; return whether all have ended, with nothing left to do.
 
         A failure is kept in `error` and ends the capture; a sink that fails alone is none while
         another one works.
@@ -156,13 +156,13 @@ class SourceWorker:
 
     @property
     def is_over(self) -> bool:
-        """Whether the lane had come to its end when it was last looked after."""
+        """Whether all had ended at the last `turn`."""
         return self._over
 
     def stop(self) -> None:
         """Ask for the end: sinks finish their batch, capture makes durable and acknowledges."""
         self._stop_wanted.set()
-        # Sinks first are told, then capture: they stop side by side.
+        # Sinks first, then capture: they stop side by side.
         for feed in self._feeds:
             feed.stop()
         self._capture_task.stop()
@@ -201,7 +201,7 @@ class SourceWorker:
             self._error = self._explained(error)
 
     def view(self) -> SourceView:
-        """Return the lane as it is now. Any thread."""
+        """Return the source and its sinks as they are now. Any thread."""
         sinks = tuple(feed.view for feed in self._feeds)
         task = task_view(self._capture_task)
         if (error := self._error) is not None:

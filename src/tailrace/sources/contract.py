@@ -1,8 +1,8 @@
 """What a source is: everything that the pipeline asks of a type of database.
 
-A source writes the frames of `tailrace.protocol` into a change log. Nothing above this package knows where
-they come from: the log finds transactions and positions in them, and whoever reads the log decodes them by
-the tables that they describe.
+A source writes the frames of `tailrace.protocol` into a change log. The log finds transactions and positions
+in them; readers decode the rows by the tables that the frames describe, as PostgreSQL's text of
+PostgreSQL's types, whatever the source is.
 
 A *position* is one rising integer, a PostgreSQL LSN for instance. A source with many logs of its own
 (shards) numbers its transactions as they come into ours, and writes beside them how far each shard is

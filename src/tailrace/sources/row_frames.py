@@ -66,7 +66,7 @@ class RowFrames:
         self._read = 0
 
     def take(self) -> Bytes:
-        """Return what was collected, and begin anew."""
+        """Return the frames that were added since the last call."""
         collected = np.frombuffer(b"".join(self._parts), np.uint8)
         self._parts = []
         return collected

@@ -43,7 +43,7 @@ class SourceSection(ValueHandling, ColumnPolicy):
 
     @property
     def connect_timeout_s(self) -> float:
-        """Seconds that a connection may take; for whoever waits for an answer."""
+        """Seconds that a connection may take."""
         return 10.0
 
     @property

@@ -1,0 +1,1 @@
+"""Vitess: many shards of MySQL behind vtgate, captured through VStream."""

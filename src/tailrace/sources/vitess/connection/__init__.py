@@ -1,0 +1,1 @@
+"""A connection to vtgate, and what it is asked."""

@@ -1,0 +1,96 @@
+"""gRPC's status of a call to vtgate under Tailrace's names.
+
+A status is a code and the words of vtgate, vttablet or MySQL. The code alone says little: a server that was
+killed, a purged binlog and a wrong table all come as UNKNOWN. So words are looked for first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import redact
+
+#: Of vtgate's words so many are shown: they may list every shard.
+WORDS_MAX = 500
+
+
+#: Beside gRPC's codes: the stream sent nothing for too long; the connection to vtgate is gone.
+SILENT, DISCONNECTED = "SILENT", "DISCONNECTED"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a call ended: gRPC's name of the code, such as `UNAVAILABLE`, and the words that came with it.
+
+    `OK`: the server ended the stream in good order.
+    """
+
+    code: str
+    words: str = ""
+
+
+_BEHIND = (
+    "the shard lacks transactions that are in the log: a restored backup, or a failover that lost some; "
+    "begin a new log with a new snapshot"
+)
+_AGAIN = "it is tried again"
+_NO_TABLET = f"no tablet of this type serves the shard; check source.tablet_type. {_AGAIN}"
+_TLS = "check source.tls_ca, tls_certificate and tls_key, and that vtgate serves TLS"
+
+#: Words, in the order in which they are looked for.
+_WORDS: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
+    (re.compile(words, re.IGNORECASE), kind, hint)
+    for words, kind, hint in (
+        (r"GTIDSet Mismatch", Kind.SOURCE_BEHIND_LOG, _BEHIND),
+        (r"larger than max", Kind.FRAME_TOO_LARGE, "raise source.message_bytes_max"),
+        (
+            r"unknown table|table \S+ is not present|table \S+ doesn't exist",
+            Kind.TABLE_MISSING,
+            "check source.tables: a table that is named must be in every shard",
+        ),
+        (
+            r"keyspace \S+ (not found|doesn't exist)|unknown (keyspace|database)|VT05003",
+            Kind.SOURCE_MISCONFIGURED,
+            "check source.keyspace",
+        ),
+        (r"failed to find an? \w+ tablet|no healthy tablet", Kind.SOURCE_UNREACHABLE, _NO_TABLET),
+        (r"certificate|tls:|SSL_|handshake", Kind.SOURCE_UNREACHABLE, _TLS),
+    )
+)
+
+_CODES: dict[str, tuple[Kind, str]] = {
+    "UNAUTHENTICATED": (Kind.SOURCE_AUTH_FAILED, "check source.user and source.password"),
+    "PERMISSION_DENIED": (Kind.SOURCE_AUTH_FAILED, "check source.user, and what vtgate lets it do"),
+    "UNIMPLEMENTED": (Kind.SOURCE_MISCONFIGURED, "check source.hosts: what answers there is no vtgate"),
+    "NOT_FOUND": (Kind.SOURCE_MISCONFIGURED, "check source.keyspace"),
+    "INVALID_ARGUMENT": (Kind.SOURCE_QUERY_FAILED, ""),
+    "FAILED_PRECONDITION": (Kind.SOURCE_QUERY_FAILED, ""),
+    "OUT_OF_RANGE": (Kind.SOURCE_QUERY_FAILED, ""),
+    "ALREADY_EXISTS": (Kind.SOURCE_QUERY_FAILED, ""),
+    "DATA_LOSS": (Kind.SOURCE_QUERY_FAILED, ""),
+    # These may pass: a process that ends, a tablet that is replaced, a connection that breaks.
+    "OK": (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    SILENT: (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    DISCONNECTED: (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    "CANCELLED": (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    "UNKNOWN": (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    "DEADLINE_EXCEEDED": (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    "RESOURCE_EXHAUSTED": (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    "ABORTED": (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    "INTERNAL": (Kind.SOURCE_UNREACHABLE, _AGAIN),
+    "UNAVAILABLE": (Kind.SOURCE_UNREACHABLE, _AGAIN),
+}
+
+
+def from_status(status: Status, attempted: str, shard: str = "") -> TailraceError:
+    """Return the error that a status amounts to.
+
+    :param attempted: what was being done, such as "stream the shard".
+    """
+    found = ((kind, hint) for words, kind, hint in _WORDS if words.search(status.words))
+    kind, hint = next(found, None) or _CODES.get(status.code, (Kind.SOURCE_QUERY_FAILED, ""))
+    said = redact(status.words[:WORDS_MAX]) or "it gave no reason"
+    context = {"status": status.code, **({"shard": shard} if shard else {})}
+    return TailraceError(kind, f"{attempted}: vtgate ended it: {said}", hint, context)

@@ -1,0 +1,35 @@
+"""The thread on which all of gRPC's work is done: one event loop for the whole process.
+
+gRPC's asyncio serves one loop at a time well, and a thousand streams of one loop cost less than a thousand
+threads that each wait for a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Have the loop run `work`; return at once with what its result will be in. Any thread but the loop's."""
+    return asyncio.run_coroutine_threadsafe(work, event_loop())
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop, which runs."""
+    return _loop_of(os.getpid())
+
+
+@functools.cache
+def _loop_of(_process: int) -> asyncio.AbstractEventLoop:
+    # By process: one that was forked has no thread of its parent's.
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="tailrace-grpc", daemon=True).start()
+    return loop

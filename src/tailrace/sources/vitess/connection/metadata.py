@@ -1,0 +1,94 @@
+"""What vtgate is asked beside streams: shards, tablets, positions, and how a shard writes its binlog."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from tailrace.backoff import Backoff
+from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
+
+_GTIDS = "select @@global.gtid_executed, @@global.gtid_purged"
+_BINLOG = "select @@global.binlog_row_image, @@global.binlog_format, @@global.gtid_mode"
+
+
+#: vtgate gives an error of its topology server to all who ask within a second.
+_LISTING = Backoff(attempts_max=4, first_s=0.3, longest_s=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tablet:
+    """A tablet as vtgate sees it: `PRIMARY`, `REPLICA`, …; `SERVING` or not."""
+
+    shard: str
+    type: str
+    state: str
+    alias: str
+
+
+def serving_shards(vtgate: Vtgate, source: VitessSource) -> tuple[str, ...]:
+    """Return the shards of the keyspace that serve.
+
+    :raises TailraceError: `SOURCE_MISCONFIGURED` if there is no such keyspace.
+    """
+    backoff = _LISTING
+    while True:
+        try:
+            rows = vtgate.query("show vitess_shards", "list the shards", "@primary")
+            break
+        except TailraceError as error:
+            backoff, wait_s = backoff.after(error)
+            if wait_s is None:
+                raise
+            time.sleep(wait_s)
+    prefix = f"{source.keyspace}/"
+    shards = tuple(str(row[0])[len(prefix) :] for row in rows if str(row[0]).startswith(prefix))
+    if not shards:
+        known = sorted({str(row[0]).partition("/")[0] for row in rows})
+        raise TailraceError(
+            Kind.SOURCE_MISCONFIGURED,
+            f"list the shards of the keyspace {source.keyspace!r}: it has none that serve; "
+            f"there are the keyspaces {', '.join(known) or '(none)'}",
+            "check source.keyspace",
+        )
+    return shards
+
+
+def tablets(vtgate: Vtgate, source: VitessSource) -> list[Tablet]:
+    """Return the tablets of the keyspace."""
+    rows = vtgate.query("show vitess_tablets", "list the tablets", "@primary")
+    return [
+        Tablet(str(row[2]), str(row[3]), str(row[4]), str(row[5]))
+        for row in rows
+        if row[1] == source.keyspace
+    ]
+
+
+def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str) -> Future[list[Row]]:
+    """Ask for the transactions that a shard has executed and those whose binlogs it has purged: one row."""
+    return vtgate.ask(_GTIDS, f"ask the shard {shard} what it has", _target(source, shard))
+
+
+def newest_gtids(vtgate: Vtgate, source: VitessSource) -> dict[str, str]:
+    """Return the transactions that each serving shard has executed."""
+    asked = {shard: ask_gtids(vtgate, source, shard) for shard in serving_shards(vtgate, source)}
+    deadline_s = 2 * source.connect_timeout
+    return {shard: str(answer.result(deadline_s)[0][0] or "") for shard, answer in asked.items()}
+
+
+def binlog_settings(vtgate: Vtgate, source: VitessSource, shard: str) -> tuple[str, str, str]:
+    """Return `binlog_row_image`, `binlog_format` and `gtid_mode` of a shard."""
+    (row,) = vtgate.query(_BINLOG, f"ask the shard {shard} for its settings", _target(source, shard))
+    return str(row[0]), str(row[1]), str(row[2])
+
+
+def table_names(vtgate: Vtgate) -> list[str]:
+    """Return the tables of the keyspace."""
+    return sorted(str(row[0]) for row in vtgate.query("show tables", "list the tables"))
+
+
+def _target(source: VitessSource, shard: str) -> str:
+    return f"{source.keyspace}:{shard}@{source.tablet_type}"

@@ -1,0 +1,207 @@
+"""A connection to vtgate: by TLS or not, with a user or not, to the first of several that answers.
+
+All calls and streams of a source go over this one HTTP/2 connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import Secret, remember, resolved
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.connection.errors import Status, from_status
+from tailrace.sources.vitess.connection.event_loop import submit
+
+# A process that starts Java forks. gRPC is not to follow into the child, which has no use for it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc
+import grpc.aio
+
+VSTREAM = "/vtgateservice.Vitess/VStream"
+EXECUTE = "/vtgateservice.Vitess/Execute"
+#: What is left to a call's own deadline before its thread gives up waiting for the loop.
+_GRACE_S = 5.0
+
+T = TypeVar("T")
+
+Row = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Credentials:
+    """What is sent with calls, read when the connection is made."""
+
+    channel: grpc.ChannelCredentials | None
+    metadata: tuple[tuple[str, str], ...]
+
+
+class Vtgate:
+    """A connection that is open. Made by `connect`; its methods may be called from any thread."""
+
+    def __init__(
+        self, source: VitessSource, address: str, channel: grpc.aio.Channel, user: _Credentials
+    ) -> None:
+        """Not for callers: `connect` makes connections."""
+        self.address = address
+        self._source = source
+        self._channel = channel
+        self._metadata = user.metadata
+
+    @classmethod
+    def connect(cls, source: VitessSource, first: int = 0) -> Vtgate:
+        """Connect to the first vtgate that answers, beginning with number `first` of the hosts.
+
+        :raises TailraceError: `SOURCE_UNREACHABLE` if none does within the time for one each;
+            `SECRET_MISSING`; `CONFIG_INVALID` if a file of TLS can't be read.
+        """
+        credentials = _credentials(source)
+        hosts = [source.hosts[(first + turn) % len(source.hosts)] for turn in range(len(source.hosts))]
+        return _wait(_connected(source, hosts, credentials), source.connect_timeout * len(hosts))
+
+    def query(self, sql: str, attempted: str, target: str = "") -> list[Row]:
+        """Return the rows of a statement, values as text.
+
+        :param target: such as `shop:-80@replica`, for one shard; empty: the keyspace.
+        :raises TailraceError: as `from_status` has it.
+        """
+        return self.ask(sql, attempted, target).result(self._source.connect_timeout + _GRACE_S)
+
+    def ask(self, sql: str, attempted: str, target: str = "") -> Future[list[Row]]:
+        """As `query`, but return at once; the answer, or what it raises, comes later."""
+        return submit(self._execute(sql, attempted, target))
+
+    async def stream(self, request: pb.VStreamRequest) -> AsyncGenerator[bytes, None]:
+        """Yield the responses of a VStream, undecoded; on the loop.
+
+        :raises grpc.aio.AioRpcError: if it does not end in good order; `status_of` reads it.
+        """
+        # Bytes in, bytes out: decoding is done for many responses at once, elsewhere.
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(VSTREAM)
+        call = method(request.SerializeToString(), metadata=self._metadata)
+        try:
+            while isinstance(response := await call.read(), bytes):  # else it is `grpc.aio.EOF`
+                yield response
+        finally:
+            call.cancel()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection stands, as far as is known; on the loop."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    def close(self) -> None:
+        """End the connection and all that goes over it. Idempotent."""
+        with contextlib.suppress(FutureTimeoutError):
+            submit(self._channel.close()).result(_GRACE_S)
+
+    async def _execute(self, sql: str, attempted: str, target: str) -> list[Row]:
+        session = pb.Session(autocommit=True, target_string=target or self._source.keyspace)
+        request = pb.ExecuteRequest(session=session, query=pb.BoundQuery(sql=sql))
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(EXECUTE)
+        timeout_s = self._source.connect_timeout
+        try:
+            content = await method(request.SerializeToString(), timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise from_status(status_of(error), attempted) from None
+        answer = pb.ExecuteResponse.FromString(content)
+        if answer.error.code:
+            raise from_status(Status(_code_name(answer.error.code), answer.error.message), attempted)
+        return [_values(row) for row in answer.result.rows]
+
+
+def status_of(error: grpc.aio.AioRpcError) -> Status:
+    """Return how a call ended."""
+    return Status(error.code().name, error.details() or "")
+
+
+def _wait(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    return submit(work).result(timeout_s + _GRACE_S)
+
+
+async def _connected(source: VitessSource, hosts: Sequence[str], credentials: _Credentials) -> Vtgate:
+    tried = []
+    for address in hosts:
+        channel = _channel(source, address, credentials)
+        began = time.monotonic()
+        try:
+            await asyncio.wait_for(channel.channel_ready(), source.connect_timeout)
+        except TimeoutError:
+            await channel.close()
+            tried.append(f"{address} ({time.monotonic() - began:.0f} s)")
+        else:
+            return Vtgate(source, address, channel, credentials)
+    raise TailraceError(
+        Kind.SOURCE_UNREACHABLE,
+        f"connect to vtgate: no answer from {', '.join(tried)}",
+        "check source.hosts, which are ports of vtgate's gRPC, and whether they want TLS; it is tried again",
+    )
+
+
+def _channel(source: VitessSource, address: str, credentials: _Credentials) -> grpc.aio.Channel:
+    keepalive_ms = int(source.keepalive_s * 1000)
+    options: list[tuple[str, str | int]] = [
+        ("grpc.max_receive_message_length", source.message_bytes_max),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Connections of several sources in one process are their own.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if credentials.channel is None:
+        return grpc.aio.insecure_channel(address, options)
+    if source.tls_server_name is not None:
+        options.append(("grpc.ssl_target_name_override", source.tls_server_name))
+    return grpc.aio.secure_channel(address, credentials.channel, options)
+
+
+def _credentials(source: VitessSource) -> _Credentials:
+    metadata: tuple[tuple[str, str], ...] = ()
+    if source.user is not None and source.password is not None:
+        password = source.password.resolve()
+        remember(password)
+        metadata = (("username", resolved(source.user)), ("password", password))
+    if not source.uses_tls:
+        return _Credentials(None, metadata)
+    authorities, key, certificate = (
+        None if name is None else _file(name)
+        for name in (source.tls_ca, source.tls_key, source.tls_certificate)
+    )
+    return _Credentials(grpc.ssl_channel_credentials(authorities, key, certificate), metadata)
+
+
+def _file(name: str | Secret) -> bytes:
+    path = resolved(name)
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"read a file of TLS, {path}: {error.strerror}",
+            "correct source.tls_ca, source.tls_certificate or source.tls_key",
+        ) from None
+
+
+def _values(row: pb.Row) -> Row:
+    found: list[str | None] = []
+    at = 0
+    for length in row.lengths:
+        found.append(None if length < 0 else row.values[at : at + length].decode("utf-8", "replace"))
+        at += max(length, 0)
+    return tuple(found)
+
+
+def _code_name(number: int) -> str:
+    names = {code.value[0]: code.name for code in grpc.StatusCode}
+    return names.get(number, str(number))

@@ -1,0 +1,94 @@
+"""Preflight of one Vitess source: whether vtgate answers, and whether its shards can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Relation
+from tailrace.sources.findings import Finding, error, from_failure, warning
+from tailrace.sources.vitess.connection.metadata import (
+    binlog_settings,
+    serving_shards,
+    table_names,
+    tablets,
+)
+from tailrace.sources.vitess.connection.vtgate import Vtgate
+
+
+class VitessCheck:
+    """See `tailrace.sources.contract.SourceCheck`."""
+
+    def __init__(self, source: VitessSource) -> None:
+        self._source = source
+        self._vtgate: Vtgate | None = None
+        self._shards: tuple[str, ...] = ()
+
+    def connect(self) -> Iterator[Finding]:
+        self._vtgate = Vtgate.connect(self._source)
+        try:
+            self._shards = serving_shards(self._vtgate, self._source)
+        except TailraceError as failure:
+            yield from_failure(failure)
+
+    def findings(self) -> Iterator[Finding]:
+        if self._vtgate is None or not self._shards:
+            return
+        yield from self._tablet_findings(self._vtgate)
+        for shard in self._shards:
+            try:
+                yield from self._shard_findings(self._vtgate, shard)
+            except TailraceError as failure:
+                yield from_failure(failure)
+        if not self.tables():
+            yield warning(
+                Kind.TABLE_MISSING,
+                f"no table of the keyspace {self._source.keyspace!r} is captured",
+                "check source.tables; a table that is created later is captured from then on",
+            )
+
+    def _tablet_findings(self, vtgate: Vtgate) -> Iterator[Finding]:
+        wanted = self._source.tablet_type.upper()
+        served = {
+            tablet.shard
+            for tablet in tablets(vtgate, self._source)
+            if tablet.type == wanted and tablet.state == "SERVING"
+        }
+        for shard in self._shards:
+            if shard not in served:
+                yield error(
+                    Kind.SOURCE_MISCONFIGURED,
+                    f"the shard {shard} has no tablet of the type {self._source.tablet_type} that serves",
+                    "set source.tablet_type to one that each shard has, or add such tablets",
+                )
+
+    def _shard_findings(self, vtgate: Vtgate, shard: str) -> Iterator[Finding]:
+        image, row_format, gtid_mode = binlog_settings(vtgate, self._source, shard)
+        if row_format.upper() != "ROW" or gtid_mode.upper() != "ON":
+            yield error(
+                Kind.SOURCE_MISCONFIGURED,
+                f"the shard {shard} has binlog_format={row_format} and gtid_mode={gtid_mode}",
+                "have its MySQL servers run with binlog_format=ROW and gtid_mode=ON",
+            )
+        if image.upper() != "FULL":
+            yield warning(
+                Kind.SOURCE_MISCONFIGURED,
+                f"the shard {shard} has binlog_row_image={image}: columns that an update leaves as they are "
+                "are not sent, and count as unchanged",
+                "SET PERSIST binlog_row_image = FULL; on its MySQL servers, to have whole rows",
+            )
+
+    def tables(self) -> Sequence[tuple[str, str]]:
+        if self._vtgate is None:
+            return []
+        names = table_names(self._vtgate)
+        return [(self._source.keyspace, name) for name in names if self._source.captures(name)]
+
+    def relations(self, wants: Callable[[str, str], bool]) -> Sequence[Relation]:
+        return []
+
+    def close(self) -> None:
+        if self._vtgate is not None:
+            self._vtgate.close()
+            self._vtgate = None

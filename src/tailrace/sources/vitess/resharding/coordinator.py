@@ -1,0 +1,496 @@
+"""Which shards are read, from where, by which task: through reshards, restarts and lost tasks. Pure.
+
+What happens comes in as events, one at a time; the commands that come out are carried out in their order,
+before the next event. What the log keeps is the only memory: a coordinator that is made of it goes on.
+
+- A shard is read by one stream, up to its journal. A journal stands for one switch of traffic.
+- When all participants are at a journal, they retire and its targets start, at its positions: in one
+  transaction of the log, before which stands all that the participants had, after which comes what the
+  targets have. So a key's changes stay in order.
+- What is not known to be whole is never gone on with: a shard whose stream can't be had from its position on
+  needs a snapshot, and its keys' changes come no further until it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tailrace.backoff import Backoff
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.vitess.resharding.assignment import assigned
+from tailrace.sources.vitess.resharding.events import (
+    CancelStream,
+    Command,
+    CopyCompleted,
+    EndReason,
+    Event,
+    JournalReached,
+    Keep,
+    ListShards,
+    OpenStream,
+    PositionReached,
+    Probed,
+    ShardsListed,
+    ShardStreamEnded,
+    SnapshotRequested,
+    TasksChanged,
+)
+from tailrace.sources.vitess.resharding.gtid_sets import CURRENT, TO_COPY, GtidSet
+from tailrace.sources.vitess.resharding.key_ranges import KeyRange, by_keys, merged, overlapping, uncovered
+from tailrace.sources.vitess.resharding.shard_state import (
+    Begun,
+    CopyState,
+    Journal,
+    ShardState,
+    inherited_copy,
+)
+from tailrace.sources.vitess.resharding.transitions import (
+    ACTIVE,
+    READ,
+    TRANSITIONS,
+    Shard,
+    ShardCommand,
+    ShardEvent,
+    ShardMode,
+)
+
+#: How long after the end of its stream a junction is opened, and how long it may take. vtgate finds no tablet
+#: while traffic is being switched, and sleeps for half a minute then: another attempt is faster.
+JUNCTION_WAIT_S, JUNCTION_DEADLINE_S = 1.0, 5.0
+
+#: So often in a row a server must say that it has purged what follows: another tablet may have it.
+PURGED_MAX = 3
+
+#: Waits before a stream that ended is opened again.
+_BACKOFF = Backoff(first_s=0.2, longest_s=10.0)
+
+_ENDED = {
+    EndReason.INTERRUPTED: ShardEvent.INTERRUPTED,
+    EndReason.PARTICIPANTS_ABSENT: ShardEvent.PARTICIPANTS_ABSENT,
+    EndReason.SHARD_UNKNOWN: ShardEvent.UNKNOWN,
+}
+
+
+class Coordinator:
+    """See the module. Not thread-safe.
+
+    :param states: what the log keeps, by shard; empty: nothing was captured yet.
+    :param tasks: that read shards.
+    :param copies: whether shards are copied at the first start; else they are read from the newest change on.
+    """
+
+    def __init__(
+        self, states: Mapping[str, ShardState], tasks: Sequence[int] = (0,), *, copies: bool = True
+    ) -> None:
+        self.shards: dict[str, Shard] = {name: Shard.restored(kept) for name, kept in states.items()}
+        self.tasks = tuple(tasks)
+        self.copies = copies
+        #: Lost shards whose keys are to be copied again as soon as it can be.
+        self.requested = {name for name, shard in self.shards.items() if _is_begun_again(shard)}
+        self.lists = 0
+        self._commands: list[Command] = []
+        self._kept: dict[str, ShardState] = {}
+
+    def start(self) -> tuple[Command, ...]:
+        """Return what is done first. A shard goes on from its state; the list of shards tells what else
+        there is.
+        """
+        self._list()
+        self._assign()
+        return self._taken()
+
+    def step(self, event: Event) -> tuple[Command, ...]:
+        """Return what is to be done after `event`; nothing, if it is of a stream that is over. Whether what
+        came with it goes into the log, `accepts` tells before.
+
+        :raises TailraceError: `PROTOCOL_VIOLATION` if a journal or the list of shards leaves keys out.
+        """
+        if isinstance(event, ShardsListed):
+            if event.number == self.lists:
+                self._listed(event.shards)
+        elif isinstance(event, TasksChanged):
+            self._tasks_changed(event)
+        elif isinstance(event, SnapshotRequested):
+            self.requested.update(self._in({ShardMode.NEEDS_SNAPSHOT}))
+            if self.requested:
+                self._list()
+        elif self.accepts(event.shard, event.attempt):
+            self._of_a_stream(event)
+        return self._taken()
+
+    def accepts(self, shard: str, attempt: int) -> bool:
+        """Tell whether what a stream sends still counts."""
+        found = self.shards.get(shard)
+        return found is not None and found.attempt == attempt and found.state in READ
+
+    @property
+    def needs_snapshot(self) -> tuple[KeyRange, ...]:
+        """The key ranges that have to be copied again, as few as possible."""
+        return merged(KeyRange.of_shard(name) for name in self._in({ShardMode.NEEDS_SNAPSHOT}))
+
+    # ------------------------------------------------------------------ streams
+
+    def _of_a_stream(
+        self, event: PositionReached | CopyCompleted | JournalReached | ShardStreamEnded | Probed
+    ) -> None:
+        match event:
+            case PositionReached():
+                self._reached(event)
+            case CopyCompleted():
+                kept = replace(self.shards[event.shard].kept, copy=None)
+                self._move(event.shard, ShardEvent.COPIED, kept=kept)
+            case JournalReached():
+                self._at_journal(event)
+            case ShardStreamEnded():
+                self._ended(event)
+            case Probed():
+                self._probed(event)
+
+    def _reached(self, event: PositionReached) -> None:
+        shard = self.shards[event.shard]
+        kept = replace(shard.kept, gtid=event.gtid)
+        if event.last_keys is not None and kept.copy is not None:
+            kept = replace(kept, copy=kept.copy.after(event.last_keys))
+        if not shard.kept.is_read:
+            self._move(event.shard, ShardEvent.BEGINNING, kept=kept, **_UNTROUBLED)
+            return
+        # The way of every transaction: no step is remembered.
+        shard.found(TRANSITIONS, ShardEvent.POSITION)
+        self.shards[event.shard] = replace(shard, kept=kept, failures=0, purges=0, trouble="")
+        self._kept[event.shard] = kept
+
+    def _at_journal(self, event: JournalReached) -> None:
+        if event.shard not in event.journal.participants:
+            self._reached(PositionReached(event.shard, event.attempt, event.gtid))
+            return
+        kept = replace(self.shards[event.shard].kept, gtid=event.gtid, journal=event.journal)
+        self._move(event.shard, ShardEvent.JOURNAL, kept=kept, trouble="", failures=0)
+        self._switch_if_all_are_there(event.journal)
+        self._lose_the_stranded()
+
+    def _ended(self, event: ShardStreamEnded) -> None:
+        shard = self.shards[event.shard]
+        is_purged = event.reason is EndReason.PURGED
+        changes = {
+            "failures": shard.failures + 1,
+            "purges": shard.purges + 1 if is_purged else 0,
+            "trouble": event.trouble or event.reason.value,
+        }
+        if not is_purged:
+            participants = event.participants or shard.participants
+            self._move(event.shard, _ENDED[event.reason], participants=participants, **changes)
+        elif shard.state is ShardMode.JUNCTION:
+            # It may be another participant's: this shard alone tells.
+            self._move(event.shard, ShardEvent.LOST, **changes | {"purges": 0})
+        elif shard.purges + 1 < PURGED_MAX:
+            self._move(event.shard, ShardEvent.INTERRUPTED, **changes)
+        else:
+            self._lose(event.shard, _PURGED, **changes)
+
+    def _lose(self, name: str, lost: str, **changes: object) -> None:
+        kept = replace(self.shards[name].kept, lost=lost, journal=None)
+        self._move(name, ShardEvent.LOST, kept=kept, **changes)
+
+    def _probed(self, event: Probed) -> None:
+        shard = self.shards[event.shard]
+        if shard.state is ShardMode.JUNCTION:
+            return  # it has a deadline
+        if not shard.kept.is_read:
+            self._interrupt(event.shard, "nothing came of its stream")
+            return
+        ours, executed = GtidSet.parse(shard.kept.gtid), GtidSet.parse(event.executed)
+        if not ours.contains(GtidSet.parse(event.purged)):
+            self._lose(event.shard, _PURGED)
+        elif not ours.intersection(executed).intervals:
+            self._lose(
+                event.shard, "it was created again: its server has none of the transactions that were read"
+            )
+        elif not executed.contains(ours):
+            self._interrupt(event.shard, _BEHIND)
+        elif not ours.contains(executed):
+            self._interrupt(event.shard, "its stream stood still, and the server had changes")
+
+    def _interrupt(self, name: str, trouble: str) -> None:
+        shard = self.shards[name]
+        if shard.task is not None:
+            self._commands.append(CancelStream(name, shard.task, shard.attempt))
+        self._move(name, ShardEvent.INTERRUPTED, trouble=trouble, failures=shard.failures + 1)
+
+    # ------------------------------------------------------------------ reshards
+
+    def _switch_if_all_are_there(self, journal: Journal) -> None:
+        if not all(self.is_at(name, journal) for name in journal.participants):
+            return
+        held = merged(map(KeyRange.of_shard, journal.participants))
+        targets = dict(journal.targets)
+        if held != merged(map(KeyRange.of_shard, targets)):
+            raise TailraceError(
+                Kind.PROTOCOL_VIOLATION,
+                f"follow a reshard of {', '.join(journal.participants)}: its journal gives their keys to "
+                f"{', '.join(targets) or 'nobody'}, which do not have the same ones",
+                "report it, with the journal: it is in the tablets' table _vt.resharding_journal",
+                {"journal": str(journal.id)},
+            )
+        parents = {name: self.shards[name].kept for name in journal.participants}
+        for name in journal.participants:
+            self._retire(name, ShardEvent.ALL_AT_JOURNAL, overlapping(name, targets))
+        for name, gtid in journal.targets:
+            names = overlapping(name, parents)
+            copy = inherited_copy(parents[parent] for parent in names)
+            self._begin(
+                name, gtid, names, (parents[parent].epoch for parent in names), copy, is_at_journal=True
+            )
+        self._assign()
+
+    def _lose_the_stranded(self) -> None:
+        """Lose shards that wait at journals for each other. One of them was copied again, and begun behind
+        the journal that the others are at: it will not come to it any more.
+        """
+        waiting = self._in({ShardMode.AT_JOURNAL})
+        if len(waiting) < 2:
+            return
+        ours = self._in(ACTIVE)
+        # A participant that is not there yet will come of those that have its keys now.
+        waits_for = {
+            name: {
+                held
+                for other in journal.participants
+                if not self.is_at(other, journal)
+                for held in overlapping(other, ours)
+                if held in waiting
+            }
+            for name in waiting
+            if (journal := self.shards[name].kept.journal) is not None
+        }
+        for name in waiting:
+            if name in _reached_from(name, waits_for):
+                self._lose(name, "it waits at a reshard that another participant was copied behind")
+
+    def is_at(self, name: str, journal: Journal) -> bool:
+        """Tell whether a shard waits at the journal."""
+        shard = self.shards.get(name)
+        return shard is not None and shard.state is ShardMode.AT_JOURNAL and shard.kept.journal == journal
+
+    def _retire(self, name: str, event: ShardEvent, children: tuple[str, ...]) -> None:
+        # Of a retired shard, only what became of it is kept: there may be many.
+        before = self.shards[name].kept
+        kept = ShardState(before.gtid, before.epoch, before.parents, children=children)
+        self.requested.discard(name)
+        self._move(name, event, kept=kept, **_UNTROUBLED)
+
+    def _begin(
+        self,
+        name: str,
+        gtid: str,
+        parents: tuple[str, ...],
+        epochs: Iterable[int],
+        copy: CopyState | None,
+        *,
+        is_at_journal: bool = False,
+    ) -> None:
+        known = self.shards.get(name)
+        # Above its parents, and above its own time before it was retired.
+        epoch = max((*epochs, *(() if known is None else (known.kept.epoch,))), default=-1) + 1
+        begun = Begun.CONFIRMED if is_at_journal else Begun.POSITION if copy is None else Begun.COPY
+        kept = ShardState(gtid, epoch, parents, copy, begun=begun)
+        self.shards[name] = known or Shard()
+        self.requested.discard(name)
+        self._move(name, ShardEvent.STARTED, kept=kept, **_UNTROUBLED)
+
+    # ------------------------------------------------------------------ the list of shards
+
+    def _listed(self, listed: tuple[str, ...]) -> None:
+        gaps = uncovered(KeyRange(), map(KeyRange.of_shard, listed))
+        if gaps:
+            raise TailraceError(
+                Kind.PROTOCOL_VIOLATION,
+                f"list the keyspace's shards: none serves {', '.join(map(str, gaps))}",
+                "it is tried again; if it stays so, look at vtctldclient GetSrvKeyspaces",
+                {"shards": ", ".join(listed)},
+            )
+        if not self.shards:
+            gtid, copy = (TO_COPY, CopyState()) if self.copies else (CURRENT, None)
+            for name in by_keys(listed):
+                self._begin(name, gtid, (), (), copy)
+            self._assign()
+            return
+        for name in self._in(READ | {ShardMode.UNCONFIRMED}):
+            self._confirm(name, listed)
+        while waiting := by_keys(self.requested):
+            lost, targets = self._component({waiting[0]}, listed)
+            if not self._copy_component(lost, targets):
+                self._list(JUNCTION_WAIT_S)
+                return
+
+    def _confirm(self, name: str, listed: tuple[str, ...]) -> None:
+        shard = self.shards[name]
+        begun, is_read = shard.kept.begun, shard.kept.is_read
+        if shard.state is not ShardMode.UNCONFIRMED and not begun:
+            return
+        if name not in listed:
+            # One whose begin does not count is begun again as what took over its keys, without being asked.
+            if begun:
+                self.requested.add(name)
+            children = ", ".join(overlapping(name, listed))
+            lost = f"it was not read up to the reshard that gave its keys to {children}"
+            self._move(name, ShardEvent.NOT_LISTED, kept=replace(shard.kept, lost=lost))
+        elif shard.state is ShardMode.UNCONFIRMED or is_read:
+            # It serves at this moment, after it was begun: its next journal lies before us.
+            kept = replace(shard.kept, begun=Begun.CONFIRMED if is_read else begun)
+            self._move(name, ShardEvent.LISTED, kept=kept)
+
+    def _component(self, lost: set[str], listed: tuple[str, ...]) -> tuple[set[str], set[str]]:
+        """Return the shards of ours that have keys of `lost` together with serving shards, and those that
+        wait for one of them at a journal; and the serving shards.
+        """
+        ours = self._in(ACTIVE)
+        while True:
+            targets = {name for held in lost for name in overlapping(held, listed)}
+            found = {name for target in targets for name in overlapping(target, ours)} | lost
+            found |= {
+                name
+                for name in ours
+                if (journal := self.shards[name].kept.journal) is not None
+                and found.intersection(journal.participants)
+            }
+            if found == lost:
+                return lost, targets
+            lost = found
+
+    def _copy_component(self, lost: set[str], targets: set[str]) -> bool:
+        """Have `targets` copied in place of `lost`; return whether it can be done already."""
+        held = {ShardMode.NEEDS_SNAPSHOT, ShardMode.AT_JOURNAL}
+        if any(self.shards[name].state not in held for name in lost):
+            return False  # it goes on to its journal by itself, or is found to be lost
+        before = {name: self.shards[name].kept for name in lost}
+        # At the newest position only if nothing counts of what was begun there.
+        copies = any(kept.copy is not None or kept.begun is not Begun.POSITION for kept in before.values())
+        gtid = TO_COPY if copies else CURRENT
+        copy = CopyState(is_again=any(kept.is_read for kept in before.values())) if copies else None
+        for name in by_keys(lost - targets):
+            self._retire(name, ShardEvent.SNAPSHOT_BEGUN, overlapping(name, targets))
+        for name in by_keys(targets):
+            parents = tuple(parent for parent in overlapping(name, before) if parent != name)
+            self._begin(name, gtid, parents, (kept.epoch for kept in before.values()), copy)
+        self.requested -= lost
+        self._assign()
+        return True
+
+    # ------------------------------------------------------------------ tasks
+
+    def _tasks_changed(self, event: TasksChanged) -> None:
+        self.tasks = event.tasks
+        for name, shard in self.shards.items():
+            if shard.task in event.lost:
+                self.shards[name] = replace(shard, task=None)
+        self._assign()
+
+    def _assign(self) -> None:
+        """Give each shard that is read, or may be again, a task; reopen the streams that change theirs."""
+        wanted = self._in(READ | {ShardMode.UNCONFIRMED})
+        tasks = assigned(wanted, self.tasks, {name: self.shards[name].task for name in wanted})
+        for name in wanted:
+            shard, task = self.shards[name], tasks.get(name)
+            if task == shard.task:
+                continue
+            if shard.task in self.tasks and shard.state in READ:
+                self._commands.append(CancelStream(name, shard.task, shard.attempt))
+            self.shards[name] = replace(shard, task=task)
+            if shard.state in READ:
+                self._open(name)
+
+    def _open(self, name: str, wait_s: float = 0.0) -> None:
+        shard = replace(self.shards[name], attempt=self.shards[name].attempt + 1)
+        if shard.kept.copy is not None and not shard.kept.copy.keys:
+            # The copy begins, whatever position it had: it may be behind a journal then.
+            shard = replace(shard, kept=replace(shard.kept, gtid=TO_COPY, begun=Begun.COPY))
+        self.shards[name] = shard
+        if shard.task is None:
+            return  # opened when there is a task
+        gtid, keys = shard.kept.request
+        positions = {name: gtid}
+        is_junction = shard.state is ShardMode.JUNCTION
+        if is_junction:
+            positions |= {other: self._position(other) for other in shard.participants if other != name}
+        self._commands.append(
+            OpenStream(
+                name,
+                shard.task,
+                shard.attempt,
+                positions,
+                keys,
+                shard.kept.copy is not None,
+                wait_s,
+                JUNCTION_DEADLINE_S if is_junction else None,
+            )
+        )
+
+    def _position(self, name: str) -> str:
+        # Of a shard that is lost, the server may not have it any more.
+        shard = self.shards.get(name)
+        if shard is None or shard.state is ShardMode.NEEDS_SNAPSHOT or not shard.kept.is_read:
+            return CURRENT
+        return shard.kept.gtid
+
+    def _list(self, wait_s: float = 0.0) -> None:
+        self.lists += 1
+        self._commands = [found for found in self._commands if not isinstance(found, ListShards)]
+        self._commands.append(ListShards(self.lists, wait_s))
+
+    # ------------------------------------------------------------------ moves
+
+    def _move(self, name: str, event: ShardEvent, **changes: object) -> None:
+        before = self.shards[name]
+        shard, commands = before.step(event, **changes)
+        self.shards[name] = shard
+        for command in commands:
+            match command:
+                case ShardCommand.KEEP:
+                    self._kept[name] = shard.kept
+                case ShardCommand.CANCEL:
+                    if before.task is not None:
+                        self._commands.append(CancelStream(name, before.task, before.attempt))
+                case ShardCommand.LIST:
+                    self._list(JUNCTION_WAIT_S)
+                case ShardCommand.OPEN:
+                    if event is ShardEvent.STARTED:
+                        # By `_assign`, once all shards that start now are known.
+                        self.shards[name] = replace(shard, task=None, attempt=shard.attempt + 1)
+                    else:
+                        self._open(name, replace(_BACKOFF, attempts=max(0, shard.failures - 1)).wait_s)
+                case ShardCommand.OPEN_JUNCTION:
+                    self._open(name, JUNCTION_WAIT_S)
+
+    def _in(self, modes: Iterable[ShardMode]) -> list[str]:
+        wanted = frozenset(modes)
+        return by_keys(name for name, shard in self.shards.items() if shard.state in wanted)
+
+    def _taken(self) -> tuple[Command, ...]:
+        commands, kept = self._commands, self._kept
+        self._commands, self._kept = [], {}
+        # First what the log keeps: a stream that is opened now sends nothing before that.
+        return (Keep(kept), *commands) if kept else tuple(commands)
+
+
+def _reached_from(name: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
+    found: set[str] = set()
+    after = list(edges[name])
+    while after:
+        following = after.pop()
+        if following not in found:
+            found.add(following)
+            after += edges[following]
+    return found
+
+
+def _is_begun_again(shard: Shard) -> bool:
+    return shard.state is ShardMode.NEEDS_SNAPSHOT and bool(shard.kept.begun)
+
+
+_UNTROUBLED: dict[str, object] = {"participants": (), "failures": 0, "purges": 0, "trouble": ""}
+_PURGED = "the server has purged the changes after its position"
+_BEHIND = (
+    "the server has fewer transactions than were read of it: a restored backup, or a failover that lost "
+    "some. If it stays so, the shard is to be copied again"
+)

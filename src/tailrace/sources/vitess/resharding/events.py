@@ -1,0 +1,167 @@
+"""What the coordinator of shards is told, and what it has done. Pure.
+
+Streams are named by shard and attempt: what comes of an attempt that is over is refused, however late it
+comes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
+
+
+class EndReason(enum.StrEnum):
+    """Why a stream ended, as far as it matters for what is done next."""
+
+    INTERRUPTED = "interrupted"  # the connection, vtgate or a tablet went; the server closed it; a deadline
+    PARTICIPANTS_ABSENT = "participants absent"  # it is at a journal of several shards
+    SHARD_UNKNOWN = "shard unknown"  # vtgate has no such shard
+    PURGED = "purged"  # the server has no longer what follows the position
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsListed:
+    """The shards that serve: the answer to the `ListShards` of this number, asked for after it was given."""
+
+    number: int
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionReached:
+    """Everything of a shard up to `gtid` is here, whole transactions.
+
+    :param last_keys: of a copy, what the VGTID names: table → primary key. None: the event is none of a copy.
+    """
+
+    shard: str
+    attempt: int
+    gtid: str
+    last_keys: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCompleted:
+    """All tables of a shard are copied (`COPY_COMPLETED` with the shard's name)."""
+
+    shard: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalReached:
+    """A journal of a reshard (migration type SHARDS) and its VGTID came; nothing after it counts.
+
+    :param gtid: of the VGTID that follows the journal.
+    """
+
+    shard: str
+    attempt: int
+    journal: Journal
+    gtid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStreamEnded:
+    """A stream is over, or was silent past its deadline.
+
+    :param participants: that the server named, of `PARTICIPANTS_ABSENT`.
+    :param trouble: what the server said, for people.
+    """
+
+    shard: str
+    attempt: int
+    reason: EndReason
+    participants: tuple[str, ...] = ()
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a silent shard's server has: `@@global.gtid_executed` and `@@global.gtid_purged`."""
+
+    shard: str
+    attempt: int
+    executed: str
+    purged: str
+
+
+@dataclass(frozen=True, slots=True)
+class TasksChanged:
+    """The tasks that there are now.
+
+    :param lost: those that ended with all their streams. One of the same number may be there again.
+    """
+
+    tasks: tuple[int, ...]
+    lost: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequested:
+    """The key ranges that need a snapshot are to be copied again."""
+
+
+Event = (
+    ShardsListed
+    | PositionReached
+    | CopyCompleted
+    | JournalReached
+    | ShardStreamEnded
+    | Probed
+    | TasksChanged
+    | SnapshotRequested
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write the states of these shards into the log, with what came with the event, as one transaction."""
+
+    states: Mapping[str, ShardState]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """Open a stream in a task, for the events of `shard` alone.
+
+    :param positions: by shard, its own first; several: a junction.
+    :param keys: of its copy: table → primary key. Only for its own.
+    :param is_copied: whether rows are to be copied.
+    :param wait_s: before the stream is opened.
+    :param deadline_s: seconds after which a stream that has not ended by itself is over; None: it stays open.
+    """
+
+    shard: str
+    task: int
+    attempt: int
+    positions: Mapping[str, str]
+    keys: Mapping[str, str]
+    is_copied: bool
+    wait_s: float = 0.0
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelStream:
+    """End a stream. What it sends until then is refused."""
+
+    shard: str
+    task: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListShards:
+    """Ask for the serving shards, after `wait_s`; `ShardsListed` answers. Asked again if it fails, and not
+    any more when a later one is given.
+    """
+
+    number: int
+    wait_s: float = 0.0
+
+
+Command = Keep | OpenStream | CancelStream | ListShards

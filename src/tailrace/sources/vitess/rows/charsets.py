@@ -1,0 +1,122 @@
+"""MySQL's character sets: by the number of a collation, what the bytes of a text are in Unicode.
+
+VStream sends texts as the column stores them, whatever the connection's character set is.
+
+Source: MySQL manual, "Supported Character Sets and Collations"; information_schema.collations.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import numpy.typing as npt
+
+Points = npt.NDArray[np.int32]
+
+#: In a table of code points: the byte, or pair of bytes, is no character.
+NO_CHARACTER = -1
+#: … of a first byte: the character has a second byte.
+TWO_BYTES = -2
+
+#: Character sets whose bytes are UTF-8 as they are; `binary` is of values that have no character set.
+UTF8 = frozenset({"utf8mb4", "utf8mb3", "ascii", "binary"})
+
+# The numbers of collations by character set; first those of sets that have many.
+_RANGES = (
+    ("utf8mb3", 192, 215),
+    ("utf8mb4", 224, 247),
+    ("utf8mb4", 255, 323),
+    ("ucs2", 128, 151),
+    ("utf16", 101, 124),
+    ("utf32", 160, 183),
+)
+_NUMBERS = {
+    "ascii": (11, 65),
+    "binary": (63,),
+    "utf8mb3": (33, 76, 83, 223),
+    "utf8mb4": (45, 46),
+    "ucs2": (35, 90, 159),
+    "utf16": (54, 55),
+    "utf16le": (56, 62),
+    "utf32": (60, 61),
+    "latin1": (5, 8, 15, 31, 47, 48, 49, 94),
+    "latin2": (2, 9, 21, 27, 77),
+    "latin5": (30, 78),
+    "latin7": (20, 41, 42, 79),
+    "cp1250": (26, 34, 44, 66, 99),
+    "cp1251": (14, 23, 50, 51, 52),
+    "cp1256": (57, 67),
+    "cp1257": (29, 58, 59),
+    "cp850": (4, 80),
+    "cp852": (40, 81),
+    "cp866": (36, 68),
+    "koi8r": (7, 74),
+    "koi8u": (22, 75),
+    "greek": (25, 70),
+    "hebrew": (16, 71),
+    "tis620": (18, 89),
+    "macce": (38, 43),
+    "macroman": (39, 53),
+    "big5": (1, 84),
+    "gbk": (28, 87),
+    "gb2312": (24, 86),
+    "euckr": (19, 85),
+    "sjis": (13, 88),
+    "cp932": (95, 96),
+}
+# What Python calls them. MySQL's latin1 is Windows' with the bytes that that leaves out.
+_CODECS = {
+    "latin1": "cp1252",
+    "latin2": "iso8859_2",
+    "latin5": "iso8859_9",
+    "latin7": "iso8859_13",
+    "koi8r": "koi8_r",
+    "koi8u": "koi8_u",
+    "greek": "iso8859_7",
+    "hebrew": "iso8859_8",
+    "tis620": "tis_620",
+    "macce": "mac_latin2",
+    "macroman": "mac_roman",
+    "euckr": "cp949",
+    "sjis": "shift_jis",
+}
+_WIDE = frozenset({"big5", "gbk", "gb2312", "euckr", "sjis", "cp932"})
+
+
+@functools.cache
+def charset_of(collation: int) -> str | None:
+    """Return the character set of a collation's number; None if it is not one that can be read."""
+    for name, numbers in _NUMBERS.items():
+        if collation in numbers:
+            return name
+    return next((name for name, first, last in _RANGES if first <= collation <= last), None)
+
+
+@functools.cache
+def points(charset: str) -> Points:
+    """Return the code points of a character set: 256, by the first byte; where that may be
+    `TWO_BYTES`, 65536 more follow, by both.
+    """
+    codec = _CODECS.get(charset, charset)
+    first = np.array([_point(bytes([byte]), codec) for byte in range(256)], np.int32)
+    if charset == "latin1":
+        lacking = first == NO_CHARACTER
+        first[lacking] = np.arange(256, dtype=np.int32)[lacking]
+    if charset not in _WIDE:
+        return first
+    both = np.full((256, 256), NO_CHARACTER, np.int32)
+    for lead in np.flatnonzero(first == NO_CHARACTER).tolist():
+        for byte in range(0x30, 256):
+            both[lead, byte] = _point(bytes([lead, byte]), codec)
+        if (both[lead] != NO_CHARACTER).any():
+            first[lead] = TWO_BYTES
+    return np.concatenate((first, both.ravel()))
+
+
+def _point(character: bytes, codec: str) -> int:
+    try:
+        text = character.decode(codec)
+    except UnicodeDecodeError:
+        return NO_CHARACTER
+    return ord(text) if len(text) == 1 else NO_CHARACTER

@@ -1,0 +1,50 @@
+"""What the loop from events to frames keeps in arrays of numbers, and what stops it."""
+
+from __future__ import annotations
+
+# Fields of the state, carried from call to call.
+(
+    AT, TO, STOPPED, OPEN, BEGIN_AT, POSITION, TIME_US, SNAPSHOT_TIME_US, ORDINAL, ROWS, FACTS, CHANGE_AT,
+    TABLE, COLUMN, PATCHED, GTID_AT, GTID_END, TRANSACTIONS, NEEDED,
+) = range(19)  # fmt: skip
+STATE_FIELDS = 19
+
+# What is open: nothing; a transaction of which no frame is written; one with frames; a snapshot.
+CLOSED, BEGUN, TRANSACTION, SNAPSHOT = range(4)
+
+# What stops the loop. From `FAILED` on it is an error.
+DONE, DESCRIBES, NEEDS_ROOM, NEEDS_JSON, NEEDS_FACTS = range(5)
+FAILED = 10
+(
+    BROKEN, UNKNOWN_EVENT, STATEMENTS, NO_TRANSACTION, NO_TABLE, OTHER_COLUMNS, NO_IMAGE, LACKS_VALUES,
+    LACKS_KEY, ODD_POSITION,
+) = range(FAILED, FAILED + 10)  # fmt: skip
+
+# Fields of a table: its relation in the log, 0: left out; where its columns begin among those of all.
+RELATION, SOURCES, FIRST_SOURCE, TARGETS, FIRST_TARGET, IS_FULL, ROOM, NAME_AT, NAME_END = range(9)
+TABLE_FIELDS = 9
+
+# Fields of a column as the shard sends it. An inserted row may lack a value that is NULL then.
+CODE, PARAMETER, IS_JSON, MAY_LACK, BEGIN, SIZE, OLD_BEGIN, OLD_SIZE = range(8)
+SOURCE_FIELDS = 8
+
+# What a column has that `IS_JSON` is of: no document, a document, in this row the change of one.
+NO_DOCUMENT, A_DOCUMENT, A_CHANGE = range(3)
+
+# Fields of a column as the log has it: which of the shard's it is, -1: none of them; whether it is of the
+# key; where the text lies that a row of a shard without the column will have in it.
+SOURCE_OF, IN_KEY, MISSING_AT, MISSING_SIZE = range(4)
+TARGET_FIELDS = 4
+
+# Fields of a fact: the event's type, its times, its body, and where it stands among the frames.
+FACT_TYPE, FACT_TIME_S, FACT_CURRENT_NS, FACT_BODY_AT, FACT_BODY_END, FACT_OUT_AT = range(6)
+FACT_FIELDS = 6
+
+#: Sizes of a value that is NULL, and of one that was not sent.
+NULL_SIZE, NOT_SENT = -1, -2
+
+# What is done to a value: see `values.write_value`.
+(
+    PLAIN, NUMBER, FLOAT4, FLOAT8, UTC, HEX, PADDED_HEX, BITS, SINGLE_BYTES, DOUBLE_BYTES, UTF16, UTF16LE,
+    UTF32,
+) = range(13)  # fmt: skip

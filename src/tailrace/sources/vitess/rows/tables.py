@@ -1,0 +1,246 @@
+"""The tables of a keyspace as the log has them: one for all shards, whatever shape each of those has.
+
+DDL reaches shards one after the other, so a table has several shapes for a while. The log has one at a time,
+with each column that some shard has: a mirror could not follow a table that changes to and fro with each row.
+A column that a shard lacks is left as it is by that shard's updates. It goes when no live shard has it any
+more; of types that differ, the wider one stands. Columns are matched by name, so a renamed one is another.
+
+One thread uses it: that which appends to the log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tailrace.decode.postgres_types import BUILT_IN
+from tailrace.decode.schemas import Catalog
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import ReplicaIdentity
+from tailrace.protocol.facts import Facts
+from tailrace.protocol.frames import control_json
+from tailrace.protocol.pgoutput import COLUMNS_MAX
+from tailrace.sources.row_frames import ColumnShape, TableShape
+from tailrace.sources.vitess.rows.column_defaults import UNKNOWN, ColumnDefault, DefaultOf, default_of_added
+from tailrace.sources.vitess.rows.types import ColumnPlan
+
+_TYPE_NAMES = {oid: name for oid, name, _ in BUILT_IN}
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table of the log, and the shapes that shards have told since this process began."""
+
+    shape: TableShape
+    shards: dict[str, tuple[ColumnPlan, ...]] = field(default_factory=dict)
+
+
+class LogTables:
+    """All tables of one log.
+
+    :param in_force: the frames that are in force at the log's end, by their keys.
+    :param default_of: asked for each column that is added to a table; without it nobody knows what rows from
+        before have, and a mirror stops there.
+    """
+
+    def __init__(
+        self,
+        in_force: Mapping[str, bytes],
+        default_of: DefaultOf | None = None,
+    ) -> None:
+        self._default_of = default_of
+        self._live: frozenset[str] = frozenset()
+        self._tables: dict[tuple[str, str], _Table] = {}
+        self._relations = 0
+        #: Counts the changes of shapes: who has made something of one looks whether it is still so.
+        self.generation = 0
+        self._load(in_force)
+
+    def _load(self, in_force: Mapping[str, bytes]) -> None:
+        catalog = Catalog(frame for key, frame in in_force.items() if key[0] in "RYF")
+        for key, frame in in_force.items():
+            if key[0] != "F":
+                continue
+            facts = Facts.from_json(control_json(frame))
+            relation = catalog.relation(facts.relation)
+            columns = tuple(
+                ColumnShape(
+                    column.name,
+                    _TYPE_NAMES[column.type_oid],
+                    known.number,
+                    known.not_null,
+                    column.type_modifier,
+                    known.type,
+                    known.missing,
+                    known.unknown,
+                )
+                for column, known in zip(relation.columns, facts.columns, strict=True)
+            )
+            key_columns = () if relation.identity is ReplicaIdentity.FULL else relation.key
+            shape = TableShape(
+                facts.relation,
+                facts.schema,
+                facts.table,
+                columns,
+                key_columns,
+                facts.version,
+                facts.numbered,
+            )
+            self._tables[facts.schema, facts.table] = _Table(shape)
+            self._relations = max(self._relations, facts.relation)
+
+    def keep_shards(self, shards: Collection[str]) -> None:
+        """Take these as the shards that are live: what only others had goes with the next description."""
+        self._live = frozenset(shards)
+
+    def shape(self, keyspace: str, table: str) -> TableShape:
+        """Return the shape that a table has in the log.
+
+        :raises KeyError: if it was never described.
+        """
+        return self._tables[keyspace, table].shape
+
+    def describe(
+        self, keyspace: str, table: str, shard: str, columns: tuple[ColumnPlan, ...]
+    ) -> TableShape | None:
+        """Take a shard's description of a table; return the shape to be written to the log, if it changed.
+
+        :raises TailraceError: `DECODE_FAILED` if two columns have one name.
+        """
+        if len({column.name for column in columns}) != len(columns):
+            raise TailraceError(
+                Kind.DECODE_FAILED,
+                f"describe the table {keyspace}.{table}: two columns have one name",
+                "rename one of them, or leave the table out of the source's tables",
+                {"table": f"{keyspace}.{table}", "shard": f"{keyspace}/{shard}"},
+            )
+        known = self._tables.get((keyspace, table))
+        if known is None:
+            self._relations += 1
+            known = _Table(TableShape(self._relations, keyspace, table, (), (), 0))
+            self._tables[keyspace, table] = known
+        is_altered = known.shards.pop(shard, columns) != columns
+        known.shards[shard] = columns  # the last one is the latest
+        for gone in [name for name in known.shards if self._live and name not in self._live]:
+            if gone != shard:
+                del known.shards[gone]
+        shape = self._merged(known, columns, shard, is_altered=is_altered)
+        if len(shape.columns) > COLUMNS_MAX:
+            raise TailraceError(
+                Kind.DECODE_FAILED,
+                f"describe the table {keyspace}.{table}: it has more than {COLUMNS_MAX} columns",
+                "leave the table out of the source's tables",
+                {"table": f"{keyspace}.{table}", "shard": f"{keyspace}/{shard}"},
+            )
+        if shape == known.shape:
+            return None
+        known.shape = dataclasses.replace(shape, version=known.shape.version + 1)
+        self.generation += 1
+        return known.shape
+
+    def _merged(
+        self, known: _Table, latest: tuple[ColumnPlan, ...], shard: str, *, is_altered: bool
+    ) -> TableShape:
+        before = known.shape
+        # What the log has stands for the shards that have not spoken yet.
+        is_waiting = not self._live or bool(self._live - known.shards.keys())
+        plans = {column.name: column for shape in known.shards.values() for column in shape}
+        kept = [column for column in before.columns if is_waiting or column.name in plans]
+        kept_names = {column.name for column in kept}
+        added = [column for column in latest if column.name not in kept_names]
+        numbered = max((before.numbered, *(column.number for column in before.columns)))
+        columns = [
+            self._column(before, old, _types_of(known.shards.values(), old.name), is_waiting) for old in kept
+        ]
+        for number, plan in enumerate(added, numbered + 1):
+            columns.append(self._added(before, plan, number, shard))
+        key = _key_of(latest)
+        if before.columns and not is_altered and not self._agree(known, key, is_waiting=is_waiting):
+            key = before.key  # a shard that speaks for the first time may be behind
+        return dataclasses.replace(
+            before,
+            columns=tuple(columns),
+            key=key,
+            numbered=numbered + len(added),
+        )
+
+    def _agree(self, known: _Table, key: tuple[str, ...], *, is_waiting: bool) -> bool:
+        return not is_waiting and all(set(_key_of(each)) == set(key) for each in known.shards.values())
+
+    def _column(
+        self, before: TableShape, old: ColumnShape, plans: Sequence[ColumnPlan], is_waiting: bool
+    ) -> ColumnShape:
+        if not plans:
+            return old
+        found = (old.type, old.modifier, old.declared)
+        types = [(plan.type, plan.modifier, plan.declared) for plan in plans]
+        if not is_waiting:
+            found = types[0]
+        for each in types:
+            found = _wider(found, each)
+        not_null = all(plan.not_null for plan in plans) and (old.not_null or not is_waiting)
+        return dataclasses.replace(
+            old, type=found[0], modifier=found[1], declared=found[2], not_null=not_null
+        )
+
+    def _added(self, before: TableShape, plan: ColumnPlan, number: int, shard: str) -> ColumnShape:
+        default = ColumnDefault()
+        if before.columns:  # else no row is older
+            ask = self._default_of
+            default = UNKNOWN if ask is None else default_of_added(plan, ask(shard, before.table, plan.name))
+        return ColumnShape(
+            plan.name,
+            plan.type,
+            number,
+            plan.not_null,
+            plan.modifier,
+            plan.declared,
+            default.text,
+            not default.is_known,
+        )
+
+
+def _key_of(columns: tuple[ColumnPlan, ...]) -> tuple[str, ...]:
+    return tuple(column.name for column in columns if column.in_key)
+
+
+def _types_of(shapes: Iterable[tuple[ColumnPlan, ...]], name: str) -> list[ColumnPlan]:
+    return [column for shape in shapes for column in shape if column.name == name]
+
+
+_Type = tuple[str, int, str]
+
+_INTEGER_DIGITS = {"int2": 5, "int4": 10, "int8": 19}
+_MORE_DIGITS = frozenset({"timestamp", "timestamptz", "varchar", "bit"})
+
+
+def _wider(one: _Type, other: _Type) -> _Type:
+    """Return a type that holds the values of both; of types that have none, `other`."""
+    if one[:2] == other[:2]:
+        return other
+    if one[0] == other[0] and one[0] in _MORE_DIGITS:
+        return max(one, other, key=lambda each: each[1])
+    names = {one[0], other[0]}
+    if names <= _INTEGER_DIGITS.keys():
+        return max(one, other, key=lambda each: _INTEGER_DIGITS[each[0]])
+    if names <= _INTEGER_DIGITS.keys() | {"numeric"}:
+        digits = [_digits(each) for each in (one, other)]
+        scale = max(scale for _, scale in digits)
+        whole = max(precision - scale for precision, scale in digits)
+        for each, (precision, own) in zip((other, one), reversed(digits), strict=True):
+            if (precision - own, own) == (whole, scale) and each[0] == "numeric":
+                return each
+        modifier = (whole + scale << 16 | scale) + 4
+        return ("numeric", modifier, f"decimal({whole + scale},{scale})")
+    if names == {"float4", "float8"}:
+        return one if one[0] == "float8" else other
+    if names == {"varchar", "text"}:
+        return one if one[0] == "text" else other
+    return other
+
+
+def _digits(type_: _Type) -> tuple[int, int]:
+    if type_[0] in _INTEGER_DIGITS:
+        return _INTEGER_DIGITS[type_[0]], 0
+    return (type_[1] - 4) >> 16, (type_[1] - 4) & 0x7FF

@@ -1,0 +1,245 @@
+"""Compiled writers of what stands around rows in the log: transactions, snapshots, a shard's position.
+
+Source: `tailrace.protocol.frames` for what is written; `binlogdata.proto` of Vitess for what is read.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from tailrace.compiled import KERNEL
+from tailrace.model import POSTGRES_EPOCH_US
+from tailrace.protocol import frames
+from tailrace.protocol import pgoutput as pg
+from tailrace.protocol.frames import FROZEN_BYTES
+from tailrace.protocol.memory import address_of, put_u8, u8_at
+from tailrace.sources.vitess.rows.events import BYTES, field, same
+from tailrace.sources.vitess.rows.layout import (
+    BEGIN_AT,
+    CLOSED,
+    GTID_AT,
+    GTID_END,
+    OPEN,
+    POSITION,
+    SNAPSHOT,
+    TIME_US,
+    TO,
+    TRANSACTION,
+    TRANSACTIONS,
+)  # fmt: skip
+
+#: What stands around a shard's position in its state.
+_STATE_HEAD = 256
+
+_QUOTE, _BACKSLASH, _COMMA, _EQUALS = map(ord, '"\\,=')
+_EMPTY_OBJECT = np.frombuffer(b"{}", np.uint8)
+_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
+_CLOSING = np.frombuffer(b'"}}', np.uint8)
+_TABLES = np.frombuffer(b'","table_pks":[', np.uint8)
+_TABLES_CLOSING = np.frombuffer(b"]}}", np.uint8)
+
+
+@nb.njit(inline="always")
+def put(out, to, value, size):  # type: ignore[no-untyped-def]
+    """Write a number of `size` bytes, the most significant first; return the place after it."""
+    for k in range(size):
+        put_u8(out, to + k, (value >> (8 * (size - 1 - k))) & 255)
+    return to + size
+
+
+@nb.njit(inline="always")
+def _put_all(out, to, text):  # type: ignore[no-untyped-def]
+    for k in range(len(text)):
+        put_u8(out, to + k, text[k])
+    return to + len(text)
+
+
+@nb.njit(inline="always")
+def begin_frame(out, to, kind):  # type: ignore[no-untyped-def]
+    """Begin a frame, whose length is put by `end_frame`; return the place after its kind."""
+    put_u8(out, to, frames.COPY_DATA)
+    put_u8(out, to + 5, kind)
+    return to + 6
+
+
+@nb.njit(inline="always")
+def begin_message(out, to, position):  # type: ignore[no-untyped-def]
+    """Begin the frame of a message of pgoutput; return the place of the message."""
+    to = begin_frame(out, to, frames.XLOG)
+    to = put(out, to, position, 8)
+    to = put(out, to, position, 8)
+    return put(out, to, 0, 8)
+
+
+@nb.njit(inline="always")
+def end_frame(out, begin, to):  # type: ignore[no-untyped-def]
+    """Put the length of the frame that begins at `begin`; return its end."""
+    put(out, begin + 1, to - begin - 1, 4)
+    return to
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+def write_control(out, to, subtype, lsn, time_us):  # type: ignore[no-untyped-def]
+    """Write a control frame whose content is `{}`; return the place after it."""
+    begin = to
+    to = begin_frame(out, to, frames.CONTROL)
+    put_u8(out, to, subtype)
+    to = put(out, to + 1, lsn, 8)
+    to = put(out, to, time_us, 8)
+    return end_frame(out, begin, _put_all(out, to, _EMPTY_OBJECT))
+
+
+@nb.njit(nb.void(nb.int64, nb.int64[::1], nb.int64), **KERNEL)
+def open_transaction(out, state, time_us):  # type: ignore[no-untyped-def]
+    """Write the Begin of a transaction; its time may be put right by `close`."""
+    to = state[TO]
+    state[BEGIN_AT] = to
+    state[TIME_US] = time_us
+    state[OPEN] = TRANSACTION
+    at = begin_message(out, to, state[POSITION])
+    put_u8(out, at, pg.BEGIN)
+    at = put(out, at + 1, state[POSITION], 8)
+    at = put(out, at, time_us - POSTGRES_EPOCH_US, 8)
+    at = put(out, at, 0, 4)
+    state[TO] = end_frame(out, to, at)
+
+
+@nb.njit(nb.void(nb.int64, nb.int64[::1], nb.int64), **KERNEL)
+def close(out, state, time_us):  # type: ignore[no-untyped-def]
+    """End what is open, with a frame if its rows have frames.
+
+    :param time_us: of the commit; 0: not told.
+    """
+    to = state[TO]
+    if state[OPEN] == SNAPSHOT:
+        state[TO] = write_control(out, to, frames.SNAPSHOT_ENDS, state[POSITION] + 1, state[TIME_US])
+    elif state[OPEN] == TRANSACTION:
+        if time_us != 0:
+            # What began it told when it began.
+            state[TIME_US] = time_us
+            if state[BEGIN_AT] >= 0:
+                at = state[BEGIN_AT] + frames.XLOG_PAYLOAD_AT + pg.BEGIN_TIME_AT
+                put(out, at, time_us - POSTGRES_EPOCH_US, 8)
+        at = begin_message(out, to, state[POSITION])
+        put_u8(out, at, pg.COMMIT)
+        put_u8(out, at + 1, 0)
+        at = put(out, at + 2, state[POSITION], 8)
+        at = put(out, at, state[POSITION] + 1, 8)
+        at = put(out, at, state[TIME_US] - POSTGRES_EPOCH_US, 8)
+        state[TO] = end_frame(out, to, at)
+    if state[OPEN] >= TRANSACTION:
+        state[POSITION] += 1
+        state[TRANSACTIONS] += 1
+        state[GTID_AT] = -1  # it stands in the log
+    state[OPEN] = CLOSED
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+def _write_base64(b, p, length, out, to):  # type: ignore[no-untyped-def]
+    for k in range(0, length, 3):
+        word = np.int64(0)
+        for byte in range(3):
+            word = word << 8 | (u8_at(b, p + k + byte) if k + byte < length else np.int64(0))
+        for letter in range(4):
+            index = (word >> (18 - 6 * letter)) & 63
+            is_there = k + letter <= length
+            put_u8(out, to, np.int64(_BASE64[index]) if is_there else _EQUALS)
+            to += 1
+    return to
+
+
+@nb.njit(
+    nb.int64(
+        FROZEN_BYTES, nb.int64, nb.int64, FROZEN_BYTES, nb.int64, nb.int64,
+    ),
+    **KERNEL,
+)  # fmt: skip
+def write_shard_state(buffer, at, end, before, out, to):  # type: ignore[no-untyped-def]
+    """Write the frame that says how far the shard is: of the ShardGtid between `at` and `end`.
+
+    :param before: the content up to the position's text.
+    :returns: the place after it; the same place if the position holds what JSON can't; -1 if it is no
+        message. There must be room for `state_room` bytes.
+    """
+    b = address_of(buffer)
+    begin = to
+    to = begin_frame(out, to, frames.CONTROL)
+    put_u8(out, to, frames.HAS_SHARD)
+    to = put(out, to + 1, 0, 8)
+    to = put(out, to, 0, 8)
+    to = _put_all(out, to, before)
+    is_first = True
+    # Fields come in any order: the position's text first.
+    for wanted in (3, 4):
+        p = at
+        while p < end:
+            tag, value, p = field(b, p, end)
+            if p < 0:
+                return np.int64(-1)
+            if tag & 7 != BYTES:
+                continue
+            if tag >> 3 == wanted and wanted == 3:
+                for k in range(p, p + value):
+                    letter = u8_at(b, k)
+                    if letter < 32 or letter > 126 or letter == _QUOTE or letter == _BACKSLASH:
+                        return begin
+                    put_u8(out, to, letter)
+                    to += 1
+            elif tag >> 3 == wanted:
+                if is_first:
+                    to = _put_all(out, to, _TABLES)
+                else:
+                    put_u8(out, to, _COMMA)
+                    to += 1
+                is_first = False
+                put_u8(out, to, _QUOTE)
+                to = _write_base64(b, p, value, out, to + 1)
+                put_u8(out, to, _QUOTE)
+                to += 1
+            p += value
+    to = _put_all(out, to, _CLOSING if is_first else _TABLES_CLOSING)
+    return end_frame(out, begin, to)
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64), **KERNEL)
+def state_room(size, before):  # type: ignore[no-untyped-def]
+    """Return the bytes that a shard's state takes at most, of a ShardGtid of `size` bytes."""
+    return _STATE_HEAD + before + 3 * size
+
+
+@nb.njit(
+    nb.boolean(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[::1]),
+    **KERNEL,
+)
+def find_own(b, p, end, keyspace, keyspace_size, shard, shard_size, state):  # type: ignore[no-untyped-def]
+    """Find the ShardGtid of the stream's own shard in a VGTID, which names all shards of its stream.
+
+    Its place is put into the state. Returns whether it is a VGTID.
+    """
+    while p < end:
+        tag, size, p = field(b, p, end)
+        if p < 0:
+            return False
+        if tag & 7 != BYTES:
+            continue
+        stop = p + size
+        if tag >> 3 == 1:
+            q = p
+            is_own = True
+            while q < stop:
+                inner, value, q = field(b, q, stop)
+                if q < 0:
+                    return False
+                if inner & 7 != BYTES:
+                    continue
+                if inner >> 3 == 1:
+                    is_own = is_own and same(b, q, value, keyspace, keyspace_size)
+                elif inner >> 3 == 2:
+                    is_own = is_own and same(b, q, value, shard, shard_size)
+                q += value
+            if is_own:
+                state[GTID_AT] = p
+                state[GTID_END] = stop
+        p = stop
+    return True

@@ -1,0 +1,359 @@
+"""One shard's stream to frames of the log: the way into this package.
+
+Transactions come out whole: responses are kept as they came until the commit is there, unless the caller
+wants what there is. The transcoder of a shard is used by one thread, that which appends to the log: shapes of
+tables are common to all shards, in the order of the log.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.frames import Bytes, Numbers
+from tailrace.sources.row_frames import RowFrames, TableShape
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.rows import events, kernel, layout
+from tailrace.sources.vitess.rows.failures import failure, refused
+from tailrace.sources.vitess.rows.internal_tables import is_internal
+from tailrace.sources.vitess.rows.partial_json import changed_document
+from tailrace.sources.vitess.rows.shapes import ShardShapes
+from tailrace.sources.vitess.rows.tables import LogTables
+from tailrace.sources.vitess.rows.types import ColumnPlan, Refused, plan_of
+
+#: Of a response's bytes; frames of usual rows are that much longer. More is made where it is needed.
+_GROWTH = 3
+
+_NO_BYTES = np.zeros(0, np.uint8)
+_FACTS_MIN = 64
+
+
+class StreamEvent(NamedTuple):
+    """What an event says that is neither a row nor a description of a table.
+
+    `kind`: see `events`. `at` is where it stands among the frames: those before are of what came before it;
+    of a commit, the place behind its frame. `body` is the message, or text, that events of its kind have: a
+    `VGtid`, a `Journal`, a statement of DDL.
+    """
+
+    kind: int
+    at: int
+    time_s: int  # since 1970; 0: not told
+    current_ns: int  # of vttablet's clock, since 1970; 0: not told
+    body: bytes
+
+
+class StreamEvents(Sequence[StreamEvent]):
+    """The events of some responses, made when they are asked for."""
+
+    def __init__(self, facts: Numbers, data: bytes) -> None:
+        self._facts = facts
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._event(self._facts[number].tolist())
+
+    def __iter__(self) -> Iterator[StreamEvent]:
+        return map(self._event, self._facts.tolist())
+
+    def of(self, *kinds: int) -> list[StreamEvent]:
+        """Return the events of some kinds."""
+        return [
+            self._event(fact)
+            for fact in self._facts[np.isin(self._facts[:, layout.FACT_TYPE], kinds)].tolist()
+        ]
+
+    def _event(self, fact: list[int]) -> StreamEvent:
+        kind, time_s, current_ns, begin, end, at = fact
+        return StreamEvent(kind, at, time_s, current_ns, self._data[begin:end])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transcoded:
+    """What became of some responses.
+
+    `frames` end with a whole transaction, unless `is_open`. `position` is that of the next transaction.
+    """
+
+    frames: Bytes
+    position: int
+    rows: int
+    events: StreamEvents
+    is_open: bool
+
+
+@dataclass(slots=True)
+class _Work:
+    """What the kernel writes to, of one call."""
+
+    data: bytes
+    buffer: Bytes
+    target: Bytes
+    facts: Numbers
+    patched: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
+
+    def grow(self, filled: int, needed: int) -> None:
+        grown = np.empty(max(2 * len(self.target), filled + needed), np.uint8)
+        grown[:filled] = self.target[:filled]
+        self.target = grown
+
+
+class Transcoder:
+    """The rows of one shard.
+
+    :param tables: those of the log, common to its shards.
+    :param state: what the shard's state in the log holds beside its position.
+    :param captures: given a table's name without its keyspace, whether its rows are taken.
+    """
+
+    def __init__(
+        self,
+        keyspace: str,
+        shard: str,
+        tables: LogTables,
+        state: Mapping[str, Any] | None = None,
+        *,
+        captures: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._keyspace, self._shard, self._tables = keyspace, shard, tables
+        self._captures = captures
+        self._names = tuple(np.frombuffer(name.encode(), np.uint8) for name in (keyspace, shard))
+        self.set_state(state or {})
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what came and is not in frames yet: the stream is opened again, from the log's state."""
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+        self._is_open = np.zeros(1, np.int64)
+        self._shapes = ShardShapes()
+        self._generation = self._tables.generation
+        self._state = np.zeros(layout.STATE_FIELDS, np.int64)
+        self._state[layout.BEGIN_AT] = self._state[layout.GTID_AT] = -1
+        self._scratch = np.zeros(kernel.SCRATCH_FIELDS, np.int64)
+        self._unwritten: bytes | None = None
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Let the shard's state in the log hold this from now on, beside `gtid` and `table_pks`."""
+        more = json.dumps(dict(state), separators=(",", ":"))[1:-1]
+        name = json.dumps(f"{self._keyspace}/{self._shard}")
+        text = f'{{"shard":{name},"state":{{{more}{"," if more else ""}"gtid":"'
+        self._extra = dict(state)
+        self._before_state = np.frombuffer(text.encode(), np.uint8)
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of responses whose transaction has not ended yet."""
+        return self._kept_bytes
+
+    def transcode(
+        self, responses: Sequence[bytes], position: int, *, cut: bool = False, time_us: int = 0
+    ) -> Transcoded:
+        """Return the frames of responses, and of those that were kept before.
+
+        :param position: of the next transaction; of the one that is open, where the frames before were cut.
+        :param cut: frames may end inside a transaction: nothing is kept, and nothing of another shard may be
+            appended before the rest has come. Its time is that of its beginning.
+        :param time_us: what rows of a copy have as their time, microseconds since 1970.
+        :raises TailraceError: `PROTOCOL_VIOLATION`, `SOURCE_MISCONFIGURED`, `DECODE_FAILED`. Nothing of these
+            responses may be appended then, and the transcoder is of no further use before `reset`.
+        """
+        data = self._whole(responses, cut=cut)
+        if not data:
+            return Transcoded(_NO_BYTES, position, 0, StreamEvents(np.zeros((0, 6), np.int64), b""), False)
+        if self._tables.generation != self._generation:
+            self._take_shapes()
+        state = self._state
+        state[layout.AT] = state[layout.TO] = state[layout.ROWS] = state[layout.FACTS] = 0
+        state[layout.BEGIN_AT] = -1
+        state[layout.POSITION], state[layout.SNAPSHOT_TIME_US] = position, time_us
+        state[layout.GTID_AT] = -1
+        work = _Work(
+            data,
+            np.frombuffer(data, np.uint8),
+            np.empty(_GROWTH * len(data) + 4096, np.uint8),
+            np.empty((max(_FACTS_MIN, len(data) // 64), layout.FACT_FIELDS), np.int64),
+        )
+        transactions = int(state[layout.TRANSACTIONS])
+        self._run(work)
+        if state[layout.TRANSACTIONS] > transactions:
+            self._unwritten = None
+        if state[layout.GTID_AT] >= 0:
+            self._unwritten = data[state[layout.GTID_AT] : state[layout.GTID_END]]
+        return Transcoded(
+            work.target[: state[layout.TO]],
+            int(state[layout.POSITION]),
+            int(state[layout.ROWS]),
+            StreamEvents(work.facts[: state[layout.FACTS]], data),
+            bool(state[layout.OPEN] >= layout.TRANSACTION),
+        )
+
+    @property
+    def has_unwritten_position(self) -> bool:
+        """Whether the shard went on, with nothing that concerns its tables, since its last frames."""
+        return self._unwritten is not None
+
+    def idle_frames(self, position: int, time_us: int) -> tuple[Bytes, int]:
+        """Return a transaction without rows that says how far the shard is, and the next position.
+
+        No transaction may be open.
+        """
+        found = RowFrames()
+        found.begin(position, time_us)
+        if self._unwritten is not None:
+            shard_gtid = pb.ShardGtid.FromString(self._unwritten)
+            found.shard(f"{self._keyspace}/{self._shard}", {**self._extra, **state_of(shard_gtid)})
+        found.commit()
+        self._unwritten = None
+        return found.take(), position + 1
+
+    def _whole(self, responses: Sequence[bytes], *, cut: bool) -> bytes:
+        """Return what can be transcoded now: up to where no transaction is open."""
+        came = b"".join(responses)
+        if not came and not (cut and self._kept):
+            return b""
+        keyspace, shard = self._names
+        event = np.zeros(events.EVENT_FIELDS, np.int64)
+        found = events.last_boundary(np.frombuffer(came, np.uint8), keyspace, shard, self._is_open, event)
+        if found < 0:
+            raise failure(layout.BROKEN, self._keyspace, self._shard)
+        if cut:
+            found = len(came)
+        if found == 0:
+            self._kept.append(came)
+            self._kept_bytes += len(came)
+            return b""
+        whole = b"".join((*self._kept, came[:found]))
+        self._kept = [came[found:]] if found < len(came) else []
+        self._kept_bytes = len(came) - found
+        return whole
+
+    def _run(self, work: _Work) -> None:
+        state, shapes = self._state, self._shapes
+        while True:
+            kernel.transcode(
+                work.buffer, self._names[0], self._names[1], self._before_state, work.patched, shapes.texts,
+                shapes.tables, shapes.slots, shapes.sources, shapes.targets, shapes.points, work.target,
+                work.facts, state, self._scratch,
+            )  # fmt: skip
+            stopped = int(state[layout.STOPPED])
+            if stopped == layout.DONE:
+                return
+            if stopped == layout.DESCRIBES:
+                self._describe(work)
+            elif stopped == layout.NEEDS_ROOM:
+                work.grow(int(state[layout.TO]), int(state[layout.NEEDED]))
+            elif stopped == layout.NEEDS_FACTS:
+                work.facts = np.concatenate((work.facts, np.empty_like(work.facts)))
+            elif stopped == layout.NEEDS_JSON:
+                self._make_documents(work)
+            else:
+                where = shapes.where(int(state[layout.TABLE]), int(state[layout.COLUMN]))
+                raise failure(
+                    stopped, self._keyspace, self._shard, *where, kind=int(self._scratch[events.TYPE])
+                )
+
+    def _describe(self, work: _Work) -> None:
+        """Take a FIELD event; write the table's description if that changed."""
+        event = self._scratch
+        try:
+            found = pb.FieldEvent.FromString(work.data[event[events.BODY_AT] : event[events.BODY_END]])
+        except DecodeError:
+            raise failure(layout.BROKEN, self._keyspace, self._shard) from None
+        self._state[layout.AT] = event[events.AFTER]
+        if (found.keyspace or self._keyspace, found.shard or self._shard) != (self._keyspace, self._shard):
+            return
+        # vtgate writes the keyspace in front, unless it was told not to.
+        table, name = found.table_name.removeprefix(f"{self._keyspace}."), found.table_name.encode()
+        if found.is_internal_table or is_internal(table) or not self._captures(table):
+            self._shapes.leave_out(name)
+            return
+        columns = tuple(
+            self._plan(table, each, has_labels=found.enum_set_string_values) for each in found.fields
+        )
+        shape = self._tables.describe(self._keyspace, table, self._shard, columns)
+        if shape is not None:
+            self._write(work, shape)
+            self._generation = self._tables.generation
+        self._shapes.put(name, columns, self._tables.shape(self._keyspace, table))
+
+    def _plan(self, table: str, column: pb.Field, *, has_labels: bool) -> ColumnPlan:
+        try:
+            return plan_of(column, has_labels=has_labels)
+        except Refused as reason:
+            raise refused(reason, self._keyspace, self._shard, table, column.name) from None
+
+    def _take_shapes(self) -> None:
+        # Another shard has told another shape of a table.
+        for name, table, columns in self._shapes.listed():
+            self._shapes.put(name, columns, self._tables.shape(self._keyspace, table))
+        self._generation = self._tables.generation
+
+    def _write(self, work: _Work, shape: TableShape) -> None:
+        found = RowFrames()
+        found.describe(shape)
+        described = found.take()
+        to = int(self._state[layout.TO])
+        if len(work.target) - to < len(described):
+            work.grow(to, len(described))
+        work.target[to : to + len(described)] = described
+        self._state[layout.TO] = to + len(described)
+
+    def _make_documents(self, work: _Work) -> None:
+        """Make the documents of a row that are sent as changes of what stood there before."""
+        state, shapes = self._state, self._shapes
+        table = shapes.tables[state[layout.TABLE]]
+        first = int(table[layout.FIRST_SOURCE])
+        patched = bytearray()
+        for place, column in enumerate(shapes.columns(int(state[layout.TABLE]))):
+            source = shapes.sources[first + place]
+            if not column.is_json or source[layout.IS_JSON] != layout.A_CHANGE:
+                continue
+            begin, old = int(source[layout.BEGIN]), int(source[layout.OLD_BEGIN])
+            text = work.data[begin : begin + int(source[layout.SIZE])]
+            before = (
+                work.data[old : old + int(source[layout.OLD_SIZE])] if source[layout.OLD_SIZE] >= 0 else None
+            )
+            made = changed_document(text, before)
+            if made is None:
+                where = shapes.where(int(state[layout.TABLE]), place)
+                raise failure(layout.NEEDS_JSON, self._keyspace, self._shard, *where)
+            source[layout.BEGIN], source[layout.SIZE] = -1 - len(patched), len(made)
+            patched += made
+        work.patched = np.frombuffer(bytes(patched), np.uint8)
+        state[layout.PATCHED] = 1
+
+
+def state_of(position: pb.ShardGtid) -> dict[str, Any]:
+    """Return what a shard's state in the log says of its position."""
+    tables = [base64.b64encode(table.SerializeToString()).decode() for table in position.table_pks]
+    return {"gtid": position.gtid, **({"table_pks": tables} if tables else {})}
+
+
+def position_of(keyspace: str, shard: str, state: Mapping[str, Any]) -> pb.ShardGtid:
+    """Return the position in a shard's state, as a stream is opened with.
+
+    :raises TailraceError: `PROTOCOL_VIOLATION` if there is none.
+    """
+    try:
+        found = pb.ShardGtid(keyspace=keyspace, shard=shard, gtid=state["gtid"])
+        for table in state.get("table_pks", ()):
+            found.table_pks.append(pb.TableLastPk.FromString(base64.b64decode(table)))
+    except (KeyError, TypeError, ValueError):
+        raise TailraceError(
+            Kind.PROTOCOL_VIOLATION,
+            f"read the state of the shard {shard!r} in the log: it holds no position",
+            "run `tailrace log verify`",
+            {"shard": shard},
+        ) from None
+    return found

@@ -1,0 +1,285 @@
+"""The table from MySQL's types to PostgreSQL's, and how each value's text is made.
+
+`Field.column_type` decides where there is one: a column of texts whose collation ends in `_bin` comes as a
+binary type. A type that is not listed is refused by name.
+
+Source: `query.proto` of Vitess for the numbers of types; MySQL manual, "Data Types".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.rows import charsets
+from tailrace.sources.vitess.rows.layout import (
+    BITS,
+    DOUBLE_BYTES,
+    FLOAT4,
+    FLOAT8,
+    HEX,
+    NUMBER,
+    PADDED_HEX,
+    PLAIN,
+    SINGLE_BYTES,
+    UTC,
+    UTF16,
+    UTF16LE,
+    UTF32,
+)
+
+# Among a field's flags.
+_NOT_NULL, _PRIMARY_KEY, NO_DEFAULT = 1, 2, 4096
+
+#: Of no modifier.
+NO_MODIFIER = -1
+
+# What `varchar` and `numeric` add to their modifiers.
+_MODIFIER_HEADER = 4
+
+_FRACTION_DIGITS_MAX = 6
+
+
+class Refused(Exception):  # noqa: N818 - the caller knows the table
+    """A column can't be taken; `args` are what was found, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """A column of a shard's table: its type in PostgreSQL, and what is done to its values.
+
+    `parameter`: of `PADDED_HEX` the bytes of a value, of `BITS` its bits. `charset` is set where a table of
+    code points is needed. `may_lack`: inserted rows come without the value if it is NULL and
+    `binlog_row_image` is NOBLOB. `implicit`: what rows from before the column have if it may not be NULL and
+    has no default; None: that is not known.
+    """
+
+    name: str
+    type: str
+    modifier: int
+    declared: str  # as MySQL writes it
+    code: int
+    parameter: int = 0
+    charset: str = ""
+    in_key: bool = False
+    not_null: bool = False
+    is_json: bool = False
+    may_lack: bool = False
+    flags: int = 0
+    implicit: str | None = None
+
+
+#: MySQL's names of types by the number that VStream gives them, where `column_type` is not told.
+_NAMES = {
+    257: "tinyint", 770: "tinyint unsigned", 259: "smallint", 772: "smallint unsigned",
+    261: "mediumint", 774: "mediumint unsigned", 263: "int", 776: "int unsigned",
+    265: "bigint", 778: "bigint unsigned", 1035: "float", 1036: "double", 2061: "timestamp",
+    2062: "date", 2063: "time", 2064: "datetime", 785: "year", 18: "decimal", 6163: "text", 10260: "blob",
+    6165: "varchar", 10262: "varbinary", 6167: "char", 10264: "varbinary", 2073: "bit", 2074: "enum",
+    2075: "set", 2077: "geometry", 2078: "json", 2083: "vector",
+}  # fmt: skip
+
+#: Types that have no default but NULL, and that binary logs may leave out.
+_LARGE = re.compile(
+    r"(tiny|medium|long)?(text|blob)|json|geom|(multi)?(point|linestring|polygon)|vector", re.IGNORECASE
+)
+
+_DECLARED = re.compile(r"\s*([a-z_0-9]+)\s*(?:\((.*)\))?(.*)", re.DOTALL)
+
+# MySQL's own limits.
+_DIGITS_MAX, _BITS_MAX, _BINARY_MAX, _CHARACTERS_MAX = 65, 64, 255, 65_535
+
+_LEAVE_OUT = "leave the table out of the source's tables"
+
+_Make = Callable[[pb.Field, str, bool, str], ColumnPlan]
+
+
+def plan_of(field: pb.Field, *, has_labels: bool) -> ColumnPlan:
+    """Return how a column is taken.
+
+    :param has_labels: values of ENUM and SET are labels.
+    :raises Refused: if it can't be.
+    """
+    if field.name.startswith("@") and field.name[1:].isdigit():
+        raise Refused(
+            "Vitess does not know its name: the table was altered after this change",
+            "start vttablet with --track_schema_versions, or take the table's rows with a new snapshot",
+        )
+    if not field.name or "\0" in field.name:
+        raise Refused("it has no name that can be written", _LEAVE_OUT)
+    declared = field.column_type or _NAMES.get(field.type, "")
+    found = _DECLARED.fullmatch(declared.lower())
+    base = found.group(1) if found else ""
+    if not found or base not in _MAKERS:
+        raise Refused(
+            f"its type {declared or field.type!r} is not one that is known",
+            _LEAVE_OUT + ", or use a newer version of Tailrace",
+        )
+    if base in ("enum", "set") and not has_labels:
+        raise Refused(
+            "the server sends the numbers of its labels, not the labels",
+            f"use Vitess 20 or later, or {_LEAVE_OUT}",
+        )
+    return _MAKERS[base](field, base, "unsigned" in found.group(3), found.group(2) or "")
+
+
+def _require(fits: bool, field: pb.Field) -> None:
+    if not fits:
+        raise Refused(f"its type {field.column_type!r} is beyond MySQL's limits", _LEAVE_OUT)
+
+
+def _column(
+    field: pb.Field, type_: str, code: int, modifier: int = NO_MODIFIER, **more: object
+) -> ColumnPlan:
+    return ColumnPlan(
+        field.name,
+        type_,
+        modifier,
+        field.column_type or type_,
+        code,
+        in_key=bool(field.flags & _PRIMARY_KEY),
+        not_null=bool(field.flags & _NOT_NULL),
+        may_lack=bool(_LARGE.match(field.column_type.lower())) and not field.flags & _NOT_NULL,
+        flags=field.flags,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+_INTEGERS = {
+    "tinyint": ("int2", "int2"),
+    "smallint": ("int2", "int4"),
+    "mediumint": ("int4", "int4"),
+    "int": ("int4", "int8"),
+    "integer": ("int4", "int8"),
+    "bigint": ("int8", "numeric"),
+}
+
+
+def _integer(field: pb.Field, base: str, unsigned: bool, _arguments: str) -> ColumnPlan:
+    type_ = _INTEGERS[base][unsigned]
+    modifier = _numeric_modifier(20, 0) if type_ == "numeric" else NO_MODIFIER
+    return _column(field, type_, NUMBER, modifier, implicit="0")
+
+
+def _year(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
+    return _column(field, "int4", NUMBER, implicit="0")
+
+
+def _decimal(field: pb.Field, _base: str, unsigned: bool, arguments: str) -> ColumnPlan:
+    try:
+        digits = [int(part) for part in arguments.split(",")]
+    except ValueError:
+        # Without its declaration: the length counts a sign and a point.
+        digits = [max(1, field.column_length - (field.decimals > 0) - (not unsigned)), field.decimals]
+    precision, scale = digits[0], digits[1] if len(digits) > 1 else 0
+    _require(0 < precision <= _DIGITS_MAX and 0 <= scale <= precision, field)
+    zero = "0." + "0" * scale if scale else "0"
+    return _column(field, "numeric", NUMBER, _numeric_modifier(precision, scale), implicit=zero)
+
+
+def _numeric_modifier(precision: int, scale: int) -> int:
+    return (precision << 16 | scale) + _MODIFIER_HEADER
+
+
+def _float(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
+    return _column(field, "float4", FLOAT4, implicit="0")
+
+
+def _double(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
+    return _column(field, "float8", FLOAT8, implicit="0")
+
+
+def _bit(field: pb.Field, _base: str, _unsigned: bool, arguments: str) -> ColumnPlan:
+    bits = int(arguments) if arguments.isdigit() else field.column_length or 1
+    _require(1 <= bits <= _BITS_MAX, field)
+    return _column(field, "bit", BITS, bits, parameter=bits, implicit="0" * bits)
+
+
+def _date(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
+    return _column(field, "date", PLAIN, implicit="0000-00-00")
+
+
+def _time(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
+    # PostgreSQL's `time` ends at 24 hours; MySQL's has 838 of them, and negative ones.
+    return _column(field, "interval", PLAIN, implicit="00:00:00")
+
+
+def _stamp(field: pb.Field, base: str, _unsigned: bool, arguments: str) -> ColumnPlan:
+    digits = int(arguments) if arguments.isdigit() else 0 if field.column_type else field.decimals
+    digits = min(digits, _FRACTION_DIGITS_MAX)
+    if base == "timestamp":
+        return _column(field, "timestamptz", UTC, digits, implicit="0000-00-00 00:00:00+00")
+    return _column(field, "timestamp", PLAIN, digits, implicit="0000-00-00 00:00:00")
+
+
+def _text(field: pb.Field, base: str, _unsigned: bool, arguments: str) -> ColumnPlan:
+    if base in ("char", "varchar") and arguments.isdigit():
+        _require(int(arguments) <= _CHARACTERS_MAX, field)
+        return _characters(field, "varchar", int(arguments) + _MODIFIER_HEADER)
+    return _characters(field, "text", NO_MODIFIER)
+
+
+def _characters(field: pb.Field, type_: str, modifier: int) -> ColumnPlan:
+    charset = charsets.charset_of(field.charset)
+    if charset is None:
+        raise Refused(
+            f"the character set of its collation, number {field.charset}, can't be read",
+            f"convert the column to utf8mb4, or {_LEAVE_OUT}",
+        )
+    if charset in charsets.UTF8:
+        return _column(field, type_, PLAIN, modifier, implicit="")
+    units = {"ucs2": UTF16, "utf16": UTF16, "utf16le": UTF16LE, "utf32": UTF32}
+    if charset in units:
+        return _column(field, type_, units[charset], modifier, implicit="")
+    code = SINGLE_BYTES if len(charsets.points(charset)) == 256 else DOUBLE_BYTES
+    return _column(field, type_, code, modifier, charset=charset, implicit="")
+
+
+def _label(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
+    # Streams have labels in UTF-8. A copy has them as they are stored: those that are ASCII are the same.
+    if charsets.charset_of(field.charset) not in charsets.UTF8 and not field.column_type.isascii():
+        raise Refused(
+            "its labels are not ASCII, and are stored in another character set than utf8mb4",
+            f"convert the column to utf8mb4, or {_LEAVE_OUT}",
+        )
+    return _column(field, "text", PLAIN)
+
+
+def _bytes(field: pb.Field, base: str, _unsigned: bool, arguments: str) -> ColumnPlan:
+    if base == "binary":
+        size = int(arguments) if arguments.isdigit() else field.column_length
+        _require(size <= _BINARY_MAX, field)
+        return _column(field, "bytea", PADDED_HEX, parameter=size, implicit="\\x" + "00" * size)
+    return _column(field, "bytea", HEX, implicit="\\x")
+
+
+def _json(field: pb.Field, _base: str, _unsigned: bool, _arguments: str) -> ColumnPlan:
+    return _column(field, "json", PLAIN, is_json=True, implicit="null")
+
+
+_MAKERS: dict[str, _Make] = {
+    **dict.fromkeys(_INTEGERS, _integer),
+    "year": _year,
+    "decimal": _decimal,
+    "numeric": _decimal,
+    "float": _float,
+    "double": _double,
+    "bit": _bit,
+    "date": _date,
+    "time": _time,
+    "datetime": _stamp,
+    "timestamp": _stamp,
+    **dict.fromkeys(("char", "varchar", "tinytext", "text", "mediumtext", "longtext"), _text),
+    **dict.fromkeys(("enum", "set"), _label),
+    **dict.fromkeys(
+        (
+            "binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "geometry", "point",
+            "linestring", "polygon", "multipoint", "multilinestring", "multipolygon", "geomcollection",
+            "geometrycollection", "vector",
+        ),
+        _bytes,
+    ),
+    "json": _json,
+}  # fmt: skip

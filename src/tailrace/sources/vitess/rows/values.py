@@ -1,0 +1,329 @@
+"""Compiled writers of PostgreSQL's texts from the texts and bytes that MySQL sends.
+
+Both sides are given by their addresses. The caller has made sure that there is room: `room_of` bytes. A value
+that is not what its type promises is written as it came: readers then give it as a text of its own, and its
+neighbours as usual.
+
+Source: PostgreSQL manual, "Numeric Types" (output of floating-point numbers), "bytea Hex Format",
+"Bit Strings"; the Unicode Standard, chapter 3.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from tailrace.compiled import KERNEL
+from tailrace.protocol.frames import FROZEN_BYTES
+from tailrace.protocol.memory import address_of, move_bytes, put_u8, u8_at, u16_at, u32_at
+from tailrace.sources.vitess.rows import layout
+from tailrace.sources.vitess.rows.charsets import NO_CHARACTER, TWO_BYTES
+
+#: A text is longer than what it is made of by at most a factor and so many bytes, and what its type adds.
+GROWTH, GROWTH_FIXED = 3, 64
+
+#: More digits than a floating-point number is ever written with.
+_DIGITS_MAX = 40
+
+_MINUS, _PLUS, _POINT, _ZERO, _NINE, _E, _LOWER_E = map(ord, "-+.09Ee")
+_BACKSLASH, _X, _SPACE = map(ord, "\\x ")
+
+# Exponents from which on PostgreSQL writes a number with one: of float4 and float8, and of both below.
+_EXPONENT_FLOAT4, _EXPONENT_FLOAT8, _EXPONENT_MIN = 6, 15, -4
+
+
+@nb.njit(inline="always")
+def _copied(b, p, length, out, to):  # type: ignore[no-untyped-def]
+    # Short ones byte by byte: a call costs more.
+    if length <= 16:
+        for k in range(length):
+            put_u8(out, to + k, u8_at(b, p + k))
+    else:
+        move_bytes(0, b + p, b + p + length, out + to)
+    return to + length
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+def _write_number(b, p, length, out, to):  # type: ignore[no-untyped-def]
+    # `000042` as 42, `.50` as 0.50, `-.00` as 0.00: binary logs and ZEROFILL have such.
+    end = p + length
+    first = p
+    is_negative = length > 0 and u8_at(b, p) == _MINUS
+    if is_negative:
+        p += 1
+    if p < end and u8_at(b, p) > _ZERO:
+        return _copied(b, first, length, out, to)
+    is_zero = True
+    for k in range(p, end):
+        letter = u8_at(b, k)
+        if letter != _POINT and (letter < _ZERO or letter > _NINE):
+            return _copied(b, first, length, out, to)
+        is_zero = is_zero and (letter == _ZERO or letter == _POINT)
+    if p == end:
+        return _copied(b, first, length, out, to)
+    while p < end and u8_at(b, p) == _ZERO:
+        p += 1
+    if is_negative and not is_zero:
+        put_u8(out, to, _MINUS)
+        to += 1
+    if p == end or u8_at(b, p) == _POINT:
+        put_u8(out, to, _ZERO)
+        to += 1
+    return _copied(b, p, end - p, out, to)
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+def _write_float(b, p, length, highest, out, to):  # type: ignore[no-untyped-def]
+    # `1.5E+00` as 1.5, `1E+20` as 1e+20. The digits are put behind the text first.
+    end = p + length
+    first = p
+    begin = to
+    if p < end and u8_at(b, p) == _MINUS:
+        put_u8(out, to, _MINUS)
+        to += 1
+        p += 1
+    scratch = to + 24
+    count = 0
+    exponent = -1  # of the first digit that is not 0
+    is_behind = False
+    seen = False
+    while p < end:
+        letter = u8_at(b, p)
+        if letter == _POINT and not is_behind:
+            is_behind = True
+        elif letter >= _ZERO and letter <= _NINE:
+            seen = True
+            if count == 0 and letter == _ZERO:
+                exponent -= 1 if is_behind else 0
+            else:
+                if count >= _DIGITS_MAX:
+                    return _copied(b, first, length, out, begin)
+                put_u8(out, scratch + count, letter)
+                count += 1
+                exponent += 0 if is_behind else 1
+        else:
+            break
+        p += 1
+    power = 0
+    if seen and p < end and (u8_at(b, p) == _E or u8_at(b, p) == _LOWER_E):
+        p += 1
+        falls = p < end and u8_at(b, p) == _MINUS
+        if falls or (p < end and u8_at(b, p) == _PLUS):
+            p += 1
+        seen = p < end
+        while p < end and u8_at(b, p) >= _ZERO and u8_at(b, p) <= _NINE and power < 10000:
+            power = power * 10 + u8_at(b, p) - _ZERO
+            p += 1
+        power = -power if falls else power
+    if not seen or p != end:
+        return _copied(b, first, length, out, begin)
+    while count > 0 and u8_at(out, scratch + count - 1) == _ZERO:
+        count -= 1
+    if count == 0:
+        put_u8(out, to, _ZERO)
+        return to + 1
+    exponent += power
+    if exponent < _EXPONENT_MIN or exponent >= highest:
+        put_u8(out, to, u8_at(out, scratch))
+        to += 1
+        if count > 1:
+            put_u8(out, to, _POINT)
+            move_bytes(0, out + scratch + 1, out + scratch + count, out + to + 1)
+            to += count
+        put_u8(out, to, _LOWER_E)
+        put_u8(out, to + 1, _MINUS if exponent < 0 else _PLUS)
+        to += 2
+        exponent = abs(exponent)
+        if exponent >= 100:
+            put_u8(out, to, _ZERO + exponent // 100)
+            to += 1
+        put_u8(out, to, _ZERO + exponent // 10 % 10)
+        put_u8(out, to + 1, _ZERO + exponent % 10)
+        return to + 2
+    if exponent < 0:
+        put_u8(out, to, _ZERO)
+        put_u8(out, to + 1, _POINT)
+        to += 2
+        for _ in range(-exponent - 1):
+            put_u8(out, to, _ZERO)
+            to += 1
+        move_bytes(0, out + scratch, out + scratch + count, out + to)
+        return to + count
+    whole = min(count, exponent + 1)
+    move_bytes(0, out + scratch, out + scratch + whole, out + to)
+    to += whole
+    for _ in range(exponent + 1 - whole):
+        put_u8(out, to, _ZERO)
+        to += 1
+    if count > whole:
+        put_u8(out, to, _POINT)
+        move_bytes(0, out + scratch + whole, out + scratch + count, out + to + 1)
+        to += 1 + count - whole
+    return to
+
+
+@nb.njit(inline="always")
+def _digit(value):  # type: ignore[no-untyped-def]
+    return value + (48 if value < 10 else 87)
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+def _write_hex(b, p, length, size, out, to):  # type: ignore[no-untyped-def]
+    # As bytea's text; zeros fill it up to `size` bytes, which binary logs leave out.
+    put_u8(out, to, _BACKSLASH)
+    put_u8(out, to + 1, _X)
+    to += 2
+    for k in range(p, p + length):
+        byte = u8_at(b, k)
+        put_u8(out, to, _digit(byte >> 4))
+        put_u8(out, to + 1, _digit(byte & 15))
+        to += 2
+    for _ in range(2 * (size - length)):
+        put_u8(out, to, _ZERO)
+        to += 1
+    return to
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+def _write_bits(b, p, length, bits, out, to):  # type: ignore[no-untyped-def]
+    # The last `bits` bits of a number whose most significant byte comes first.
+    for k in range(bits - 1, -1, -1):
+        at = length - 1 - (k >> 3)
+        is_set = at >= 0 and (u8_at(b, p + at) >> (k & 7)) & 1 == 1
+        put_u8(out, to, _ZERO + (1 if is_set else 0))
+        to += 1
+    return to
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64), **KERNEL)
+def _put_point(point, out, to):  # type: ignore[no-untyped-def]
+    # One code point in UTF-8.
+    if point < 0x80:
+        put_u8(out, to, point)
+        return to + 1
+    if point < 0x800:
+        put_u8(out, to, 0xC0 | point >> 6)
+    else:
+        if point < 0x10000:
+            put_u8(out, to, 0xE0 | point >> 12)
+        else:
+            put_u8(out, to, 0xF0 | point >> 18)
+            put_u8(out, to + 1, 0x80 | (point >> 12) & 63)
+            to += 1
+        put_u8(out, to + 1, 0x80 | (point >> 6) & 63)
+        to += 1
+    put_u8(out, to + 1, 0x80 | point & 63)
+    return to + 2
+
+
+@nb.njit(
+    nb.int64(
+        nb.int64, nb.int64, nb.int64, nb.types.Array(nb.int32, 1, "C", readonly=True), nb.int64, nb.int64,
+        nb.int64,
+    ),
+    **KERNEL,
+)  # fmt: skip
+def _write_by_table(b, p, length, points, table, out, to):  # type: ignore[no-untyped-def]
+    end = p + length
+    at = p
+    begin = to
+    while at < end:
+        byte = u8_at(b, at)
+        point = np.int64(points[table + byte])
+        at += 1
+        if point == TWO_BYTES:
+            if at == end:
+                return _copied(b, p, length, out, begin)
+            point = np.int64(points[table + 256 + 256 * byte + u8_at(b, at)])
+            at += 1
+        if point == NO_CHARACTER:
+            return _copied(b, p, length, out, begin)
+        to = _put_point(point, out, to)
+    return to
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+def _write_units(b, p, length, code, out, to):  # type: ignore[no-untyped-def]
+    # UTF-16 in either order of bytes, and UTF-32.
+    begin = to
+    width = 4 if code == layout.UTF32 else 2
+    if length % width != 0:
+        return _copied(b, p, length, out, begin)
+    end = p + length
+    at = p
+    while at < end:
+        point = u32_at(b, at) if width == 4 else u16_at(b, at)
+        if code == layout.UTF16LE:
+            point = (point & 255) << 8 | point >> 8
+        at += width
+        if width == 2 and point >= 0xD800 and point < 0xDC00 and at < end:
+            low = u16_at(b, at)
+            if code == layout.UTF16LE:
+                low = (low & 255) << 8 | low >> 8
+            at += 2
+            point = 0x10000 + ((point - 0xD800) << 10) + low - 0xDC00 if low >> 10 == 0x37 else 0xD800
+        if point > 0x10FFFF or (point >= 0xD800 and point < 0xE000):
+            return _copied(b, p, length, out, begin)
+        to = _put_point(point, out, to)
+    return to
+
+
+@nb.njit(
+    nb.int64(
+        nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.types.Array(nb.int32, 1, "C", readonly=True),
+        nb.int64, nb.int64,
+    ),
+    **KERNEL,
+)  # fmt: skip
+def write_value(b, p, length, code, parameter, points, out, to):  # type: ignore[no-untyped-def]
+    """Write a value of `length` bytes at `p` as PostgreSQL's text; returns the place after it.
+
+    `code` and `parameter` are those of `types.ColumnPlan`; of a text with a table, the parameter is the place
+    of that among `points`.
+    """
+    if code == layout.PLAIN:
+        return _copied(b, p, length, out, to)
+    if code == layout.NUMBER:
+        return _write_number(b, p, length, out, to)
+    if code == layout.UTC:
+        to = _copied(b, p, length, out, to)
+        put_u8(out, to, _PLUS)
+        put_u8(out, to + 1, _ZERO)
+        put_u8(out, to + 2, _ZERO)
+        return to + 3
+    if code == layout.FLOAT4 or code == layout.FLOAT8:
+        highest = _EXPONENT_FLOAT4 if code == layout.FLOAT4 else _EXPONENT_FLOAT8
+        return _write_float(b, p, length, highest, out, to)
+    if code == layout.HEX or code == layout.PADDED_HEX:
+        return _write_hex(b, p, length, parameter if code == layout.PADDED_HEX else 0, out, to)
+    if code == layout.BITS:
+        return _write_bits(b, p, length, parameter, out, to)
+    if code == layout.SINGLE_BYTES or code == layout.DOUBLE_BYTES:
+        return _write_by_table(b, p, length, points, parameter, out, to)
+    return _write_units(b, p, length, code, out, to)
+
+
+@nb.njit(
+    nb.int64(
+        FROZEN_BYTES, nb.int64, nb.int64, nb.types.Array(nb.int32, 1, "C", readonly=True), nb.uint8[::1]
+    ),
+    **KERNEL,
+)  # fmt: skip
+def write_alone(value, code, parameter, points, out):  # type: ignore[no-untyped-def]
+    """Write one value to the start of `out`, as `write_value` does; returns how many bytes it takes."""
+    return write_value(
+        address_of(value),
+        np.int64(0),
+        np.int64(len(value)),
+        code,
+        parameter,
+        points,
+        address_of(out),
+        np.int64(0),
+    )
+
+
+def room_of(code: int, parameter: int) -> int:
+    """Return the bytes that a text takes at most, beside `GROWTH` for each byte of its value."""
+    more = 2 * parameter if code == layout.PADDED_HEX else parameter if code == layout.BITS else 0
+    return GROWTH_FIXED + _DIGITS_MAX + more

@@ -1,0 +1,1 @@
+"""The streams of shards, into the log."""

@@ -1,0 +1,199 @@
+"""A capture task: all shards of one keyspace into one task of the change log.
+
+`VitessCapture.run` connects, streams, and connects again after anything that may pass. The thread that calls
+it appends; gRPC's thread receives; the appender's makes durable. vtgate wants no acknowledgement: what is
+durable in the log is where the next start goes on.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import structlog
+
+from tailrace.backoff import Backoff
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import keep_disclosure
+from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
+from tailrace.config.sections import LogConfig
+from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import Policy, Stopped, TailraceError
+from tailrace.model import SourceFingerprint
+from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth
+from tailrace.sources.vitess.connection.vtgate import Vtgate
+from tailrace.sources.vitess.streaming.keyspace_stream import KeyspaceStream
+from tailrace.sources.vitess.streaming.shard_warnings import shard_warnings
+
+log = structlog.get_logger(__name__)
+
+TASK = "0"
+#: A connection that lasted so long was a good one: what ends it counts as the first failure.
+STEADY_S = 60.0
+
+
+class VitessCapture:
+    """Captures one keyspace into one log. `run` once; the rest from any thread.
+
+    :param path: of the log, which need not be there.
+    :param name: of the pipeline, for messages.
+    :param listener: of the log's writer.
+    """
+
+    def __init__(
+        self,
+        source: VitessSource,
+        path: Path,
+        log_config: LogConfig,
+        *,
+        name: str,
+        listener: LogListener | None = None,
+    ) -> None:
+        self._source = source
+        self._path = path
+        self._options = LogOptions(segment_bytes=log_config.segment_bytes, compression=log_config.compression)
+        self._name = name
+        self._listener = listener
+        self._stopping = threading.Event()
+        self._appender: Appender | None = None
+        self._stream: KeyspaceStream | None = None
+        self._phase: PhaseName = "connecting"
+        self._reconnects = 0
+        self._error: TailraceError | None = None
+        self._hosts_tried = 0
+        self._lock = threading.Lock()
+        self._wanted = 0
+
+    def run(self) -> None:
+        """Capture until `stop`.
+
+        :raises TailraceError: what a person must deal with, or what did not pass within
+            `source.reconnect_s_max`.
+        """
+        try:
+            self._open_log()
+            self._run_connections()
+        except Stopped:
+            pass
+        finally:
+            self._phase = "stopped"
+            if self._appender is not None:
+                self._appender.close()
+
+    def stop(self) -> None:
+        """Ask `run` to return: it makes durable what was received."""
+        self._stopping.set()
+
+    def caught_up(self, position: int) -> bool:
+        """Return whether everything that the shards had committed when `position` was first asked for is
+        durable in the log.
+
+        If nobody knows yet, the shards are asked; call again.
+        """
+        with self._lock:
+            is_new = position > self._wanted
+            self._wanted = max(self._wanted, position)
+            stream = self._stream
+        if stream is not None and is_new:
+            stream.want(position)
+        appender = self._appender
+        if appender is None or stream is None or not stream.has_reached(position):
+            return False
+        return appender.durable.position >= position
+
+    def progress(self) -> CaptureProgress:
+        """Return how far the task is."""
+        appender, stream = self._appender, self._stream
+        tail = Tail(0, 0, 0) if appender is None else appender.tail
+        durable = Tail(0, 0, 0) if appender is None else appender.durable
+        waiting = appender is not None and appender.waiting_for_disk and self._phase != "stopped"
+        # Vitess numbers nothing that could be compared with the log's positions: what was received counts.
+        source_end = tail.position + (stream.waiting_bytes if stream else 0)
+        return CaptureProgress(
+            phase="waiting_for_disk" if waiting else self._phase,
+            rows=appender.rows if appender else 0,
+            bytes=appender.bytes if appender else 0,
+            appended=tail,
+            durable=durable,
+            source_end=source_end,
+            acknowledged=durable.position,
+            snapshot={},
+            reconnects=self._reconnects,
+            error=self._error,
+            health=self._health(),
+            warnings=() if stream is None else tuple(shard_warnings(stream.coordinator)),
+        )
+
+    def _health(self) -> SourceHealth | None:
+        stream = self._stream
+        return None if stream is None else stream.health()
+
+    def _open_log(self) -> None:
+        fingerprint = SourceFingerprint("vitess", self._source.keyspace, self._source.keyspace, "")
+        directory = LogDirectory.create_or_open(self._path, fingerprint)
+        writer = LogWriter.open(directory, TASK, options=self._options, listener=self._listener)
+        try:
+            keep_disclosure(directory, TASK, self._source.disclosure)
+        except BaseException:
+            writer.close()
+            raise
+        self._appender = Appender(writer, self._stopping)
+        self._appender.start()
+
+    def _run_connections(self) -> None:
+        source = self._source
+        failing_since: float | None = None
+        backoff = Backoff(first_s=source.reconnect_delay_s, longest_s=source.reconnect_delay_s_max)
+        while not self._stopping.is_set():
+            before, began = self._position(), time.monotonic()
+            self._phase = "connecting"
+            try:
+                self._run_connection()
+            except TailraceError as error:
+                if error.policy is not Policy.RETRY:
+                    raise
+                if self._stopping.is_set():
+                    return
+                now = time.monotonic()
+                if failing_since is None or self._position() > before or now - began > STEADY_S:
+                    failing_since, backoff = now, backoff.after_success()
+                self._give_up_or_note(error, now - failing_since)
+                self._stopping.wait(backoff.wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
+                backoff = backoff.failed()
+
+    def _run_connection(self) -> None:
+        assert self._appender is not None
+        self._appender.check_fence()
+        self._appender.discard_open_unit()
+        with closing(Vtgate.connect(self._source, self._hosts_tried)) as vtgate:
+            # The next connection begins with another one.
+            self._hosts_tried = self._source.hosts.index(vtgate.address) + 1
+            stream = KeyspaceStream(self._source, vtgate, self._appender, self._stopping)
+            with self._lock:
+                self._stream = stream
+                stream.want(self._wanted)
+            self._phase, self._error = "streaming", None
+            stream.run()
+
+    def _give_up_or_note(self, error: TailraceError, failing_s: float) -> None:
+        bound_s = self._source.reconnect_s_max
+        if bound_s and failing_s > bound_s:
+            raise TailraceError(
+                error.kind, f"{error.message} (tried for {failing_s:.0f} s)", error.hint, error.context
+            ) from error
+        self._error = error
+        self._reconnects += 1
+        log.warning(
+            "the connection ended; connecting again",
+            pipeline=self._name,
+            kind=str(error.kind),
+            message=error.message,
+            reconnects=self._reconnects,
+        )
+
+    def _position(self) -> int:
+        return self._appender.tail.position if self._appender is not None else 0

@@ -1,0 +1,435 @@
+"""All shards of a keyspace, over one connection, into one log.
+
+`KeyspaceStream.run` is the loop to read: take what came, make frames of it, append them with the state that
+they lead to, let the coordinator of shards say what is done next. A chunk that is appended is one block of
+the log, which is there whole or not at all after a crash; so are its rows and its shard's position.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import structlog
+
+from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import TailraceError
+from tailrace.protocol import frames, metadata_frames
+from tailrace.protocol.frames import Bytes
+from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.progress import SourceHealth
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.connection.errors import DISCONNECTED, from_status
+from tailrace.sources.vitess.connection.metadata import ask_gtids, newest_gtids, serving_shards
+from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
+from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.events import (
+    CancelStream,
+    Command,
+    CopyCompleted,
+    Event,
+    JournalReached,
+    Keep,
+    ListShards,
+    OpenStream,
+    PositionReached,
+    Probed,
+    ShardsListed,
+)
+from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
+from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
+from tailrace.sources.vitess.resharding.transitions import ShardMode
+from tailrace.sources.vitess.rows import events as vevents
+from tailrace.sources.vitess.rows.column_defaults import asked_by
+from tailrace.sources.vitess.rows.tables import LogTables
+from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, Transcoder, state_of
+from tailrace.sources.vitess.streaming.requests import stream_request
+from tailrace.sources.vitess.streaming.shard_streams import ShardResponses, ShardStreams
+from tailrace.sources.vitess.streaming.stream_ends import stream_ended
+
+log = structlog.get_logger(__name__)
+
+#: How long the loop waits for something to come.
+TAKE_S = 0.2
+#: Least time from append to append: transactions that come meanwhile share one, and its fsync.
+APPEND_INTERVAL_S = 0.002
+#: A transaction of which so much came, and not its end, goes into the log before that comes.
+OPEN_BYTES_MAX = 32 << 20
+#: A position that no row came with is written so long after it came, if nothing takes it along before.
+IDLE_STATE_S = 1.0
+#: A shard of which only heartbeats came for so long is asked what it has: heartbeats prove that vtgate lives.
+PROBE_S = 20.0
+#: Of so many shards at a time.
+PROBES_MAX = 16
+
+
+@dataclass(slots=True)
+class ShardProgress:
+    """What is known of one shard beside its state: when its stream last brought something of its own."""
+
+    moved_s: float = field(default_factory=time.monotonic)
+    probed_s: float = field(default_factory=time.monotonic)
+    commit_time_us: int = 0
+
+
+class KeyspaceStream:
+    """See the module. `run` once; `progress` and `wants_end` from any thread.
+
+    :param states: of the shards, as the log has them.
+    """
+
+    def __init__(
+        self,
+        source: VitessSource,
+        vtgate: Vtgate,
+        appender: Appender,
+        stopping: threading.Event,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._source = source
+        self._vtgate = vtgate
+        self._appender = appender
+        self._stopping = stopping
+        self._now_us = now_us
+        kept = metadata_frames.shard_states(appender.schema_in_force)
+        prefix = f"{source.keyspace}/"
+        states = {name.removeprefix(prefix): ShardState.from_json(state) for name, state in kept.items()}
+        self.coordinator = Coordinator(states, copies=source.snapshot == "initial")
+        self._streams = ShardStreams(vtgate, source.receive_timeout_s)
+        ask = asked_by(vtgate.query, source.keyspace, source.tablet_type)
+        self._tables = LogTables(appender.schema_in_force, ask)
+        self._transcoders: dict[str, Transcoder] = {}
+        self._probes: dict[str, tuple[int, Future[list[Row]]]] = {}  # asked and not answered: attempt, answer
+        self._open_shard: str | None = None  # whose transaction is open at the log's end
+        self._open_position = 0
+        self.shards: dict[str, ShardProgress] = {}
+        self._written = dict(states)
+        self._idle: dict[str, ShardState] = {}  # states that no row came with, not written yet
+        self._idle_since_s = 0.0
+        self._list = 0  # the number of the list of shards that is asked for
+        self._list_at_s: float | None = None
+        self._targets: list[_Target] = []
+        self._reached = 0
+        self._lock = threading.Lock()
+        self._wanted = 0
+
+    def run(self) -> None:
+        """Stream until stopping is asked for.
+
+        :raises TailraceError: if the connection is lost, or a person must act.
+        """
+        try:
+            self._carry_out(self.coordinator.start())
+            while not self._stopping.is_set():
+                began_s = time.monotonic()
+                received = self._streams.take(TAKE_S, self._open_shard)
+                for shard, responses in received.items():
+                    self._take(shard, responses)
+                if self._open_shard is None:
+                    self._look_after(time.monotonic())
+                if received:
+                    time.sleep(max(0.0, APPEND_INTERVAL_S - (time.monotonic() - began_s)))
+            if self._open_shard is None:
+                self._write_idle()
+            self._appender.sync()
+        finally:
+            self._streams.close()
+
+    def want(self, position: int) -> None:
+        """Have the log's position reach `position` as soon as all is in it that the shards have now."""
+        with self._lock:
+            self._wanted = max(self._wanted, position)
+
+    def has_reached(self, position: int) -> bool:
+        """Return whether the log has what `want` asked for; not yet durable, perhaps."""
+        return position <= self._reached
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that were received and are not in the log."""
+        return self._streams.waiting_bytes
+
+    def health(self) -> SourceHealth:
+        """Return the state of the shards, one by one."""
+        modes = {name: shard.state.value for name, shard in dict(self.coordinator.shards).items()}
+        state = (
+            ShardMode.NEEDS_SNAPSHOT.value
+            if ShardMode.NEEDS_SNAPSHOT.value in modes.values()
+            else "streaming"
+        )
+        now_s = time.monotonic()
+        shards = {
+            name: {
+                "state": mode,
+                "gtid": self.coordinator.shards[name].kept.gtid,
+                "quiet_s": round(now_s - self.shards[name].moved_s, 1) if name in self.shards else None,
+            }
+            for name, mode in modes.items()
+        }
+        return SourceHealth(state, None, {"vtgate": self._vtgate.address, "shards": shards})
+
+    # What comes
+
+    def _take(self, shard: str, received: ShardResponses) -> None:
+        if received.responses and self.coordinator.accepts(shard, received.attempt):
+            self._transcode(shard, received)
+        if received.ended is not None and self.coordinator.accepts(shard, received.attempt):
+            if received.ended.code == DISCONNECTED or self._open_shard == shard:
+                # What the log has of an open transaction is taken back, and all streams start again.
+                raise from_status(received.ended, f"stream the shard {shard}", shard)
+            self._carry_out(self.coordinator.step(stream_ended(shard, received.attempt, received.ended)))
+
+    def _transcode(self, shard: str, received: ShardResponses) -> None:
+        """Bring what came of a shard into the log, with the states that it leads to."""
+        transcoder = self._transcoders[shard]
+        now_us = self._now_us()
+        is_open = self._open_shard == shard
+        position = self._open_position if is_open else max(self._appender.tail.position, now_us)
+        made = transcoder.transcode(received.responses, position, cut=is_open, time_us=now_us)
+        if transcoder.kept_bytes > OPEN_BYTES_MAX and not len(made.frames):
+            # Larger than what is kept in memory: it goes into the log as it comes, and nothing else does.
+            self._write_idle()
+            made = transcoder.transcode([], position, cut=True, time_us=now_us)
+        self._open_shard, self._open_position = (shard, made.position) if made.is_open else (None, 0)
+        if made.is_open:
+            self._appender.append(made.frames)
+            return
+        commands: list[Command] = []
+        end = len(made.frames)
+        for event, at in self._events(shard, received.attempt, made):
+            commands += self.coordinator.step(event)
+            end = at if isinstance(event, JournalReached) else end
+        if end:
+            self._write(shard, made.frames[:end], made.position, commands)
+        self._carry_out(commands)
+
+    def _events(self, shard: str, attempt: int, made: Transcoded) -> Iterable[tuple[Event, int]]:
+        """Yield what the coordinator has to know, each with its place in the frames: of positions in a row,
+        the last one alone.
+        """
+        is_copied = self.coordinator.shards[shard].kept.copy is not None
+        if is_copied or made.events.of(vevents.JOURNAL, vevents.COPY_COMPLETED):
+            yield from self._each_event(shard, attempt, made, is_copied=is_copied)
+            return
+        known = self.shards[shard]
+        for number in reversed(range(len(made.events))):
+            event = made.events[number]
+            if event.kind == vevents.COMMIT and known.commit_time_us < event.time_s * 1_000_000:
+                known.commit_time_us = event.time_s * 1_000_000
+            elif event.kind == vevents.VGTID and (position := _own_position(event, shard)) is not None:
+                known.moved_s = time.monotonic()
+                yield PositionReached(shard, attempt, position.gtid), len(made.frames)
+                return
+
+    def _each_event(
+        self, shard: str, attempt: int, made: Transcoded, *, is_copied: bool
+    ) -> Iterable[tuple[Event, int]]:
+        known = self.shards[shard]
+        reached: PositionReached | None = None
+        at = 0
+        journal: Journal | None = None
+        for event in made.events.of(vevents.VGTID, vevents.JOURNAL, vevents.COPY_COMPLETED):
+            if event.kind == vevents.VGTID:
+                position = _own_position(event, shard)
+                if position is None:
+                    continue
+                known.moved_s, at = time.monotonic(), event.at
+                if journal is not None:
+                    yield JournalReached(shard, attempt, journal, position.gtid), _end_of(made, event)
+                    return
+                if reached is not None and is_copied:
+                    yield reached, at
+                keys = _last_keys(position) if is_copied else None
+                reached = PositionReached(shard, attempt, position.gtid, keys)
+            elif event.kind == vevents.JOURNAL:
+                message = pb.Journal.FromString(event.body)
+                journal = _journal(message) if message.migration_type == pb.SHARDS else None
+            elif reached is not None:
+                yield reached, at
+                reached, is_copied = None, False
+                yield CopyCompleted(shard, attempt), event.at
+        if reached is not None:
+            yield reached, at
+
+    # Commands
+
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Keep():
+                    self._keep(command.states)
+                case OpenStream():
+                    self._open(command)
+                case CancelStream():
+                    self._streams.stop(command.shard, command.attempt)
+                case ListShards():
+                    self._list, self._list_at_s = command.number, time.monotonic() + command.wait_s
+
+    def _open(self, command: OpenStream) -> None:
+        shard = command.shard
+        shards = self.coordinator.shards.items()
+        self._tables.keep_shards([name for name, known in shards if not known.kept.children])
+        self._transcoders[shard] = Transcoder(
+            self._source.keyspace,
+            shard,
+            self._tables,
+            _beside_position(self.coordinator.shards[shard].kept),
+            captures=self._source.captures,
+        )
+        self.shards[shard] = ShardProgress()
+        request = stream_request(self._source, command)
+        self._streams.start(
+            shard, command.attempt, request, wait_s=command.wait_s, deadline_s=command.deadline_s
+        )
+
+    def _keep(self, states: Mapping[str, ShardState]) -> None:
+        """Have states written that no row came with: at once if more than a position changed."""
+        if not self._idle:
+            self._idle_since_s = time.monotonic()
+        self._idle.update(states)
+        if any(self._is_more(shard, state) for shard, state in states.items()):
+            self._write_idle()
+
+    def _write(self, shard: str, made: Bytes, position: int, commands: list[Command]) -> None:
+        """Append frames of whole transactions together with the states that they lead to.
+
+        :param position: of the next transaction.
+        """
+        states = {name: state for name, state in self._idle.items() if name != shard}
+        self._idle.clear()
+        for command in commands:
+            if isinstance(command, Keep):
+                states.update(command.states)
+        commands[:] = [command for command in commands if not isinstance(command, Keep)]
+        own = states.get(shard)
+        if own is not None and not self._is_more(shard, own):
+            # The frames say the position themselves, unless the shard went on without rows of our tables.
+            self._written[shard] = own
+            if not self._transcoders[shard].has_unwritten_position:
+                del states[shard]
+        self._append(made, position, states)
+
+    def _write_idle(self) -> None:
+        if self._idle:
+            states, self._idle = self._idle, {}
+            self._append(_NO_FRAMES, 0, states)
+
+    def _append(self, made: Bytes, position: int, states: Mapping[str, ShardState]) -> None:
+        if states:
+            now_us = self._now_us()
+            at = max(self._appender.tail.position, now_us, position)
+            texts = [
+                frames.shard_frame(f"{self._source.keyspace}/{shard}", state.as_json())
+                for shard, state in states.items()
+            ]
+            texts.append(frames.control_frame(frames.PROGRESS, at, now_us, {}))
+            made = np.concatenate((made, np.frombuffer(b"".join(texts), np.uint8)))
+            for shard, state in states.items():
+                if self._is_more(shard, state) and shard in self._transcoders:
+                    self._transcoders[shard].set_state(_beside_position(state))
+            self._written.update(states)
+        self._appender.append(made)
+
+    def _is_more(self, shard: str, state: ShardState) -> bool:
+        """Tell whether more than the position differs from what the log has of the shard."""
+        return replace(state, gtid="") != replace(self._written.get(shard, _NOTHING), gtid="")
+
+    # What is looked after
+
+    def _look_after(self, now_s: float) -> None:
+        self._appender.raise_failure()
+        if self._list_at_s is not None and now_s >= self._list_at_s:
+            self._list_shards()
+        if self._idle and now_s - self._idle_since_s > IDLE_STATE_S:
+            self._write_idle()
+        self._probe(now_s)
+        self._look_for_targets()
+
+    def _list_shards(self) -> None:
+        self._list_at_s = None
+        shards = serving_shards(self._vtgate, self._source)
+        self._carry_out(self.coordinator.step(ShardsListed(self._list, shards)))
+
+    def _probe(self, now_s: float) -> None:
+        """Ask shards that are silent what they have, some at a time; take the answers that are there."""
+        for shard, known in self.shards.items():
+            if len(self._probes) < PROBES_MAX and now_s - max(known.moved_s, known.probed_s) > PROBE_S:
+                known.probed_s = now_s
+                attempt = self.coordinator.shards[shard].attempt
+                if self.coordinator.accepts(shard, attempt) and shard not in self._probes:
+                    self._probes[shard] = attempt, ask_gtids(self._vtgate, self._source, shard)
+        for shard, (attempt, answer) in list(self._probes.items()):
+            if not answer.done():
+                continue
+            del self._probes[shard]
+            try:
+                executed, purged = (text or "" for text in answer.result()[0])
+            except TailraceError as error:
+                log.warning("a silent shard does not say what it has", shard=shard, error=error.message)
+            else:
+                self._carry_out(self.coordinator.step(Probed(shard, attempt, executed, purged)))
+
+    def _look_for_targets(self) -> None:
+        """Move the log's position to where somebody waits for it, once all shards have what they had then."""
+        with self._lock:
+            wanted, self._wanted = self._wanted, 0
+        if wanted:
+            gtids = newest_gtids(self._vtgate, self._source)
+            sets = {shard: GtidSet.parse(gtid) for shard, gtid in gtids.items()}
+            self._targets.append(_Target(wanted, sets))
+        for target in [target for target in self._targets if self._is_reached(target)]:
+            self._targets.remove(target)
+            self._write_idle()
+            self._appender.append_progress(max(target.position, self._appender.tail.position))
+            self._reached = max(self._reached, target.position)
+
+    def _is_reached(self, target: _Target) -> bool:
+        for shard, wanted in target.ends.items():
+            found = self.coordinator.shards.get(shard)
+            if found is None or not found.kept.is_read or found.kept.copy is not None:
+                return False
+            if not GtidSet.parse(found.kept.gtid).contains(wanted):
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A position that the log is to have once each of these shards is so far."""
+
+    position: int
+    ends: Mapping[str, GtidSet]
+
+
+_NOTHING = ShardState()
+_NO_FRAMES = np.empty(0, np.uint8)
+
+
+def _beside_position(state: ShardState) -> dict[str, Any]:
+    return {name: value for name, value in state.as_json().items() if name != "gtid"}
+
+
+def _own_position(event: StreamEvent, shard: str) -> pb.ShardGtid | None:
+    found = pb.VGtid.FromString(event.body).shard_gtids
+    return next((position for position in found if position.shard == shard), None)
+
+
+def _last_keys(position: pb.ShardGtid) -> dict[str, str]:
+    texts = state_of(position).get("table_pks", [])
+    return {table.table_name: text for table, text in zip(position.table_pks, texts, strict=True)}
+
+
+def _end_of(made: Transcoded, vgtid: StreamEvent) -> int:
+    """Return where the transaction of a VGTID ends among the frames."""
+    commits = (event.at for event in made.events.of(vevents.COMMIT) if event.at >= vgtid.at)
+    return next(commits, len(made.frames))
+
+
+def _journal(message: pb.Journal) -> Journal:
+    participants = [each.shard for each in message.participants]
+    return Journal.of(message.id, participants, {each.shard: each.gtid for each in message.shard_gtids})

@@ -1,0 +1,567 @@
+"""A real Vitess cluster of one's own: for the tests and the benchmarks.
+
+etcd, vtctld and vtgate, and for each shard a MySQL server and a vttablet, which is its primary; with replicas
+if they are asked for. Its own data directory, its own ports on 127.0.0.1. It ends with the process that made
+it, unless that is killed itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tailrace.errors import Kind, TailraceError
+from tailrace_servers.install import is_reachable, server_account, temporary_directory
+from tailrace_servers.ports import free_port
+
+CELL = "cell1"
+_START_TIMEOUT_S = 120.0
+_STEP_TIMEOUT_S = 180.0
+_POLL_S = 0.05
+
+_MYSQL_SETTINGS = """
+plugin-load =
+bind-address = 127.0.0.1
+mysqlx = 0
+innodb_buffer_pool_size = 32M
+innodb_log_buffer_size = 1M
+innodb_redo_log_capacity = 32M
+innodb_flush_log_at_trx_commit = 0
+innodb_doublewrite = 0
+innodb_use_native_aio = 0
+sync_binlog = 0
+key_buffer_size = 1M
+max_connections = 200
+table_open_cache = 200
+performance_schema_max_table_instances = 200
+performance_schema_max_thread_instances = 200
+"""
+
+#: Of each vttablet. A transaction that vtgate leaves open when it switches a shard holds up writers so long.
+_TABLET_OPTIONS = ("--queryserver-config-transaction-timeout", "3s", "--vreplication_retry_delay", "1s")
+_MESSAGE_BYTES = str(64 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class VitessInstall:
+    """Where the programs of one release are, MySQL's server and etcd."""
+
+    release: str
+    bin: Path
+    mysql: Path
+    etcd: Path
+
+
+def find_vitess(release: str = "22") -> VitessInstall:
+    """Return the programs of a release, which `make vitess` makes.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if they are not here.
+    """
+    at = Path(sys.prefix) / "share" / "tailrace" / "vitess"
+    found = VitessInstall(release, at / release / "bin", at / "mysql", at / "etcd" / "etcd")
+    for program in (found.bin / "vtgate", found.mysql / "bin" / "mysqld", found.etcd):
+        if not os.access(program, os.X_OK):
+            raise TailraceError(
+                Kind.ENVIRONMENT_UNFIT,
+                f"look for Vitess {release}: there is no {program}",
+                "run `make vitess` in the checkout",
+            )
+    return found
+
+
+@dataclass(slots=True)
+class _Tablet:
+    uid: int
+    keyspace: str
+    shard: str
+    mysql_port: int = field(default_factory=free_port)
+    port: int = field(default_factory=free_port)
+    grpc_port: int = field(default_factory=free_port)
+
+    @property
+    def alias(self) -> str:
+        return f"{CELL}-{self.uid:010d}"
+
+    @property
+    def directory(self) -> str:
+        return f"vt_{self.uid:010d}"
+
+
+class EmbeddedVitess:
+    """One cluster with one keyspace. Make it, then `start()`; as a context manager it is started.
+
+    :param install: from `find_vitess`.
+    :param shards: by their ranges of keys; `("0",)` is a keyspace that is not sharded.
+    :param vschema: of the keyspace, from the start: `{"sharded": True, "vindexes": …, "tables": …}`.
+    :param schema: statements of DDL for the keyspace.
+
+    Not thread-safe, but `kill_vtgate`, `kill_tablet` and `kill_mysql` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        install: VitessInstall,
+        *,
+        keyspace: str = "shop",
+        shards: Sequence[str] = ("-80", "80-"),
+        schema: Sequence[str] = (),
+        vschema: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.keyspace = keyspace
+        self._account = server_account()
+        self.directory = temporary_directory(self._account)
+        self._install = install
+        self._shards = tuple(shards)
+        self._schema, self._vschema = tuple(schema), vschema
+        self._tablets: dict[int, _Tablet] = {}
+        self._numbers = itertools.count(100)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._mysql_pids: dict[int, int] = {}
+        self._ports = {
+            name: free_port()
+            for name in (
+                "etcd",
+                "etcd_peer",
+                "vtctld",
+                "vtctld_grpc",
+                "vtgate",
+                "vtgate_grpc",
+                "vtgate_mysql",
+            )
+        }
+        self._at_exit = weakref.finalize(self, _end_if_ours, os.getpid(), self._processes, self._mysql_pids)
+
+    @property
+    def address(self) -> str:
+        """Where vtgate speaks gRPC, `host:port`."""
+        return f"127.0.0.1:{self._ports['vtgate_grpc']}"
+
+    @property
+    def mysql_port(self) -> int:
+        """The port of 127.0.0.1 where vtgate speaks MySQL's protocol."""
+        return self._ports["vtgate_mysql"]
+
+    @property
+    def shards(self) -> list[str]:
+        """The shards that have a tablet that runs."""
+        return sorted({tablet.shard for tablet in self._tablets.values()})
+
+    def start(self) -> Self:
+        """Start everything; wait until writes go through vtgate.
+
+        :raises TailraceError: `ENVIRONMENT_UNFIT` if something does not come up; with its last words.
+        """
+        self._prepare()
+        self._start_control()
+        self.ctl("CreateKeyspace", "--durability-policy", "none", self.keyspace)
+        self.add_tablets(self._shards)
+        for statement in self._schema:
+            self.ctl("ApplySchema", "--sql", statement, self.keyspace)
+        if self._vschema is not None:
+            self.ctl("ApplyVSchema", "--vschema", json.dumps(self._vschema), self.keyspace)
+        self.start_vtgate()
+        return self
+
+    def close(self) -> None:
+        """End all processes at once and remove the data. Idempotent."""
+        _end(self._processes, self._mysql_pids)
+        self._at_exit.detach()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # SQL
+
+    @contextlib.contextmanager
+    def connection(self, target: str = "") -> Iterator[Any]:
+        """Yield a connection of pymysql's to vtgate, with autocommit.
+
+        :param target: such as `shop/-80` for one shard; empty: the keyspace.
+        """
+        import pymysql
+
+        made = pymysql.connect(
+            host="127.0.0.1",
+            port=self.mysql_port,
+            user="tests",
+            database=target or self.keyspace,
+            autocommit=True,
+            connect_timeout=10,
+            read_timeout=60,
+        )
+        try:
+            yield made
+        finally:
+            made.close()
+
+    def execute(self, *statements: str, target: str = "") -> list[tuple[Any, ...]]:
+        """Run statements through vtgate, each committed by itself; return the rows of the last one."""
+        with self.connection(target) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def mysql(self, shard: str, *statements: str) -> None:
+        """Run statements on the MySQL server of a shard itself, as its administrator."""
+        import pymysql
+
+        socket = self.directory / self._tablet(shard).directory / "mysql.sock"
+        made = pymysql.connect(unix_socket=str(socket), user="vt_dba", autocommit=True)
+        try:
+            with made.cursor() as cursor:
+                for statement in statements:
+                    cursor.execute(statement)
+        finally:
+            made.close()
+
+    # Parts of the cluster
+
+    def add_tablets(self, shards: Sequence[str]) -> None:
+        """Give each of `shards` a MySQL server and a tablet, and make it the primary."""
+        added = [_Tablet(next(self._numbers), self.keyspace, shard) for shard in shards]
+        for tablet in added:
+            self._tablets[tablet.uid] = tablet
+            self._make_mysql_data(tablet)
+        for tablet in added:
+            self._start_mysql(tablet)
+        for tablet in added:
+            self._start_tablet(tablet)
+        for tablet in added:
+            self._wait_for_http(f"vttablet-{tablet.uid}", tablet.port, "/debug/status")
+            self.ctl(
+                "PlannedReparentShard", f"{tablet.keyspace}/{tablet.shard}", "--new-primary", tablet.alias
+            )
+        for tablet in added:
+            self._wait_for_http(f"vttablet-{tablet.uid}", tablet.port, "/healthz")
+
+    def start_vtgate(self, *options: str) -> None:
+        """Start vtgate, also after `kill_vtgate`; wait until it serves.
+
+        :param options: beside those that it needs, such as those of TLS.
+        """
+        ports = self._ports
+        self._spawn(
+            "vtgate",
+            *self._program("vtgate", ports["vtgate"], ports["vtgate_grpc"], "grpc-vtgateservice"),
+            *("--cell", CELL, "--cells_to_watch", CELL),
+            *("--mysql_server_port", str(ports["vtgate_mysql"])),
+            *("--mysql_server_bind_address", "127.0.0.1", "--mysql_auth_server_impl", "none"),
+            *("--tablet_types_to_wait", "PRIMARY", "--tablet_refresh_interval", "1s"),
+            *("--enable_buffer", "--buffer_size", "10000", "--vschema_ddl_authorized_users", "%"),
+            *options,
+        )
+        self._wait_for_http("vtgate", ports["vtgate"], "/debug/status")
+
+    def kill_vtgate(self) -> None:
+        """End vtgate with SIGKILL."""
+        _kill(self._processes.pop("vtgate"))
+
+    def kill_tablet(self, shard: str) -> None:
+        """End the vttablet of a shard with SIGKILL; its MySQL server stays."""
+        _kill(self._processes.pop(f"vttablet-{self._tablet(shard).uid}"))
+
+    def kill_mysql(self, shard: str) -> None:
+        """End the MySQL server of a shard with SIGKILL."""
+        _kill_pid(self._mysql_pids.pop(self._tablet(shard).uid))
+
+    def start_servers(self, shard: str) -> None:
+        """Start again what was killed of a shard's vttablet and MySQL server; wait until it serves."""
+        tablet = self._tablet(shard)
+        name = f"vttablet-{tablet.uid}"
+        if tablet.uid not in self._mysql_pids:
+            self._start_mysql(tablet)
+        if name not in self._processes:
+            self._start_tablet(tablet)
+        self._wait_for_http(name, tablet.port, "/debug/status")
+        self.ctl("SetWritable", tablet.alias, "true")  # MySQL starts read-only
+        self._wait_for_http(name, tablet.port, "/healthz")
+
+    def stop_tablet(self, shard: str) -> None:
+        """Stop the tablet and the MySQL server of a shard for good: it was retired."""
+        tablet = self._tablet(shard)
+        _kill(self._processes.pop(f"vttablet-{tablet.uid}"))
+        _kill_pid(self._mysql_pids.pop(tablet.uid))
+        del self._tablets[tablet.uid]
+
+    def ctl(self, *arguments: str) -> str:
+        """Run a command of vtctldclient's; return what it printed.
+
+        :raises TailraceError: `ENVIRONMENT_UNFIT` if it failed; with its last words.
+        """
+        server = f"127.0.0.1:{self._ports['vtctld_grpc']}"
+        return self._run(str(self._install.bin / "vtctldclient"), "--server", server, *arguments)
+
+    # Resharding
+
+    def reshard(
+        self,
+        workflow: str,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        on_step: Callable[[str], None] = lambda _step: None,
+    ) -> None:
+        """Move the keys of `sources` to `targets`, up to the switch of all traffic; `complete` comes after.
+
+        :param on_step: called after each step with `tablets`, `copied` and `switched`.
+        """
+        self.add_tablets(targets)
+        on_step("tablets")
+        both = ("--source-shards", ",".join(sources), "--target-shards", ",".join(targets))
+        self._reshard(workflow, "create", *both)
+        self._wait(f"the copy of {workflow}", lambda: self._is_copied(workflow), _STEP_TIMEOUT_S)
+        on_step("copied")
+        self._reshard(workflow, "switchtraffic")
+        on_step("switched")
+
+    def reverse(self, workflow: str) -> None:
+        """Switch the traffic of a workflow back to its sources."""
+        self._reshard(workflow, "reversetraffic")
+
+    def complete(self, workflow: str, sources: Sequence[str] = ()) -> None:
+        """Delete the shards that a workflow has emptied; stop the tablets of `sources`, which are those."""
+        self._reshard(workflow, "complete")
+        for shard in sources:
+            self.stop_tablet(shard)
+
+    def _reshard(self, workflow: str, *arguments: str) -> str:
+        return self.ctl("Reshard", "--workflow", workflow, "--target-keyspace", self.keyspace, *arguments)
+
+    def _is_copied(self, workflow: str) -> bool:
+        shown = json.loads(self._reshard(workflow, "show", "--include-logs=false"))
+        states = [
+            stream["state"]
+            for found in shown["workflows"]
+            for shard in found["shard_streams"].values()
+            for stream in shard["streams"]
+        ]
+        return bool(states) and all(state == "Running" for state in states)
+
+    # Processes
+
+    def _tablet(self, shard: str) -> _Tablet:
+        return next(tablet for tablet in self._tablets.values() if tablet.shard == shard)
+
+    def _prepare(self) -> None:
+        """Make the directory, and copies of the programs where the servers' account can't get at them."""
+        (self.directory / "log").mkdir()
+        (self.directory / "mysql.cnf").write_text(_MYSQL_SETTINGS, "ascii")
+        self._own(self.directory / "log", self.directory / "mysql.cnf")
+        found = self._install
+        if is_reachable(found.bin.resolve(), self._account):
+            return
+        copy = self.directory / "programs"
+        for part in (found.bin, found.mysql, found.etcd.parent):
+            shutil.copytree(part.resolve(), copy / part.name, symlinks=True)
+        self._own(copy, *copy.rglob("*"))
+        self._install = VitessInstall(found.release, copy / "bin", copy / "mysql", copy / "etcd" / "etcd")
+
+    def _own(self, *paths: Path) -> None:
+        for path in paths:
+            if self._account is not None:
+                self._account.own(path)
+
+    def _start_control(self) -> None:
+        ports = self._ports
+        client, peer = (f"http://127.0.0.1:{ports[name]}" for name in ("etcd", "etcd_peer"))
+        self._spawn(
+            "etcd",
+            str(self._install.etcd),
+            *("--name", "one", "--data-dir", str(self.directory / "etcd")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"one={peer}", "--unsafe-no-fsync"),
+        )
+        self._wait_for_http("etcd", ports["etcd"], "/health")
+        services = "grpc-vtctl,grpc-vtctld"
+        self._spawn(
+            "vtctld",
+            *self._program("vtctld", ports["vtctld"], ports["vtctld_grpc"], services),
+            *("--cell", CELL, "--tablet_refresh_interval", "1s"),
+        )
+        self._wait_for_http("vtctld", ports["vtctld"], "/debug/status")
+        topology = f"127.0.0.1:{ports['etcd']}"
+        self.ctl("AddCellInfo", "--root", f"/vitess/{CELL}", "--server-address", topology, CELL)
+
+    def _program(self, name: str, port: int, grpc_port: int, services: str) -> list[str]:
+        """Return the command of one of Vitess' servers, with the options that all of them take."""
+        return [
+            *(str(self._install.bin / name), *self._common()),
+            *("--topo_implementation", "etcd2", "--topo_global_root", "/vitess/global"),
+            *("--topo_global_server_address", f"127.0.0.1:{self._ports['etcd']}"),
+            *("--port", str(port), "--grpc_port", str(grpc_port), "--service_map", services),
+            *("--bind-address", "127.0.0.1", "--grpc_bind_address", "127.0.0.1"),
+            *("--grpc_max_message_size", _MESSAGE_BYTES),
+        ]
+
+    def _common(self) -> list[str]:
+        return ["--config-file-not-found-handling", "ignore", "--log_dir", str(self.directory / "log")]
+
+    def _mysqlctl(self, tablet: _Tablet, command: str) -> None:
+        number, port = str(tablet.uid), str(tablet.mysql_port)
+        at = ("--tablet_uid", number, "--mysql_port", port)
+        self._run(str(self._install.bin / "mysqlctl"), *self._common(), *at, command)
+
+    def _make_mysql_data(self, tablet: _Tablet) -> None:
+        """Make a tablet's data directory: a copy of one that was made once, since that takes seconds."""
+        template = self.directory / "template"
+        if not template.exists():
+            first = _Tablet(1, "", "")
+            self._mysqlctl(first, "init")
+            made = self.directory / first.directory
+            pid = int((made / "mysql.pid").read_text())
+            os.kill(pid, signal.SIGTERM)
+            self._wait("the end of MySQL's first server", lambda: not Path(f"/proc/{pid}").exists())
+            (made / "data" / "auto.cnf").unlink()  # else all servers would be one and the same
+            made.rename(template)
+        self._mysqlctl(tablet, "init_config")
+        for part in ("data", "innodb"):
+            at = self.directory / tablet.directory
+            self._run("cp", "-r", "--reflink=auto", str(template / part), f"{at}/")
+
+    def _start_mysql(self, tablet: _Tablet) -> None:
+        self._mysqlctl(tablet, "start")
+        pid = self.directory / tablet.directory / "mysql.pid"
+        self._mysql_pids[tablet.uid] = int(pid.read_text())
+
+    def _start_tablet(self, tablet: _Tablet) -> None:
+        services = "grpc-queryservice,grpc-tabletmanager,grpc-updatestream"
+        self._spawn(
+            f"vttablet-{tablet.uid}",
+            *self._program("vttablet", tablet.port, tablet.grpc_port, services),
+            *("--tablet-path", tablet.alias, "--tablet_hostname", "127.0.0.1"),
+            *("--init_keyspace", tablet.keyspace, "--init_shard", tablet.shard),
+            *("--init_tablet_type", "replica", "--health_check_interval", "1s"),
+            *_TABLET_OPTIONS,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        at = str(self.directory)
+        own = {
+            "VTROOT": at,
+            "VTDATAROOT": at,
+            "HOME": at,
+            "VT_MYSQL_ROOT": str(self._install.mysql),
+            "EXTRA_MY_CNF": str(self.directory / "mysql.cnf"),
+            "PATH": f"{self._install.bin}:{os.environ['PATH']}",
+        }
+        return {**os.environ, **own}
+
+    def _as_account(self) -> list[str]:
+        # Not by Popen's own `user`: that forks, which a process with gRPC in it can't do safely.
+        if self._account is None:
+            return []
+        return ["setpriv", f"--reuid={self._account.uid}", f"--regid={self._account.gid}", "--clear-groups"]
+
+    def _spawn(self, name: str, *command: str) -> None:
+        with open(self.directory / f"{name}.out", "ab") as output:
+            self._processes[name] = subprocess.Popen(
+                [*self._as_account(), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environment(),
+                cwd=self.directory,
+                start_new_session=True,  # a terminal's Ctrl-C is not for the server
+            )
+
+    def _run(self, *command: str) -> str:
+        # Into a file, not a pipe: the MySQL server that mysqlctl starts would keep the pipe open.
+        output = self.directory / "command.out"
+        with open(output, "w+b") as file:
+            done = subprocess.run(
+                [*self._as_account(), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT if "mysqlctl" in command[0] else subprocess.PIPE,
+                env=self._environment(),
+                cwd=self.directory,
+                timeout=_STEP_TIMEOUT_S,
+                check=False,
+            )
+        said = output.read_text("utf-8", "replace")
+        if done.returncode != 0:
+            words = said + (done.stderr or b"").decode("utf-8", "replace")
+            raise TailraceError(
+                Kind.ENVIRONMENT_UNFIT,
+                f"run {Path(command[0]).name} {' '.join(command[-4:])}: it ended with status "
+                f"{done.returncode}: {words[-1500:]}",
+                "see what it says",
+            )
+        return said
+
+    def _wait_for_http(self, name: str, port: int, path: str) -> None:
+        def is_ready() -> bool:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
+                return bool(answer.status == 200)
+
+        self._wait(name, is_ready, process=name)
+
+    def _wait(
+        self, what: str, is_so: Callable[[], bool], timeout_s: float = _START_TIMEOUT_S, process: str = ""
+    ) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if process and self._processes[process].poll() is not None:
+                break
+            with contextlib.suppress(OSError):
+                if is_so():
+                    return
+            time.sleep(_POLL_S)
+        words = ""
+        if process:
+            output = (self.directory / f"{process}.out").read_bytes()
+            words = f": {output[-1500:].decode('utf-8', 'replace')}"
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT, f"wait for {what} of Vitess: it did not come{words}", "see what it says"
+        )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _kill_pid(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _end(processes: dict[str, subprocess.Popen[bytes]], mysql_pids: dict[int, int]) -> None:
+    for process in processes.values():
+        _kill(process)
+    for pid in mysql_pids.values():
+        _kill_pid(pid)
+    processes.clear()
+    mysql_pids.clear()
+
+
+def _end_if_ours(pid: int, processes: dict[str, subprocess.Popen[bytes]], mysql_pids: dict[int, int]) -> None:
+    if os.getpid() == pid:
+        _end(processes, mysql_pids)

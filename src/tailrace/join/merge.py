@@ -178,6 +178,11 @@ class Merge:
         """Transactions that wait for rows."""
         return 0 if self._window is None else len(self._window.offsets)
 
+    @property
+    def transactions_from(self) -> int | None:
+        """Offset of the first transaction that waits for rows; None if none does."""
+        return None if not self.transactions_queued or self._window is None else int(self._window.offsets[0])
+
     def add_data(self, rows: DataRows) -> None:
         """Queue rows that follow those that were queued before.
 
@@ -246,7 +251,7 @@ class Merge:
     def pass_transactions(self, offset: int) -> int:
         """Pass the transactions up to an offset, inclusive, as no row of them will come; return how many.
 
-        Only while no row is queued: whoever calls it knows that none of the partition's rows is theirs.
+        Only while no row is queued: the caller knows that none of the partition's rows is theirs.
         """
         if self._data or self._window is None:
             return 0
@@ -256,6 +261,25 @@ class Merge:
             self._position, self._ended = Position(self._position.data, after), True
             self._pass(passed)
         return passed
+
+    def require_order(self) -> None:
+        """Refuse rows behind the one that waits whose transaction was there before: that one's is missing.
+
+        :raises TailraceError: `JOIN_VIOLATED`.
+        """
+        rows, starts, keys = self._queue()
+        if not len(starts) or self._passed is None:
+            return
+        later = np.flatnonzero(
+            np.asarray(pc.is_in(keys, value_set=self._passed)) & np.asarray(keys.is_valid())
+        )
+        if len(later):
+            raise self._violation(
+                "transaction_missing",
+                "the transaction of a row is not there, and that of a later row is",
+                int(rows.offsets[0]),
+                self._position.transactions,
+            )
 
     # ------------------------------------------------------------------ checks
 

@@ -1,0 +1,163 @@
+"""Whole transactions of joined rows: what the partitions gave, put together in the transactions' order.
+
+A transaction is whole when as many of its rows are there as it has changes, or when no partition can have
+more of it. It may be written in parts while it is not: then it stays open until it is whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tailrace.join.merge import Position
+from tailrace.join.messages import Place
+from tailrace.join.partition import JoinedRows
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRun:
+    """Rows of one transaction that follow each other in a partition.
+
+    :param transaction: offset of its `END`; None: rows of no transaction.
+    :param last: exclusive.
+    """
+
+    place: Place
+    taken: JoinedRows
+    transaction: int | None
+    first: int
+    last: int
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self.last - self.first
+
+    @property
+    def position(self) -> Position:
+        """Where the merge of the partition goes on after them."""
+        return self.taken.joined.position(self.last - 1)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was joined to the first of them (`partition.HEADERS`)."""
+        found: dict[str, Any] = self.taken.headers[self.first].as_py() or {}
+        return found
+
+    def messages(self) -> Iterator[tuple[int, bytes | None, bytes | None]]:
+        """Yield each row's place in its transaction (0: not said), key and value."""
+        count = self.rows
+        messages = self.taken.messages.slice(self.first, count)
+        orders = self.taken.joined.orders[self.first : self.last].tolist()
+        columns = (messages.column(name).to_pylist() for name in ("key", "value"))
+        yield from zip(orders, *columns, strict=True)
+
+
+class Assembly:
+    """What was joined and is not written yet, by partition; each in its order."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Place, deque[TransactionRun]] = {}
+        self._waiting: dict[Place, int] = {}
+        self._open: int | None = None
+        self._written = 0  # rows of the open one
+
+    @property
+    def open(self) -> int | None:
+        """The transaction that is written in part."""
+        return self._open
+
+    def waiting(self, place: Place) -> int:
+        """Return how many rows of a partition wait."""
+        return self._waiting.get(place, 0)
+
+    def add(self, place: Place, taken: JoinedRows) -> None:
+        """Add what a partition gave."""
+        joined = taken.joined
+        own = np.where(joined.transactions >= 0, joined.offsets, -1)
+        bounds = [0, *(np.flatnonzero(np.diff(own)) + 1).tolist(), joined.rows]
+        runs = self._runs.setdefault(place, deque())
+        self._waiting[place] = self.waiting(place) + joined.rows
+        for first, last in itertools.pairwise(bounds):
+            offset = int(own[first])
+            runs.append(TransactionRun(place, taken, None if offset < 0 else offset, first, last))
+
+    def take_loose(self) -> list[TransactionRun]:
+        """Return rows of no transaction that are first in their partition; none while one is open."""
+        found: list[TransactionRun] = []
+        if self._open is None:
+            for runs in self._runs.values():
+                while runs and runs[0].transaction is None:
+                    found.append(self._popped(runs))
+        return found
+
+    def next(self) -> TransactionRun | None:
+        """Return rows of the first transaction that waits; None: none does."""
+        heads = (_head(runs, None) for runs in self._runs.values())
+        return min(
+            (run for run in heads if run is not None), key=lambda run: run.transaction or 0, default=None
+        )
+
+    def rows_of(self, transaction: int) -> int:
+        """Return how many rows of the first transaction wait here or were written."""
+        written = self._written if self._open == transaction else 0
+        return written + sum(_rows(_own(runs, transaction), transaction) for runs in self._runs.values())
+
+    def frontier(
+        self, needed: Callable[[Place], int], places: Sequence[Place], beside: int | None = None
+    ) -> int:
+        """Return the first transaction of which rows may still come, or wait here.
+
+        :param needed: of a partition, the first transaction that its next rows may be of.
+        :param beside: one whose rows that wait here are left aside.
+        """
+        first = []
+        for place in places:
+            head = _head(self._runs.get(place, ()), beside)
+            first.append(needed(place) if head is None or head.transaction is None else head.transaction)
+        return min(first, default=0)
+
+    def take(self, transaction: int, *, closes: bool) -> list[TransactionRun]:
+        """Return rows of the first transaction that wait, with those of none among them.
+
+        :param closes: whether there are no more of it; else it is open.
+        """
+        found: list[TransactionRun] = []
+        for runs in self._runs.values():
+            count = len(_own(runs, transaction, to_end=self._open == transaction and not closes))
+            found += [self._popped(runs) for _ in range(count)]
+        self._written = 0 if closes else self.rows_of(transaction) + _rows(found, transaction)
+        self._open = None if closes else transaction
+        return found
+
+    def _popped(self, runs: deque[TransactionRun]) -> TransactionRun:
+        run = runs.popleft()
+        self._waiting[run.place] -= run.rows
+        return run
+
+
+def _head(runs: Iterable[TransactionRun], beside: int | None) -> TransactionRun | None:
+    # The first run of a transaction, of another one than `beside`.
+    return next((run for run in runs if run.transaction is not None and run.transaction != beside), None)
+
+
+def _own(runs: Iterable[TransactionRun], transaction: int, *, to_end: bool = False) -> list[TransactionRun]:
+    # The runs of a transaction that is first, and of none between them, or, with `to_end`, behind them, too.
+    found: list[TransactionRun] = []
+    count = 0
+    for run in runs:
+        if run.transaction not in (None, transaction):
+            break
+        found.append(run)
+        if to_end or run.transaction == transaction:
+            count = len(found)
+    return found[:count]
+
+
+def _rows(runs: Iterable[TransactionRun], transaction: int) -> int:
+    return sum(run.rows for run in runs if run.transaction == transaction)

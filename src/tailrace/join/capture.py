@@ -1,0 +1,388 @@
+"""The capture of joined topics: transactions, whole, from Kafka into the change log.
+
+The log holds, in each transaction, how far the partitions are that have rows of it: what it says after a
+restart is what it has. A position is that of the transaction's commit where its id says one (PostgreSQL),
+else one more than the offset of its `END`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tailrace import failpoints
+from tailrace.backoff import Backoff
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
+from tailrace.config.sections import LogConfig
+from tailrace.errors import Kind, Stopped, TailraceError
+from tailrace.join.assembly import Assembly, TransactionRun
+from tailrace.join.debezium_rows import TABLES, DebeziumTables
+from tailrace.join.extraction import DebeziumJson
+from tailrace.join.flow import FlowProgress, JoinFlow
+from tailrace.join.merge import UNKNOWN, Position
+from tailrace.join.messages import MessageReader, Place
+from tailrace.join.options import KafkaJoinSection
+from tailrace.join.partition import EndedTransaction, offset_of, position_of
+from tailrace.model import SourceFingerprint
+from tailrace.protocol import frames, metadata_frames
+from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth
+from tailrace.sources.row_frames import RowFrames
+
+log = structlog.get_logger(__name__)
+
+#: From one look at the ends of partitions, and for new ones, to the next.
+_LOOK_S = 0.5
+#: Positions of partitions that no row comes to are written down so often, with whatever is written.
+_IDLE_S = 30.0
+#: A read waits so long for the first message.
+_READ_S = 0.1
+#: Frames that are collected before they are appended, about.
+_CHUNK_ROWS = 20_000
+
+_NUMBER = re.compile(r"(\d{1,10}):")
+
+
+def fingerprint(section: KafkaJoinSection, reader: MessageReader) -> SourceFingerprint:
+    """Return what a log of these topics says of its source."""
+    return SourceFingerprint(
+        "kafka-join", reader.cluster(), section.transactions, ",".join(sorted(section.data))
+    )
+
+
+def position_after(ended: EndedTransaction) -> int:
+    """Return the log's position once a transaction is in it."""
+    return _commit_position(ended.order, ended.offset) + 1
+
+
+def _commit_position(order: int | None, offset: int) -> int:
+    return offset + 1 if order is None else order
+
+
+class KafkaJoinCapture:
+    """Brings the topics of one cluster into one log (`sources.contract.Capture`)."""
+
+    def __init__(
+        self,
+        section: KafkaJoinSection,
+        path: Path,
+        options: LogConfig,
+        reader_of: Callable[[KafkaJoinSection], MessageReader],
+        listener: LogListener | None = None,
+    ) -> None:
+        self._section, self._path, self._reader_of = section, path, reader_of
+        self._options = LogOptions(segment_bytes=options.segment_bytes, compression=options.compression)
+        self._listener = listener
+        self._stopping = threading.Event()
+        self._phase: PhaseName = "connecting"
+        self._durable = Tail(0, 0, 0)
+        self._rows = 0
+        self._source_end = 0
+        self._is_at_end = False
+        self._reconnects = 0
+        self._error: TailraceError | None = None
+        self._flow_progress = FlowProgress()
+
+    def run(self) -> None:
+        """Capture until `stop`.
+
+        :raises TailraceError: what a person must deal with; `SOURCE_UNREACHABLE` if that lasts.
+        """
+        section = self._section
+        backoff = Backoff(-1, section.reconnect_delay_s, section.reconnect_delay_s_max)
+        since_s: float | None = None
+        try:
+            while not self._stopping.is_set():
+                self._phase = "connecting"
+                durable = self._durable
+                try:
+                    self._run_once()
+                except TailraceError as error:
+                    if error.kind not in (Kind.SOURCE_UNREACHABLE, Kind.SINK_WRITE_FAILED):
+                        raise
+                    if self._durable != durable or since_s is None:
+                        since_s, backoff = time.monotonic(), backoff.after_success()
+                    if 0 < section.reconnect_s_max < time.monotonic() - since_s:
+                        raise
+                    self._error, self._reconnects = error, self._reconnects + 1
+                    log.warning("the cluster can't be reached", kind=str(error.kind), wait_s=backoff.wait_s)
+                    self._stopping.wait(backoff.wait_s)
+                    backoff = backoff.failed()
+        except Stopped:
+            pass
+        finally:
+            self._phase = "stopped"
+
+    def stop(self) -> None:
+        """Ask `run` to return."""
+        self._stopping.set()
+
+    def caught_up(self, position: int) -> bool:
+        """Return whether everything before `position` is durable, and each partition was once at its end."""
+        return self._is_at_end and self._durable.position >= position
+
+    def progress(self) -> CaptureProgress:
+        """Return how far it is."""
+        durable = self._durable
+        return CaptureProgress(
+            phase=self._phase,
+            rows=self._rows,
+            bytes=durable.offset,
+            appended=durable,
+            durable=durable,
+            source_end=max(self._source_end, durable.position),
+            acknowledged=durable.position,
+            snapshot={},
+            reconnects=self._reconnects,
+            error=self._error,
+            health=SourceHealth("reading", None, asdict(self._flow_progress)),
+        )
+
+    def _run_once(self) -> None:
+        reader = self._reader_of(self._section)
+        try:
+            directory = LogDirectory.create_or_open(self._path, fingerprint(self._section, reader))
+            writer = LogWriter.open(directory, "0", options=self._options, listener=self._listener)
+            try:
+                self._durable = writer.durable
+                self._stream(_Stream(self._section, reader, writer))
+            finally:
+                writer.close()
+        finally:
+            reader.close()
+
+    def _stream(self, stream: _Stream) -> None:
+        looked_s = 0.0
+        self._phase, self._error = "streaming", None
+        while not self._stopping.is_set():
+            stream.flow.read(_READ_S)
+            self._rows += stream.take_and_write()
+            if time.monotonic() >= looked_s + _LOOK_S or stream.flow.is_held:
+                looked_s = time.monotonic()
+                is_at_end = stream.look()
+                self._rows += stream.take_and_write()
+                stream.write_progress()
+                self._flow_progress = stream.flow.progress()
+                self._source_end = stream.end
+                self._is_at_end |= is_at_end
+            if stream.durable != self._durable:
+                self._durable = stream.durable
+
+
+class _Stream:
+    """From where the log ends, on one connection."""
+
+    def __init__(self, section: KafkaJoinSection, reader: MessageReader, writer: LogWriter) -> None:
+        self.flow = JoinFlow(section, DebeziumJson(), reader)
+        self.durable = writer.durable
+        self.end = writer.durable.position
+        in_force = writer.schema_in_force
+        self._section, self._writer = section, writer
+        self._tables = DebeziumTables(in_force, section.unavailable_value_placeholder)
+        self._assembly = Assembly()
+        self._frames = RowFrames()
+        self._collected = 0  # rows
+        self._closed = UNKNOWN  # the transaction that was written last
+        self._passed: EndedTransaction | None = None  # the last one before those that are needed
+        self._open_facts: dict[str, Any] = {}
+        self._states: dict[Place, Position] = {}  # as of the end of the open one
+        self._idle_s = time.monotonic()
+        self._position = writer.tail.position
+        states = metadata_frames.shard_states(in_force)
+        states.pop(TABLES, None)
+        self._written = {_place(name): position_of(state) for name, state in states.items()}
+        # Rows of a partition that is new are of transactions that are not in the log yet.
+        first = min((at.transactions for at in self._written.values()), default=None)
+        new = None if first is None else Position(0, first)
+        self.flow.begin({place: self._written.get(place, new) for place in self.flow.places()})
+        # Transactions whose END was read before partitions were looked for.
+        self._looked_at = 0
+
+    def take_and_write(self) -> int:
+        """Take what is joined, and write the transactions that are whole; return how many rows."""
+        flow, window, written = self.flow, self.flow.window, 0
+        if window is None:
+            return 0
+        while True:
+            for place, partition in flow.partitions.items():
+                if not self._assembly.waiting(place) and (taken := partition.take_rows(window)) is not None:
+                    self._assembly.add(place, taken)
+            rows = self._write()
+            written += rows
+            if not rows:
+                break
+        self._append()
+        for place in flow.partitions:
+            flow.hold_or_read_on(place, self._assembly.waiting(place))
+        first = self._first_needed()
+        self._passed = window.last_before(first) or self._passed
+        flow.forget(first)
+        return written
+
+    def look(self) -> bool:
+        """Look for new partitions, and have transactions passed; return whether all partitions are read."""
+        flow, window = self.flow, self.flow.window
+        fed = 0 if window is None else window.next_offset
+        new = Position(0, self._first_needed())
+        flow.look_for_partitions(flow.places(), lambda _: new)
+        self._looked_at = fed
+        # Also where rows wait here: each has the position that it is at, and no more of it comes.
+        flow.pass_transactions(list(flow.partitions))
+        if window is not None and (last := window.last_before(window.next_offset)) is not None:
+            self.end = max(self.end, position_after(last))
+        return all(map(flow.is_at_end, flow.partitions))
+
+    def write_progress(self) -> None:
+        """Say how far the source is where it has no rows for us, and how far partitions without rows are."""
+        last = self._passed
+        if self._assembly.open is not None or last is None or position_after(last) <= self._position:
+            return
+        self._idle_states()
+        self._position = position_after(last)
+        self._frames.progress(self._position, (last.time_ms or 0) * 1000)
+        self._collected += 1
+        self._append()
+
+    # ------------------------------------------------------------------ transactions
+
+    def _needed(self, place: Place) -> int:
+        return self.flow.partitions[place].transactions_needed
+
+    def _first_needed(self) -> int:
+        first = self._frontier()
+        if (is_open := self._assembly.open) is not None:
+            first = min(first, is_open)
+        return min(first, self._looked_at)
+
+    def _write(self) -> int:
+        rows = self._snapshot(self._assembly.take_loose())
+        while (found := self._next()) is not None:
+            transaction, facts = found
+            closes = self._is_whole(transaction, facts["transaction_event_count"])
+            if not closes and not self._is_full():
+                break
+            rows += self._transaction(transaction, facts, closes=closes)
+            rows += self._snapshot(self._assembly.take_loose())
+            if self._collected >= _CHUNK_ROWS:
+                self._append()
+            if not closes:
+                break
+        return rows
+
+    def _next(self) -> tuple[int, dict[str, Any]] | None:
+        # The transaction that comes next, if it is known that none comes before it, and what is known of it.
+        if (is_open := self._assembly.open) is not None:
+            return is_open, self._open_facts
+        run, window = self._assembly.next(), self.flow.window
+        if run is None or run.transaction is None or window is None:
+            return None
+        is_next = window.first_after(self._closed) == run.transaction or (
+            self._frontier() >= run.transaction and run.transaction <= self._looked_at
+        )
+        return (run.transaction, run.facts) if is_next else None
+
+    def _is_whole(self, transaction: int, count: int | None) -> bool:
+        if count is not None and self._assembly.rows_of(transaction) >= count:
+            return True
+        # It has rows in other topics: no partition may have more, new ones neither.
+        return transaction < self._looked_at and self._frontier(transaction) > transaction
+
+    def _frontier(self, beside: int | None = None) -> int:
+        return self._assembly.frontier(self._needed, list(self.flow.partitions), beside)
+
+    def _is_full(self) -> bool:
+        limit = self._section.queue_records_max
+        return any(
+            partition.is_paused or self._assembly.waiting(place) >= limit
+            for place, partition in self.flow.partitions.items()
+        )
+
+    def _transaction(self, transaction: int, facts: dict[str, Any], *, closes: bool) -> int:
+        is_open = self._assembly.open == transaction
+        runs = self._assembly.take(transaction, closes=closes)
+        if not is_open:
+            self._open_facts = facts
+            self._position = _commit_position(facts["transaction_position"], transaction)
+            number = _NUMBER.match(facts["transaction_id"] or "")
+            xid = int(number[1]) if number else 0
+            time_us = (facts["transaction_ts_ms"] or 0) * 1000
+            self._frames.begin(self._position, time_us, xid if xid < 1 << 32 else 0)
+            self._states = {}
+        self._rows_of(runs)
+        self._states |= {run.place: run.position for run in runs}
+        if closes:
+            for place, position in self._states.items():
+                self._state(place, position)
+            if time.monotonic() >= self._idle_s + _IDLE_S:
+                self._idle_states()
+            self._tables_state()
+            self._frames.commit()
+            self._position += 1
+            self._closed, self._states = transaction, {}
+        return sum(run.rows for run in runs)
+
+    def _snapshot(self, runs: Sequence[TransactionRun]) -> int:
+        if not runs:
+            return 0
+        self._position = max(self._position, 1)
+        self._frames.begin_snapshot(self._position, time.time_ns() // 1000)
+        self._rows_of(runs, rows=True)
+        for run in runs:
+            self._state(run.place, run.position)
+        self._tables_state()
+        self._frames.end_snapshot()
+        return sum(run.rows for run in runs)
+
+    def _rows_of(self, runs: Sequence[TransactionRun], *, rows: bool = False) -> None:
+        found = [(order, run, key, value) for run in runs for order, key, value in run.messages()]
+        if len(runs) > 1 and not rows:
+            found.sort(key=lambda each: each[0])
+        for _, run, key, value in found:
+            if value is None:
+                continue  # a tombstone
+            try:
+                self._tables.write(self._frames, key, value, rows=rows)
+            except TailraceError as error:
+                topic, partition = run.place
+                where = {"topic": topic, "partition": partition, **error.context}
+                raise TailraceError(error.kind, error.message, error.hint, where) from None
+        self._collected += len(found)
+
+    def _idle_states(self) -> None:
+        # So that a restart does not need transactions that are long gone.
+        self._idle_s = time.monotonic()
+        for place, partition in self.flow.partitions.items():
+            if not self._assembly.waiting(place) and not partition.data_queued and place not in self._states:
+                self._state(place, partition.merge.position)
+
+    def _state(self, place: Place, position: Position) -> None:
+        if self._written.get(place) != position:
+            self._frames.shard(f"{place[0]}/{place[1]}", dict(offset_of(position)))
+            self._written[place] = position
+
+    def _tables_state(self) -> None:
+        if (state := self._tables.state()) is not None:
+            self._frames.shard(TABLES, state)
+
+    def _append(self) -> None:
+        if not self._collected:
+            return
+        self._collected = 0
+        chunk = self._frames.take()
+        summary = frames.summarise(chunk, self._writer.scan_state())
+        failpoints.hit("capture.before_append")
+        self._writer.append(chunk, summary)
+        failpoints.hit("capture.after_append")
+        self.durable = self._writer.sync()
+
+
+def _place(name: str) -> Place:
+    topic, _, partition = name.rpartition("/")
+    return topic, int(partition)

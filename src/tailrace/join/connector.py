@@ -1,0 +1,254 @@
+"""The join as a connector of the engine: data topics with the topic of their transactions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from tailrace.config.converters import RegistryAddress, problems_of
+from tailrace.config.kafka_clients import client_settings
+from tailrace.engine.contracts import ConnectorContext, Metrics, Settings, SourceTask, TaskContext
+from tailrace.errors import Kind, TailraceError
+from tailrace.join.avro import DebeziumAvro
+from tailrace.join.extraction import DebeziumJson, Extraction, JsonFields
+from tailrace.join.flow import FlowProgress, JoinFlow
+from tailrace.join.merge import Position
+from tailrace.join.messages import ANSWER_S, MessageReader, Place
+from tailrace.join.options import JoinedTopics, JoinFields, KafkaJoinOptions
+from tailrace.join.partition import offset_of, position_of
+from tailrace.kafka.client import settings as client_options
+from tailrace.kafka.client.connectivity import require_reachable
+from tailrace.records.batch import Batch, Offset, Partition
+
+log = structlog.get_logger(__name__)
+
+#: From one look for new partitions to the next, and from one for the ends of partitions where nothing comes.
+_LOOK_S = 30.0
+_PASS_S = 1.0
+#: A read waits so long for the first message, so that a stop is seen.
+_READ_S = 0.1
+
+
+class KafkaJoin:
+    """Joins changes in Kafka with their transactions, without a store.
+
+    Each partition of the data topics is a partition of the engine's; its offset is both positions. A record
+    has the key and value of the data message as bytes, and what is joined to it as headers.
+
+    :param extraction: for topics that are not Debezium's JSON. With tasks in this process it is shared.
+    :param options: those of `KafkaJoinOptions`; in place of the engine's `settings`.
+    """
+
+    def __init__(self, extraction: Extraction | None = None, **options: Any) -> None:
+        self._extraction = extraction
+        self._given = options
+        self._options: KafkaJoinOptions | None = None
+        self._partitions: dict[str, int] = {}
+
+    def start(self, context: ConnectorContext) -> None:
+        """Check the settings and the topics."""
+        self._options = options = options_of({**context.settings, **self._given})
+        reader = reader_of(options)
+        try:
+            self._partitions = reader.partitions_of(options.data)
+            (count,) = reader.partitions_of([options.transactions]).values()
+        finally:
+            reader.close()
+        require_one_partition(options.transactions, count)
+
+    def task_settings(self, tasks_max: int) -> Sequence[Settings]:
+        """Return for each task its number and how many there are: it takes its share of the partitions."""
+        tasks = min(tasks_max, sum(self._partitions.values()))
+        return [{"task": task, "tasks": tasks} for task in range(tasks)]
+
+    def create_task(self) -> SourceTask:
+        """Return a task, not started."""
+        options = self._options
+        assert options is not None, "the connector has started"
+        return KafkaJoinTask(options, self._extraction or extraction_of(options.registry, options.fields))
+
+    def stop(self) -> None:
+        """Let go of nothing: connections are the tasks'."""
+
+
+def extraction_of(registry: RegistryAddress | None, fields: JoinFields | None) -> Extraction:
+    """Return the extraction from Debezium's topics, in JSON or Avro, or from fields of other JSON."""
+    if registry is not None:
+        return DebeziumAvro(registry)
+    if fields is not None:
+        one = fields.transactions
+        return JsonFields(fields.data.key, one.key, fields.data.order, one.order, one.count, one.time_ms)
+    return DebeziumJson()
+
+
+def options_of(given: Mapping[str, Any]) -> KafkaJoinOptions:
+    """Return the options.
+
+    :raises TailraceError: `CONFIG_INVALID`, with all that is wrong.
+    """
+    try:
+        return KafkaJoinOptions.model_validate(dict(given))
+    except ValidationError as error:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"join topics of Kafka: {problems_of(error)}",
+            f"its options are {', '.join(KafkaJoinOptions.model_fields)}",
+        ) from None
+
+
+def require_one_partition(topic: str, count: int) -> None:
+    """Check that a transaction topic with so many partitions has an order.
+
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    if count != 1:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"join with topic {topic}: it has {count} partitions, and so no order of transactions",
+            "the transactions of a source are in order in a topic with one partition",
+            {"topic": topic},
+        )
+
+
+def reader_of(options: JoinedTopics) -> MessageReader:
+    """Return a reader of the cluster, which answers.
+
+    :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`, as for every client of Kafka.
+    """
+    common = client_options.client(
+        options.bootstrap_servers, client_settings(options.options), round(ANSWER_S * 1000)
+    )
+    require_reachable(client_options.admin(common), ANSWER_S)
+    return MessageReader(client_options.consumer(common, "read_committed"), client_options.admin(common))
+
+
+class KafkaJoinTask:
+    """Reads its share of the data partitions and the transaction topic, once for all of them."""
+
+    def __init__(self, options: KafkaJoinOptions, extraction: Extraction) -> None:
+        self._options, self._extraction = options, extraction
+        self._opened: MessageReader | None = None
+        self._ready: list[Batch] = []
+        self._turn = 0
+        self._looked_s = self._passed_s = 0.0
+
+    def start(self, context: TaskContext) -> None:
+        """Connect, and go on at both positions of each partition."""
+        self._context = context
+        self._task, self._tasks = int(context.settings["task"]), int(context.settings["tasks"])
+        self._opened = reader_of(self._options)
+        self._flow = JoinFlow(self._options, self._extraction, self._reader)
+        mine = self._share()
+        self._flow.begin(self._committed(mine))
+        self._numbers = _Numbers(context.metrics)
+        self._looked_s = self._passed_s = time.monotonic()
+
+    def poll(self, timeout_s: float) -> Batch | None:
+        """Return the next joined records of one partition."""
+        until_s = time.monotonic() + timeout_s
+        while not self._ready:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or self._context.stopping.is_set():
+                return None
+            self._look()
+            self._flow.read(min(left_s, _READ_S))
+            self._join()
+        return self._ready.pop(0)
+
+    @property
+    def errors(self) -> Sequence[TailraceError]:
+        """What the client reports while it can't read: it connects again by itself."""
+        return [
+            TailraceError(Kind.SOURCE_UNREACHABLE, f"read from Kafka: {said}")
+            for said in (self._opened.errors if self._opened is not None else ())
+        ]
+
+    def commit(self, partition: Partition, offset: Offset) -> None:
+        """Keep nothing: offsets are not committed to the cluster."""
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._opened is not None:
+            self._opened.close()
+
+    @property
+    def _reader(self) -> MessageReader:
+        assert self._opened is not None, "the task has started"
+        return self._opened
+
+    def _share(self) -> list[Place]:
+        # The partitions that are this task's: the same ones whichever topics grow.
+        first = {topic: place for place, topic in enumerate(self._options.data)}
+        return [
+            place for place in self._flow.places() if (first[place[0]] + place[1]) % self._tasks == self._task
+        ]
+
+    def _committed(self, places: Sequence[Place]) -> dict[Place, Position | None]:
+        names = [{"topic": topic, "partition": str(number)} for topic, number in places]
+        found = self._context.offsets.read(names)
+        return {
+            place: position_of(found[number]) if number in found else None
+            for number, place in enumerate(places)
+        }
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._looked_s + _LOOK_S:
+            return
+        self._looked_s = now_s
+        new = self._flow.look_for_partitions(self._share(), lambda place: self._committed([place])[place])
+        if new:
+            log.info("partitions were added", topics=sorted({topic for topic, _ in new}), count=len(new))
+
+    def _join(self) -> None:
+        flow, window = self._flow, self._flow.window
+        if window is None:
+            return
+        places = list(flow.partitions)
+        for step in range(len(places)):
+            place = places[(self._turn + step) % len(places)]
+            self._ready += flow.partitions[place].take(window, self._context.batch_records_max)
+            flow.hold_or_read_on(place)
+        self._turn += 1
+        now_s = time.monotonic()
+        if now_s >= self._passed_s + _PASS_S or flow.is_held:
+            self._passed_s = now_s
+            self._numbers.show(flow.progress())
+            # What is written now is committed before a batch that is waiting to be polled.
+            waiting = [batch.partition for batch in self._ready]
+            idle = [place for place in places if flow.partitions[place].name not in waiting]
+            for place in flow.pass_transactions(idle):
+                partition = flow.partitions[place]
+                self._context.offset_writer.write(partition.name, offset_of(partition.merge.position))
+        flow.forget()
+
+
+class _Numbers:
+    # The flow's numbers, for those who watch the engine.
+    def __init__(self, metrics: Metrics) -> None:
+        self._gauges = {
+            name: metrics.gauge(f"tailrace_join_{name}", description) for name, description in _GAUGES.items()
+        }
+        self._pauses = metrics.counter("tailrace_join_pauses", "Times that a partition's queue was full.")
+        self._counted = 0
+
+    def show(self, found: FlowProgress) -> None:
+        """Set the numbers."""
+        for name, gauge in self._gauges.items():
+            gauge.set(getattr(found, name))
+        self._pauses.inc(found.pauses - self._counted)
+        self._counted = found.pauses
+
+
+_GAUGES = {
+    "data_lag": "Messages of the data partitions that are not joined yet.",
+    "transactions_lag": "Messages of the transaction topic that are not read yet.",
+    "rows_queued": "Records that wait for their transaction.",
+    "bytes_queued": "Bytes of the records that wait for their transaction.",
+    "transactions_queued": "Transactions that wait for records, in the partition where they are most.",
+    "paused": "Partitions whose queue is full.",
+}

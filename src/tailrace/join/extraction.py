@@ -1,0 +1,257 @@
+"""What the merge compares, taken from messages of Kafka: Debezium's topics, in JSON. Pure.
+
+Messages are record batches with the columns of `MESSAGES`, in the order of their partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.join.merge import UNKNOWN, DataRows, Integers, TransactionRows
+
+MESSAGES = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("offset", pa.int64()),
+        ("timestamp_ms", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """Transactions of a part of the transaction topic.
+
+    :param rows: what the merge compares.
+    :param ids: their names, as consumers know them; text.
+    :param times_ms: of the commits, in milliseconds since 1970; null: not said.
+    """
+
+    rows: TransactionRows
+    ids: pa.Array
+    times_ms: pa.Array
+
+
+class Extraction(Protocol):
+    """Tells keys and orders of messages; given by the user for topics that are not Debezium's. Any thread."""
+
+    def data(self, messages: pa.RecordBatch) -> DataRows:
+        """Return what the merge compares of data messages: one row for each of them."""
+        ...
+
+    def transactions(self, messages: pa.RecordBatch) -> Transactions:
+        """Return the transactions of messages of the transaction topic: at most one for each of them."""
+        ...
+
+
+#: Members of a change that are used.
+DATA = [
+    ("transaction", pa.struct([("id", pa.string()), ("total_order", pa.int64())])),
+    ("source", pa.struct([("sequence", pa.string())])),
+]
+#: Members of a message of the transaction topic that are used.
+TRANSACTION = [
+    ("status", pa.string()),
+    ("id", pa.string()),
+    ("event_count", pa.int64()),
+    ("ts_ms", pa.int64()),
+]
+#: Of PostgreSQL: the transaction's number, and the position of the message, in a transaction's id.
+_POSTGRES_ID = r"^(?P<number>\d+):(?P<position>\d+)$"
+#: `source.sequence`: a commit's position, and the row's. Debezium gives the last commit before the row's own
+#: transaction, Tailrace that of the row's own, which is always behind the row.
+_SEQUENCE = r'^\["(?P<commit>\d+)","(?P<row>\d+)"'
+
+
+class DebeziumJson:
+    """Extraction from the topics that Debezium and Tailrace write as JSON, with or without schemas.
+
+    Of PostgreSQL the number of a transaction is its key, and the position of its commit its order: a row says
+    after which commit it comes. Of other databases the whole id is the key, and nothing is said of orders.
+    """
+
+    def data(self, messages: pa.RecordBatch) -> DataRows:
+        """Return keys and orders; a message without `transaction`, as of a snapshot, has none."""
+        return data_rows(messages, json_members(messages, DATA))
+
+    def transactions(self, messages: pa.RecordBatch) -> Transactions:
+        """Return the transactions whose `END` is among the messages; a `BEGIN` says nothing that is used."""
+        return ended(messages, json_members(messages, TRANSACTION))
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFields:
+    """Extraction from documents of any kind, by the names of their fields; `a.b` is a field of a field.
+
+    A key is a text or a whole number, the same on both sides; an order, a count and a time are whole numbers.
+
+    :param key: of data: the key of the row's transaction, or whatever it is one of.
+    :param order: of data: the row's place in it, rising. Empty: not said.
+    :param one_key: on the side of which there is one for each key.
+    :param one_order: rises from one to the next. Empty: not said.
+    :param one_count: how many rows it has. Empty: not said.
+    :param one_time_ms: when it was. Empty: not said.
+    """
+
+    key: str
+    one_key: str
+    order: str = ""
+    one_order: str = ""
+    one_count: str = ""
+    one_time_ms: str = ""
+
+    def data(self, messages: pa.RecordBatch) -> DataRows:
+        """Return keys and orders; a message without the key is of no transaction."""
+        keys, orders = _fields(messages, self.key, [self.order])
+        unknown = np.full(len(messages), UNKNOWN, np.int64)
+        return DataRows(np.asarray(messages.column("offset")), keys, unknown, _integers(orders))
+
+    def transactions(self, messages: pa.RecordBatch) -> Transactions:
+        """Return one for each message that has the key."""
+        numbers = [self.one_order, self.one_count, self.one_time_ms]
+        found = _fields(messages, self.one_key, numbers)
+        there = found[0].is_valid()
+        keys, orders, counts, times = (column.filter(there) for column in found)
+        offsets = np.asarray(messages.column("offset").filter(there))
+        rising = _integers(orders) if self.one_order else None
+        return Transactions(TransactionRows(offsets, keys, rising, _integers(counts)), keys, times)
+
+
+def _fields(messages: pa.RecordBatch, key: str, numbers: Sequence[str]) -> list[pa.Array]:
+    # The key as text, and the numbers, null where a name is empty.
+    found = _at_paths(messages, [(key, pa.string()), *((name, pa.int64()) for name in numbers if name)])
+    return [found[key], *(found[name] if name else pa.nulls(len(messages), pa.int64()) for name in numbers)]
+
+
+def _at_paths(messages: pa.RecordBatch, paths: Sequence[tuple[str, pa.DataType]]) -> dict[str, pa.Array]:
+    try:
+        return _read_paths(messages, paths)
+    except TailraceError:
+        # Keys that are numbers: a column has one type.
+        first, *others = paths
+        found = _read_paths(messages, [(first[0], pa.int64()), *others])
+        return found | {first[0]: found[first[0]].cast(pa.string())}
+
+
+def _read_paths(messages: pa.RecordBatch, paths: Sequence[tuple[str, pa.DataType]]) -> dict[str, pa.Array]:
+    found = json_members(messages, _members([(path.split("."), kind) for path, kind in paths]))
+    columns = {}
+    for path, _ in paths:
+        first, *inner = path.split(".")
+        column = found[first]
+        for name in inner:
+            column = pc.struct_field(column, name)
+        columns[path] = column
+    return columns
+
+
+def _members(paths: Sequence[tuple[Sequence[str], pa.DataType]]) -> list[tuple[str, pa.DataType]]:
+    # The types of documents in which these paths are.
+    below: dict[str, list[tuple[Sequence[str], pa.DataType]]] = {}
+    for (first, *rest), kind in paths:
+        below.setdefault(first, []).append((rest, kind))
+    return [
+        (name, found[0][1] if not found[0][0] else pa.struct(_members(found)))
+        for name, found in below.items()
+    ]
+
+
+def data_rows(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> DataRows:
+    """Return keys and orders of Debezium's changes, of which these members (`DATA`) were found."""
+    transaction, source = found["transaction"], found["source"]
+    ids = pc.struct_field(transaction, "id")
+    positions = pc.extract_regex(pc.struct_field(source, "sequence"), _SEQUENCE)
+    commits, own = (_integers(pc.struct_field(positions, name)) for name in ("commit", "row"))
+    keys, is_postgres = _keys(ids)
+    follows = np.where(commits > own, commits - 1, commits)
+    follows[~is_postgres] = UNKNOWN
+    return DataRows(
+        np.asarray(messages.column("offset")),
+        keys,
+        follows,
+        _integers(pc.struct_field(transaction, "total_order")),
+    )
+
+
+def ended(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> Transactions:
+    """Return the transactions that have ended, of messages of which these members (`TRANSACTION`) were found.
+
+    :raises TailraceError: `JOIN_VIOLATED` for one without an id.
+    """
+    is_end = pc.fill_null(pc.equal(found["status"], "END"), False)
+    ids, counts, times = (
+        column.filter(is_end) for column in (found["id"], found["event_count"], found["ts_ms"])
+    )
+    offsets = np.asarray(messages.column("offset").filter(is_end))
+    if ids.null_count:
+        raise TailraceError(
+            Kind.JOIN_VIOLATED,
+            "read the transaction topic: an END has no id",
+            "see that the topic named under `transactions` is the one that Debezium writes with "
+            "provide.transaction.metadata",
+            {"offset": int(offsets[int(pc.index(pc.is_null(ids), True).as_py())])},
+        )
+    keys, is_postgres = _keys(ids)
+    positions = pc.struct_field(pc.extract_regex(ids, _POSTGRES_ID), "position")
+    orders = _integers(positions) if bool(is_postgres.all()) else None
+    return Transactions(TransactionRows(offsets, keys, orders, _integers(counts)), ids, times)
+
+
+def _keys(ids: pa.Array) -> tuple[pa.Array, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    # The keys of transactions, and for which the id is PostgreSQL's.
+    numbers = pc.struct_field(pc.extract_regex(ids, _POSTGRES_ID), "number")
+    return pc.coalesce(numbers, ids), np.asarray(pc.is_valid(numbers))
+
+
+def _integers(values: pa.Array) -> Integers:
+    found = pc.fill_null(values.cast(pa.int64()), UNKNOWN)
+    return np.array(found, np.int64)
+
+
+def json_members(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataType]]) -> dict[str, pa.Array]:
+    """Return some members of the messages' documents, or of the `payload` in them.
+
+    :raises TailraceError: `JOIN_VIOLATED` for what is no JSON.
+    """
+    values = pc.fill_null(messages.column("value"), b"{}")
+    if pc.any(pc.match_substring(values, "\n")).as_py():
+        values = pc.replace_substring(values, "\n", " ")
+    count = len(values)
+    # One document a line.
+    values = pc.binary_join_element_wise(values, b"\n", b"")
+    first, last = np.frombuffer(values.buffers()[1], np.int32)[[values.offset, values.offset + count]]
+    text = values.buffers()[2].slice(first, last - first)
+    schema = pa.schema([*fields, ("payload", pa.struct(fields))])
+    try:
+        table = pj.read_json(
+            pa.BufferReader(text),
+            pj.ReadOptions(use_threads=False, block_size=text.size),
+            pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        )
+    except pa.ArrowInvalid:
+        table = None
+    if table is None or table.num_rows != count:
+        # Arrow's own words quote what it read.
+        raise TailraceError(
+            Kind.JOIN_VIOLATED,
+            "read messages: one is no document that JSON and Debezium know",
+            "see that both topics hold JSON, or give an extraction of your own",
+            {"offset_first": messages.column("offset")[0].as_py(), "messages": count},
+        )
+    table = table.combine_chunks()
+    payload = _column(table, "payload")
+    return {name: pc.coalesce(pc.struct_field(payload, name), _column(table, name)) for name, _kind in fields}
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    found = table.column(name)
+    return found.chunk(0) if found.num_chunks else pa.array([], found.type)

@@ -1,0 +1,192 @@
+"""The flow of a join: what is read of both sides, the queues, and the merges. On one thread.
+
+The connector and the source of `tailrace run` drive it: they read, take what is joined of each partition, and
+have the transactions passed that a partition has no rows of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tailrace.join.extraction import Extraction
+from tailrace.join.merge import Position
+from tailrace.join.messages import MessageReader, Place
+from tailrace.join.options import JoinedTopics
+from tailrace.join.partition import JoinPartition, TransactionWindow
+
+#: How full a queue may be so that its partition is read on.
+_PART_TO_READ_ON = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class FlowProgress:
+    """How far both sides are, and how full the queues.
+
+    :param data_lag: messages of the data partitions that are not taken yet; an estimate, as of the last read.
+    :param transactions_lag: likewise, of the transaction topic.
+    :param rows_queued: rows that wait for their transaction, of `bytes_queued`, in all partitions.
+    :param transactions_queued: transactions that wait for rows, in the partition where they are most.
+    :param paused: partitions whose queue is full, the transaction topic's among them.
+    :param pauses: times that one was paused.
+    """
+
+    data_lag: int = 0
+    transactions_lag: int = 0
+    rows_queued: int = 0
+    bytes_queued: int = 0
+    transactions_queued: int = 0
+    paused: int = 0
+    pauses: int = 0
+
+
+class JoinFlow:
+    """Some data partitions, and the transaction topic, once for all of them."""
+
+    def __init__(self, options: JoinedTopics, extraction: Extraction, reader: MessageReader) -> None:
+        self._options, self._extraction, self._reader = options, extraction, reader
+        self._transactions: Place = (options.transactions, 0)
+        self._is_paused = False
+        self._pauses = 0
+        self._safe = reader.end(self._transactions)
+        # Transactions that are passed once a partition is read up to an offset: their last, and that offset.
+        self._passing: dict[Place, tuple[int, int]] = {}
+        self.partitions: dict[Place, JoinPartition] = {}
+        self.window: TransactionWindow | None = None
+
+    def places(self) -> list[Place]:
+        """Return all partitions of the data topics, as they are now; topic by topic."""
+        counts = self._reader.partitions_of(self._options.data)
+        return [(topic, number) for topic in self._options.data for number in range(counts[topic])]
+
+    def begin(self, positions: Mapping[Place, Position | None], *, were_added: bool = False) -> None:
+        """Read partitions from their positions, or, without one, from their first message.
+
+        :param were_added: they were not there when partitions were looked for before: their rows are of
+            transactions whose `END` came after that.
+        """
+        first_new = self._safe if were_added else 0
+        for (topic, number), position in positions.items():
+            name = {"topic": topic, "partition": str(number)}
+            began = position or Position(0, first_new)
+            self._passing.pop((topic, number), None)
+            self.partitions[topic, number] = JoinPartition(self._options.joined_topic(topic), name, began)
+        self._reader.begin({place: None if at is None else at.data for place, at in positions.items()})
+        if not self.partitions:
+            return
+        first = min(each.transactions_needed for each in self.partitions.values())
+        if self.window is None:
+            self._reader.begin({self._transactions: first or None})
+        elif first < self.window.next_offset:
+            self._reader.seek(self._transactions, first)
+            self._is_paused = False
+        self.window = TransactionWindow(first)
+
+    def look_for_partitions(
+        self, mine: Sequence[Place], position: Callable[[Place], Position | None]
+    ) -> list[Place]:
+        """Begin the partitions that are new, and return them.
+
+        :param position: what was committed of a partition.
+        """
+        safe = self._reader.end(self._transactions)
+        new = [place for place in mine if place not in self.partitions]
+        if new:
+            self.begin({place: position(place) for place in new}, were_added=True)
+        self._safe = safe
+        return new
+
+    def read(self, timeout_s: float) -> None:
+        """Read what is there, after at most so long, and queue it.
+
+        :raises TailraceError: as `MessageReader.read`; `JOIN_VIOLATED`.
+        """
+        found = self._reader.read(timeout_s)
+        for place, messages in found.messages.items():
+            if place != self._transactions:
+                self.partitions[place].add_data(messages, self._extraction)
+                continue
+            transactions = self._extraction.transactions(messages)
+            assert self.window is not None, "transactions are read for partitions"
+            self.window.add(transactions)
+            for partition in self.partitions.values():
+                partition.add_transactions(transactions.rows)
+
+    def hold_or_read_on(self, place: Place, waiting: int = 0) -> None:
+        """Do not read a partition whose queue is full, until half of it has gone.
+
+        :param waiting: records that were taken and wait elsewhere.
+        """
+        partition = self.partitions[place]
+        part = max(
+            (partition.data_queued + waiting) / self._options.queue_records_max,
+            partition.queued_bytes / self._options.queue_bytes_max,
+        )
+        if part >= 1 and not partition.is_paused:
+            partition.is_paused = True
+            self._pauses += 1
+            self._reader.pause(place)
+        elif part <= _PART_TO_READ_ON and partition.is_paused:
+            partition.is_paused = False
+            self._reader.resume(place)
+
+    def forget(self, before: int | None = None) -> None:
+        """Forget the transactions that nobody needs, and hold or read on the transaction topic.
+
+        :param before: the first one that is still needed for rows that were taken.
+        """
+        if self.window is None:
+            return
+        partitions = self.partitions.values()
+        needed = min(each.transactions_needed for each in partitions)
+        self.window.forget_before(needed if before is None else min(before, needed))
+        queued = max(each.merge.transactions_queued for each in partitions)
+        if (queued >= self._options.queue_records_max) != self._is_paused:
+            self._is_paused = not self._is_paused
+            self._pauses += self._is_paused
+            (self._reader.pause if self._is_paused else self._reader.resume)(self._transactions)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the transaction topic is not read on, as too many wait for rows."""
+        return self._is_paused
+
+    def pass_transactions(self, places: Sequence[Place]) -> list[Place]:
+        """Pass the transactions of which these partitions have no rows; return where some were passed.
+
+        The rows of a transaction are written before its END. So they are below the end of what is written
+        in their partition, if that is asked for after the END was read; once the partition is read up to
+        there, none of them can come. The end of what is committed would not do: Kafka closes a transaction
+        in one partition after the other, and an END may be readable before its rows.
+        """
+        passed = []
+        for place in places:
+            partition = self.partitions[place]
+            if partition.data_queued or not partition.merge.transactions_queued:
+                continue
+            if place not in self._passing:
+                self._passing[place] = (partition.transactions_fed - 1, self._reader.written_end(place))
+            upto, written = self._passing[place]
+            if self._reader.position(place) >= written:
+                del self._passing[place]
+                partition.merge.pass_transactions(upto)
+                passed.append(place)
+        return passed
+
+    def is_at_end(self, place: Place) -> bool:
+        """Tell whether everything that is committed in a partition was read; asks the broker."""
+        return self._reader.position(place) >= self._reader.end(place)
+
+    def progress(self) -> FlowProgress:
+        """Return how far both sides are."""
+        partitions = self.partitions.values()
+        queued = sum(each.data_queued for each in partitions)
+        return FlowProgress(
+            sum(self._reader.lag(place) for place in self.partitions) + queued,
+            self._reader.lag(self._transactions) if self.partitions else 0,
+            queued,
+            sum(each.queued_bytes for each in partitions),
+            max((each.merge.transactions_queued for each in partitions), default=0),
+            sum(each.is_paused for each in partitions) + self._is_paused,
+            self._pauses,
+        )

@@ -1,0 +1,310 @@
+"""Messages of Kafka as the join reads them: of several partitions, with one consumer."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.join.extraction import MESSAGES
+from tailrace.kafka.client.connectivity import made
+from tailrace.kafka.client.failures import error_of, may_pass, persist
+from tailrace.kafka.client.requests import AdminClients, answer
+from tailrace.kafka.client.rights import is_denial
+
+#: Topic and number of a partition.
+Place = tuple[str, int]
+
+#: Headers of a message, where they are read.
+HEADERS_FIELD = pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
+
+_HEADER = ("key", "value")
+
+#: Messages that are taken from the client at a time.
+_TAKEN_MAX = 10_000
+#: What the client reads ahead: of all partitions together in kilobytes, and at most so many messages of
+#: one. A partition of which so much is there is looked at again soon (the client's own default is a second).
+#: Answers of brokers are compressed, so they are smaller than that: 2 MiB of a partition, 8 of all.
+_READ_AHEAD_KBYTES = 16 << 10
+READ_AHEAD = {
+    "queued.max.messages.kbytes": _READ_AHEAD_KBYTES,
+    "queued.min.messages": 20_000,
+    "fetch.queue.backoff.ms": 10,
+    "fetch.max.bytes": 8 << 20,
+    "fetch.message.max.bytes": 2 << 20,
+    "fetch.wait.max.ms": 50,
+}
+#: The client tries to connect again more often than that, and says so.
+_ERRORS_S = 30.0
+#: Longest that an answer of a broker is waited for.
+ANSWER_S = 30.0
+
+_GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What one read gave.
+
+    :param messages: of each partition that had some: columns of `MESSAGES`.
+    :param ends: for each partition whose end was reached, the offset of the message that comes next there.
+    """
+
+    messages: Mapping[Place, pa.RecordBatch]
+    ends: Mapping[Place, int]
+
+
+class MessageReader:
+    """One consumer of some partitions, committed records alone; no group, so no rebalance. One thread.
+
+    :param settings: of a consumer, without what is set here.
+    :param admin: settings of an admin client, for `written_end`.
+    :param with_headers: whether messages have the column `headers`, too.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Any], admin: Mapping[str, Any], *, with_headers: bool = False
+    ) -> None:
+        self._with_headers = with_headers
+        self._group = settings["group.id"]
+        self._errors: dict[str, tuple[float, str]] = {}  # when it was said last, and the words
+        client = {**settings, **READ_AHEAD, "error_cb": self._failed}
+        self._consumer: Consumer = made(Consumer, client)
+        self._admin = AdminClients(admin)
+        self._positions: dict[Place, int] = {}
+
+    def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:
+        """Return how many partitions each topic has.
+
+        :raises TailraceError: `TABLE_MISSING` for one that does not exist; `SOURCE_UNREACHABLE`.
+        """
+        found = {}
+        for topic in topics:
+            ask = functools.partial(self._consumer.list_topics, topic, ANSWER_S)
+            metadata = self._asked(ask, topic).topics[topic]
+            if metadata.error is not None or not metadata.partitions:
+                raise TailraceError(
+                    Kind.TABLE_MISSING,
+                    f"read topic {topic}: it does not exist, or this principal may not see it",
+                    "correct `data` and `transactions`, or allow READ and DESCRIBE on the topic",
+                    {"topic": topic},
+                )
+            found[topic] = len(metadata.partitions)
+        return found
+
+    def cluster(self) -> str:
+        """Return the id of the cluster.
+
+        :raises TailraceError: `SOURCE_UNREACHABLE`.
+        """
+        return str(self._asked(lambda: self._consumer.list_topics(timeout=ANSWER_S), "").cluster_id)
+
+    def begin(self, positions: Mapping[Place, int | None]) -> None:
+        """Read these partitions, too, each from an offset, or from its first message."""
+        self._positions |= {place: offset or 0 for place, offset in positions.items()}
+        self._consumer.incremental_assign(
+            [
+                TopicPartition(*place, OFFSET_BEGINNING if offset is None else offset)
+                for place, offset in positions.items()
+            ]
+        )
+
+    def seek(self, place: Place, offset: int) -> None:
+        """Read a partition again, from an offset on."""
+        if place in self._positions:
+            self._consumer.incremental_unassign([TopicPartition(*place)])
+        self.begin({place: offset})
+
+    def pause(self, place: Place) -> None:
+        """Read nothing of a partition for now."""
+        self._consumer.pause([TopicPartition(*place)])
+
+    def resume(self, place: Place) -> None:
+        """Read a partition again."""
+        self._consumer.resume([TopicPartition(*place)])
+
+    def read(self, timeout_s: float) -> Read:
+        """Return what is there, after at most `timeout_s`.
+
+        :raises TailraceError: `LOG_RANGE_GONE` if an offset is not there any more; what the cluster refuses.
+        """
+        waited = self._consumer.poll(timeout_s)
+        taken = [] if waited is None else [waited, *self._consumer.consume(_TAKEN_MAX, 0)]
+        by_place: dict[Place, list[Message]] = {}
+        ends: dict[Place, int] = {}
+        first = 0
+        # Messages of one partition that follow each other, at once; an error by itself.
+        errors = [message.error() for message in taken]
+        facts = zip(map(Message.topic, taken), map(Message.partition, taken), map(id, errors), strict=True)
+        for (topic, partition, _), run in itertools.groupby(facts):
+            last = first + len(list(run))
+            place = (topic or "", partition or 0)
+            if (error := errors[first]) is None:
+                by_place.setdefault(place, []).extend(taken[first:last])
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                ends[place] = taken[last - 1].offset() or 0
+            elif not may_pass(error):
+                raise self._failure(error, place)
+            first = last
+        if taken:
+            self._errors.clear()
+        for place, messages in by_place.items():
+            self._positions[place] = (messages[-1].offset() or 0) + 1
+        self._positions |= ends
+        return Read({place: self._batch_of(messages) for place, messages in by_place.items()}, ends)
+
+    def end(self, place: Place) -> int:
+        """Return the offset behind the last committed message of a partition; asks the broker."""
+        _first, last = self._asked(
+            lambda: self._consumer.get_watermark_offsets(TopicPartition(*place), ANSWER_S), place[0]
+        )
+        return int(last)
+
+    def written_end(self, place: Place) -> int:
+        """Return the offset behind the last message that is written, committed or not; asks the broker."""
+
+        def ask(admin: AdminClient, timeout_s: float) -> int:
+            wanted = {TopicPartition(*place): OffsetSpec.latest()}  # type: ignore[no-untyped-call]
+            uncommitted = IsolationLevel.READ_UNCOMMITTED
+            asked = admin.list_offsets(wanted, isolation_level=uncommitted, request_timeout=timeout_s)
+            (end,) = asked.values()
+            return int(answer(end, timeout_s).offset)
+
+        return int(self._asked(lambda: self._admin.ask(ANSWER_S, ask), place[0]))
+
+    def first(self, place: Place) -> int:
+        """Return the offset of the first message that is still there; asks the broker."""
+        first, _last = self._asked(
+            lambda: self._consumer.get_watermark_offsets(TopicPartition(*place), ANSWER_S), place[0]
+        )
+        return int(first)
+
+    def lag(self, place: Place) -> int:
+        """Return how many offsets are behind what was read, as of the last answer of the broker."""
+        _first, last = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+        return max(0, int(last) - self._positions[place])
+
+    def position(self, place: Place) -> int:
+        """Return the offset that is read next; it is the end's if that was reached."""
+        return self._positions[place]
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._consumer.close()
+
+    @property
+    def errors(self) -> Sequence[str]:
+        """What the client said of late, while it could not read. Any thread."""
+        since_s = time.monotonic() - _ERRORS_S
+        return [said for at_s, said in list(self._errors.values()) if at_s >= since_s]
+
+    def keep_progress(self, place: Place, offset: int, metadata: str) -> None:
+        """Keep an offset of a partition, with what is said of it, under the consumer's group.
+
+        :raises TailraceError: `SOURCE_PRIVILEGE_MISSING`, `SOURCE_UNREACHABLE`.
+        """
+        topic, partition = place
+        wanted = [TopicPartition(topic, partition, offset, metadata)]
+        try:
+            persist(ANSWER_S, lambda _left_s: _committed(self._consumer, wanted))
+        except KafkaException as error:
+            raise progress_failure(error_of(error), topic) from None
+
+    def _batch_of(self, messages: list[Message]) -> pa.RecordBatch:
+        batch = _batch(messages)
+        return _with_headers(batch, messages) if self._with_headers else batch
+
+    def _failed(self, error: KafkaError) -> None:
+        self._errors[error.name()] = time.monotonic(), error.str()
+
+    def _asked(self, ask: Callable[[], Any], topic: str) -> Any:
+        try:
+            return ask()
+        except KafkaException as error:
+            said = error_of(error).str()
+        words = "; ".join([said, *self.errors])
+        raise TailraceError(
+            Kind.SOURCE_UNREACHABLE,
+            f"ask Kafka about topic {topic}: {words}",
+            "see whether the brokers run and can be reached from here, and what `options` say of security",
+            {"topic": topic},
+        )
+
+    def _failure(self, error: KafkaError, place: Place) -> TailraceError:
+        topic, partition = place
+        context = {"topic": topic, "partition": partition, "offset": self._positions.get(place, 0)}
+        if error.code() in _GONE:
+            return TailraceError(
+                Kind.LOG_RANGE_GONE,
+                f"read topic {topic}: the offset where the join goes on is not there (any more)",
+                "records were removed by the topic's retention, or the topic was created again: raise "
+                "retention.ms; to begin at what is there, give the engine another name",
+                context,
+            )
+        is_refused = is_denial(error) or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+        return TailraceError(
+            Kind.SOURCE_PRIVILEGE_MISSING if is_refused else Kind.SOURCE_QUERY_FAILED,
+            f"read topic {topic}: {error.str()}" if topic else f"read topics of Kafka: {error.str()}",
+            f"allow READ and DESCRIBE on the topic, and READ on the group `{self._group}`",
+            context,
+        )
+
+
+def _committed(consumer: Consumer, wanted: list[TopicPartition]) -> None:
+    for each in consumer.commit(offsets=wanted, asynchronous=False) or []:
+        if each.error is not None:
+            raise KafkaException(each.error)
+
+
+def progress_failure(error: KafkaError, topic: str) -> TailraceError:
+    """Return the error for progress that can't be kept or asked."""
+    if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED or is_denial(error):
+        return TailraceError(
+            Kind.SOURCE_PRIVILEGE_MISSING,
+            f"keep the progress of a join: {error.str()}",
+            "allow READ on the topic, and on the groups whose names begin as `groupIdPrefix` says",
+            {"topic": topic},
+        )
+    return TailraceError(
+        Kind.SOURCE_UNREACHABLE,
+        f"keep the progress of a join: {error.str()}",
+        "see whether the brokers run, the coordinator of the query's group among them",
+        {"topic": topic},
+    )
+
+
+def _batch(messages: list[Message]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(list(map(Message.key, messages)), pa.binary()),
+            pa.array(list(map(Message.value, messages)), pa.binary()),
+            pa.array(np.fromiter(map(Message.offset, messages), np.int64, len(messages))),
+            pa.array([time_ms for _, time_ms in map(Message.timestamp, messages)], pa.int64()),
+        ],
+        schema=MESSAGES,
+    )
+
+
+def _with_headers(batch: pa.RecordBatch, messages: list[Message]) -> pa.RecordBatch:
+    found: list[Any] = [message.headers() for message in messages]
+    if not any(found):
+        return batch.append_column(HEADERS_FIELD, pa.nulls(len(messages), HEADERS_FIELD.type))
+    headers = [each and [dict(zip(_HEADER, pair, strict=True)) for pair in each] for each in found]
+    return batch.append_column(HEADERS_FIELD, pa.array(headers, HEADERS_FIELD.type))

@@ -1,0 +1,248 @@
+"""A data partition in a join: its messages that wait, its merge, and the batches that come of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.join.extraction import MESSAGES, Extraction, Transactions
+from tailrace.join.merge import UNKNOWN, Integers, Joined, Merge, Position, TransactionRows
+from tailrace.records.batch import Batch, Offset
+from tailrace.records.group import Group
+
+#: What is joined to a row, as headers of its record.
+HEADERS = pa.struct(
+    [
+        ("transaction_id", pa.string()),
+        ("transaction_ts_ms", pa.int64()),
+        ("transaction_position", pa.int64()),
+        ("transaction_event_count", pa.int64()),
+        ("total_order", pa.int64()),
+        ("partition_order", pa.int64()),
+        ("partition_complete", pa.bool_()),
+    ]
+)
+
+
+def offset_of(position: Position) -> Offset:
+    """Return a position as it is committed."""
+    return asdict(position)
+
+
+def position_of(offset: Offset) -> Position:
+    """Return the position that was committed."""
+    return Position(**{name: int(value) for name, value in offset.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTransaction:
+    """An ended transaction: the offset of its `END`, and the position and time of its commit, if known."""
+
+    offset: int
+    order: int | None
+    time_ms: int | None
+
+
+class TransactionWindow:
+    """The transactions that some partition of a task may still need, once for all of them.
+
+    :param next_offset: the first transaction that is taken has this offset or a later one.
+    """
+
+    def __init__(self, next_offset: int) -> None:
+        self._offsets: Integers = np.empty(0, np.int64)
+        self._columns = pa.RecordBatch.from_pylist([], _FACTS)
+        self.next_offset = next_offset
+
+    def add(self, found: Transactions) -> None:
+        """Take transactions that follow; those that are here already are left out."""
+        rows = found.rows
+        new = rows.offsets >= self.next_offset
+        columns = pa.RecordBatch.from_arrays(
+            [
+                found.ids,
+                found.times_ms,
+                pa.array(np.full(len(rows.offsets), UNKNOWN) if rows.orders is None else rows.orders),
+                pa.array(rows.counts),
+            ],
+            schema=_FACTS,
+        ).filter(pa.array(new))
+        self._offsets = np.concatenate([self._offsets, rows.offsets[new]])
+        self._columns = pa.concat_batches([self._columns, columns])
+        if len(self._offsets):
+            self.next_offset = max(self.next_offset, int(self._offsets[-1]) + 1)
+
+    def forget_before(self, offset: int) -> None:
+        """Forget the transactions before an offset, which no partition needs any more."""
+        count = int(np.searchsorted(self._offsets, offset))
+        self._offsets, self._columns = self._offsets[count:], self._columns.slice(count)
+
+    def last_before(self, offset: int) -> EndedTransaction | None:
+        """Return the last transaction before an offset that is not forgotten; None: there is none."""
+        count = int(np.searchsorted(self._offsets, offset))
+        if not count:
+            return None
+        facts = self._columns.slice(count - 1, 1).to_pylist()[0]
+        order = facts["position"]
+        return EndedTransaction(
+            int(self._offsets[count - 1]),
+            None if order is None or order == UNKNOWN else order,
+            facts["ts_ms"],
+        )
+
+    def first_after(self, offset: int) -> int | None:
+        """Return the offset of the first transaction behind that, of those that are not forgotten."""
+        at = int(np.searchsorted(self._offsets, offset, side="right"))
+        return int(self._offsets[at]) if at < len(self._offsets) else None
+
+    def headers(self, joined: Joined) -> pa.Array:
+        """Return the headers of joined rows; null for rows of no transaction."""
+        has_one = joined.transactions >= 0
+        places = np.searchsorted(self._offsets, joined.offsets)
+        found = self._columns.take(pa.array(np.where(has_one, places, 0), mask=~has_one))
+        numbers = [joined.orders, joined.seen]
+        orders = [pa.array(values, mask=(values == UNKNOWN) | ~has_one) for values in numbers]
+        ends = pa.array(joined.ends, mask=~has_one)
+        facts = [found.column("id"), found.column("ts_ms"), *map(_known, found.columns[2:])]
+        return pa.StructArray.from_arrays(
+            [*facts, *orders, ends], fields=list(HEADERS), mask=pa.array(~has_one)
+        )
+
+
+_FACTS = pa.schema(
+    [("id", pa.string()), ("ts_ms", pa.int64()), ("position", pa.int64()), ("count", pa.int64())]
+)
+
+
+def _known(values: pa.Array) -> pa.Array:
+    there = np.asarray(values.is_null()) | (np.asarray(values.fill_null(UNKNOWN)) == UNKNOWN)
+    return pa.array(np.asarray(values.fill_null(UNKNOWN)), mask=there)
+
+
+class _Offsets:
+    """For each record of a batch, where the join goes on once it is done."""
+
+    def __init__(self, joined: Joined, first: int) -> None:
+        self._joined, self._first = joined, first
+
+    def __getitem__(self, place: int) -> Offset:
+        return offset_of(self._joined.position(self._first + place))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRows:
+    """Rows that are joined, in order.
+
+    :param messages: columns of `MESSAGES`, and what the reader gave beside them.
+    :param headers: for each row a struct of `HEADERS`; null for rows of no transaction.
+    """
+
+    messages: pa.RecordBatch
+    headers: pa.Array
+    joined: Joined
+
+
+@dataclass(slots=True)
+class _Waiting:
+    messages: pa.RecordBatch
+    size_bytes: int
+
+
+class JoinPartition:
+    """A data partition: on the task's thread alone.
+
+    :param topic: where its records go when they are joined.
+    :param names: of topic and partition, for errors.
+    """
+
+    def __init__(self, topic: str, name: Mapping[str, str], position: Position) -> None:
+        self.name = dict(name)
+        self.topic = topic
+        self.merge = Merge(position, name)
+        self.transactions_fed = position.transactions
+        self.queued_bytes = 0
+        self.is_paused = False
+        self._waiting: deque[_Waiting] = deque()
+
+    @property
+    def transactions_needed(self) -> int:
+        """Offset of the first transaction that rows may still be joined with."""
+        first = self.merge.transactions_from
+        return self.transactions_fed if first is None else first
+
+    @property
+    def data_queued(self) -> int:
+        """Rows that wait for their transaction."""
+        return self.merge.data_queued
+
+    def add_data(self, messages: pa.RecordBatch, extraction: Extraction) -> None:
+        """Queue messages that follow those that were queued before."""
+        self.merge.add_data(extraction.data(messages))
+        size = messages.nbytes
+        self._waiting.append(_Waiting(messages, size))
+        self.queued_bytes += size
+
+    def add_transactions(self, rows: TransactionRows) -> None:
+        """Queue the transactions that this partition has not seen."""
+        first = int(np.searchsorted(rows.offsets, self.transactions_fed))
+        if first < len(rows.offsets):
+            self.transactions_fed = int(rows.offsets[-1]) + 1
+            self.merge.add_transactions(rows.part(first, len(rows.offsets)))
+
+    def take(self, window: TransactionWindow, records_max: int) -> list[Batch]:
+        """Return batches of what can be joined now, in order.
+
+        :raises TailraceError: `JOIN_VIOLATED`.
+        """
+        rows = self.take_rows(window)
+        if rows is None:
+            return []
+        count = rows.joined.rows
+        return [
+            self._batch(rows, first, min(first + records_max, count))
+            for first in range(0, count, records_max)
+        ]
+
+    def take_rows(self, window: TransactionWindow) -> JoinedRows | None:
+        """Return what can be joined now, or None if that is nothing.
+
+        :raises TailraceError: `JOIN_VIOLATED`.
+        """
+        if not self.data_queued:
+            return None
+        joined = self.merge.take()
+        if not joined.rows:
+            return None
+        return JoinedRows(self._taken(joined.rows), window.headers(joined), joined)
+
+    def _batch(self, rows: JoinedRows, first: int, last: int) -> Batch:
+        count, joined = last - first, rows.joined
+        part = rows.messages.slice(first, count)
+        columns: dict[str, Any] = {
+            "key": part.column("key"),
+            "value": part.column("value"),
+            "headers": rows.headers.slice(first, count),
+        }
+        group = Group.of_columns(self.topic, np.arange(count), pa.RecordBatch.from_pydict(columns))
+        ends = np.asarray(joined.ends[first:last])
+        return Batch(self.name, (group,), count, _Offsets(joined, first), None, ends)
+
+    def _taken(self, rows: int) -> pa.RecordBatch:
+        # The messages of the first rows, which leave the queue.
+        parts = []
+        while rows:
+            head = self._waiting[0]
+            count = min(rows, len(head.messages))
+            parts.append(head.messages.slice(0, count))
+            rows -= count
+            if count == len(head.messages):
+                self.queued_bytes -= head.size_bytes
+                self._waiting.popleft()
+            else:
+                head.messages = head.messages.slice(count)
+        return pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], MESSAGES)

@@ -1,0 +1,201 @@
+"""The type of source `kafka-join`: joined topics, captured into a change log like a database."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, cast
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.writer import LogListener
+from tailrace.config import PipelineConfig
+from tailrace.config.sections import LogConfig
+from tailrace.config.source.section import SourceSection
+from tailrace.errors import Kind, TailraceError
+from tailrace.fair_semaphore import FairSemaphore
+from tailrace.join.capture import KafkaJoinCapture, position_after
+from tailrace.join.connector import reader_of, require_one_partition
+from tailrace.join.extraction import DebeziumJson
+from tailrace.join.messages import MessageReader, Place
+from tailrace.join.options import KafkaJoinSection
+from tailrace.join.partition import TransactionWindow
+from tailrace.model import Relation, SourceFingerprint
+from tailrace.sources.findings import Finding, error, from_failure, warning
+from tailrace.sources.progress import SourceLook
+
+#: Messages at a partition's end that are looked through for the newest transaction; then ten times as many.
+_TAIL = 10
+#: Longest that a message which is there is waited for.
+_READ_S = 10.0
+
+
+class KafkaJoinSource:
+    """The type of source (`sources.contract.Source`)."""
+
+    settings: ClassVar[type[SourceSection]] = KafkaJoinSection
+
+    def capture(
+        self,
+        section: KafkaJoinSection,
+        log: Path,
+        options: LogConfig,
+        *,
+        name: str,
+        semaphore: FairSemaphore | None = None,
+        listener: LogListener | None = None,
+    ) -> KafkaJoinCapture:
+        """Return what captures the topics."""
+        return KafkaJoinCapture(section, log, options, reader_of, listener)
+
+    def end(self, section: KafkaJoinSection, stop: threading.Event) -> int:
+        """Return the position behind the newest transaction."""
+        reader = reader_of(section)
+        try:
+            return newest(section, reader)
+        finally:
+            reader.close()
+
+    def look(
+        self, pipeline: PipelineConfig, directory: LogDirectory, timeout_s: float, stop: threading.Event
+    ) -> SourceLook:
+        """Return what the topics say now."""
+        return SourceLook(self.end(cast(KafkaJoinSection, pipeline.source), stop))
+
+    def snapshots(self, log: Path) -> None:
+        """There are none beside those in the topics."""
+
+    def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> KafkaJoinCheck:
+        """Return the preflight."""
+        return KafkaJoinCheck(cast(KafkaJoinSection, pipeline.source), directory)
+
+    def findings_together(self, checks: Sequence[KafkaJoinCheck]) -> Iterator[Finding]:
+        """Sources of this type need nothing together."""
+        return iter(())
+
+    def with_recovery(self, error: TailraceError, pipeline: PipelineConfig) -> TailraceError:
+        """Return the error: the topics are all that there is."""
+        return error
+
+    def leftover_repair(self, source: SourceFingerprint) -> str:
+        """Nothing is kept for a log."""
+        return ""
+
+
+def newest(section: KafkaJoinSection, reader: MessageReader) -> int:
+    """Return the position behind the newest transaction in the topic; 0: there is none.
+
+    :raises TailraceError: as `MessageReader`.
+    """
+    place: Place = (section.transactions, 0)
+    end, count = reader.end(place), _TAIL
+    first = reader.first(place)
+    while True:
+        begin = max(first, end - count)
+        window = TransactionWindow(begin)
+        reader.seek(place, begin)
+        while reader.position(place) < end:
+            before = reader.position(place)
+            for messages in reader.read(_READ_S).messages.values():
+                window.add(DebeziumJson().transactions(messages))
+            if reader.position(place) == before:
+                break
+        if (last := window.last_before(end)) is not None:
+            return position_after(last)
+        if begin == first:
+            return 0
+        count *= 10
+
+
+class KafkaJoinCheck:
+    """Preflight: the topics are there, may be read, and hold what is joined."""
+
+    def __init__(self, section: KafkaJoinSection, directory: LogDirectory | None) -> None:
+        self._section, self._directory = section, directory
+        self._reader: MessageReader | None = None
+
+    def connect(self) -> Iterator[Finding]:
+        """Connect."""
+        self._reader = reader_of(self._section)
+        return iter(())
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is wrong with the topics."""
+        reader, section = self._reader, self._section
+        if reader is None:
+            return
+        counts: dict[str, int] = {}
+        for topic in (*section.data, section.transactions):
+            try:
+                counts |= reader.partitions_of([topic])
+            except TailraceError as found:
+                yield from_failure(found)
+        if section.transactions in counts:
+            try:
+                require_one_partition(section.transactions, counts[section.transactions])
+                newest(section, reader)
+            except TailraceError as found:
+                yield from_failure(found)
+        for topic in section.data:
+            if topic in counts:
+                yield from self._of_data(reader, topic, counts[topic])
+
+    def tables(self) -> Sequence[tuple[str, str]]:
+        """What tables there are, the messages say."""
+        return ()
+
+    def relations(self, wants: Callable[[str, str], bool]) -> Sequence[Relation]:
+        """As `tables`."""
+        return ()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _of_data(self, reader: MessageReader, topic: str, partitions: int) -> Iterator[Finding]:
+        # The first message that is there tells what the topic holds.
+        for number in range(partitions):
+            place: Place = (topic, number)
+            try:
+                first, end = reader.first(place), reader.end(place)
+                if first >= end:
+                    continue
+                reader.seek(place, first)
+                found = reader.read(_READ_S).messages.get(place)
+            except TailraceError as failure:
+                yield from_failure(failure)
+                return
+            if found is not None and len(found):
+                yield from _of_message(
+                    topic, found.column("key")[0].as_py(), found.column("value")[0].as_py()
+                )
+                return
+
+
+def _of_message(topic: str, key: bytes | None, value: bytes | None) -> Iterator[Finding]:
+    if key is None:
+        yield warning(
+            Kind.SOURCE_MISCONFIGURED,
+            f"topic {topic}: its messages have no key, so changes of a row may be in several partitions",
+            "give the table a primary key, or the connector message.key.columns",
+        )
+    try:
+        document = json.loads(value or b"{}")
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        yield error(
+            Kind.SOURCE_MISCONFIGURED,
+            f"topic {topic}: its messages are not JSON",
+            "have the connector write JSON; the engine's connector kafka-join takes Avro, too",
+        )
+        return
+    event = document.get("payload", document)
+    if value is not None and event.get("op") != "r" and "transaction" not in event:
+        yield error(
+            Kind.SOURCE_MISCONFIGURED,
+            f"topic {topic}: its messages name no transaction",
+            "set provide.transaction.metadata of the connector that writes it",
+        )

@@ -1,0 +1,159 @@
+"""The driver's side of `tailrace-join`: from what the cluster says to the plan of the next micro-batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import structlog
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.join.planning import (
+    BatchLimits,
+    BatchPlan,
+    ClusterState,
+    Ends,
+    Place,
+    SettledTransactions,
+    Settling,
+    first_plan,
+    next_plan,
+)
+from tailrace.spark.join.cluster import JoinCluster
+from tailrace.spark.join.options import LATEST, GivenOffsets, JoinReadOptions
+
+log = structlog.get_logger(__name__)
+
+#: From one question to the cluster to the next, at least: Spark asks again at once while nothing is there.
+_ASK_S = 0.1
+#: Brokers learn of new partitions one after the other; within so many seconds all of them have.
+_KNOWN_S = 30.0
+
+
+class JoinPlanner:
+    """Plans batches one after the other. One thread; connects when it is first asked.
+
+    :param options: of the query.
+    """
+
+    def __init__(self, options: JoinReadOptions) -> None:
+        self._options = options
+        self._kept_cluster: JoinCluster | None = None
+        self._settling = Settling()
+        self._fixed: tuple[ClusterState, SettledTransactions | None] | None = None
+        self._new_from: int | None = None
+        self._later_new_from, self._looked_s = 0, 0.0
+        self._asked_s = 0.0
+
+    @property
+    def _cluster(self) -> JoinCluster:
+        if self._kept_cluster is None:
+            self._kept_cluster = JoinCluster(self._options)
+        return self._kept_cluster
+
+    def first(self, group: str) -> BatchPlan:
+        """Return the plan that ends where `startingOffsets` says."""
+        # With `availableNow` Spark may have asked for the end before it asks for the beginning.
+        state = self._cluster.state() if self._fixed is None else self._fixed[0]
+        return self._started(group, state)
+
+    def next(self, before: BatchPlan, limits: BatchLimits) -> BatchPlan:
+        """Return the plan of the batch that follows one that was read."""
+        if self._fixed is None:
+            time.sleep(max(0.0, self._asked_s + _ASK_S - time.monotonic()))
+            self._asked_s = time.monotonic()
+            state = self._cluster.state()
+            settled = self._settling.look(state)
+        else:
+            state, settled = self._fixed
+        places = [place for place, each in before.partitions.items() if each.has_rows]
+        progress = self._cluster.progress(before.group, places) if places else {}
+        new_from = self._new_partitions_from(before, state)
+        plan = next_plan(before, state, settled, progress, limits, new_from)
+        if added := plan.partitions.keys() - before.partitions.keys():
+            log.info("partitions were added", topics=sorted({topic for topic, _ in added}), count=len(added))
+        return plan
+
+    def end_now(self) -> None:
+        """Read nothing from now on that comes later."""
+        self._fixed = self._cluster.settled_state(self._settling)
+
+    def whole_range(self) -> BatchPlan:
+        """Return the plan of one batch from `startingOffsets` to `endingOffsets`, all that is written."""
+        state = self._cluster.state()
+        before = self._started(self._options.group_id_prefix, state)
+        wanted = {place: ends.written for place, ends in state.data.items()}
+        transactions, ending = state.transactions.committed, self._options.ending
+        if isinstance(ending, GivenOffsets):
+            _require_known(ending.places, state, "endingOffsets")
+            wanted |= ending.places
+            transactions = transactions if ending.transactions is None else ending.transactions
+        data = {
+            place: Ends(ends.first, max(wanted[place], before.partitions[place].end), ends.written)
+            for place, ends in state.data.items()
+        }
+        settled = SettledTransactions(
+            transactions, {place: ends.written for place, ends in state.data.items()}
+        )
+        cut = ClusterState(state.transactions, state.topics, data)
+        return next_plan(before, cut, settled, {}, BatchLimits(), before.end)
+
+    def await_committed(self, plan: BatchPlan) -> None:
+        """Wait until all that a plan has can be read.
+
+        :raises TailraceError: `SOURCE_UNREACHABLE`.
+        """
+        self._cluster.await_committed({place: each.end for place, each in plan.partitions.items()})
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if self._kept_cluster is not None:
+            self._kept_cluster.close()
+            self._kept_cluster = None
+
+    def _started(self, group: str, state: ClusterState) -> BatchPlan:
+        starting = self._options.starting
+        if starting == LATEST:
+            # What is written after this was asked is of transactions that end later.
+            positions = {place: ends.written for place, ends in state.data.items()}
+            return first_plan(group, state, positions, state.transactions.committed)
+        positions = {place: ends.first for place, ends in state.data.items()}
+        transactions = state.transactions.first
+        if isinstance(starting, GivenOffsets):
+            _require_known(starting.places, state, "startingOffsets")
+            positions |= starting.places
+            transactions = transactions if starting.transactions is None else starting.transactions
+        return first_plan(group, state, positions, transactions)
+
+    def _new_partitions_from(self, before: BatchPlan, state: ClusterState) -> int:
+        # The first transaction that may have rows in partitions that were not known some time ago.
+        if self._new_from is None:
+            self._new_from = self._later_new_from = before.begin
+            self._looked_s = time.monotonic()
+        found = self._new_from
+        if time.monotonic() >= self._looked_s + _KNOWN_S:
+            self._new_from, self._later_new_from = self._later_new_from, state.transactions.committed
+            self._looked_s = time.monotonic()
+        return found
+
+
+def _require_known(given: Mapping[Place, int], state: ClusterState, option: str) -> None:
+    for (topic, number), offset in given.items():
+        ends = state.data.get((topic, number))
+        context = {"topic": topic, "partition": number, "offset": offset}
+        if ends is None:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"join topics of Kafka in Spark: {option} names partition {number} of topic {topic!r}, "
+                "which is not read",
+                "name partitions of the topics in the option data",
+                context,
+            )
+        if not ends.first <= offset <= ends.written:
+            raise TailraceError(
+                Kind.LOG_RANGE_GONE if offset < ends.first else Kind.LOG_RANGE_INVALID,
+                f"read topic {topic} from {option}: partition {number} has offsets {ends.first} to "
+                f"{ends.written}",
+                "name an offset that is there",
+                context,
+            )

@@ -1,0 +1,293 @@
+"""Changes in Kafka joined with their transactions, into Kafka, exactly once, in turn with a plain copy.
+
+The copy is what the same client does with the data topic alone, with the same settings: it reads committed
+records, and writes them and its offsets in as many transactions as the join took just before. Both are
+measured once their clients are made. The merge is measured alone, too; and how much memory is taken where one
+side is far ahead: of its messages only so many are held as the queues may have.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import cycle, repeat
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import structlog
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from tailrace import Engine
+from tailrace.errors import Kind, TailraceError
+from tailrace.join.connector import KafkaJoin
+from tailrace.join.merge import DataRows, Merge, Position, TransactionRows
+from tailrace.join.messages import READ_AHEAD
+from tailrace_bench.support import topics
+from tailrace_bench.support.report import Result, machine, median
+
+log = structlog.get_logger(__name__)
+
+ROWS = 400_000
+TURNS = 3
+ROWS_A_TRANSACTION = 100
+DEADLINE_S = 600.0
+JOIN, COPY, AHEAD = "join", "copy", "ahead"
+#: Messages that the data topic is ahead, for each row of the rest (10 million by default), and how long is
+#: read.
+AHEAD_FACTOR = 25
+AHEAD_READ_S = 15.0
+AHEAD_DATA, AHEAD_TRANSACTIONS = "ahead.public.orders", "ahead.transaction"
+NOTE = "a note of some forty characters, no more"
+DATA, TRANSACTIONS = "shop.public.orders", "shop.transaction"
+
+#: Records that the copy takes from its client at a time, as the join does.
+COPY_TAKEN = 10_000
+#: Messages that are handed to the client before it is waited for.
+AHEAD_CHUNK = 500_000
+AHEAD_VALUES = 10_000
+
+#: Rows that the merge alone is given at a time.
+MERGE_ROWS = 100_000
+MERGES = 50
+
+
+def measure(rows: int | None = None) -> Result:
+    """Join `rows` changes, and copy them, in turn; the ratio is the median of the turns'."""
+    rows = rows or ROWS
+    rates: dict[str, list[float]] = {JOIN: [], COPY: []}
+    with topics.cluster() as kafka:
+        topics.warm_up(kafka.bootstrap)
+        fill(kafka.bootstrap, rows)
+        for turn in range(TURNS):
+            seconds, transactions = _run(JOIN, kafka.bootstrap, turn, rows)
+            rates[JOIN].append(rows / seconds)
+            seconds, _ = _run(COPY, kafka.bootstrap, turn, rows, transactions)
+            rates[COPY].append(rows / seconds)
+            log.info("a turn is done", **{how: round(found[-1]) for how, found in rates.items()})
+        ahead = _measure_ahead(kafka.bootstrap, rows * AHEAD_FACTOR)
+    return _result(rows, rates, ahead)
+
+
+def _result(rows: int, rates: Mapping[str, list[float]], ahead: Mapping[str, int]) -> Result:
+    ratios = [ours / plain for ours, plain in zip(rates[JOIN], rates[COPY], strict=True)]
+    return Result(
+        name="join",
+        value=median(rates[JOIN]),
+        unit="records/s",
+        ratio=median(ratios),
+        reference="a plain copy of the data topic by the same client, exactly once",
+        limit="Python's client of Kafka, which makes an object of each message that it reads",
+        setup=machine()
+        | {
+            "rows": rows,
+            "turns": TURNS,
+            "rows_a_transaction": ROWS_A_TRANSACTION,
+            "partitions": topics.PARTITIONS,
+        },
+        details={
+            "ratios": [round(ratio, 2) for ratio in ratios],
+            "copy_records_s": round(median(rates[COPY])),
+            "merge_rows_s": round(_merge_rows_s()),
+            **ahead,
+        },
+    )
+
+
+def fill(bootstrap: str, rows: int) -> None:
+    """Write both topics, as Debezium does for PostgreSQL, without schemas."""
+    topics.create(bootstrap, DATA)
+    topics.create(bootstrap, TRANSACTIONS, 1)
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "fill", "linger.ms": 20})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for first in range(0, rows, ROWS_A_TRANSACTION):
+        before, end = first * 100, (first + ROWS_A_TRANSACTION) * 100
+        count = min(ROWS_A_TRANSACTION, rows - first)
+        for order in range(1, count + 1):
+            number, lsn = first + order, before + order
+            event = {
+                "before": None,
+                "after": {"id": number, "customer": number % 1000, "note": NOTE},
+                "source": {"name": "shop", "schema": "public", "table": "orders", "txId": first, "lsn": lsn,
+                           "sequence": f'["{before}","{lsn}"]'},
+                "transaction": {"id": f"{first}:{lsn}", "total_order": order, "data_collection_order": order},
+                "op": "c",
+            }  # fmt: skip
+            _produce(producer, DATA, str(number), event)
+        ended = {"status": "END", "id": f"{first}:{end}", "event_count": count, "ts_ms": 1_700_000_000_000}
+        _produce(producer, TRANSACTIONS, ended["id"], ended)
+    producer.commit_transaction()
+
+
+def _measure_ahead(bootstrap: str, messages: int) -> dict[str, int]:
+    # The data topic has so many messages whose transaction has not ended.
+    topics.create(bootstrap, AHEAD_DATA)
+    topics.create(bootstrap, AHEAD_TRANSACTIONS, 1)
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "compression.type": "lz4", "queue.buffering.max.messages": 1_000_000}
+    )
+    # Not so much alike that they are compressed to nothing.
+    chance = random.Random(7)  # noqa: S311 - no secret
+    event = '{{"transaction":{{"id":"7:1000","total_order":1}},"note":"{:032x}"}}'
+    values = [event.format(chance.getrandbits(128)).encode() for _ in range(AHEAD_VALUES)]
+    for first in range(0, messages, AHEAD_CHUNK):
+        count = min(AHEAD_CHUNK, messages - first)
+        places = (number % topics.PARTITIONS for number in range(count))
+        deque(map(producer.produce, repeat(AHEAD_DATA), cycle(values), repeat(b"key"), places), maxlen=0)
+        producer.flush()
+    command = [sys.executable, "-m", __name__, AHEAD, bootstrap, "0", "0", "0"]
+    done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return {"ahead_messages": messages, **found}
+
+
+def _read_ahead(bootstrap: str) -> dict[str, int]:
+    from tailrace.testing.contexts import connector_context, task_context
+
+    connector = KafkaJoin(bootstrap_servers=bootstrap, data=[AHEAD_DATA], transactions=AHEAD_TRANSACTIONS)
+    connector.start(connector_context({}))
+    (settings,) = connector.task_settings(1)
+    task: Any = connector.create_task()
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    task.start(task_context(settings))
+    until_s = time.monotonic() + AHEAD_READ_S
+    while time.monotonic() < until_s:
+        task.poll(0.5)
+    progress = task._flow.progress()  # noqa: SLF001 - what the metrics show
+    grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb
+    task.stop()
+    return {
+        "ahead_memory_mb": grown_kb >> 10,
+        "ahead_queued_mb": progress.bytes_queued >> 20,
+        "ahead_queued_messages": progress.rows_queued,
+        "ahead_pauses": progress.pauses,
+    }
+
+
+def _produce(producer: Producer, topic: str, key: Any, document: Mapping[str, Any]) -> None:
+    while True:
+        try:
+            return producer.produce(topic, json.dumps(document).encode(), str(key).encode())
+        except BufferError:
+            producer.poll(0.1)
+
+
+def _run(how: str, bootstrap: str, turn: int, rows: int, transactions: int = 0) -> tuple[float, int]:
+    # Seconds, and how many transactions it took; the copy takes as many as it is told.
+    command = [sys.executable, "-m", __name__, how, bootstrap, *map(str, (turn, rows, transactions))]
+    done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
+    seconds, transactions = json.loads(done.stdout.splitlines()[-1])
+    return seconds, transactions
+
+
+def _join(bootstrap: str, turn: int, rows: int) -> tuple[float, int]:
+    engine = Engine(
+        connector="kafka-join",
+        settings={
+            "bootstrap_servers": bootstrap,
+            "data": [DATA],
+            "transactions": TRANSACTIONS,
+            "topic": f"{{topic}}-joined-{turn}",
+        },
+        name=f"join-{turn}",
+        converter="bytes",
+        options={"kafka": {"bootstrap_servers": bootstrap}, "atomic_source_offset_commit": True},
+    )
+    engine.start()
+    began_s = time.perf_counter()
+    while sum(task.committed for task in engine.view().tasks) < rows:
+        if engine.error is not None:
+            raise engine.error
+        if time.perf_counter() > began_s + DEADLINE_S:
+            raise TailraceError(Kind.INTERNAL, f"join {rows} records: not within {DEADLINE_S:.0f} s")
+        time.sleep(0.01)
+    seconds = time.perf_counter() - began_s
+    batches = sum(task.batches for task in engine.view().tasks)  # each is a transaction
+    engine.close()
+    return seconds, batches
+
+
+def _copy(bootstrap: str, turn: int, rows: int, transactions: int) -> tuple[float, int]:
+    target = f"copy-{turn}"
+    topics.create(bootstrap, target)
+    consumer = Consumer(
+        {
+            **READ_AHEAD,
+            "bootstrap.servers": bootstrap,
+            "group.id": target,
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.assign([TopicPartition(DATA, number, OFFSET_BEGINNING) for number in range(topics.PARTITIONS)])
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": target,
+            "linger.ms": 20,
+            "compression.type": "lz4",
+            "partitioner": "murmur2_random",
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+    producer.init_transactions()
+    began_s = time.perf_counter()
+    copied = in_transaction = 0
+    while copied < rows:
+        messages = consumer.consume(COPY_TAKEN, 0.1)
+        if not messages:
+            continue
+        if not in_transaction:
+            producer.begin_transaction()
+        for message in messages:
+            producer.produce(target, message.value(), message.key())
+        copied += len(messages)
+        in_transaction += len(messages)
+        if in_transaction >= rows // transactions or copied >= rows:
+            places = consumer.position(consumer.assignment())
+            producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata())
+            producer.commit_transaction()
+            in_transaction = 0
+    seconds = time.perf_counter() - began_s
+    consumer.close()
+    return seconds, transactions
+
+
+def _merge_rows_s() -> float:
+    # Data rows a second that the merge joins on a core, with nothing around it.
+    merge, seconds = Merge(Position()), 0.0
+    transactions = MERGE_ROWS // ROWS_A_TRANSACTION
+    numbers = np.arange(MERGE_ROWS, dtype=np.int64)
+    for step in range(MERGES):
+        first, first_transaction = step * MERGE_ROWS, step * transactions
+        of_each = first_transaction + numbers // ROWS_A_TRANSACTION
+        keys = pa.array(of_each).cast(pa.string())
+        ids = np.arange(first_transaction, first_transaction + transactions, dtype=np.int64)
+        data = DataRows(first + numbers, keys, of_each, numbers % ROWS_A_TRANSACTION + 1)
+        counts = np.full(transactions, ROWS_A_TRANSACTION)
+        ends = TransactionRows(ids, pa.array(ids).cast(pa.string()), ids + 1, counts)
+        began_s = time.perf_counter()
+        merge.add_data(data)
+        merge.add_transactions(ends)
+        joined = merge.take()
+        seconds += time.perf_counter() - began_s
+        if joined.rows != MERGE_ROWS:
+            raise TailraceError(Kind.INTERNAL, f"merge {MERGE_ROWS} rows: {joined.rows} were joined")
+    return MERGES * MERGE_ROWS / seconds
+
+
+if __name__ == "__main__":
+    how_, bootstrap_, *numbers = sys.argv[1:]
+    turn_, rows_, transactions_ = map(int, numbers)
+    if how_ == AHEAD:
+        print(json.dumps(_read_ahead(bootstrap_)))
+    elif how_ == JOIN:
+        print(json.dumps(_join(bootstrap_, turn_, rows_)))
+    else:
+        print(json.dumps(_copy(bootstrap_, turn_, rows_, transactions_)))

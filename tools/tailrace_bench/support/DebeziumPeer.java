@@ -1,11 +1,12 @@
 // Debezium's asynchronous engine over a backlog, as `tailrace bench engine` measures it.
 //
-//     java -cp <jars> DebeziumPeer.java FORMAT ROWS FILE     FORMAT: json, connect, kafka or print; FILE: properties
+//     java -cp <jars> DebeziumPeer.java FORMAT ROWS FILE     FORMAT: json, connect, kafka, latency or print; FILE: properties
 //
 // The handler does what a handler must: it looks at each record, marks it, and finishes the batch. That of
 // kafka sends the records first, with the settings that begin with peer.producer., and waits for them all.
 // That of print writes each event as a line: topic, key and value, in base64, or - where there is none; it
 // counts only records of the topic peer.last.topic.
+// That of latency takes the time from the commit to the handler for each record, and writes a line of them all.
 // Prints one JSON object: seconds from the start of the engine and from its first record to the last.
 
 import io.debezium.embedded.Connect;
@@ -17,6 +18,7 @@ import java.lang.management.ManagementFactory;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Instant;
 import java.util.Base64;
 import java.util.Locale;
 import java.util.Properties;
@@ -28,6 +30,7 @@ import java.util.concurrent.TimeUnit;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.serialization.StringSerializer;
+import org.apache.kafka.connect.data.Struct;
 import org.apache.kafka.connect.source.SourceRecord;
 
 public class DebeziumPeer {
@@ -52,6 +55,7 @@ public class DebeziumPeer {
             case "json" -> json(properties);
             case "kafka" -> kafka(properties);
             case "print" -> print(properties);
+            case "latency" -> latency(properties);
             default -> connect(properties);
         };
         ExecutorService executor = Executors.newSingleThreadExecutor();
@@ -108,6 +112,31 @@ public class DebeziumPeer {
                     committer.markProcessed(event);
                 }
                 committer.markBatchFinished();
+                end();
+            })
+            .build();
+    }
+
+    private static DebeziumEngine<?> latency(Properties properties) throws Exception {
+        StringBuilder measured = new StringBuilder("[");
+        return DebeziumEngine.create(Connect.class)
+            .using(properties)
+            .using(DebeziumPeer::completed)
+            .notifying((batch, committer) -> {
+                begin();
+                Instant now = Instant.now();
+                long seen = now.getEpochSecond() * 1_000_000 + now.getNano() / 1_000;
+                for (ChangeEvent<SourceRecord, SourceRecord> event : batch) {
+                    if (event.value().value() instanceof Struct value) {
+                        long committed = value.getStruct("source").getInt64("ts_us");
+                        measured.append(records++ == 0 ? "" : ",").append(seen - committed);
+                    }
+                    committer.markProcessed(event);
+                }
+                committer.markBatchFinished();
+                if (records >= wanted && last == 0) {
+                    System.out.println(measured.append("]"));
+                }
                 end();
             })
             .build();

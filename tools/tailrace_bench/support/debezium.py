@@ -68,17 +68,31 @@ def receive(
     threads: int,
     directory: Path,
     producer: Mapping[str, str] | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> PeerRun:
     """Have Debezium's engine hand `rows` records of `slot` to a handler of batches.
 
     :param form: `json` without schemas; `connect`: Kafka Connect's records as they are; or `kafka`: as
         `json`, and the handler sends them to the topic that they name, and waits for all of a batch.
     :param producer: for `kafka`, the settings of the producer.
+    :param settings: beside, or in the place of, those of the benchmarks.
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
     """
-    settings = _settings(postgres, slot, threads)
-    settings |= {f"peer.producer.{name}": value for name, value in (producer or {}).items()}
-    return PeerRun(**json.loads(_run(form, rows, settings, directory)[-1]))
+    given = {**_settings(postgres, slot, threads), **(settings or {})}
+    given |= {f"peer.producer.{name}": value for name, value in (producer or {}).items()}
+    return PeerRun(**json.loads(_run(form, rows, given, directory)[-1]))
+
+
+def latencies(postgres: EmbeddedPostgres, slot: str, rows: int, directory: Path) -> list[int]:
+    """Return for each of `rows` records the microseconds from its commit until the peer's handler had it.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
+    """
+    # The peer's own: batches of the default size, and no wait where there is none to be had.
+    tuned = {"poll.interval.ms": "1", "max.batch.size": "2048", "max.queue.size": "8192"}
+    lines = _run("latency", rows, {**_settings(postgres, slot, 1), **tuned}, directory)
+    found: list[int] = json.loads(next(line for line in lines if line.startswith("[")))
+    return found
 
 
 class PeerEvent(NamedTuple):
@@ -118,7 +132,7 @@ def _run(form: str, rows: int, settings: Mapping[str, str], directory: Path) -> 
         raise TailraceError(
             Kind.ENVIRONMENT_UNFIT,
             f"run Debezium {VERSION}: it ended with status {done.returncode}\n{done.stderr[-2000:]}",
-            "it needs Java 17 or later; `make bench-peers` fetches it anew",
+            "it needs Java 17 or later; `make bench-peers` fetches it again",
         )
     return done.stdout.splitlines()
 

@@ -58,9 +58,9 @@ class EventsReader(DataSourceReader):
 
         from tailrace import __version__
         from tailrace.converters.debezium import JsonConverter
+        from tailrace.decode.json.debezium import SourceInfo
         from tailrace.ranges.changes import changes_of
         from tailrace.records.group import Group
-        from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 
         converter, origin = JsonConverter(schemas_enable=False), SourceInfo(self._name, "bench", __version__)
         for changes in chain.from_iterable(changes_of(self._path, partition.value)):

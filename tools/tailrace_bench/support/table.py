@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,8 +77,16 @@ def create_slot(dsn: str, name: str) -> None:
         connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
 
 
+def wait_until_read(dsn: str, name: str, stop: threading.Event) -> None:
+    """Wait until somebody reads from a slot, or `stop` is set."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while not _is_active(connection, name):
+            if stop.wait(0.05):
+                return
+
+
 def drop_slot(dsn: str, name: str) -> None:
-    """Drop a slot, once whoever read from it has gone."""
+    """Drop a slot, once its reader has gone."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         deadline = time.monotonic() + FREE_DEADLINE_S
         while time.monotonic() < deadline and _is_active(connection, name):

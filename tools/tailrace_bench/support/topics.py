@@ -73,10 +73,10 @@ def remove(bootstrap: str, topic: str) -> None:
     admin.delete_topics([topic])[topic].result(_TIMEOUT_S)
 
 
-def create(bootstrap: str, topic: str) -> None:
-    """Create a topic as the sink's are."""
+def create(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> None:
+    """Create a topic, by default as the sink's are."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(_TIMEOUT_S)
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(_TIMEOUT_S)
 
 
 def warm_up(bootstrap: str) -> None:

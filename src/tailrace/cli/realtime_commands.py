@@ -1,0 +1,108 @@
+"""`tailrace realtime`: feed consumers from memory, or from the log alone, and see which it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tailrace.cli.conversation import conversation, print_json, printable
+from tailrace.cli.parameters import AsJson, ConfigFile, Debug, SourceName, Verbose, group
+
+realtime_app = group("Feed handlers and sinks from memory while they keep up; see docs/realtime.md.")
+
+Consumer = Annotated[
+    str | None,
+    typer.Option("--consumer", metavar="NAME", help="A sink by name, or engine:NAME. Default: all of them."),
+]
+
+
+@realtime_app.command("on")
+def on(
+    file: ConfigFile,
+    *,
+    consumer: Consumer = None,
+    source: SourceName = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Ask that consumers are fed from memory; also after a restart, until `off`.
+
+    Returns at once and promises nothing: a consumer that can't keep up goes on with the log. See `status`.
+    """
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        _switch(file, source, consumer, on=True, as_json=as_json)
+
+
+@realtime_app.command("off")
+def off(
+    file: ConfigFile,
+    *,
+    consumer: Consumer = None,
+    source: SourceName = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Ask that consumers are fed from the log alone; also after a restart, until `on`."""
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        _switch(file, source, consumer, on=False, as_json=as_json)
+
+
+@realtime_app.command("status")
+def status(
+    file: ConfigFile,
+    *,
+    consumer: Consumer = None,
+    source: SourceName = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Show what feeds each consumer, why, and how much waits in memory."""
+    with conversation(verbose=verbose, debug=debug, as_json=as_json):
+        from tailrace.config import load_engine
+        from tailrace.pipeline import realtime
+
+        found = realtime.status(load_engine(file), source, consumer)
+        if as_json:
+            print_json({"consumers": found})
+        else:
+            print("\n".join(line for each in found for line in words(each)))
+
+
+def words(found: dict[str, Any]) -> list[str]:
+    """Return what `status` has of a consumer as lines for a person."""
+    name = f"{found['source']} → {found['consumer']}" if found["source"] else found["consumer"]
+    wanted = "" if found["wanted"] == (found["mode"] == "on") else f", wanted {_word(on=found['wanted'])}"
+    because = f" ({printable(found['because'])})" if found["because"] else ""
+    lines = [f"{printable(name)}: {found['mode']}{because}{wanted}, at {found['position']:,}"]
+    if "buffer_bytes" in found:
+        lines.append(
+            f"  buffer {found['buffer_bytes']:,} of {found['buffer_capacity_bytes']:,} bytes, "
+            f"{found['buffer_blocks']:,} blocks, {found['buffer_rows']:,} rows, "
+            f"the oldest for {found['lag_ms']:,.0f} ms"
+        )
+        lines.append(
+            f"  {found['lag_segments']:,} segments behind, {found['switches']:,} switches, "
+            f"{found['fall_backs']:,} fall-backs"
+        )
+    return lines
+
+
+def _switch(file: Path, source: str | None, consumer: str | None, *, on: bool, as_json: bool) -> None:
+    from tailrace.config import load_engine
+    from tailrace.pipeline import realtime
+
+    found = realtime.switch(load_engine(file), on=on, source=source, consumer=consumer)
+    if as_json:
+        print_json({"consumers": found})
+        return
+    names = ", ".join(printable(each["consumer"]) for each in found)
+    print(f"asked for real time {_word(on=on)} of {names}; a running engine takes it up within a second")
+
+
+def _word(*, on: bool) -> str:
+    return "on" if on else "off"

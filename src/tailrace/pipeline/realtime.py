@@ -1,0 +1,90 @@
+"""Real time from outside: commands for the consumers of a file's logs, and what they show of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.retention.readers import Readers
+from tailrace.config import EngineConfig, PipelineConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.log.consumer import reader_name
+from tailrace.pipeline.status.document import document
+from tailrace.realtime import control
+from tailrace.realtime.switching import RealtimeMode
+
+
+def switch(
+    config: EngineConfig, *, on: bool, source: str | None = None, consumer: str | None = None
+) -> list[dict[str, Any]]:
+    """Say that consumers are to be fed from memory, or no more; return which. Returns at once.
+
+    A running engine takes that up within a second, without a promise: what became of it is in `status`.
+
+    :param source: only this source's; None: all.
+    :param consumer: only this one: a sink's name, or `engine:NAME`; None: all of them.
+    :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`, `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
+    """
+    found = list(_consumers(config, source, consumer))
+    for _, directory, name in found:
+        control.give_command(directory, name, on=on)
+    return [{"source": pipeline.source_name, "consumer": name, "wanted": on} for pipeline, _, name in found]
+
+
+def status(
+    config: EngineConfig, source: str | None = None, consumer: str | None = None
+) -> list[dict[str, Any]]:
+    """Return for each consumer what it shows of its real time, or has kept where nothing runs.
+
+    :raises TailraceError: as `switch`.
+    """
+    running = {
+        (sink.get("source", ""), sink["name"]): sink["realtime"]
+        for sink in document(config)["sinks"]
+        if "realtime" in sink
+    }
+    return [
+        {
+            "source": pipeline.source_name,
+            "consumer": name,
+            **(running.get((pipeline.source_name, name)) or _at_rest(config, directory, name)),
+        }
+        for pipeline, directory, name in _consumers(config, source, consumer)
+    ]
+
+
+def _at_rest(config: EngineConfig, directory: LogDirectory, consumer: str) -> dict[str, Any]:
+    kept, command = control.kept(directory, consumer), control.command(directory, consumer)
+    wanted = config.realtime.enabled if command is None else command.on
+    because = "no engine runs; it fell back before" if kept.fell_back else "no engine runs"
+    return {
+        "mode": str(RealtimeMode.OFF),
+        "wanted": wanted,
+        "because": because,
+        "position": kept.position,
+    }
+
+
+def _consumers(
+    config: EngineConfig, source: str | None, consumer: str | None
+) -> Iterator[tuple[PipelineConfig, LogDirectory, str]]:
+    pipelines = config.pipelines if source is None else (config.pipeline(source),)
+    known: list[str] = []
+    found = False
+    for pipeline in pipelines:
+        directory = LogDirectory.open(pipeline.log.path)
+        engines = {reader.name for reader in Readers(directory).all() if reader.name.startswith("engine:")}
+        sinks = [sink.name for sink in pipeline.sinks]
+        names = [*sorted(engines), *sinks] or [reader_name(config.name)]
+        known += names
+        for name in names:
+            if consumer in (None, name):
+                found = True
+                yield pipeline, directory, name
+    if not found:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"choose the consumer {consumer!r}: there is none of that name",
+            f"name one of them with --consumer: {', '.join(sorted(set(known)))}",
+        )

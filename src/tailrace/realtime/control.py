@@ -1,0 +1,72 @@
+"""What a log keeps of the real-time path of each consumer: commands from any process, and its own state."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.changelog.directory import LogDirectory, encode_name
+from tailrace.realtime.switching import Kept
+
+#: Every log has one task.
+TASK = "0"
+_FOLDER = "realtime"
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchCommand:
+    """What somebody has said last, and when (since 1970)."""
+
+    on: bool
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """What a consumer has kept: `Kept`, and whether it is off because it could not keep up."""
+
+    is_on: bool = False
+    position: int = 0
+    fell_back: bool = False
+
+
+def give_command(directory: LogDirectory, consumer: str, *, on: bool) -> None:
+    """Say that a consumer is to be fed from memory, or no more; stands until the next command.
+
+    :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
+    """
+    directory.state_write(_name(consumer, "command"), {"on": on, "time_us": time.time_ns() // 1000})
+
+
+def command(directory: LogDirectory, consumer: str) -> SwitchCommand | None:
+    """Return the last command; None: there was none.
+
+    :raises TailraceError: `LOG_CORRUPT`.
+    """
+    found = directory.state_read(_name(consumer, "command"))
+    return None if found is None else SwitchCommand(bool(found["on"]), int(found["time_us"]))
+
+
+def keep(directory: LogDirectory, consumer: str, kept: Kept, *, fell_back: bool) -> None:
+    """Keep a consumer's state, durably.
+
+    :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
+    """
+    content: dict[str, Any] = {"on": kept.is_on, "log_offset": kept.position, "fell_back": fell_back}
+    directory.state_write(_name(consumer, "state"), content)
+
+
+def kept(directory: LogDirectory, consumer: str) -> KeptState:
+    """Return what a consumer has kept last.
+
+    :raises TailraceError: `LOG_CORRUPT`.
+    """
+    found = directory.state_read(_name(consumer, "state"))
+    if found is None:
+        return KeptState()
+    return KeptState(bool(found["on"]), int(found["log_offset"]), bool(found["fell_back"]))
+
+
+def _name(consumer: str, what: str) -> str:
+    return f"{_FOLDER}/{encode_name(consumer)}.{what}"

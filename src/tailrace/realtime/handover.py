@@ -1,0 +1,91 @@
+"""What capture hands over: the blocks of one log, as they are appended, to all consumers that want them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from tailrace.changelog.format import BlockHeader, HeldBlock, Tail
+from tailrace.changelog.writer import Insertion, LogWriter
+from tailrace.errors import TailraceError
+from tailrace.protocol.frames import Bytes
+from tailrace.realtime.buffer import BlockBuffer
+
+
+class Handover:
+    """The listener of one log's writer (`changelog.writer.LogListener`).
+
+    :param buffers: of the consumers; a block that any of them takes is copied once, as the receiving buffer
+        is used again.
+    :param on_durable: called when something has become durable, on the thread that made it so.
+    """
+
+    def __init__(self, buffers: Sequence[BlockBuffer], on_durable: Callable[[], None]) -> None:
+        self._buffers = tuple(buffers)
+        self._on_durable = on_durable
+        self._lock = threading.Lock()
+        self._writer: LogWriter | None = None
+        self._position = -1
+
+    def opened(self, writer: LogWriter) -> None:
+        self._writer = writer
+        self._position = writer.durable.position
+        self.cut(writer.offset)
+        self._say_durable(writer.durable.offset)
+
+    def appended(self, header: BlockHeader, frames: Bytes, schema: Mapping[str, bytes]) -> None:
+        wanting = [buffer for buffer in self._buffers if buffer.fills]
+        if not wanting:
+            return
+        held = frames
+        if header.rows or header.has_schema:
+            held = np.array(frames)
+            held.flags.writeable = False
+        block = HeldBlock(header, held, schema)
+        for buffer in wanting:
+            buffer.append(block)
+
+    def cut(self, log_offset: int) -> None:
+        for buffer in self._buffers:
+            buffer.cut(log_offset)
+
+    def durable(self, tail: Tail) -> None:
+        self._say_durable(tail.offset)
+        if tail.position > self._position:
+            self._position = tail.position
+            self._on_durable()
+
+    def closed(self) -> None:
+        self._writer = None
+
+    def insert(self, insertion: Insertion) -> bool:
+        """Have a frame written at the next boundary; return whether a writer has taken it."""
+        writer = self._writer
+        if writer is None:
+            return False
+        try:
+            writer.insert(insertion)
+        except TailraceError:
+            return False  # it ends, and says why to capture
+        return True
+
+    def sync(self) -> None:
+        """Make durable what was appended, if a writer is open."""
+        writer = self._writer
+        if writer is not None:
+            try:
+                writer.sync()
+            except TailraceError:
+                return  # as in `insert`
+
+    @property
+    def durable_offset(self) -> int:
+        """The log offset before which everything is durable; -1: no writer is open."""
+        writer = self._writer
+        return -1 if writer is None else writer.durable.offset
+
+    def _say_durable(self, log_offset: int) -> None:
+        for buffer in self._buffers:
+            buffer.durable(log_offset)

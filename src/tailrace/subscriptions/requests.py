@@ -1,0 +1,130 @@
+"""What a client asks for, who it is, and what a refusal looks like."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import Secret, remember
+from tailrace.subscriptions.filters import ChangeFilter, parsed
+
+#: The cookie with the token, for browsers, whose EventSource and WebSocket send no headers of one's own.
+COOKIE = "tailrace_token"
+_NAMES = frozenset({"source", "table", "where", "from", "token"})
+_STATUS = {
+    Kind.CONFIG_INVALID: 400,
+    Kind.LOG_RANGE_INVALID: 400,
+    Kind.SUBSCRIPTION_UNAUTHORIZED: 401,
+    Kind.SUBSCRIPTION_FORBIDDEN: 403,
+    Kind.TABLE_UNKNOWN: 404,
+    Kind.LOG_RANGE_GONE: 410,
+    Kind.OFFSETS_FOREIGN: 410,
+    Kind.LOG_MISSING: 503,
+    Kind.SUBSCRIBERS_EXCEEDED: 503,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRequest:
+    """What a client asks for. `begin`: the position that it named; None: from now on."""
+
+    source: str
+    wanted: ChangeFilter
+    begin: str | None
+
+
+def status_of(error: TailraceError) -> int:
+    """Return the HTTP status that an error means."""
+    return _STATUS.get(error.kind, 500)
+
+
+def document_of(error: TailraceError) -> dict[str, Any]:
+    """Return an error as clients get it: as the command line's `--json` has it."""
+    return {"error": error.as_json()}
+
+
+def understood(
+    pairs: Sequence[tuple[str, str]], last_event_id: str | None, sources: Sequence[str]
+) -> SubscriptionRequest:
+    """Return what a query asks for.
+
+    :param pairs: of the query.
+    :param sources: names; one that is the only one may have none.
+    :param last_event_id: what a browser that comes back sends; it is further than `from`.
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    for name in sorted({name for name, _ in pairs}):
+        if name not in _NAMES:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"subscribe: there is no parameter {name!r}",
+                "there are " + ", ".join(sorted(_NAMES)),
+            )
+        if name != "table" and sum(each == name for each, _ in pairs) > 1:
+            raise TailraceError(Kind.CONFIG_INVALID, f"subscribe: {name} is given twice", "give it once")
+    values = dict(pairs)
+    wanted = parsed([value for name, value in pairs if name == "table"], values.get("where", ""))
+    return SubscriptionRequest(
+        _source(values.get("source"), sources), wanted, last_event_id or values.get("from")
+    )
+
+
+def _source(name: str | None, sources: Sequence[str]) -> str:
+    if name is None and len(sources) == 1:
+        return sources[0]
+    if name and name in sources:
+        return name
+    known = ", ".join(filter(None, sources))
+    raise TailraceError(
+        Kind.CONFIG_INVALID,
+        "subscribe: there are several sources" if name is None else f"subscribe: there is no source {name!r}",
+        f"name one with source: {known}" if known else "leave source out: there is one, without a name",
+    )
+
+
+def require_token(token: Secret, headers: Mapping[str, str], query: str | None, cookie: str | None) -> None:
+    """Check the token: that of `Authorization: Bearer`, else that of the query, else that of the cookie.
+
+    :raises TailraceError: `SUBSCRIPTION_UNAUTHORIZED`; `SECRET_MISSING` if ours can't be read.
+    """
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    given = value.strip() if scheme.lower() == "bearer" else query or cookie or ""
+    if not hmac.compare_digest(given.encode(), resolved_token(token).encode()):
+        raise TailraceError(
+            Kind.SUBSCRIPTION_UNAUTHORIZED,
+            "subscribe: the token is " + ("not the right one" if given else "missing"),
+            f"send `Authorization: Bearer TOKEN`; from a browser, the parameter token or the cookie {COOKIE}",
+        )
+
+
+def resolved_token(token: Secret) -> str:
+    """Return the token, read now.
+
+    :raises TailraceError: `SECRET_MISSING`, also if it is empty.
+    """
+    value = token.resolve()
+    if not value:
+        raise TailraceError(
+            Kind.SECRET_MISSING,
+            f"resolve {token}: it is empty",
+            "put a long random text there: openssl rand -hex 32",
+        )
+    remember(value)
+    return value
+
+
+def require_origin(origin: str | None, origins: Sequence[str]) -> None:
+    """Check which site's page asks; other programs than browsers name none.
+
+    :raises TailraceError: `SUBSCRIPTION_FORBIDDEN`.
+    """
+    if origin is not None and origin not in origins:
+        raise TailraceError(
+            Kind.SUBSCRIPTION_FORBIDDEN,
+            f"subscribe: pages of {origin} may not",
+            f"allow them: --origin {origin}, or origins: [{origin}] under subscriptions in the file",
+            {"origin": origin},
+        )

@@ -1,0 +1,267 @@
+"""A change log as subscribers see it: where a subscription begins, and what comes from there on.
+
+The rules are those of `tailrace tail`: given a pipeline's file, its columns, masks and forms of values; given
+a log's directory, those that are kept beside the log. The latter are read again with each part of the log,
+once it is durable: capture keeps new rules before it appends under them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.disclosure import kept_disclosure
+from tailrace.changelog.reader import LogReader
+from tailrace.config import ColumnPolicy, EngineConfig, PostgresSource
+from tailrace.decode.changes import no_changes
+from tailrace.decode.column_policy import TablePolicy
+from tailrace.decode.schemas import Catalog
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import OWN_FORMS, Relation, ValueModes
+from tailrace.pipeline.log.consumer import next_piece
+from tailrace.pipeline.log.inspection import origin_of
+from tailrace.pipeline.log.positions import locate, parse_point
+from tailrace.pipeline.log.root import log_folders
+from tailrace.pipeline.sink_worker import TASK
+from tailrace.protocol.metadata_frames import schema_frames
+from tailrace.ranges.changes import stretches_of, with_renames
+from tailrace.ranges.plan import MIB, Piece
+from tailrace.subscriptions.events import DecodedRange, EventLines, chosen
+from tailrace.subscriptions.filters import ChangeFilter
+
+#: Who is behind is given so much at a time.
+PART_BYTES_MAX = 512 * 1024
+#: So much of the log is decoded for that.
+_DECODED_BYTES_MAX = MIB
+#: One reading ends after this long, also where nothing was found: others wait for the thread.
+_READ_S = 0.05
+#: So many digits of a log's id stand in a position.
+_MARK_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """Where a log is, and in what form it is given.
+
+    `rules` None: as it is kept beside the log. `captures`: whether a table is captured, by schema and name;
+    None: nobody knows but the log.
+    """
+
+    name: str
+    path: Path
+    rules: ColumnPolicy | None = None
+    modes: ValueModes = OWN_FORMS
+    captures: Callable[[str, str], bool] | None = None
+
+
+def places_of(config: EngineConfig) -> tuple[LogPlace, ...]:
+    """Return the logs of a pipeline's file, one for each source."""
+    return tuple(
+        LogPlace(
+            each.source_name,
+            each.log.path,
+            each.source.disclosure,
+            each.source.value_modes,
+            each.source.captures if isinstance(each.source, PostgresSource) else None,
+        )
+        for each in config.pipelines
+    )
+
+
+def places_in(directory: Path) -> tuple[LogPlace, ...]:
+    """Return the log in a directory, or those of several sources."""
+    return tuple(LogPlace(each.name, each) for each in log_folders(directory)) or (LogPlace("", directory),)
+
+
+class ServedLog:
+    """One log. Opened when it is first read, and again after `close`. Any thread."""
+
+    def __init__(self, place: LogPlace) -> None:
+        self.place = place
+        self._lock = threading.RLock()
+        self._opened: tuple[LogDirectory, LogReader] | None = None
+        self._policy: tuple[ColumnPolicy, TablePolicy] | None = None
+
+    @property
+    def mark(self) -> str:
+        """What stands behind a log offset in a position, so that it is this log's only."""
+        return f"@{self._open()[0].identity.log_id[:_MARK_DIGITS]}"
+
+    def close(self) -> None:
+        """Let go of what is kept in memory."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened[1].close()
+            self._opened = None
+
+    def end(self) -> int:
+        """Return the log offset at which the durable log ends.
+
+        :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`.
+        """
+        return self._open()[1].end().offset
+
+    def begin(self, text: str | None) -> int:
+        """Return the log offset that a client names: a position that it was given, or as `tail --from`.
+
+        :param text: None: the log's end.
+        :raises TailraceError: `CONFIG_INVALID` if it names none; `LOG_RANGE_GONE` if retention has removed
+            it, with the `oldest` position in the context; `LOG_RANGE_INVALID` if it is beyond the end;
+            `OFFSETS_FOREIGN` if it is another log's.
+        """
+        _, reader = self._open()
+        if text is None:
+            return reader.end().offset
+        offset, at, _ = text.partition("@")
+        if at:
+            self._require_own(text, offset)
+        try:
+            point = parse_point(offset)
+        except ValueError as error:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"subscribe from a position: {error}",
+                "take it from `id`, `from` or the log",
+            ) from None
+        try:
+            return locate(reader, point)
+        except TailraceError as error:
+            if error.kind is not Kind.LOG_RANGE_GONE:
+                raise
+            oldest = f"{reader.start}{self.mark}"
+            raise TailraceError(
+                error.kind,
+                f"subscribe from {offset}: retention has removed it; the log begins at {oldest}",
+                f"read the tables again, then subscribe from {oldest} or without a position; and give "
+                "log.retention more room",
+                {"oldest": oldest},
+            ) from None
+
+    def check(self, wanted: ChangeFilter) -> None:
+        """Refuse what names no table of the log, or an expression that does not fit the table.
+
+        :raises TailraceError: `TABLE_UNKNOWN`, `CONFIG_INVALID`.
+        """
+        tables = wanted.exact_tables
+        if tables is None:
+            return
+        known = self._relations()
+        for table in tables:
+            if table not in known:
+                if self.place.captures is not None and self.place.captures(*table.split(".", 1)):
+                    continue
+                raise TailraceError(
+                    Kind.TABLE_UNKNOWN,
+                    f"subscribe to {table}: the log has no change of such a table",
+                    f"correct the name; or, to wait for the table's first change, write {table}*. There are "
+                    + (", ".join(sorted(known)[:20]) or "no tables yet"),
+                    {"table": table},
+                )
+            if wanted.where and not (relation := known[table]).pending:
+                policy = with_renames(self._table_policy(), self._open()[1])
+                wanted.check(no_changes(relation, policy))
+
+    def read(self, at: int, wanted: ChangeFilter) -> tuple[EventLines, int]:
+        """Return what is wanted of the log from `at` on, a bounded part of it, and where to go on.
+
+        :raises TailraceError: `LOG_RANGE_GONE`, `LOG_CORRUPT`, `DECODE_FAILED`, `SCHEMA_PENDING`;
+            `CONFIG_INVALID` if the expression does not fit a table.
+        """
+        directory, reader = self._open()
+        until = time.monotonic() + _READ_S
+        while (piece := next_piece(reader, TASK, at, bytes_max=_DECODED_BYTES_MAX)) is not None:
+            piece = _first_of(piece)
+            policy, modes = self._table_policy(), self.place.modes
+            for decoded in stretches_of(reader, piece, wanted.exact_tables, modes, policy):
+                events, left_out = chosen(
+                    decoded.changes, wanted, TASK, origin_of(directory), since=at, bytes_max=PART_BYTES_MAX
+                )
+                at = events.end if left_out else decoded.end
+                if len(events):
+                    return events, at
+            at = max(at, piece.end)
+            if time.monotonic() > until:
+                break
+        return EventLines(), at
+
+    def batches(self, at: int) -> Iterator[DecodedRange]:
+        """Yield what is durable in the log from `at` on, decoded, without a gap; none if nothing is new.
+
+        :raises TailraceError: as `read`.
+        """
+        directory, reader = self._open()
+        piece = next_piece(reader, TASK, at)
+        if piece is None:
+            return
+        policy, origin = self._table_policy(), origin_of(directory)
+        for decoded in stretches_of(reader, piece, None, self.place.modes, policy):
+            yield DecodedRange(at, decoded.end, decoded.changes, TASK, origin)
+            at = decoded.end
+        if at < piece.end:
+            yield DecodedRange(at, piece.end, (), TASK, origin)
+
+    def _open(self) -> tuple[LogDirectory, LogReader]:
+        with self._lock:
+            if self._opened is None:
+                directory = LogDirectory.open(self.place.path)
+                self._opened = directory, LogReader.open(directory, TASK)
+            return self._opened
+
+    def _table_policy(self) -> TablePolicy:
+        """Return what of the tables is let out, as of now.
+
+        :raises TailraceError: as `kept_disclosure` and `TablePolicy.of`.
+        """
+        rules = self.place.rules
+        if rules is None:
+            rules = kept_disclosure(self._open()[0], TASK)
+        with self._lock:
+            if self._policy is None or self._policy[0] != rules:
+                self._policy = rules, TablePolicy.of(rules)
+            return self._policy[1]
+
+    def _relations(self) -> dict[str, Relation]:
+        """Return the tables that the log knows at its end, by name, as it holds them."""
+        _, reader = self._open()
+        end = reader.end().offset
+        frames = reader.all_schema_frames(end, end)
+        catalog = Catalog(frames, self.place.modes)
+        keys = [
+            key
+            for frame in frames
+            for key, _ in schema_frames(np.frombuffer(frame, np.uint8))
+            if key.startswith("R")
+        ]
+        relations = [catalog.relation(int(key[1:])) for key in keys]
+        return {relation.qualified_name: relation for relation in relations}
+
+    def _require_own(self, text: str, offset: str) -> None:
+        if text != f"{offset}{self.mark}" or not offset.isdecimal():
+            raise TailraceError(
+                Kind.OFFSETS_FOREIGN,
+                f"subscribe from {text}: it is a position in another log than this one, {self.mark[1:]}",
+                "read the tables again, then subscribe without a position",
+            )
+        if int(offset) > (end := self.end()):
+            raise TailraceError(
+                Kind.OFFSETS_FOREIGN,
+                f"subscribe from {text}: the log ends at {end}, it has lost its end",
+                "read the tables again, then subscribe without a position",
+            )
+
+
+def _first_of(piece: Piece) -> Piece:
+    """Return a piece's first blocks, so many that they are decoded together at once."""
+    size = 0
+    for number, block in enumerate(piece.blocks):
+        size += block.header.raw_size
+        if number and size > _DECODED_BYTES_MAX:
+            blocks = piece.blocks[:number]
+            return replace(piece, end=min(piece.end, blocks[-1].header.end), blocks=blocks)
+    return piece

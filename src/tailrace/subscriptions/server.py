@@ -1,0 +1,136 @@
+"""Listens on loopback for subscribers, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import resource
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tailrace.config.subscriptions import SubscriptionsConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.subscriptions.requests import resolved_token
+from tailrace.subscriptions.served_log import LogPlace, ServedLog
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+
+log = structlog.get_logger(__name__)
+
+HOST = "127.0.0.1"
+#: Read and decode for those who are behind.
+THREADS = 4
+#: How long the start may take, and what clients do at the end.
+START_DEADLINE_S = 30.0
+CLOSE_DEADLINE_S = 5.0
+#: Beside those of subscribers.
+_FILES_BESIDE = 512
+
+
+@contextlib.contextmanager
+def serving(places: Sequence[LogPlace], settings: SubscriptionsConfig) -> Iterator[int]:
+    """Serve the changes of some logs while what is inside runs; give the port.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if the port can't be had, or a package is missing;
+        `SECRET_MISSING`.
+    """
+    require_ready(settings)
+    from tailrace.subscriptions.app import ChangesEndpoint, application
+    from tailrace.subscriptions.hub import Hub
+
+    _allow_files(settings.subscribers_max + _FILES_BESIDE)
+    with _listening(settings.port) as listener, ThreadPoolExecutor(THREADS, "subscriptions") as pool:
+        hubs = {place.name: Hub(ServedLog(place), pool) for place in places}
+        loops: list[asyncio.AbstractEventLoop] = []
+        started = threading.Event()
+
+        def on_start() -> None:
+            loops.append(asyncio.get_running_loop())
+            started.set()
+
+        server = _server(application(ChangesEndpoint(settings, hubs, pool), settings, on_start))
+        thread = threading.Thread(
+            target=server.run, args=([listener],), name="subscriptions server", daemon=True
+        )
+        thread.start()
+        if not started.wait(START_DEADLINE_S):
+            raise TailraceError(Kind.INTERNAL, "serve subscriptions: the server did not start in time")
+        port = listener.getsockname()[1]
+        log.info("changes are served", url=f"http://{HOST}:{port}/changes")
+        try:
+            yield port
+        finally:
+            for hub in hubs.values() if thread.is_alive() else ():
+                loops[0].call_soon_threadsafe(hub.close)
+            server.should_exit = True
+            thread.join(2 * CLOSE_DEADLINE_S)
+
+
+def require_ready(settings: SubscriptionsConfig) -> None:
+    """Check what serving needs, but for the port.
+
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if a package is missing; `SECRET_MISSING`.
+    """
+    try:
+        for name in ("starlette", "uvicorn", "websockets"):
+            importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT,
+            f"serve subscriptions: the package {error.name} is not installed",
+            "pip install 'tailrace[subscriptions]'",
+        ) from None
+    resolved_token(settings.token)
+
+
+def _server(app: Starlette) -> uvicorn.Server:
+    import uvicorn
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="asyncio",
+            http="h11",
+            ws="websockets-sansio",
+            ws_max_size=4096,  # what clients say is not heard
+            ws_per_message_deflate=False,  # some 300 kB for each connection, and loopback is no narrow way
+            lifespan="on",
+            # Its log lines have the query, and with it the token.
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(CLOSE_DEADLINE_S),
+        )
+    )
+
+
+def _listening(port: int) -> socket.socket:
+    try:
+        return socket.create_server((HOST, port), backlog=2048)
+    except OSError as error:
+        raise TailraceError(
+            Kind.ENVIRONMENT_UNFIT,
+            f"serve subscriptions at {HOST}:{port}: {error.strerror or error}",
+            "choose another port: --port, or subscriptions.port in the pipeline's file; 0: any that is free",
+            {"host": HOST, "port": port},
+        ) from error
+
+
+def _allow_files(count: int) -> None:
+    """Let this process open so many files: each subscriber is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < count:
+        log.warning("this process may open fewer files than there may be subscribers", files_max=most)

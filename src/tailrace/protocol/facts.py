@@ -46,10 +46,11 @@ class Facts:
     """A table from some Relation message on.
 
     `version` counts the shapes that the log has had under the table's name, from 1; 0: not
-    known. `filenode` changes when PostgreSQL wrote all rows anew. `replaced` is the relation that
+    known. `filenode` changes when PostgreSQL rewrote all rows. `replaced` is the relation that
     had the name before, if another one, and `replaced_name` what that is called when this is
     written, if it is still there. `read_from`: a snapshot has read the whole table, and each row that it
-    has here was read or changed at this log offset or later; 0: not known.
+    has here was read or changed at this log offset or later; 0: not known. `numbered`: the highest number
+    that a column of the table has ever had, where the source's own catalogue does not count; 0: not told.
     """
 
     relation: int
@@ -63,6 +64,7 @@ class Facts:
     replaced_name: tuple[str, str] | None = None
     read_from: int = 0
     pending: int = 0
+    numbered: int = 0
 
     @property
     def qualified_name(self) -> str:
@@ -98,6 +100,7 @@ class Facts:
             "columns": columns,
             **replaced,
             **({"pending": self.pending} if self.pending else {}),
+            **({"numbered": self.numbered} if self.numbered else {}),
         }
 
     @classmethod
@@ -124,6 +127,7 @@ class Facts:
                 replaced_name=None if replaced_name is None else (replaced_name[0], replaced_name[1]),
                 read_from=int(content.get("read_from", 0)),
                 pending=int(content.get("pending", 0)),
+                numbered=int(content.get("numbered", 0)),
             )
         except (KeyError, TypeError, ValueError, IndexError, OverflowError):
             raise _violation("a number or name is missing") from None
@@ -155,7 +159,7 @@ def differences(before: Facts, after: Facts) -> list[str]:
     if before.qualified_name != after.qualified_name:
         found.append(f"renamed from {before.qualified_name}")
     if before.relation != after.relation:
-        return [*found, "created anew"]
+        return [*found, "created again"]
     old_names = {column.name: column for column in before.columns}
     kept: set[str] = set()
     for column in after.columns:

@@ -14,7 +14,8 @@ of our own in the same envelope. All integers on the wire are big-endian.
     kind 'x'  control, ours: subtype lsn:u64 time_us:i64 (since 1970) json
               'B' a snapshot begins, consistent with `lsn`; rows follow until
               'E' the snapshot ends; the log's position becomes `lsn`.
-              'P' progress: the source has nothing for us before `lsn`.
+              'P' progress: the source has nothing for us before `lsn`. Its json may be a marker: see
+              `tailrace.realtime.markers`.
               'F' facts about one table from the catalogue, keyed by `relation` in the json.
               'S' how far one shard of a source with several logs is, keyed by `shard` in the json.
 
@@ -36,7 +37,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +48,7 @@ import numpy.typing as npt
 from tailrace.compiled import KERNEL
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US
+from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.memory import i64_at, u8_at, u32_at
 
 Bytes = npt.NDArray[np.uint8]
@@ -55,10 +57,16 @@ Numbers = npt.NDArray[np.int64]
 #: A kernel argument that accepts read-only and writable buffers alike.
 FROZEN_BYTES = nb.types.Array(nb.uint8, 1, "C", readonly=True)
 
-KIND_AT = 5
+KIND_AT, XLOG_START_AT = 5, 6
 XLOG_PAYLOAD_AT = 30  # 'd' length 'w' start end sent_us
 SNAPSHOT_TEXT_AT = 22  # 'd' length 's' relation first_ordinal rows
 CONTROL_JSON_AT = 23  # 'd' length 'x' subtype lsn time_us
+
+# Kinds of frames, each of which `COPY_DATA` begins.
+COPY_DATA, XLOG, ROWS, CONTROL = map(ord, "dwsx")
+# Places of fields in frames of rows and control frames.
+ROWS_RELATION_AT, ROWS_ORDINAL_AT, ROWS_COUNT_AT = 6, 10, 18
+SUBTYPE_AT, CONTROL_LSN_AT, CONTROL_TIME_AT = 6, 7, 15
 
 SNAPSHOT_BEGIN = b"B"
 SNAPSHOT_END = b"E"
@@ -66,8 +74,6 @@ PROGRESS = b"P"
 FACTS = b"F"
 SHARD = b"S"
 
-#: Schema frames of a block that are found at one go; where there are more, they are looked for again.
-_SCHEMA_PLACES = 64
 
 #: More tables than this in one chunk are not listed: the chunk counts as touching any table.
 TABLES_LISTED_MAX = 64
@@ -94,6 +100,28 @@ _ERRORS = {
     8: "a message is shorter than its type demands",
     9: "a snapshot's rows are not numbered in sequence",
 }
+
+
+# The subtypes of control frames as kernels compare them.
+SNAPSHOT_BEGINS, SNAPSHOT_ENDS, PROGRESSES, HAS_FACTS, HAS_SHARD = b"BEPFS"
+
+
+@nb.njit(inline="always")
+def frame_size(b, i):  # type: ignore[no-untyped-def]
+    """Return the size of the frame at `i`; 0 if no whole frame begins there."""
+    left = len(b) - i
+    if left <= KIND_AT or u8_at(b, i) != COPY_DATA:
+        return np.int64(0)
+    size = u32_at(b, i + 1) + 1
+    return size if KIND_AT < size <= left else np.int64(0)
+
+
+@nb.njit(inline="always")
+def message_type(b, i, size):  # type: ignore[no-untyped-def]
+    """Return the type of the pgoutput message in the frame at `i`; 0 if it has none."""
+    if size <= XLOG_PAYLOAD_AT or u8_at(b, i + KIND_AT) != XLOG:
+        return np.int64(0)
+    return u8_at(b, i + XLOG_PAYLOAD_AT)
 
 
 @nb.njit(inline="always")
@@ -123,113 +151,113 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
     last_relation = np.int64(-1)
     i = np.int64(0)
     while i < n:
-        error = 0
-        if i + KIND_AT + 1 > n or u8_at(b, i) != 100:  # 'd'
-            error = 1
-        length = np.int64(0)
-        if error == 0:
-            length = u32_at(b, i + 1)
-            if length < 5 or length > n - i - 1:
-                error = 1
+        size = frame_size(b, i)
+        error = 0 if size > 0 else 1
         closed = False
         relation = np.int64(-1)
         rows = np.int64(0)
         if error == 0:
-            end = i + 1 + length
+            end = i + size
             kind = u8_at(b, i + KIND_AT)
-            if kind == 119:  # 'w'
+            if kind == XLOG:
                 if end - i < XLOG_PAYLOAD_AT + 1:
                     error = 8
                 else:
                     p = i + XLOG_PAYLOAD_AT
                     room = end - p
                     message = u8_at(b, p)
-                    if message == 73 or message == 85 or message == 68:  # 'I' 'U' 'D'
-                        if room < 8:
+                    if message == pg.INSERT or message == pg.UPDATE or message == pg.DELETE:
+                        if room < pg.CHANGE_SIZE_MIN:
                             error = 8
                         elif state[OPEN] != TRANSACTION_OPEN:
                             error = 4
                         else:
-                            relation = u32_at(b, p + 1)
+                            relation = u32_at(b, p + pg.RELATION_AT)
                             rows = np.int64(1)
-                    elif message == 66:  # 'B' Begin: final lsn, commit time, xid
-                        if room < 21:
+                    elif message == pg.BEGIN:
+                        if room < pg.BEGIN_SIZE:
                             error = 8
                         elif state[OPEN] != NOTHING_OPEN:
                             error = 5
                         else:
                             state[OPEN] = TRANSACTION_OPEN
-                            state[COMMIT_LSN] = i64_at(b, p + 1)
-                            state[COMMIT_TIME_US] = i64_at(b, p + 9) + POSTGRES_EPOCH_US
-                            state[XID] = u32_at(b, p + 17)
+                            state[COMMIT_LSN] = i64_at(b, p + pg.BEGIN_LSN_AT)
+                            state[COMMIT_TIME_US] = i64_at(b, p + pg.BEGIN_TIME_AT) + POSTGRES_EPOCH_US
+                            state[XID] = u32_at(b, p + pg.BEGIN_XID_AT)
                             state[ORDINAL] = 0
                             if state[COMMIT_LSN] < state[POSITION]:
                                 error = 6
-                    elif message == 67:  # 'C' Commit: flags, commit lsn, end lsn, time
-                        if room < 26:
+                    elif message == pg.COMMIT:
+                        if room < pg.COMMIT_SIZE:
                             error = 8
-                        elif state[OPEN] != TRANSACTION_OPEN or i64_at(b, p + 2) != state[COMMIT_LSN]:
+                        elif (
+                            state[OPEN] != TRANSACTION_OPEN
+                            or i64_at(b, p + pg.COMMIT_LSN_AT) != state[COMMIT_LSN]
+                        ):
                             error = 7
-                        elif i64_at(b, p + 10) < state[COMMIT_LSN]:
+                        elif i64_at(b, p + pg.COMMIT_END_AT) < state[COMMIT_LSN]:
                             error = 6
                         else:
-                            state[POSITION] = i64_at(b, p + 10)
+                            state[POSITION] = i64_at(b, p + pg.COMMIT_END_AT)
                             state[POSITION_TIME_US] = state[COMMIT_TIME_US]
                             closed = True
-                    elif message == 84:  # 'T' Truncate: count, flags, relations
-                        if room < 6:
+                    elif message == pg.TRUNCATE:
+                        if room < pg.TRUNCATED_AT:
                             error = 8
                         elif state[OPEN] != TRANSACTION_OPEN:
                             error = 4
                         else:
-                            rows = u32_at(b, p + 1)
-                            if room < 6 + 4 * rows:
+                            rows = u32_at(b, p + pg.TRUNCATE_COUNT_AT)
+                            if room < pg.TRUNCATED_AT + pg.RELATION_SIZE * rows:
                                 error = 8
                             else:
-                                for k in range(rows - 1):
-                                    result[_TABLES] = _note(tables, result[_TABLES], u32_at(b, p + 6 + 4 * k))
-                                if rows > 0:
-                                    relation = u32_at(b, p + 6 + 4 * (rows - 1))
-                    elif message == 82 or message == 89:  # 'R' Relation, 'Y' Type
+                                for k in range(rows):
+                                    relation = u32_at(b, p + pg.TRUNCATED_AT + pg.RELATION_SIZE * k)
+                                    if k < rows - 1:  # the last one is noted with those of rows
+                                        result[_TABLES] = _note(tables, result[_TABLES], relation)
+                    elif message == pg.RELATION or message == pg.TYPE:
                         result[_SCHEMA] = 1
-                    elif message == 77:  # 'M' Message: flags, lsn, prefix, content
-                        if room < 11:
+                    elif message == pg.MESSAGE:
+                        if room < pg.MESSAGE_SIZE_MIN:
                             error = 8
                         elif state[OPEN] == TRANSACTION_OPEN:
                             rows = np.int64(1)
-                        elif state[OPEN] != NOTHING_OPEN or u8_at(b, p + 1) & 1 != 0:
+                        elif (
+                            state[OPEN] != NOTHING_OPEN
+                            or u8_at(b, p + pg.MESSAGE_FLAGS_AT) & pg.TRANSACTIONAL != 0
+                        ):
                             error = 4
                         else:
                             rows = np.int64(1)
                             state[ORDINAL] = 0
                             # Its LSN is the end of its record (measured on 15, 16 and 18), so
                             # the next commit record may start right there.
-                            state[POSITION] = max(state[POSITION], i64_at(b, p + 2))
+                            state[POSITION] = max(state[POSITION], i64_at(b, p + pg.MESSAGE_LSN_AT))
                             closed = True
-                    elif message != 79:  # 'O' Origin says nothing that the log needs
+                    elif message != pg.ORIGIN:  # which says nothing that the log needs
                         error = 3
-            elif kind == 115:  # 's'
+            elif kind == ROWS:
                 if end - i < SNAPSHOT_TEXT_AT:
                     error = 8
                 elif state[OPEN] != SNAPSHOT_OPEN:
                     error = 4
                 else:
-                    relation = u32_at(b, i + 6)
-                    rows = u32_at(b, i + 18)
-                    ordinal = i64_at(b, i + 10)
+                    relation = u32_at(b, i + ROWS_RELATION_AT)
+                    rows = u32_at(b, i + ROWS_COUNT_AT)
+                    ordinal = i64_at(b, i + ROWS_ORDINAL_AT)
                     if ordinal < 0 or (state[ORDINAL] != 0 and ordinal != state[ORDINAL]):
                         error = 9
                     state[ORDINAL] = ordinal
-            elif kind == 120:  # 'x'
+            elif kind == CONTROL:
                 if end - i < CONTROL_JSON_AT:
                     error = 8
                 else:
-                    subtype = u8_at(b, i + 6)
-                    lsn = i64_at(b, i + 7)
-                    time_us = i64_at(b, i + 15)
-                    if subtype == 70 or subtype == 83:  # 'F' 'S'
+                    subtype = u8_at(b, i + SUBTYPE_AT)
+                    lsn = i64_at(b, i + CONTROL_LSN_AT)
+                    time_us = i64_at(b, i + CONTROL_TIME_AT)
+                    if subtype == HAS_FACTS or subtype == HAS_SHARD:
                         result[_SCHEMA] = 1
-                    elif subtype == 80:  # 'P'
+                    elif subtype == PROGRESSES:
                         if state[OPEN] != NOTHING_OPEN:
                             error = 5
                         elif lsn < state[POSITION]:
@@ -238,7 +266,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                             state[POSITION] = lsn
                             state[POSITION_TIME_US] = time_us
                             closed = True
-                    elif subtype == 66:  # 'B'
+                    elif subtype == SNAPSHOT_BEGINS:
                         if state[OPEN] != NOTHING_OPEN:
                             error = 5
                         elif lsn < state[POSITION]:
@@ -249,7 +277,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
                             state[COMMIT_LSN] = lsn - 1
                             state[COMMIT_TIME_US] = time_us
                             state[ORDINAL] = 0
-                    elif subtype == 69:  # 'E'
+                    elif subtype == SNAPSHOT_ENDS:
                         if state[OPEN] != SNAPSHOT_OPEN or lsn != state[COMMIT_LSN] + 1:
                             error = 7
                         else:
@@ -269,7 +297,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
             last_relation = relation
         state[ORDINAL] += rows
         result[_ROWS] += rows
-        i += 1 + length
+        i += size
         if closed:
             state[OPEN] = NOTHING_OPEN
             time_us = state[POSITION_TIME_US]
@@ -428,35 +456,6 @@ def _listed(tables: Numbers, count: int) -> tuple[int, ...] | None:
     return None if count > TABLES_LISTED_MAX else tuple(tables[:count].tolist())
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64[::1]), **KERNEL)
-def _find_schema(b, places):  # type: ignore[no-untyped-def]
-    # Returns how many frames speak of shapes, and where the first of them begin; or -1 - the place where a
-    # length does not fit.
-    n = len(b)
-    count = np.int64(0)
-    i = np.int64(0)
-    while i < n:
-        if i + KIND_AT > n or u8_at(b, i) != 100:  # 'd'
-            return -1 - i
-        length = u32_at(b, i + 1)
-        if length < 5 or length > n - i - 1:
-            return -1 - i
-        is_schema = False
-        kind = u8_at(b, i + KIND_AT)
-        if kind == 119 and length + 1 >= XLOG_PAYLOAD_AT + 5:  # 'w'
-            message = u8_at(b, i + XLOG_PAYLOAD_AT)
-            is_schema = message == 82 or message == 89  # 'R' 'Y'
-        elif kind == 120 and length > KIND_AT:  # 'x'
-            subtype = u8_at(b, i + KIND_AT + 1)
-            is_schema = subtype == 70 or subtype == 83  # 'F' 'S'
-        if is_schema:
-            if count < len(places):
-                places[count] = i
-            count += 1
-        i += 1 + length
-    return count
-
-
 def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:
     """Yield (offset, whole frame) of each frame. For rare frames and tests: a Python loop.
 
@@ -466,86 +465,40 @@ def each_frame(frames: Bytes) -> Iterator[tuple[int, memoryview]]:
     at = 0
     while at < len(view):
         length = struct.unpack_from("!i", view, at + 1)[0] if at + 5 <= len(view) else -1
-        if view[at] != 0x64 or length < 5 or at + 1 + length > len(view):
-            raise _cut_short(at)
+        if view[at] != COPY_DATA or length < 5 or at + 1 + length > len(view):
+            raise cut_short(at)
         yield at, view[at : at + 1 + length]
         at += 1 + length
 
 
-def schema_frames(frames: Bytes) -> list[tuple[str, bytes]]:
-    """Return the frames that describe tables among whole frames, in order, each with the key under
-    which a later one replaces it: `R<oid>`, `Y<oid>` or `F<oid>`.
-
-    :raises TailraceError: `PROTOCOL_VIOLATION` if a length does not fit.
-    """
-    return [(key, frame) for _, key, frame in schema_frames_at(frames)]
-
-
-def schema_frames_at(frames: Bytes) -> list[tuple[int, str, bytes]]:
-    """Return `schema_frames` with the place of each.
-
-    :raises TailraceError: as `schema_frames`.
-    """
-    return [found for found in _kept_at(frames) if not found[1].startswith("S")]
-
-
-def kept_frames(frames: Bytes) -> list[tuple[str, bytes]]:
-    """Return `schema_frames` and, each under the key `S<shard>`, those that say how far a shard is: what a
-    log keeps in force.
-
-    :raises TailraceError: as `schema_frames`.
-    """
-    return [(key, frame) for _, key, frame in _kept_at(frames)]
-
-
-def shard_states(in_force: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """Return how far each shard is, by its name, of what a log keeps in force."""
-    return {key[1:]: control_json(frame)["state"] for key, frame in in_force.items() if key.startswith("S")}
-
-
-def _kept_at(frames: Bytes) -> list[tuple[int, str, bytes]]:
-    places = np.empty(_SCHEMA_PLACES, np.int64)
-    count = _find_schema(frames, places)
-    if count > len(places):
-        places = np.empty(count, np.int64)
-        _find_schema(frames, places)
-    if count < 0:
-        raise _cut_short(-1 - count)
-    view = frames.data
-    found = []
-    for at in places[:count].tolist():
-        frame = bytes(view[at : at + 1 + struct.unpack_from("!i", view, at + 1)[0]])
-        found.append((at, _schema_key(frame), frame))
-    return found
-
-
-def _schema_key(frame: bytes) -> str:
-    if frame[KIND_AT] == 0x78:
-        content = control_json(frame)
-        is_shard = frame[KIND_AT + 1 : KIND_AT + 2] == SHARD
-        return f"S{content['shard']}" if is_shard else f"F{int(content['relation'])}"
-    oid = struct.unpack_from("!I", frame, XLOG_PAYLOAD_AT + 1)[0]
-    return f"{chr(frame[XLOG_PAYLOAD_AT])}{oid}"
-
-
-def _cut_short(at: int) -> TailraceError:
+def cut_short(at: int) -> TailraceError:
+    """Return the error for a frame at `at` whose length does not fit."""
     return TailraceError(Kind.PROTOCOL_VIOLATION, f"split frames: {_ERRORS[1]}", "", {"byte": at})
 
 
 def xlog_frame(start: int, end: int, sent_us: int, payload: bytes) -> bytes:
     """Return an XLogData frame; `sent_us` counts from 2000, as on the wire."""
-    return struct.pack("!cicQQq", b"d", 29 + len(payload), b"w", start, end, sent_us) + payload
+    return (
+        struct.pack("!cicQQq", b"d", XLOG_PAYLOAD_AT - 1 + len(payload), b"w", start, end, sent_us) + payload
+    )
 
 
 def snapshot_frame(relation: int, first_ordinal: int, rows: int, text: bytes) -> bytes:
     """Return a frame of `rows` snapshot rows in COPY's text format."""
-    return struct.pack("!cicIQI", b"d", 21 + len(text), b"s", relation, first_ordinal, rows) + text
+    frame = bytearray(SNAPSHOT_TEXT_AT) + text
+    put_rows_head(frame, relation, rows, first_ordinal)
+    return bytes(frame)
+
+
+def put_rows_head(frame: bytearray, relation: int, rows: int, first_ordinal: int = 0) -> None:
+    """Write what stands before the text of a frame of rows."""
+    struct.pack_into("!cicIQI", frame, 0, b"d", len(frame) - 1, b"s", relation, first_ordinal, rows)
 
 
 def control_frame(subtype: bytes, lsn: int, time_us: int, content: dict[str, Any]) -> bytes:
     """Return a control frame; `time_us` counts from 1970."""
     text = json.dumps(content, separators=(",", ":")).encode()
-    return struct.pack("!ciccQq", b"d", 22 + len(text), b"x", subtype, lsn, time_us) + text
+    return struct.pack("!ciccQq", b"d", CONTROL_JSON_AT - 1 + len(text), b"x", subtype, lsn, time_us) + text
 
 
 def shard_frame(shard: str, state: dict[str, Any]) -> bytes:

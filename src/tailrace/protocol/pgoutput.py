@@ -1,6 +1,6 @@
-"""Parsers of the pgoutput messages that describe tables, over a cursor that can't overrun.
+"""The messages of pgoutput: their letters and places, and those that describe tables, read and written.
 
-Changes themselves are never parsed here: `kernel` finds them by the million.
+Changes themselves are never parsed here: kernels find them by the million, with the names below.
 
 Source: PostgreSQL manual, "Logical Replication Message Formats", protocol version 1.
 """
@@ -12,6 +12,24 @@ from typing import NoReturn
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ReplicaIdentity
+
+# Types of messages.
+BEGIN, COMMIT, ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = map(ord, "BCORYIUDTM")
+
+# Places of fields in a message, from its type on; sizes are the least that a message of its type has.
+BEGIN_LSN_AT, BEGIN_TIME_AT, BEGIN_XID_AT, BEGIN_SIZE = 1, 9, 17, 21
+COMMIT_LSN_AT, COMMIT_END_AT, COMMIT_SIZE = 2, 10, 26
+RELATION_AT = 1  # of a change, a Relation; of a Type, its own number
+TUPLES_AT, CHANGE_SIZE_MIN = 5, 8
+TRUNCATE_COUNT_AT, TRUNCATED_AT, RELATION_SIZE = 1, 6, 4
+MESSAGE_FLAGS_AT, MESSAGE_LSN_AT, PREFIX_AT, MESSAGE_SIZE_MIN = 1, 2, 10, 11
+TRANSACTIONAL = 1  # among a Message's flags
+
+# What a tuple is, in front of it: the old key, the old row, the new row.
+OLD_KEY, OLD_ROW, NEW_ROW = map(ord, "KON")
+
+# What a tuple has for a column, in front of a text's size.
+NULL, UNCHANGED, TEXT = map(ord, "nut")
 
 #: PostgreSQL's MaxTupleAttributeNumber: no row has more columns.
 COLUMNS_MAX = 1664
@@ -82,7 +100,7 @@ def parse_relation(message: bytes) -> Relation:
     :raises TailraceError: `PROTOCOL_VIOLATION` if the message is not one.
     """
     cursor = Cursor(message, "Relation")
-    if cursor.u8() != ord("R"):
+    if cursor.u8() != RELATION:
         cursor.refuse("it is of another type")
     oid = cursor.u32()
     schema = cursor.text() or _PG_CATALOG
@@ -111,8 +129,35 @@ def parse_type(message: bytes) -> tuple[int, str, str]:
     :raises TailraceError: `PROTOCOL_VIOLATION` if the message is not one.
     """
     cursor = Cursor(message, "Type")
-    if cursor.u8() != ord("Y"):
+    if cursor.u8() != TYPE:
         cursor.refuse("it is of another type")
     oid, schema, name = cursor.u32(), cursor.text(), cursor.text()
     cursor.end()
     return oid, schema, name
+
+
+def relation_message(relation: Relation) -> bytes:
+    """Return the Relation message that describes `relation`."""
+    schema = "" if relation.schema == _PG_CATALOG else relation.schema
+    return (
+        struct.pack("!BI", RELATION, relation.oid)
+        + _text(schema)
+        + _text(relation.table)
+        + relation.identity.encode()
+        + struct.pack("!H", len(relation.columns))
+        + b"".join(
+            struct.pack("!B", column.in_identity)
+            + _text(column.name)
+            + struct.pack("!Ii", column.type_oid, column.type_modifier)
+            for column in relation.columns
+        )
+    )
+
+
+def type_message(oid: int, schema: str, name: str) -> bytes:
+    """Return the Type message of a type."""
+    return struct.pack("!BI", TYPE, oid) + _text(schema) + _text(name)
+
+
+def _text(text: str) -> bytes:
+    return text.encode() + b"\0"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.writer import LogListener
 from tailrace.config import PipelineConfig
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.section import SourceSection
@@ -131,30 +132,31 @@ class Snapshots(Protocol):
 class Source(Protocol):
     """A type of source, by its name under `source.type`; found as an entry point of `tailrace.sources`.
 
-    Methods are called from any thread. `section` is always an object of `settings`.
+    Methods are called from any thread. `section` is always an object of `settings`, a check one that `check`
+    returned: a type of source may name its own classes there.
     """
 
     settings: ClassVar[type[SourceSection]]
 
     def capture(
         self,
-        section: SourceSection,
+        section: Any,
         log: Path,
         options: LogConfig,
         *,
         name: str,
         semaphore: FairSemaphore | None = None,
-        on_durable: Callable[[], None] | None = None,
+        listener: LogListener | None = None,
     ) -> Capture:
         """Return what captures into task "0" of the log at `log`, which may not be there yet.
 
         :param name: of the pipeline.
         :param semaphore: held while a snapshot begins, where other sources begin, too.
-        :param on_durable: to be called when transactions have become durable in the log; returns at once.
+        :param listener: for the log's writer (`LogWriter.open`): hears of what is appended and durable.
         """
         ...
 
-    def end(self, section: SourceSection, stop: threading.Event) -> int:
+    def end(self, section: Any, stop: threading.Event) -> int:
         """Return the position that the source's newest commit lies before.
 
         :raises TailraceError: if the source can't be asked.
@@ -179,7 +181,7 @@ class Source(Protocol):
         """Return the preflight of the pipeline's source; `directory` is its log, if there is one."""
         ...
 
-    def findings_together(self, checks: Sequence[SourceCheck]) -> Iterator[Finding]:
+    def findings_together(self, checks: Sequence[Any]) -> Iterator[Finding]:
         """Yield what sources of this type lack together; `checks` have connected."""
         ...
 

@@ -14,16 +14,28 @@ from typing import Any
 
 import numpy as np
 
+from tailrace.decode.postgres_types import OIDS
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import POSTGRES_EPOCH_US
+from tailrace.model import POSTGRES_EPOCH_US, Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.frames import Bytes
-from tailrace.sources.postgres.decode.postgres_types import OIDS
+from tailrace.protocol.pgoutput import relation_message
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
-Row = Sequence[str | None]
+
+class _Unchanged:
+    """The value of a column that was not sent with an update."""
+
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+#: In the new row of an update: the value is as it was, and was not sent.
+UNCHANGED = _Unchanged()
+
+Row = Sequence[str | _Unchanged | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +43,18 @@ class ColumnShape:
     """A column. `type` is a type of PostgreSQL without a length: `int8`, `text`, `timestamptz`.
 
     `number` stays when the column is renamed, and is no other's, also after it was dropped; from 1.
+    `modifier` is PostgreSQL's (`atttypmod`), -1: none. `declared` is the type as the source writes it.
+    `missing` and `unknown`: as in `protocol.facts`.
     """
 
     name: str
     type: str
     number: int
     not_null: bool = False
+    modifier: int = -1
+    declared: str = ""
+    missing: str | None = None
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +64,7 @@ class TableShape:
     :param key: names of the columns that tell rows apart; empty: none do, and `update` and `delete` get the
         whole old row.
     :param version: counts the shapes that the table has had, from 1.
+    :param numbered: the highest number that a column of it has ever had; 0: not told.
     """
 
     relation: int
@@ -54,6 +73,7 @@ class TableShape:
     columns: tuple[ColumnShape, ...]
     key: tuple[str, ...]
     version: int = 1
+    numbered: int = 0
 
 
 class RowFrames:
@@ -84,23 +104,16 @@ class RowFrames:
             shape.key,
             tuple(_facts(column) for column in shape.columns),
             shape.version,
+            numbered=shape.numbered,
         )
-        columns = b"".join(
-            struct.pack("!B", is_full or column.name in shape.key)
-            + column.name.encode()
-            + struct.pack("!xIi", _oid(column), -1)
+        identity = ReplicaIdentity.FULL if is_full else ReplicaIdentity.DEFAULT
+        columns = tuple(
+            Column(column.name, _oid(column), column.modifier, is_full or column.name in shape.key)
             for column in shape.columns
         )
         self._parts.append(frames.control_frame(frames.FACTS, self._position, 0, facts.as_json()))
         self._message(
-            struct.pack("!cI", b"R", shape.relation)
-            + shape.schema.encode()
-            + b"\0"
-            + shape.table.encode()
-            + b"\0"
-            + (b"f" if is_full else b"d")
-            + struct.pack("!H", len(shape.columns))
-            + columns
+            relation_message(Relation(shape.relation, shape.schema, shape.table, identity, columns))
         )
 
     def begin(self, position: int, time_us: int, transaction: int = 0) -> None:
@@ -189,17 +202,34 @@ def _oid(column: ColumnShape) -> int:
 
 def _facts(column: ColumnShape) -> ColumnFacts:
     oid = _oid(column)
-    return ColumnFacts(column.name, column.number, column.type, oid, base_oid=oid, not_null=column.not_null)
+    return ColumnFacts(
+        column.name,
+        column.number,
+        column.declared or column.type,
+        oid,
+        column.modifier,
+        oid,
+        column.modifier,
+        column.not_null,
+        column.missing,
+        column.unknown,
+    )
 
 
 def _tuple(row: Row) -> bytes:
-    cells = (b"n" if value is None else _cell(value.encode()) for value in row)
-    return struct.pack("!H", len(row)) + b"".join(cells)
+    return struct.pack("!H", len(row)) + b"".join(map(_cell, row))
 
 
-def _cell(value: bytes) -> bytes:
-    return b"t" + struct.pack("!I", len(value)) + value
+def _cell(value: str | _Unchanged | None) -> bytes:
+    if value is None:
+        return b"n"
+    if isinstance(value, _Unchanged):
+        return b"u"
+    text = value.encode()
+    return b"t" + struct.pack("!I", len(text)) + text
 
 
-def _copied(value: str | None) -> str:
+def _copied(value: str | _Unchanged | None) -> str:
+    if isinstance(value, _Unchanged):
+        raise ValueError("a row of a snapshot has all its values")
     return "\\N" if value is None else value.translate(_ESCAPES)

@@ -10,25 +10,25 @@ from pathlib import Path
 import numpy as np
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.writer import LogListener
 from tailrace.config import PipelineConfig, PostgresSource
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.postgres import postgres_source
+from tailrace.decode.schemas import Catalog
 from tailrace.errors import Kind, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import Relation, SourceFingerprint, parse_lsn
-from tailrace.protocol.frames import schema_frames
+from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.sources.findings import Finding, error
 from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
-from tailrace.sources.postgres.decode.schemas import Catalog
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity, room_findings
 from tailrace.sources.postgres.preflight.server import room_of, server_facts
 from tailrace.sources.postgres.preflight.tables import source_findings
 from tailrace.sources.postgres.schema.catalog import PublishedTable, meant_tables
 from tailrace.sources.postgres.schema.publication import matching_tables
-from tailrace.sources.postgres.slot.health import concerns
+from tailrace.sources.postgres.slot.health import concerns, with_way_out
 from tailrace.sources.postgres.slot.monitor import look
-from tailrace.sources.postgres.slot.recovery_hints import with_way_out
-from tailrace.sources.postgres.snapshot.control import SnapshotControl
+from tailrace.sources.postgres.snapshot.requests import SnapshotControl
 from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace.sources.progress import SourceLook
 
@@ -53,9 +53,9 @@ class PostgresSourceType:
         *,
         name: str,
         semaphore: FairSemaphore | None = None,
-        on_durable: Callable[[], None] | None = None,
+        listener: LogListener | None = None,
     ) -> CaptureTask:
-        return CaptureTask(section, log, options, name=name, semaphore=semaphore, on_durable=on_durable)
+        return CaptureTask(section, log, options, name=name, semaphore=semaphore, listener=listener)
 
     def end(self, section: PostgresSource, stop: threading.Event) -> int:
         """Return the LSN up to which the source's WAL is written at this moment."""
@@ -113,7 +113,7 @@ class PostgresCheck:
         self._pipeline = pipeline
         self._directory = directory
         self._session: Session | None = None
-        self._server: Row = {}
+        self._server = Row()
         self.capacity: SourceCapacity | None = None
         self.gate = threading.Lock()
 

@@ -19,26 +19,26 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.compiled import KERNEL
-from tailrace.protocol.frames import Bytes, Numbers
+from tailrace.protocol.frames import COPY_DATA, KIND_AT, XLOG, XLOG_PAYLOAD_AT, Bytes, Numbers
 from tailrace.protocol.memory import address_of, i64_at, move_bytes, u8_at, u32_at
 
 MESSAGE_HEADER_SIZE = 5  # type and length
-KEEPALIVE_SIZE = 23  # header 'k' wal_end:u64 clock_us:i64 reply_wanted:u8
-XLOG_SIZE_MIN = 30  # header 'w' start:u64 end:u64 sent_us:i64
+LENGTH_MAX = 0x7FFFFFFF
 
+#: Of a keepalive: header 'k' wal_end:u64 clock_us:i64 reply_wanted:u8.
+KEEPALIVE = ord("k")
+KEEPALIVE_END_AT, KEEPALIVE_CLOCK_AT, REPLY_WANTED_AT, KEEPALIVE_SIZE = 6, 14, 22, 23
 
-class ScanField(enum.IntEnum):
-    """What a scan reports, by its place in the result."""
+# What a scan reports, by its place in the result:
+# what is kept lies between the scan's start and `KEPT_END`;
+# where the first message begins that was not dealt with, its size with its header (0: not even that is
+# there), and its type, if it is whole and not CopyData, else 0;
+# how many keepalives were cut out, the last one's position and time (µs since 2000), whether any asked for a
+# reply; and a `ScanFault`.
+KEPT_END, CONSUMED, NEEDED, STOPPED_BY, KEEPALIVES, WAL_END, CLOCK_US, REPLY_WANTED, FAULT = range(9)
+SCAN_FIELDS = 9
 
-    KEPT_END = 0  # what is kept lies between the scan's start and this
-    CONSUMED = 1  # where the first message that was not dealt with begins
-    NEEDED = 2  # size of that message, header included; 0: not even its header is there
-    STOPPED_BY = 3  # its type, if it is whole and not CopyData; else 0
-    KEEPALIVES = 4  # how many were cut out
-    WAL_END = 5  # of the last keepalive
-    CLOCK_US = 6  # of the last keepalive, since 2000
-    REPLY_WANTED = 7  # whether any keepalive asked for a reply
-    FAULT = 8  # one of Fault
+_NEWLINE = ord("\n")
 
 
 class ScanFault(enum.IntEnum):
@@ -49,6 +49,10 @@ class ScanFault(enum.IntEnum):
     LENGTH_OVER_LIMIT = 2
     KIND_UNKNOWN = 3
 
+
+_IMPOSSIBLE = int(ScanFault.LENGTH_IMPOSSIBLE)
+_OVER_LIMIT = int(ScanFault.LENGTH_OVER_LIMIT)
+_UNKNOWN = int(ScanFault.KIND_UNKNOWN)
 
 #: (buffer, start, end, largest message in bytes, result)
 Scan = Callable[[Bytes, int, int, int, Numbers], None]
@@ -66,10 +70,10 @@ def _move(b, source, end, target):  # type: ignore[no-untyped-def]
 
 @nb.njit(inline="always")
 def _fault_of(length, size_max):  # type: ignore[no-untyped-def]
-    if length < 4 or length > 0x7FFFFFFF:
-        return 1
+    if length < MESSAGE_HEADER_SIZE - 1 or length > LENGTH_MAX:
+        return _IMPOSSIBLE
     if length + 1 > size_max:
-        return 2
+        return _OVER_LIMIT
     return 0
 
 
@@ -80,34 +84,34 @@ def _split_wire(buffer, start, end, size_max, result):  # type: ignore[no-untype
     i = start
     run = start  # kept frames since the last cut
     target = start
-    while i + 5 <= end:
+    while i + MESSAGE_HEADER_SIZE <= end:
         size = u32_at(b, i + 1) + 1
         fault = _fault_of(size - 1, size_max)
         if fault != 0:
-            result[8] = fault
+            result[FAULT] = fault
             break
-        result[2] = size
+        result[NEEDED] = size
         if i + size > end:
             break
-        if u8_at(b, i) != 100:  # 'd'
-            result[3] = u8_at(b, i)
+        if u8_at(b, i) != COPY_DATA:
+            result[STOPPED_BY] = u8_at(b, i)
             break
-        kind = u8_at(b, i + 5) if size > 5 else np.int64(0)
-        if kind == 107 and size >= 23:  # 'k'
+        kind = u8_at(b, i + KIND_AT) if size > KIND_AT else np.int64(0)
+        if kind == KEEPALIVE and size >= KEEPALIVE_SIZE:
             target = _move(b, run, i, target)
-            result[4] += 1
-            result[5] = i64_at(b, i + 6)
-            result[6] = i64_at(b, i + 14)
-            if u8_at(b, i + 22) != 0:
-                result[7] = 1
+            result[KEEPALIVES] += 1
+            result[WAL_END] = i64_at(b, i + KEEPALIVE_END_AT)
+            result[CLOCK_US] = i64_at(b, i + KEEPALIVE_CLOCK_AT)
+            if u8_at(b, i + REPLY_WANTED_AT) != 0:
+                result[REPLY_WANTED] = 1
             run = i + size
-        elif kind != 119 or size < 31:  # 'w' with at least a message's type
-            result[8] = 3
+        elif kind != XLOG or size <= XLOG_PAYLOAD_AT:
+            result[FAULT] = _UNKNOWN
             break
-        result[2] = 0
+        result[NEEDED] = 0
         i += size
-    result[0] = _move(b, run, i, target)
-    result[1] = i
+    result[KEPT_END] = _move(b, run, i, target)
+    result[CONSUMED] = i
 
 
 @nb.njit(_SIGNATURE, **KERNEL)
@@ -116,23 +120,23 @@ def _unwrap_copy(buffer, start, end, size_max, result):  # type: ignore[no-untyp
     result[:] = 0
     i = start
     target = start
-    while i + 5 <= end:
+    while i + MESSAGE_HEADER_SIZE <= end:
         size = u32_at(b, i + 1) + 1
         fault = _fault_of(size - 1, size_max)
         if fault != 0:
-            result[8] = fault
+            result[FAULT] = fault
             break
-        result[2] = size
+        result[NEEDED] = size
         if i + size > end:
             break
-        if u8_at(b, i) != 100:  # 'd'
-            result[3] = u8_at(b, i)
+        if u8_at(b, i) != COPY_DATA:
+            result[STOPPED_BY] = u8_at(b, i)
             break
-        target = _move(b, i + 5, i + size, target)
-        result[2] = 0
+        target = _move(b, i + MESSAGE_HEADER_SIZE, i + size, target)
+        result[NEEDED] = 0
         i += size
-    result[0] = target
-    result[1] = i
+    result[KEPT_END] = target
+    result[CONSUMED] = i
 
 
 @nb.njit(nb.void(nb.uint8[::1], nb.int64[::1]), **KERNEL)
@@ -140,21 +144,21 @@ def _lines(b, result):  # type: ignore[no-untyped-def]
     # Without a branch the loop is compiled to wide comparisons: a tenth of the time.
     count = np.int64(0)
     for i in range(len(b)):
-        count += np.int64(b[i] == 10)
+        count += np.int64(b[i] == _NEWLINE)
     last = len(b)
-    while last > 0 and b[last - 1] != 10:
+    while last > 0 and b[last - 1] != _NEWLINE:
         last -= 1
     result[0] = count
     result[1] = last
 
 
 def split_wire(buffer: Bytes, start: int, end: int, size_max: int, result: Numbers) -> None:
-    """Scan `buffer[start:end]` for replication; fill `result`, one number a `ScanField`."""
+    """Scan `buffer[start:end]` for replication; fill `result`, of `SCAN_FIELDS` numbers."""
     _split_wire(buffer, start, end, size_max, result)
 
 
 def unwrap_copy(buffer: Bytes, start: int, end: int, size_max: int, result: Numbers) -> None:
-    """Scan `buffer[start:end]` for COPY's rows; fill `result`, one number a `ScanField`."""
+    """Scan `buffer[start:end]` for COPY's rows; fill `result`, of `SCAN_FIELDS` numbers."""
     _unwrap_copy(buffer, start, end, size_max, result)
 
 

@@ -80,12 +80,12 @@ def slot_facts(session: Session, slot: str) -> SlotFacts | None:
         return None
     row = rows[0]
     return SlotFacts(
-        plugin=row["plugin"] or "",
-        database=row["database"] or "",
-        temporary=row["temporary"] == "t",
+        plugin=row.text("plugin"),
+        database=row.text("database"),
+        temporary=row.flag("temporary"),
         active_pid=int(row["active_pid"]) if row["active_pid"] else None,
-        restart_lsn=_lsn(row, "restart_lsn"),
-        confirmed_flush_lsn=_lsn(row, "confirmed_flush_lsn"),
+        restart_lsn=row.lsn("restart_lsn"),
+        confirmed_flush_lsn=row.lsn("confirmed_flush_lsn"),
         invalidation=invalidation(row),
         failover=row.get("failover") == "t",
         synced=row.get("synced") == "t",
@@ -167,7 +167,7 @@ def status_interval_s(session: Session, wanted_s: float) -> float:
     [row] = session.run(
         "SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'", "look at the server's settings"
     )
-    timeout_s = int(row["setting"] or 0) / 1000
+    timeout_s = row.number("setting") / 1000
     return min(wanted_s, timeout_s / 3) if timeout_s else wanted_s
 
 
@@ -191,11 +191,6 @@ def _left_at(session: Session, timeline: int, stored: int) -> int | None:
         if len(parts) >= 2 and parts[0] == str(stored):
             return parse_lsn(parts[1])
     return None
-
-
-def _lsn(row: Row, name: str) -> int | None:
-    value = row.get(name)
-    return parse_lsn(value) if value else None
 
 
 def _text(row: Row, name: str) -> str:

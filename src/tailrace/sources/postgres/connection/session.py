@@ -20,10 +20,10 @@ from psycopg import pq
 
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Stopped, TailraceError
+from tailrace.model import parse_lsn
 from tailrace.secrets import redact
 from tailrace.sources.postgres.connection.backend_messages import split_wire, unwrap_copy
-from tailrace.sources.postgres.connection.errors import connection_lost
-from tailrace.sources.postgres.connection.refusals import from_connecting
+from tailrace.sources.postgres.connection.errors import connection_lost, from_connecting
 from tailrace.sources.postgres.connection.text_encoding import SQL_ASCII, TextEncoding
 from tailrace.sources.postgres.connection.transport import (
     LibpqTransport,
@@ -70,7 +70,31 @@ _LIVENESS = {
 #: json and jsonb.
 JSON_OIDS = (114, 3802)
 
-Row = dict[str, str | None]
+
+class Row(dict[str, str | None]):
+    """A row of an answer: its values as text, by column name; None is NULL."""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Schema and name of the table that it is of."""
+        return self.text("schema"), self.text("table")
+
+    def text(self, column: str) -> str:
+        """Return a text; empty for NULL."""
+        return self[column] or ""
+
+    def number(self, column: str) -> int:
+        """Return a whole number; 0 for NULL."""
+        return int(self[column] or 0)
+
+    def flag(self, column: str) -> bool:
+        """Return a boolean; false for NULL."""
+        return self[column] == "t"
+
+    def lsn(self, column: str) -> int | None:
+        """Return an LSN; None for NULL, and for a column that a later version of the server has."""
+        value = self.get(column)
+        return parse_lsn(value) if value else None
 
 
 def quote_identifier(name: str) -> str:
@@ -153,10 +177,10 @@ class Session:
         types = [result.ftype(column) for column in range(result.nfields)]
         text = [self._json if oid in JSON_OIDS else self._text for oid in types]
         return [
-            {
-                name: None if (value := result.get_value(row, column)) is None else text[column](value)
+            Row(
+                (name, None if (value := result.get_value(row, column)) is None else text[column](value))
                 for column, name in enumerate(names)
-            }
+            )
             for row in range(result.ntuples)
         ]
 

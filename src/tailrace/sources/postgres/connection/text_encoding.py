@@ -321,4 +321,4 @@ def _convert(session: Session, raw: bytes, encoding: str, to: str) -> bytes | No
         if error.context.get("sqlstate") not in UNCONVERTIBLE:
             raise
         return None
-    return bytes.fromhex(row["raw"] or "")
+    return bytes.fromhex(row.text("raw"))

@@ -30,13 +30,13 @@ import psycopg
 from psycopg import pq
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol.frames import Bytes
+from tailrace.protocol.frames import XLOG_PAYLOAD_AT, Bytes
 from tailrace.sources.postgres.connection.backend_messages import (
     KEEPALIVE_SIZE,
     MESSAGE_HEADER_SIZE,
+    SCAN_FIELDS,
     Scan,
     ScanFault,
-    ScanField,
 )
 from tailrace.sources.postgres.connection.errors import (
     connection_lost,
@@ -202,7 +202,7 @@ class SocketTransport:
         self._writable.register(self._socket, select.POLLOUT)
         self._scan = scan
         self._size_max = message_bytes_max
-        self._result = np.zeros(len(ScanField), np.int64)
+        self._result = np.zeros(SCAN_FIELDS, np.int64)
         self._normal: Bytes = np.empty(BUFFER_BYTES, np.uint8)
         self._buffer = self._normal
         self._view = self._buffer.data
@@ -259,7 +259,7 @@ class SocketTransport:
         return self._scanned()
 
     def send(self, payload: bytes) -> None:
-        self._transmit(b"d" + struct.pack("!i", len(payload) + 4) + payload, SEND_DEADLINE_S)
+        self._transmit(_message(b"d", payload), SEND_DEADLINE_S)
 
     def release(self) -> None:
         self._closed = True
@@ -271,7 +271,7 @@ class SocketTransport:
         self._closed = True
         try:
             # CopyDone, Terminate: the server frees the slot at once instead of at a time-out.
-            self._socket.send(b"c\0\0\0\x04X\0\0\0\x04")
+            self._socket.send(_message(b"c", b"") + _message(b"X", b""))
             self._socket.shutdown(socket.SHUT_WR)
             self._drain()
         except OSError:
@@ -527,7 +527,7 @@ class LibpqTransport:
             out += data
             return None
         kind = data[0:1].tobytes()
-        if kind == b"w" and len(data) > 25:
+        if kind == b"w" and size > XLOG_PAYLOAD_AT:
             out += b"d" + struct.pack("!i", len(data) + 4)
             out += data
             return keepalive

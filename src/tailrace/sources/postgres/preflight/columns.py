@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure, kept_renames
 from tailrace.config import ColumnPolicy, PostgresSource, matches, matches_any
+from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.renames import Renames
 from tailrace.sources.findings import Finding, error, from_failure, warning
 from tailrace.sources.postgres.connection.session import Session, quote_identifier, quote_literal
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
 from tailrace.sources.postgres.schema.column_lists import (
     list_command,
     listed_tables,
@@ -173,7 +173,7 @@ def _partition_findings(
 def _filters(session: Session, publication: str) -> dict[Name, set[str]]:
     """Return which columns the publication's row filters use, by table."""
     rows = session.run(_FILTERS.format(name=quote_literal(publication)), "look at the row filters")
-    return {(row["schema"] or "", row["table"] or ""): set(json.loads(row["names"] or "[]")) for row in rows}
+    return {row.name: set(json.loads(row["names"] or "[]")) for row in rows}
 
 
 def _filter_findings(

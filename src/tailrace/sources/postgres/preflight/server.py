@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.lock_probe import is_written
+from tailrace.changelog.lock import is_written
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource
 from tailrace.config.source.postgres import postgres_source
@@ -22,10 +22,9 @@ from tailrace.sources.postgres.connection.server import facts, require_supported
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.connection.text_encoding import own_encoding
 from tailrace.sources.postgres.preflight.capacity import SourceCapacity
-from tailrace.sources.postgres.slot.health import OpenTransaction, concerns, mib
+from tailrace.sources.postgres.slot.health import RENEWAL, OpenTransaction, concerns, mib, with_way_out
 from tailrace.sources.postgres.slot.monitor import holders, look
-from tailrace.sources.postgres.slot.recovery_hints import RENEWAL, with_way_out
-from tailrace.sources.postgres.snapshot.slot_creation import temporary_prefix
+from tailrace.sources.postgres.snapshot.exported_snapshot import temporary_prefix
 from tailrace.sources.postgres.streaming.capture_task import STATE_NAME, TASK
 from tailrace.sources.postgres.streaming.reconcile import CaptureState, LogFacts, decide
 from tailrace.sources.progress import SourceWarning
@@ -95,15 +94,15 @@ def room_of(
     [windows] = session.run(_WINDOWS.format(prefix=prefix), "look at the replication slots")
     return SourceCapacity(
         source=pipeline.source_name,
-        server=server["instance"] or "",
+        server=server.text("instance"),
         takes_slot=slot is None and not _has_begun(log),
-        slots=_number(server, "slots"),
-        slots_max=_number(server, "slots_max"),
+        slots=server.number("slots"),
+        slots_max=server.number("slots_max"),
         takes_sender=slot is None or slot.active_pid is None,
-        senders=_number(server, "senders"),
-        senders_max=_number(server, "senders_max"),
+        senders=server.number("senders"),
+        senders_max=server.number("senders_max"),
         windows=0 if source.snapshot == "only" else 1,
-        windows_open=min(1, _number(windows, "open")),
+        windows_open=min(1, windows.number("open")),
     )
 
 
@@ -117,7 +116,7 @@ def server_findings(session: Session, server: Row, source: PostgresSource) -> It
         require_supported(source, session.server_version)
     except TailraceError as failure:
         yield from_failure(failure)
-    if _true(server, "standby"):
+    if server.flag("standby"):
         yield from _standby_findings(session, server, source)
     elif source.slot_failover and session.server_version >= 170000:
         yield from _failover_findings(session)
@@ -154,14 +153,12 @@ def _logical_findings(server: Row) -> Iterator[Finding]:
             Kind.SOURCE_MISCONFIGURED,
             f"wal_level is {server['wal_level']}; capture needs logical",
             "ALTER SYSTEM SET wal_level = logical; then restart the server"
-            + ("" if not _true(server, "standby") else ": the primary and this standby"),
+            + ("" if not server.flag("standby") else ": the primary and this standby"),
         )
 
 
 def _role_findings(server: Row) -> Iterator[Finding]:
-    if not (
-        _true(server, "superuser") or _true(server, "replication") or _true(server, "managed_replication")
-    ):
+    if not (server.flag("superuser") or server.flag("replication") or server.flag("managed_replication")):
         yield error(
             Kind.SOURCE_PRIVILEGE_MISSING,
             f"the role {server['role']!r} may not replicate",
@@ -173,7 +170,7 @@ def _tls_findings(server: Row, source: PostgresSource) -> Iterator[Finding]:
     is_local, sslmode = source.tls()
     if is_local:
         return
-    if not _true(server, "tls"):
+    if not server.flag("tls"):
         yield warning(
             Kind.SOURCE_MISCONFIGURED,
             f"the connection is not encrypted (sslmode {sslmode}): rows travel in plain text",
@@ -241,8 +238,8 @@ def _has_begun(log: LogDirectory | None) -> bool:
 
 def _may_replicate(server: Row) -> bool:
     may = ("superuser", "replication", "managed_replication")
-    free = _number(server, "senders_max") > _number(server, "senders")
-    return free and any(_true(server, name) for name in may)
+    free = server.number("senders_max") > server.number("senders")
+    return free and any(server.flag(name) for name in may)
 
 
 def _start_findings(pipeline: PipelineConfig, log: LogDirectory | None) -> Iterator[Finding]:
@@ -298,7 +295,7 @@ def _at_risk(concern: SourceWarning) -> Finding:
 def _other_slots(session: Session, source: PostgresSource) -> Iterator[Finding]:
     rows = session.run(_OTHER_SLOTS.format(slot=quote_literal(source.slot)), "look at the other slots")
     for row in rows:
-        retained, xmin_age = _number(row, "retained"), _number(row, "xmin_age")
+        retained, xmin_age = row.number("retained"), row.number("xmin_age")
         if retained <= source.slot_watch.retained_bytes_warned and xmin_age <= XMIN_AGE_WARNED:
             continue
         yield warning(
@@ -310,7 +307,7 @@ def _other_slots(session: Session, source: PostgresSource) -> Iterator[Finding]:
 
 
 def _limit_findings(server: Row) -> Iterator[Finding]:
-    keep = _number(server, "keep_bytes")
+    keep = server.number("keep_bytes")
     if 0 <= keep < KEEP_BYTES_WARNED:
         yield warning(
             Kind.SLOT_AT_RISK,
@@ -319,7 +316,7 @@ def _limit_findings(server: Row) -> Iterator[Finding]:
             "ALTER SYSTEM SET max_slot_wal_keep_size = '64GB'; SELECT pg_reload_conf(); or what the disk has "
             "room for",
         )
-    idle_s = _number(server, "idle_timeout_s")
+    idle_s = server.number("idle_timeout_s")
     if 0 < idle_s < IDLE_TIMEOUT_S_WARNED:
         yield warning(
             Kind.SLOT_AT_RISK,
@@ -327,11 +324,3 @@ def _limit_findings(server: Row) -> Iterator[Finding]:
             "down for longer, and only a new snapshot leads on",
             "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
         )
-
-
-def _true(row: Row, name: str) -> bool:
-    return row[name] == "t"
-
-
-def _number(row: Row, name: str) -> int:
-    return int(row[name] or 0)

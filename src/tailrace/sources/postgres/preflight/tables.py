@@ -39,7 +39,7 @@ from tailrace.sources.postgres.schema.replica_identity import (
     identity_changes,
     tables_as_set,
 )
-from tailrace.sources.postgres.schema.source_tables import SourceTable
+from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
 from tailrace.sources.postgres.snapshot.requests import check_condition
 from tailrace.sources.postgres.streaming.capture_task import STATE_NAME, TASK
 from tailrace.sources.postgres.streaming.reconcile import CapturePhase, CaptureState
@@ -78,7 +78,7 @@ def source_findings(
     yield from slot_findings(session, server, pipeline, log, gate)
     tables = matching_tables(session, source)
     yield from _pattern_findings(session, pipeline, tables)
-    rows = {(row["schema"], row["table"]): row for row in session.run(_TABLES, "look at the tables")}
+    rows = {row.name: row for row in session.run(_TABLES, "look at the tables")}
     changes = identity_changes(session, source, tables)
     yield from _identity_findings(server, changes)
     tables = tables_as_set(tables, changes)
@@ -112,7 +112,7 @@ def _identity_findings(server: Row, changes: list[IdentityChange]) -> Iterator[F
             found = from_failure(change.failure)
             severity = Severity.WARNING if change.refused and not change.named else Severity.ERROR
             yield replace(found, severity=severity, table=change.table.qualified_name)
-        elif _true(server, "standby"):
+        elif server.flag("standby"):
             yield error(
                 Kind.SOURCE_MISCONFIGURED,
                 f"source.replica_identity asks for {change.wanted}, and a standby can't set it",
@@ -153,7 +153,7 @@ def _publication_findings(
     server: Row,
     pipeline: PipelineConfig,
     tables: list[SourceTable],
-    rows: dict[tuple[str | None, str | None], Row],
+    rows: dict[Name, Row],
     log: LogDirectory | None,
 ) -> Iterator[Finding]:
     source = postgres_source(pipeline.source)
@@ -167,14 +167,14 @@ def _publication_findings(
                 f"the log has begun, but its publication {name!r} is gone",
                 "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
             )
-        elif _true(server, "standby"):
+        elif server.flag("standby"):
             yield from_failure(
                 made_elsewhere(
                     source,
                     create_command(session, source, tables),
                 )
             )
-        elif not _true(server, "superuser"):
+        elif not server.flag("superuser"):
             yield from _may_publish(session, server, source, tables, rows)
         return
     publication = found[0]
@@ -204,14 +204,14 @@ def _publication_findings(
             "name it in source.tables, or take it out of the publication",
             f"{schema}.{table_name}",
         )
-    if _true(publication, "via_root") != source.publish_via_partition_root and any(
+    if publication.flag("via_root") != source.publish_via_partition_root and any(
         table.partitioned for table in tables
     ):
         wanted = str(source.publish_via_partition_root).lower()
         yield warning(
             Kind.PUBLICATION_MISMATCH,
             f"the publication {name!r} has publish_via_partition_root = "
-            f"{str(_true(publication, 'via_root')).lower()}, the configuration says {wanted}; the "
+            f"{str(publication.flag('via_root')).lower()}, the configuration says {wanted}; the "
             "publication counts",
             f"before the first run: ALTER PUBLICATION {quote_identifier(name)} SET "
             f"(publish_via_partition_root = {wanted}); later: set source.publish_via_partition_root to what "
@@ -242,11 +242,11 @@ def _may_publish(
     server: Row,
     source: PostgresSource,
     tables: list[SourceTable],
-    rows: dict[tuple[str | None, str | None], Row],
+    rows: dict[Name, Row],
 ) -> Iterator[Finding]:
-    role = quote_identifier(server["role"] or "")
+    role = quote_identifier(server.text("role"))
     command = f"{create_command(session, source, tables)};"
-    if not _true(server, "may_create"):
+    if not server.flag("may_create"):
         yield error(
             Kind.SOURCE_PRIVILEGE_MISSING,
             f"the role {server['role']!r} may not create the publication {source.publication!r} in this "
@@ -255,7 +255,7 @@ def _may_publish(
             f"or let its owner create it: {command}",
         )
     for table in tables:
-        if not _true(rows[table.schema, table.name], "owned"):
+        if not rows[table.schema, table.name].flag("owned"):
             yield error(
                 Kind.SOURCE_PRIVILEGE_MISSING,
                 f"the role {server['role']!r} does not own the table, so it can't put it into a publication",
@@ -274,23 +274,23 @@ def _condition_findings(session: Session, source: PostgresSource, table: SourceT
 
 def _table_findings(table: SourceTable, row: Row, server: Row, pipeline: PipelineConfig) -> Iterator[Finding]:
     source = postgres_source(pipeline.source)
-    name, role = f"{table.schema}.{table.name}", quote_identifier(server["role"] or "")
+    name, role = f"{table.schema}.{table.name}", quote_identifier(server.text("role"))
     if source.snapshot != "never":
-        if not _true(row, "may_use_schema"):
+        if not row.flag("may_use_schema"):
             yield error(
                 Kind.SOURCE_PRIVILEGE_MISSING,
                 f"the role {server['role']!r} may not use the schema {table.schema!r}",
                 f"GRANT USAGE ON SCHEMA {quote_identifier(table.schema)} TO {role};",
                 name,
             )
-        if not _true(row, "may_select"):
+        if not row.flag("may_select"):
             yield error(
                 Kind.SOURCE_PRIVILEGE_MISSING,
                 f"the role {server['role']!r} may not read the table, which the snapshot needs",
                 f"GRANT SELECT ON {table.sql} TO {role};",
                 name,
             )
-        if _true(row, "row_security"):
+        if row.flag("row_security"):
             yield error(
                 Kind.SOURCE_PRIVILEGE_MISSING,
                 f"row security would hide rows of the table from the role {server['role']!r}",
@@ -305,14 +305,14 @@ def _table_findings(table: SourceTable, row: Row, server: Row, pipeline: Pipelin
             f"{table.identity_repair}; or give it a primary key",
             name,
         )
-    has_key = _true(row, "has_key") if row["identity"] in ("d", "f") else _true(row, "has_identity_index")
+    has_key = row.flag("has_key") if row["identity"] in ("d", "f") else row.flag("has_identity_index")
     if not has_key and not source.key_of(table.schema, table.name):
         if source.snapshot == "when_needed":
             yield warning(
                 Kind.SINK_KEY_MISSING,
                 "snapshot: when_needed stops once changes are lost, because the table has no key by which "
-                "rows that are read again could be told apart",
-                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or name columns that tell its rows apart in "
+                "rows that are read again could be distinguished",
+                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or name columns that identify its rows in "
                 "source.message_keys",
                 name,
             )
@@ -326,7 +326,7 @@ def _keyless_findings(table: SourceTable, name: str, pipeline: PipelineConfig) -
             repair = f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…);"
             if table.may_be_full:
                 repair += (
-                    " or name columns that tell its rows apart in source.message_keys, or set keyless: "
+                    " or name columns that identify its rows in source.message_keys, or set keyless: "
                     f"full_row in sinks[{number}], and ALTER TABLE {table.sql} REPLICA IDENTITY FULL;"
                 )
             yield error(
@@ -336,11 +336,3 @@ def _keyless_findings(table: SourceTable, name: str, pipeline: PipelineConfig) -
                 repair,
                 name,
             )
-
-
-def _true(row: Row, name: str) -> bool:
-    return row[name] == "t"
-
-
-def _number(row: Row, name: str) -> int:
-    return int(row[name] or 0)

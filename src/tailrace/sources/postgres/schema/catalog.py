@@ -11,15 +11,15 @@ All names are data: quoted where SQL is made of them, never taken apart.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tailrace.config.source.column_policy import ColumnRoles
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import Column
+from tailrace.model import Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
+from tailrace.protocol.pgoutput import relation_message, type_message
 from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
 from tailrace.sources.postgres.schema.published_tables import GENERATED_VERSION_MIN, published, terms
 from tailrace.sources.postgres.schema.table_metadata import (
@@ -162,25 +162,13 @@ class PublishedTable:
     def schema_frames(self, lsn: int, server_time_us: int) -> bytes:
         """Return the Type frames and the Relation frame as of `lsn`; time since 2000."""
         messages = [
-            b"Y" + struct.pack("!I", column.type_oid) + _text(column.base_schema) + _text(column.base_name)
+            type_message(column.type_oid, column.base_schema, column.base_name)
             for column in {c.type_oid: c for c in self.columns}.values()
             if column.type_oid >= FIRST_OID_NOT_BUILT_IN
         ]
-        full = self.identity == "f"
-        messages.append(
-            b"R"
-            + struct.pack("!I", self.oid)
-            + _text("" if self.schema == "pg_catalog" else self.schema)
-            + _text(self.name)
-            + self.identity.encode()
-            + struct.pack("!H", len(self.columns))
-            + b"".join(
-                struct.pack("!B", full or column.in_identity)
-                + _text(column.name)
-                + struct.pack("!Ii", column.type_oid, column.type_modifier)
-                for column in self.columns
-            )
-        )
+        identity = ReplicaIdentity(self.identity)
+        sent = self._sent(full=identity is ReplicaIdentity.FULL)
+        messages.append(relation_message(Relation(self.oid, self.schema, self.name, identity, sent)))
         return b"".join(frames.xlog_frame(lsn, lsn, server_time_us, message) for message in messages)
 
     def facts_frame(
@@ -195,16 +183,18 @@ class PublishedTable:
         :param name_of: returns what a relation is called now, None if it is gone.
         """
         known = in_force or KnownFacts()
-        sent = [
-            Column(column.name, column.type_oid, column.type_modifier, column.in_identity)
-            for column in self.columns
-        ]
         name = (self.schema, self.name)
-        facts = facts_of(sent, name, self.catalog, known.get(self.oid), relation=self.oid, xid=None)
+        facts = facts_of(self._sent(), name, self.catalog, known.get(self.oid), relation=self.oid, xid=None)
         before, facts = known.get(self.oid), versioned(facts, known, reshaped=False)
         if facts.replaced and (before is None or before.replaced != facts.replaced):
             facts = replace(facts, replaced_name=name_of(facts.replaced))
         return frames.control_frame(frames.FACTS, lsn, 0, facts.as_json())
+
+    def _sent(self, *, full: bool = False) -> tuple[Column, ...]:
+        return tuple(
+            Column(column.name, column.type_oid, column.type_modifier, full or column.in_identity)
+            for column in self.columns
+        )
 
 
 def published_tables(session: Session, source: PostgresSource) -> list[PublishedTable]:
@@ -223,7 +213,7 @@ def published_table(
     :param with_filter: have its row filter, for which the table must be locked, if it has one.
     """
     rows = _listed(session, source, f"AND c.oid = {oid}")
-    found = _tables(session, source, rows if with_filter else [{**row, "filtered": "f"} for row in rows])
+    found = _tables(session, source, rows if with_filter else [Row(row, filtered="f") for row in rows])
     return found[0] if found else None
 
 
@@ -237,9 +227,7 @@ def meant_tables(session: Session, source: PostgresSource, oids: Sequence[int]) 
 
 def published_oids(session: Session, source: PostgresSource) -> dict[tuple[str, str], int]:
     """Return the oids of the publication's tables by schema and name. One query."""
-    return {
-        (row["schema"] or "", row["table"] or ""): int(row["oid"] or 0) for row in _listed(session, source)
-    }
+    return {row.name: row.number("oid") for row in _listed(session, source)}
 
 
 def shape_of(session: Session, oid: int) -> tuple[str | None, str | None]:
@@ -266,12 +254,12 @@ def file_of(session: Session, oid: int) -> str | None:
 
 
 def _tables(session: Session, source: PostgresSource, rows: list[Row]) -> list[PublishedTable]:
-    filters = _filters(session, source, [row["oid"] or "" for row in rows if row["filtered"] == "t"])
+    filters = _filters(session, source, [row.text("oid") for row in rows if row.flag("filtered")])
     tables = []
     for at in range(0, len(rows), TABLES_AT_ONCE):
         some = rows[at : at + TABLES_AT_ONCE]
         columns: dict[str | None, list[Row]] = {row["oid"]: [] for row in some}
-        command = _COLUMNS.format(oids=", ".join(row["oid"] or "" for row in some))
+        command = _COLUMNS.format(oids=", ".join(row.text("oid") for row in some))
         for column in session.run(command, "read the columns of the tables"):
             columns[column["oid"]].append(column)
         described = [_table(session, source, row, columns[row["oid"]], filters) for row in some]
@@ -308,30 +296,26 @@ def _table(
 ) -> PublishedTable:
     name = f"{row['schema']}.{row['table']}"
     listed = None if row["numbers"] is None else frozenset(json.loads(row["numbers"]))
-    kinds = (
-        ("", "s") if session.server_version >= GENERATED_VERSION_MIN and row["generated"] == "t" else ("",)
-    )
-    sent = [
-        r for r in rows if (r["generated"] in kinds if listed is None else int(r["number"] or 0) in listed)
-    ]
-    key = sorted((int(r["key_place"]), r["name"] or "") for r in rows if r["key_place"] is not None)
+    kinds = ("", "s") if session.server_version >= GENERATED_VERSION_MIN and row.flag("generated") else ("",)
+    sent = [r for r in rows if (r["generated"] in kinds if listed is None else r.number("number") in listed)]
+    key = sorted((int(r["key_place"]), r.text("name")) for r in rows if r["key_place"] is not None)
     left_out = _left_out(source, row, rows)
     columns = tuple(_column(r) for r in sent if r["name"] not in left_out)
-    lost = {r["name"] for r in rows if r["identity"] == "t"} - {column.name for column in columns}
+    lost = {r["name"] for r in rows if r.flag("identity")} - {column.name for column in columns}
     if lost:
         raise TailraceError(
             Kind.PUBLICATION_MISMATCH,
             f"read the publication: its column list for {name} leaves out key columns",
-            "publish the columns of the replica identity too: without them no row can be told from another",
+            "publish the columns of the replica identity too: without them rows can't be distinguished",
             {"table": name, "columns": ", ".join(sorted(str(column) for column in lost))},
         )
     return PublishedTable(
-        oid=int(row["oid"] or 0),
-        schema=row["schema"] or "",
-        name=row["table"] or "",
+        oid=row.number("oid"),
+        schema=row.text("schema"),
+        name=row.text("table"),
         partitioned=row["kind"] == "p",
         identity=row["identity"] or "d",
-        rows_estimated=max(0, int(row["estimate"] or 0)),
+        rows_estimated=max(0, row.number("estimate")),
         row_filter=filters.get(row["oid"]),
         columns=columns,
         primary_key=tuple(column for _, column in key),
@@ -342,29 +326,29 @@ def _left_out(source: PostgresSource, table: Row, columns: list[Row]) -> frozens
     """Return the columns that need not be copied, because nobody will see them."""
     if not source.leaves_columns_out:
         return frozenset()
-    identity = frozenset(row["name"] or "" for row in columns if row["identity"] == "t")
+    identity = frozenset(row.text("name") for row in columns if row.flag("identity"))
     known = ColumnRoles(
-        names=tuple(row["name"] or "" for row in columns),
+        names=tuple(row.text("name") for row in columns),
         identity=identity,
         full=table["identity"] == "f",
-        primary_key=frozenset(row["name"] or "" for row in columns if row["key_place"] is not None),
+        primary_key=frozenset(row.text("name") for row in columns if row["key_place"] is not None),
     )
-    return source.left_out(table["schema"] or "", table["table"] or "", known) - identity
+    return source.left_out(table.text("schema"), table.text("table"), known) - identity
 
 
 def _column(row: Row) -> PublishedColumn:
     return PublishedColumn(
-        name=row["name"] or "",
-        type_oid=int(row["type"] or 0),
+        name=row.text("name"),
+        type_oid=row.number("type"),
         type_modifier=int(row["modifier"] or -1),
-        declared=row["declared"] or "",
-        base_oid=int(row["base"] or 0),
+        declared=row.text("declared"),
+        base_oid=row.number("base"),
         base_modifier=int(row["base_modifier"] or -1),
-        base_name=row["base_name"] or "",
-        base_schema=row["base_schema"] or "",
-        in_identity=row["identity"] == "t",
+        base_name=row.text("base_name"),
+        base_schema=row.text("base_schema"),
+        in_identity=row.flag("identity"),
         key_place=None if row["key_place"] is None else int(row["key_place"]),
-        required=row["required"] == "t",
+        required=row.flag("required"),
     )
 
 

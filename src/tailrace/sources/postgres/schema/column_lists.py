@@ -101,7 +101,7 @@ def widening_command(session: Session, source: PostgresSource, table: TableColum
 def listed_tables(session: Session, publication: str) -> frozenset[Name]:
     """Return the tables that have a column list in the publication. PostgreSQL 15 and later."""
     rows = session.run(_LISTED.format(name=quote_literal(publication)), "look at the column lists")
-    return frozenset((row["schema"] or "", row["table"] or "") for row in rows)
+    return frozenset(row.name for row in rows)
 
 
 def published_columns(session: Session, publication: str) -> dict[Name, set[str]]:
@@ -109,4 +109,4 @@ def published_columns(session: Session, publication: str) -> dict[Name, set[str]
     join, _, _ = terms(session.server_version)
     command = _SENT_COLUMNS.format(published=published(publication, session.server_version), join=join)
     rows = session.run(command, "read the publication")
-    return {(row["schema"] or "", row["table"] or ""): set(json.loads(row["names"] or "[]")) for row in rows}
+    return {row.name: set(json.loads(row["names"] or "[]")) for row in rows}

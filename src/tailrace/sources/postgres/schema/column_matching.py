@@ -46,7 +46,7 @@ _WITHIN_REACH = _SAME_TYPE + 1
 
 
 def aligned(sent: Sequence[Column], catalog: Sequence[CatalogColumn], before: Mapping[str, int]) -> list[int]:
-    """Return the number of each column that was sent; 0 where it can't be told, or not for sure.
+    """Return the number of each column that was sent; 0 where it is unknown or in doubt.
 
     :param catalog: in the order of their numbers.
     :param before: numbers of the columns in the version that was in force, by name.

@@ -88,7 +88,7 @@ def columns_of(session: Session, tables: Iterable[tuple[int, str, str]]) -> dict
     rows = session.run(command, "read the tables' columns")
     by_oid: dict[int, list[Row]] = {oid: [] for oid in known}
     for row in rows:
-        by_oid[int(row["oid"] or 0)].append(row)
+        by_oid[row.number("oid")].append(row)
     return {oid: _columns(*known[oid], found, session.server_version) for oid, found in by_oid.items()}
 
 
@@ -98,20 +98,20 @@ def _columns(schema: str, name: str, rows: list[Row], server_version: int) -> Ta
         schema=schema,
         name=name,
         columns=ColumnRoles(
-            names=tuple(row["name"] or "" for row in rows),
+            names=tuple(row.text("name") for row in rows),
             identity=_those(rows, "identity"),
             full=any(row["replident"] == "f" for row in rows),
             primary_key=_those(rows, "in_primary_key"),
         ),
-        sendable=tuple(row["name"] or "" for row in rows if row["generated"] in kinds),
-        generated=frozenset(row["name"] or "" for row in rows if row["generated"]),
+        sendable=tuple(row.text("name") for row in rows if row["generated"] in kinds),
+        generated=frozenset(row.text("name") for row in rows if row["generated"]),
         needed=_those(rows, "identity") | _those(rows, "needed"),
-        full_somewhere=any(row["full_somewhere"] == "t" for row in rows),
+        full_somewhere=any(row.flag("full_somewhere") for row in rows),
     )
 
 
 def _those(rows: list[Row], fact: str) -> frozenset[str]:
-    return frozenset(row["name"] or "" for row in rows if row[fact] == "t")
+    return frozenset(row.text("name") for row in rows if row[fact] == "t")
 
 
 def require_disclosable(source: PostgresSource, tables: Iterable[TableColumns]) -> None:

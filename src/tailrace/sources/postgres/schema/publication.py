@@ -109,9 +109,9 @@ _PERSISTENCES = {"u": "an unlogged table", "t": "a temporary table"}
 def matching_tables(session: Session, source: PostgresSource) -> list[SourceTable]:
     """Return the tables that `source` means, by name; a partition only if no ancestor is meant."""
     rows = session.run(_TABLES, "list the tables")
-    meant = [row for row in rows if source.captures(row["schema"] or "", row["table"] or "")]
+    meant = [row for row in rows if source.captures(*row.name)]
     oids = {row["oid"] for row in meant}
-    return [table_of(row) for row in meant if oids.isdisjoint((row["ancestors"] or "").split())]
+    return [table_of(row) for row in meant if oids.isdisjoint((row.text("ancestors")).split())]
 
 
 def split_refused(
@@ -119,8 +119,8 @@ def split_refused(
 ) -> tuple[list[SourceTable], list[SourceTable]]:
     """Return those of `tables` that are to be captured, and those that are left out.
 
-    Publishing a table whose updates and deletes the server refuses then breaks whoever writes to it. So one
-    that only a pattern means is left out; one that is named, or that somebody has published, is not.
+    Publishing a table whose updates and deletes the server refuses then breaks the applications that write to
+    it. So one that only a pattern means is left out; one that is named, or published by now, is not.
     """
     tables = list(tables)
     left = [
@@ -194,9 +194,9 @@ def unmatched(patterns: Iterable[str], tables: Iterable[SourceTable]) -> list[st
 def why_missing(session: Session, source: PostgresSource, pattern: str) -> str:
     """Return in words why a pattern of `source.tables` found no table."""
     for row in session.run(_OTHER_THINGS, "look for the table"):
-        if matches(pattern, row["schema"] or "", row["name"] or ""):
-            kind = row["kind"] or ""
-            what = _KINDS.get(kind) or _PERSISTENCES.get(row["persistence"] or "", "no table")
+        if matches(pattern, row.text("schema"), row.text("name")):
+            kind = row.text("kind")
+            what = _KINDS.get(kind) or _PERSISTENCES.get(row.text("persistence"), "no table")
             return f"{pattern!r} is {what}, which PostgreSQL does not replicate"
     if source.tables_exclude:
         return f"no table matches {pattern!r}, or source.tables_exclude leaves it out"
@@ -320,7 +320,7 @@ def left_out(session: Session, publication: str, oids: Iterable[int]) -> list[Na
         leaves=leaves("c.oid"),
     )
     rows = session.run(command, "compare the publication with what is captured")
-    return [(row["schema"] or "", row["table"] or "") for row in rows]
+    return [row.name for row in rows]
 
 
 #: SQLSTATE of a name that another command has taken, before this one began or while it ran.
@@ -503,7 +503,7 @@ def published_names(session: Session, publication: str) -> frozenset[Name]:
     """Return the names under which the publication has tables, and those that it lists."""
     command = _PUBLISHED.format(published=published(publication, session.server_version))
     rows = session.run(command, "read the publication")
-    return frozenset((row["schema"] or "", row["table"] or "") for row in rows)
+    return frozenset(row.name for row in rows)
 
 
 def not_meant(names: frozenset[Name], tables: Iterable[SourceTable]) -> list[Name]:

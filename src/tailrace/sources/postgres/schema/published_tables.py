@@ -1,7 +1,7 @@
 """What a publication sends and what holds a table's rows, asked of the catalogue's tables alone.
 
 PostgreSQL's own functions for both (`pg_publication_tables`, `pg_partition_tree`) lock every table that
-they tell of, and so wait for whoever rewrites one of them. A SELECT from the catalogue waits for nobody.
+they list, and so wait for a command that rewrites one of them. A SELECT from the catalogue waits for nobody.
 """
 
 from __future__ import annotations

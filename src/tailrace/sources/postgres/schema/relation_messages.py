@@ -4,10 +4,18 @@ The server sends a Relation message before a table's first change in a connectio
 the table may have changed since. Only then is the catalogue asked, over a session of its own, and
 only what a message can't say is taken from it. Rows alone never wait: a chunk without a Relation
 message is not looked at.
+
+A column that the log has, that a Relation message lacks and that the catalogue has not dropped (its number
+tells: PostgreSQL uses none twice) was left out by the publication's column list, or the server has lost
+sight of it. The latter happens to a column that was added by a transaction which committed while the slot
+was being made: the exported snapshot has it, the slot's own view of the catalogue has it not. Its values are
+then missing from the stream, and it must not be taken for a dropped one. A beginning is repeated when that
+happens (`exported_snapshot.require_steady`); the check here is for slots that were made otherwise.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 from collections import ChainMap
@@ -19,15 +27,16 @@ import structlog
 
 from tailrace.config.source.column_policy import ColumnPolicy, ColumnRoles
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import TailraceError
-from tailrace.model import Relation, format_lsn
-from tailrace.protocol import frames
-from tailrace.protocol.facts import Facts, differences
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Column, Relation, format_lsn
+from tailrace.protocol import frames, metadata_frames
+from tailrace.protocol import pgoutput as pg
+from tailrace.protocol.facts import ColumnFacts, Facts, differences
 from tailrace.protocol.frames import Bytes
 from tailrace.protocol.pgoutput import parse_relation
-from tailrace.sources.postgres.connection.session import Session
+from tailrace.sources.postgres.connection.session import Session, quote_literal
 from tailrace.sources.postgres.connection.text_encoding import names_in_utf8
-from tailrace.sources.postgres.schema.missing_columns import require_left_out, unsent
+from tailrace.sources.postgres.schema.published_tables import COLUMN_LISTS_VERSION_MIN
 from tailrace.sources.postgres.schema.table_metadata import (
     CatalogTable,
     KnownFacts,
@@ -37,6 +46,76 @@ from tailrace.sources.postgres.schema.table_metadata import (
 )
 
 log = structlog.get_logger(__name__)
+
+
+# A list may be that of a partitioned table above, whose numbers are not this one's.
+_LISTS = """
+SELECT array_to_json(r.prattrs::int2[])::text AS numbers, r.prrelid = {oid} AS own,
+       r.xmin::text::bigint AS xid
+  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+ WHERE p.pubname = {publication}
+   AND r.prrelid IN (SELECT {oid}::oid UNION SELECT relid::oid FROM pg_partition_ancestors({oid}))
+"""
+
+
+def unsent(
+    sent: Sequence[Column], facts: Facts, table: CatalogTable | None, before: Facts | None, *, xid: int
+) -> tuple[ColumnFacts, ...]:
+    """Return the columns in `before` that `sent` lacks, and that `table` has as it had them then. Pure.
+
+    Of a column that was changed since `xid`, only its name says whether it is what it was.
+
+    :param facts: what was made of `sent`.
+    """
+    if before is None or table is None:
+        return ()
+    names = {column.name for column in sent}
+    numbers = {column.number for column in facts.columns}
+    there = {each["number"]: each for each in table.columns if not each["dropped"] and not each["generated"]}
+    return tuple(
+        column
+        for column in before.columns
+        if column.number in there
+        and column.number not in numbers
+        and (held := there[column.number])["name"] not in names
+        and (held["name"] == column.name or not table.later(held["xid"], xid))
+    )
+
+
+def require_left_out(
+    session: Session,
+    publication: str,
+    table: CatalogTable,
+    columns: Sequence[ColumnFacts],
+    *,
+    xid: int,
+    position: int,
+) -> None:
+    """Make sure that the publication's column list leaves `columns` out, or may have done so at `xid`.
+
+    :raises TailraceError: `COLUMN_NOT_SENT`; as `Session.run`.
+    """
+    missing = [column.name for column in columns]
+    if missing and session.server_version >= COLUMN_LISTS_VERSION_MIN:
+        command = _LISTS.format(oid=table.oid, publication=quote_literal(publication))
+        for row in session.run(command, "look at the publication's column list"):
+            listed = json.loads(row["numbers"] or "null")
+            if table.later(row.number("xid"), xid) or (listed is not None and not row.flag("own")):
+                return
+            if listed is not None:
+                missing = [column.name for column in columns if column.number in listed]
+    if not missing:
+        return
+    names = ", ".join(map(repr, missing))
+    raise TailraceError(
+        Kind.COLUMN_NOT_SENT,
+        f"follow the table {table.schema}.{table.table}: the server sends its rows without {names}, which "
+        "was not dropped and which no column list of the publication leaves out",
+        "PostgreSQL loses sight of a column that is added while a slot is being made, and its values of this "
+        "time are not in the stream: begin a new log with a new snapshot",
+        {"table": f"{table.schema}.{table.table}", "position": format_lsn(position)},
+    )
+
 
 #: How long the stream may wait for a transaction that it has sent to become visible.
 _VISIBLE_DEADLINE_S = 1.0
@@ -94,7 +173,7 @@ class SchemaWatch:
         if not messages:
             return chunk
         # Facts that were settled meanwhile stand at the chunk's beginning.
-        ahead = dict(frames.schema_frames(chunk[: messages[0].at]))
+        ahead = dict(metadata_frames.schema_frames(chunk[: messages[0].at]))
         in_force = ChainMap(ahead, dict(self._in_force()))
         known = KnownFacts(ahead, base=self._facts_in_force())
         bodies = {
@@ -106,7 +185,7 @@ class SchemaWatch:
         # What was pending of these tables and is known now comes first: later versions build on it.
         early = self._settled(tables, {message.relation.oid for message in messages})
         if early is not None:
-            for key, frame in frames.schema_frames(early):
+            for key, frame in metadata_frames.schema_frames(early):
                 known.take(key, frame)
         parts: list[Bytes] = [] if early is None else [early]
         done = 0
@@ -165,7 +244,7 @@ class SchemaWatch:
                 continue
             name, columns = (facts.schema, facts.table), message.relation.columns
             # Whether a column is missing is not asked here: a server loses sight of one only while a slot is
-            # made, and such a beginning was not kept (`exporting.require_steady`).
+            # made, and such a beginning was not kept (`exported_snapshot.require_steady`).
             now = facts_of(columns, name, table, facts, relation=facts.relation, xid=message.xid)
             held = self._in_force()[f"F{facts.relation}"]
             newest = Facts.from_json(frames.control_json(held))
@@ -291,7 +370,7 @@ def _pending_in(in_force: Mapping[str, bytes]) -> list[tuple[Facts, _Message]]:
         frame = in_force.get(f"R{facts.relation}")
         if facts.pending and frame is not None:
             body = frame[frames.XLOG_PAYLOAD_AT :]
-            lsn = int.from_bytes(held[7:15], "big")
+            lsn = int.from_bytes(held[frames.CONTROL_LSN_AT : frames.CONTROL_TIME_AT], "big")
             found.append((facts, _Message(0, facts.pending, lsn, body, parse_relation(body))))
     return found
 
@@ -302,16 +381,16 @@ def _messages(chunk: Bytes, state: frames.Numbers) -> list[_Message]:
     inside = state[frames.OPEN] == frames.TRANSACTION_OPEN
     xid, commit_lsn = int(state[frames.XID]), int(state[frames.COMMIT_LSN])
     for at, frame in frames.each_frame(chunk):
-        if frame[frames.KIND_AT] != 0x77 or len(frame) <= frames.XLOG_PAYLOAD_AT:
+        if frame[frames.KIND_AT] != frames.XLOG or len(frame) <= frames.XLOG_PAYLOAD_AT:
             continue
-        kind = frame[frames.XLOG_PAYLOAD_AT]
-        if kind == 0x42 and len(frame) >= frames.XLOG_PAYLOAD_AT + 21:  # 'B'
-            commit_lsn, _, xid = struct.unpack_from("!QqI", frame, frames.XLOG_PAYLOAD_AT + 1)
+        message = frame[frames.XLOG_PAYLOAD_AT :]
+        if message[0] == pg.BEGIN and len(message) >= pg.BEGIN_SIZE:
+            commit_lsn, _, xid = struct.unpack_from("!QqI", message, pg.BEGIN_LSN_AT)
             inside = True
-        elif kind == 0x43:  # 'C'
+        elif message[0] == pg.COMMIT:
             inside = False
-        elif kind == 0x52 and inside:  # 'R'
-            body = bytes(frame[frames.XLOG_PAYLOAD_AT :])
+        elif message[0] == pg.RELATION and inside:
+            body = bytes(message)
             found.append(_Message(at, xid, commit_lsn, body, parse_relation(body)))
     return found
 

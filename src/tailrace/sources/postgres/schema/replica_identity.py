@@ -122,7 +122,7 @@ def identity_changes(
     values = ", ".join(f"({oid}::oid, {quote_literal(_index(text))})" for oid, text in wanted.items())
     members: dict[int, list[Row]] = {oid: [] for oid in asked}
     for row in session.run(_MEMBERS.format(wanted=values), "look at the replica identities"):
-        members[int(row["root"] or 0)].append(row)
+        members[row.number("root")].append(row)
     found = (_change(source, asked[oid], wanted[oid], rows) for oid, rows in members.items())
     return [change for change in found if change.commands]
 
@@ -134,15 +134,15 @@ def _index(wanted: str) -> str:
 def _change(source: PostgresSource, table: SourceTable, wanted: str, members: list[Row]) -> IdentityChange:
     letter = _LETTERS[wanted.partition(" ")[0]]
     differing = [
-        row for row in members if row["identity"] != letter or (letter == "i" and row["index_set"] != "t")
+        row for row in members if row["identity"] != letter or (letter == "i" and not row.flag("index_set"))
     ]
     names = [pattern for pattern in source.replica_identity if matches(pattern, table.schema, table.name)]
-    own = next((row for row in members if (row["schema"], row["table"]) == (table.schema, table.name)), None)
+    own = next((row for row in members if row.name == (table.schema, table.name)), None)
     return IdentityChange(
         table,
         wanted,
-        {(row["schema"] or "", row["table"] or ""): _command(row, letter) for row in differing},
-        owned=all(row["owned"] == "t" for row in differing),
+        {row.name: _command(row, letter) for row in differing},
+        owned=all(row.flag("owned") for row in differing),
         refused=next(filter(None, (_refusal(row, wanted) for row in differing)), ""),
         named=is_exact(names[0]),
         columns=frozenset(json.loads(own["index_columns"] or "[]") if own else ()),
@@ -158,17 +158,17 @@ def _command(row: Row, letter: str) -> str:
 def _refusal(row: Row, wanted: str) -> str:
     """Return why the server would refuse the command, or updates and deletes after it; empty if neither."""
     name = f"{row['schema']}.{row['table']}"
-    if row["bound"] == "t":
+    if row.flag("bound"):
         return (
             f"a publication has a column list or a row filter for {name}, which its replica identity must "
             "fit, or PostgreSQL refuses updates and deletes"
         )
-    if wanted == "full" and row["computes"] == "t":
+    if wanted == "full" and row.flag("computes"):
         return (
             f"{name} has a virtual generated column, with which PostgreSQL refuses updates and deletes under "
             "FULL"
         )
-    if wanted == "default" and row["has_primary_key"] != "t" and row["partitioned"] != "t":
+    if wanted == "default" and not row.flag("has_primary_key") and not row.flag("partitioned"):
         return f"{name} has no primary key that is not deferrable, without which DEFAULT identifies no row"
     if wanted.startswith("index ") and row["index"] is None:
         return (

@@ -99,10 +99,10 @@ class SourceTable:
 def table_of(row: Row) -> SourceTable:
     """Return the table that a row of `publication.matching_tables` describes."""
     return SourceTable(
-        oid=int(row["oid"] or 0),
-        schema=row["schema"] or "",
-        name=row["table"] or "",
-        partitioned=row["partitioned"] == "t",
-        has_children=row["has_children"] == "t",
+        oid=row.number("oid"),
+        schema=row.text("schema"),
+        name=row.text("table"),
+        partitioned=row.flag("partitioned"),
+        has_children=row.flag("has_children"),
         parts=tuple(Part(*part) for part in json.loads(row["parts"] or "[]")),
     )

@@ -142,13 +142,13 @@ def catalog_tables(session: Session, oids: Sequence[int]) -> dict[int, CatalogTa
     found = {}
     for row in rows:
         key = json.loads(row["key"] or "null") or {"xid": 0, "numbers": []}
-        _, ceiling, running = (row["snapshot"] or "").split(":")
-        found[int(row["oid"] or 0)] = CatalogTable(
-            oid=int(row["oid"] or 0),
-            schema=row["schema"] or "",
-            table=row["table"] or "",
-            xid=int(row["xid"] or 0),
-            filenode=int(row["filenode"] or 0),
+        _, ceiling, running = (row.text("snapshot")).split(":")
+        found[row.number("oid")] = CatalogTable(
+            oid=row.number("oid"),
+            schema=row.text("schema"),
+            table=row.text("table"),
+            xid=row.number("xid"),
+            filenode=row.number("filenode"),
             columns=tuple(json.loads(row["columns"] or "[]")),
             key_numbers=tuple(key["numbers"]),
             key_xid=int(key["xid"]),
@@ -209,7 +209,7 @@ def facts_of(
         kept = tuple(held.get(known.get(column, 0), "") for column in before.primary_key)
         key = kept if all(kept) and xid != table.key_xid else key
     # A file that later transactions made is not this version's: were it taken for that, the next
-    # version would not be seen to have been written anew.
+    # version would not be seen to have been rewritten.
     ahead = before is not None and before.filenode and table.later(table.xid, xid)
     filenode = before.filenode if before is not None and ahead else table.filenode
     return Facts(relation, *name, key, columns, filenode=filenode)

@@ -1,21 +1,32 @@
 """What the server tells of a slot, and what of it a person must know before it is too late.
 
-Pure: `SlotHealth` is a look at one moment, `concerns` weighs it. Three positions matter.
+`SlotHealth` is a look at one moment, `concerns` weighs it. Three positions matter.
 `restart_lsn` is the oldest WAL that the server keeps for the slot: it moves only when the
 server writes a running-transactions record, hence every 15 seconds or so while there is work,
 and never past the begin of the oldest transaction that is still open. `confirmed_flush_lsn` is
 what was acknowledged. The server's end is where WAL is written now.
+
+After changes were lost, a new log with a new snapshot leads on, by the commands of `way_out`. Nothing is ever
+wiped: what the old log and the targets hold is moved aside, so that it stays readable.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.config.source.slot_care import SlotWatchConfig
+from tailrace.config import PipelineConfig
+from tailrace.config.source.postgres import SlotWatchConfig, postgres_source
+from tailrace.errors import NEEDS_SNAPSHOT, Kind, TailraceError
 from tailrace.model import format_lsn
+from tailrace.sources.postgres.connection.session import quote_literal
 from tailrace.sources.postgres.slot.invalidation import explained, prevention
+from tailrace.sources.postgres.streaming.reconcile import RENEWABLE
 from tailrace.sources.progress import SourceHealth, SourceWarning
+
+#: A slot is near its limit when less than this share of `max_slot_wal_keep_size` is left.
+SAFE_WAL_SHARE_WARNED = 0.3
 
 #: Less WAL than this between the slot's two positions is the ordinary course of things: one
 #: segment, and what is written until the next running-transactions record.
@@ -48,7 +59,7 @@ class OpenTransaction:
     def words(self) -> str:
         """Return who it is. Names come from others and are shown as Python writes them."""
         who = f"prepared transaction {self.gid!r}" if self.pid is None else f"process {self.pid}"
-        told = [
+        details = [
             f"{name} {value!r}"
             for name, value in (
                 ("user", self.user),
@@ -58,10 +69,10 @@ class OpenTransaction:
             if value
         ]
         if self.state:
-            told.append(self.state)
+            details.append(self.state)
         if self.age_s is not None:
-            told.append(f"open for {self.age_s:.0f} s")
-        return f"{who} ({', '.join(told)})" if told else who
+            details.append(f"open for {self.age_s:.0f} s")
+        return f"{who} ({', '.join(details)})" if details else who
 
     @property
     def repair(self) -> str:
@@ -179,7 +190,7 @@ def _before_the_limit(slot: str, health: SlotHealth, limits: SlotWatchConfig) ->
             )
         ]
     safe, keep = health.safe_wal_size, health.keep_size_max
-    if safe is not None and keep and safe < limits.safe_wal_share_warned * keep:
+    if safe is not None and keep and safe < SAFE_WAL_SHARE_WARNED * keep:
         return [
             SourceWarning(
                 "slot_near_limit",
@@ -238,3 +249,44 @@ def mib(size: int) -> str:
 
 def _lsn(lsn: int | None) -> str | None:
     return None if lsn is None else format_lsn(lsn)
+
+
+#: What the next start does under `snapshot: when_needed`.
+RENEWAL = "snapshot: when_needed makes a new slot where the old one is lost, and reads all tables again"
+
+#: Kinds after which a new log is one way to go on, beside what their hints name first.
+_NEW_LOG_HELPS = frozenset({Kind.SOURCE_TIMELINE_CHANGED, Kind.SOURCE_BEHIND_LOG, Kind.LOG_CORRUPT})
+
+#: What is put behind the name of a directory that is moved aside.
+ASIDE = ".before"
+
+
+def way_out(config: PipelineConfig, *, drop_slot: bool) -> str:
+    """Return what to run, in order.
+
+    :param drop_slot: whether the slot may still exist.
+    """
+    places = dict.fromkeys([config.log.path, *(sink.path for sink in config.folders)])
+    steps = [f"{shlex.join(['mv', '--', str(place), f'{place}{ASIDE}'])}" for place in places]
+    if drop_slot:
+        slot = postgres_source(config.source).slot
+        steps.insert(
+            0,
+            # Of a slot that is not there, nothing: it may have been lost with the server.
+            f"in the database: SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE "  # noqa: S608
+            f"slot_name = {quote_literal(slot)};",
+        )
+    steps.append("start the pipeline again with tailrace run: it takes a new snapshot")
+    return " ".join(f"({number}) {step}" for number, step in enumerate(steps, 1))
+
+
+def with_way_out(error: TailraceError, config: PipelineConfig) -> TailraceError:
+    """Return `error` with the commands that begin a new log, if only that leads on, or that too."""
+    if error.kind not in NEEDS_SNAPSHOT | _NEW_LOG_HELPS:
+        return error
+    if postgres_source(config.source).snapshot == "when_needed" and error.kind in RENEWABLE:
+        hint = f"start the pipeline again with tailrace run: {RENEWAL}"
+        return TailraceError(error.kind, error.message, hint, error.context)
+    steps = way_out(config, drop_slot=error.kind is not Kind.SLOT_MISSING)
+    run = "Run" if error.kind in NEEDS_SNAPSHOT else "For a new log, run"
+    return TailraceError(error.kind, error.message, f"{error.hint}. {run}: {steps}", error.context)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailrace.config.source.slot_care import HeartbeatConfig
+from tailrace.config.source.postgres import HeartbeatConfig
 from tailrace.errors import TailraceError
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.schema.publication import READ_ONLY
@@ -61,8 +61,8 @@ class Heartbeat:
         """
         try:
             if self._query is None:
-                told = session.run(self._message, "write a heartbeat")
-                return _ON_STANDBY if told and told[0]["lsn"] is None else None
+                written = session.run(self._message, "write a heartbeat")
+                return _ON_STANDBY if written and written[0]["lsn"] is None else None
             return self._run_query(session, self._query)
         except TailraceError as error:
             state = str(error.context.get("sqlstate", ""))

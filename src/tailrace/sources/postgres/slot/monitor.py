@@ -16,10 +16,10 @@ from dataclasses import replace
 import structlog
 
 from tailrace.backoff import Backoff
+from tailrace.changelog.directory import LogDirectory
 from tailrace.config.patterns import matches_any
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Stopped, TailraceError
-from tailrace.model import parse_lsn
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.schema.publication import (
     all_operations_command,
@@ -30,6 +30,7 @@ from tailrace.sources.postgres.schema.publication import (
     snapshot_command,
     uncaptured,
 )
+from tailrace.sources.postgres.schema.source_tables import Name
 from tailrace.sources.postgres.slot.health import (
     HELD_BYTES_MIN,
     OpenTransaction,
@@ -38,11 +39,79 @@ from tailrace.sources.postgres.slot.health import (
 )
 from tailrace.sources.postgres.slot.heartbeat import Heartbeat
 from tailrace.sources.postgres.slot.invalidation import invalidation
-from tailrace.sources.postgres.snapshot.capture_gaps import CaptureGaps, unlogged_tables
-from tailrace.sources.postgres.snapshot.plan import SnapshotPlans
+from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
 from tailrace.sources.progress import SourceHealth, SourceWarning
 
 log = structlog.get_logger(__name__)
+
+
+_UNLOGGED = """
+SELECT n.nspname AS schema, c.relname AS name
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'u'
+"""
+
+
+class CaptureGaps:
+    """The gaps of one task. One thread; the file is written when something changes.
+
+    :raises TailraceError: `LOG_CORRUPT` if the file can't be read.
+    """
+
+    def __init__(self, directory: LogDirectory, task: str) -> None:
+        self._directory = directory
+        self._file = f"tasks/{task}/gaps.state"
+        content = directory.state_read(self._file) or {}
+        # By table: when it was last seen not to be captured, in µs since 1970.
+        self._seen: dict[Name, int] = {
+            (schema, name): int(seen_us) for schema, name, seen_us in content.get("tables", ())
+        }
+
+    def look(
+        self, not_captured: Iterable[Name], published: Iterable[Name], plans: SnapshotPlans
+    ) -> list[SourceWarning]:
+        """Take in which tables are not captured now; return those that are again, and miss something.
+
+        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
+        """
+        now_us = time.time_ns() // 1000
+        open_now = set(not_captured)
+        read = _read_since(plans)
+        seen = {name: at for name, at in self._seen.items() if name in open_now or read.get(name, 0) <= at}
+        seen |= dict.fromkeys(open_now, now_us)
+        if seen != self._seen:
+            tables = [[*name, at] for name, at in sorted(seen.items())]
+            self._directory.state_write(self._file, {"tables": tables})
+            self._seen = seen
+        return [_concern(*name) for name in sorted(set(seen).intersection(published) - open_now)]
+
+
+def unlogged_tables(session: Session, source: PostgresSource) -> frozenset[Name]:
+    """Return the tables that `source` means and that are unlogged."""
+    rows = session.run(_UNLOGGED, "look for unlogged tables")
+    names = ((row.text("schema"), row.text("name")) for row in rows)
+    return frozenset(name for name in names if source.captures(*name))
+
+
+def _read_since(plans: SnapshotPlans) -> dict[Name, int]:
+    """Return when the last snapshot was asked for that read a table as a whole, by table."""
+    read: dict[Name, int] = {}
+    for snapshot in plans.finished:
+        if snapshot.outcome is SnapshotOutcome.DONE and snapshot.replaces:
+            for table in snapshot.tables:
+                name = table.schema, table.name
+                read[name] = max(read.get(name, 0), snapshot.requested_us)
+    return read
+
+
+def _concern(schema: str, name: str) -> SourceWarning:
+    return SourceWarning(
+        f"table_gap:{schema}.{name}",
+        f"the table {schema}.{name} was unlogged, or not in the publication, for a while: its changes of "
+        "that time are not captured",
+        snapshot_command(schema, name),
+    )
+
 
 #: The first look, and looks while a slot is being created: soon enough to say what it waits for.
 SOON_S = 3.0
@@ -111,12 +180,12 @@ def look(session: Session, slot: str, *, thorough: bool = False) -> SlotHealth |
         wal_status=row.get("wal_status") or "",
         invalidation=invalidation(row),
         active_pid=_number(row, "active_pid"),
-        restart_lsn=_lsn(row, "restart_lsn"),
-        confirmed_flush_lsn=_lsn(row, "confirmed_flush_lsn"),
-        server_lsn=_lsn(row, "server_lsn") or 0,
+        restart_lsn=row.lsn("restart_lsn"),
+        confirmed_flush_lsn=row.lsn("confirmed_flush_lsn"),
+        server_lsn=row.lsn("server_lsn") or 0,
         safe_wal_size=_number(row, "safe_wal_size"),
         keep_size_max=_limit(row),
-        standby=row["standby"] == "t",
+        standby=row.flag("standby"),
         failover=failover,
     )
     if bare.invalidation:
@@ -131,13 +200,13 @@ def holders(session: Session) -> tuple[OpenTransaction, ...]:
     return tuple(
         OpenTransaction(
             pid=_number(row, "pid"),
-            gid=row["gid"] or "",
-            user=row["user"] or "",
-            database=row["database"] or "",
-            application=row["application"] or "",
-            state=row["state"] or "",
+            gid=row.text("gid"),
+            user=row.text("user"),
+            database=row.text("database"),
+            application=row.text("application"),
+            state=row.text("state"),
             age_s=float(row["age_s"]) if row["age_s"] else None,
-            xid=row["xid"] or "",
+            xid=row.text("xid"),
         )
         for row in session.run(_HOLDERS, "look for open transactions")
     )
@@ -147,7 +216,7 @@ def waited_standbys(session: Session) -> tuple[str, ...]:
     """Return the slots of standbys that failover slots wait for and that nobody uses; from 17 on."""
     if session.server_version < 170000:
         return ()
-    return tuple(row["name"] or "" for row in session.run(_WAITED, "look at synchronized_standby_slots"))
+    return tuple(row.text("name") for row in session.run(_WAITED, "look at synchronized_standby_slots"))
 
 
 class SlotWatch:
@@ -356,8 +425,3 @@ def _limit(row: Row) -> int | None:
 def _number(row: Row, name: str) -> int | None:
     value = row.get(name)
     return int(value) if value else None
-
-
-def _lsn(row: Row, name: str) -> int | None:
-    value = row.get(name)
-    return parse_lsn(value) if value else None

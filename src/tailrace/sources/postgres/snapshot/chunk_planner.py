@@ -22,6 +22,9 @@ from tailrace.sources.postgres.snapshot.chunks import (
     sample_query,
 )
 
+#: Size on the server's disk that a chunk is planned to have at most.
+CHUNK_BYTES_MAX = 16 << 20
+
 #: Sampling reads some thousand pages and sorts what it found.
 SAMPLE_DEADLINE_S = 600.0
 
@@ -108,7 +111,7 @@ def plan_tables(
 
 def locked_relations(session: Session) -> frozenset[int]:
     """Return the oids of the relations that somebody has locked against reading, or is about to."""
-    return frozenset(int(row["oid"] or 0) for row in session.run(_LOCKED, "look for locks"))
+    return frozenset(row.number("oid") for row in session.run(_LOCKED, "look for locks"))
 
 
 def _plans(
@@ -120,7 +123,7 @@ def _plans(
     roots = f"oid IN ({', '.join(str(table.oid) for table in tables)})"
     rows: dict[int, list[Row]] = {table.oid: [] for table in tables}
     for row in session.run(_STRETCHES.format(tree=published_tables.tree(roots)), "measure the tables"):
-        rows[int(row["root"] or 0)].append(row)
+        rows[row.number("root")].append(row)
     return {table.oid: _plan(session, table, rows[table.oid], int(since or 0), source) for table in tables}
 
 
@@ -135,7 +138,7 @@ def _plan(
         )
     stretches = tuple(_stretch(session, table, row, source) for row in rows)
     # An empty table has a page of an index beside it, which many of them would add up to a large snapshot.
-    size = sum(int(row["size"] or 0) for row in rows if int(row["main"] or 0))
+    size = sum(row.number("size") for row in rows if row.number("main"))
     return TablePlan(stretches, sum(_rows(row) for row in rows), size, since)
 
 
@@ -146,7 +149,7 @@ def leaves(session: Session, table: PublishedTable) -> frozenset[int]:
     rows = session.run(
         published_tables.leaves(str(table.oid)), f"list the partitions of {table.qualified_name}"
     )
-    return frozenset(int(row["oid"] or 0) for row in rows) or frozenset({table.oid})
+    return frozenset(row.number("oid") for row in rows) or frozenset({table.oid})
 
 
 def facts_digest(table: PublishedTable) -> str:
@@ -158,18 +161,18 @@ def facts_digest(table: PublishedTable) -> str:
 
 
 def _stretch(session: Session, table: PublishedTable, row: Row, source: PostgresSource) -> ChunkedRelation:
-    oid = int(row["oid"] or 0)
+    oid = row.number("oid")
     key = tuple(KeyColumn(column.name, column.declared) for column in table.key)
-    whole = ChunkedRelation(oid, row["schema"] or "", row["name"] or "", (), (), row["shape"] or "")
+    whole = ChunkedRelation(oid, row.text("schema"), row.text("name"), (), (), row.text("shape"))
     if row["kind"] != "r":
         return whole
     wanted = chunks_wanted(
         _rows(row),
-        int(row["size"] or 0),
+        row.number("size"),
         rows_max=source.snapshot_chunk_rows,
-        bytes_max=source.snapshot_chunk_bytes,
+        bytes_max=CHUNK_BYTES_MAX,
     )
-    pages = -(-int(row["main"] or 0) // PAGE_BYTES)
+    pages = -(-row.number("main") // PAGE_BYTES)
     if wanted == 1 or (not key and session.server_version < PAGE_RANGES_SINCE):
         return whole
     if not key:
@@ -188,8 +191,8 @@ def _stretch(session: Session, table: PublishedTable, row: Row, source: Postgres
 
 def _rows(row: Row) -> int:
     """Return how many rows a relation has by the server's statistics and its size now."""
-    pages = -(-int(row["main"] or 0) // PAGE_BYTES)
-    counted, counted_pages = int(row["rows"] or 0), int(row["pages"] or 0)
+    pages = -(-row.number("main") // PAGE_BYTES)
+    counted, counted_pages = row.number("rows"), row.number("pages")
     if counted > 0 and counted_pages > 0:
         return counted * pages // counted_pages
     return pages * _ROWS_A_PAGE

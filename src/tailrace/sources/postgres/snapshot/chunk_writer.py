@@ -1,8 +1,8 @@
 """Rows of a snapshot into the log: one unit at a time, from several readers at once.
 
-A unit stands for one chunk, or for all chunks of a table that must come as one. Whoever writes
-into a unit has the log to itself until the unit is closed; the readers of other units hold what
-they have read, which is bounded, and wait. The readers of one unit take turns frame by frame.
+A unit stands for one chunk, or for all chunks of a table that must come as one. The readers of one
+unit have the log to themselves until it is closed, and take turns frame by frame; the readers of other
+units hold what they have read, which is bounded, and wait.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from tailrace.errors import Stopped
 from tailrace.protocol import frames
 from tailrace.sources.postgres.schema.table_metadata import KnownFacts
 from tailrace.sources.postgres.streaming.appender import Appender
-
-_ORDINAL_AT = 10  # in a frame of rows: 'd' length 's' relation
 
 #: A waiting reader looks this often whether there is still something to wait for.
 LOOK_S = 0.1
@@ -100,7 +98,7 @@ class ChunkWriter:
             if oid not in unit.head_written:
                 self._begin(unit, oid, head)
             for frame, count in rows:
-                struct.pack_into("!Q", frame, _ORDINAL_AT, self._ordinal)
+                struct.pack_into("!Q", frame, frames.ROWS_ORDINAL_AT, self._ordinal)
                 self._appender.append(np.frombuffer(frame, np.uint8))
                 self._ordinal += count
                 failpoints.hit("snapshot.in_copy")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Snapshots that are over are remembered for whoever asks, so many of them.
+#: So many snapshots that are over are kept, for `tailrace snapshot --list`.
 FINISHED_KEPT = 20
 
 
@@ -58,7 +58,7 @@ class TableSnapshotPlan:
     rows_estimated: int = 0
     whole: bool = False
     generation: int = 0
-    facts: str = ""  # a digest; another one means that it must be planned anew
+    facts: str = ""  # a digest; when it changes, the table is planned again
     chunks: int | None = None  # None: not planned
     done: set[int] = field(default_factory=set)
     rows: int = 0
@@ -108,7 +108,7 @@ class TableSnapshotPlan:
         self.rows_estimated, self.since_xid, self.since_offset = rows_estimated, since_xid, since_offset
 
     def forget_plan(self) -> None:
-        """Have it planned anew before anything more is read."""
+        """Forget where it is cut: it is planned again before anything more is read."""
         # Rows that are in the log stay there, so changes of them may not be left out again.
         self.fresh = self.fresh and not self.done
         self.chunks = None
@@ -153,13 +153,14 @@ class SnapshotPlan:
         """Whether every table is done."""
         return all(table.is_done for table in self.tables)
 
-    def put_off(self, table: int, *, plan_anew: bool) -> None:
-        """Note that chunks of the table of this number could not be read.
+    def put_off(self, oid: int, *, plan_anew: bool) -> None:
+        """Note that chunks of the table of this oid could not be read.
 
         :param plan_anew: the table is not what it was planned as; what is done of it is read again.
         """
-        if plan_anew or not self.tables[table].done:
-            self.tables[table].forget_plan()
+        for table in self.tables:
+            if table.oid == oid and (plan_anew or not table.done):
+                table.forget_plan()
 
     def as_json(self) -> dict[str, Any]:
         content = {name: getattr(self, name) for name in self.__slots__}

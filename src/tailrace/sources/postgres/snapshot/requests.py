@@ -1,7 +1,7 @@
 """Snapshots that somebody asks for, takes back, or has paused and resumed: files in the log's directory.
 
 Any process may write a request, whether or not an engine runs; the engine takes it into its
-agenda, durably, and removes the file then. So a request is never lost and never taken twice.
+plans, durably, and removes the file then. So a request is never lost and never taken twice.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.lock import is_written
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, of_condition, unforeseen
@@ -31,10 +33,11 @@ from tailrace.sources.postgres.snapshot.plan import (
     SnapshotPlans,
     TableSnapshotPlan,
 )
-from tailrace.sources.postgres.snapshot.state import SnapshotState
-from tailrace.sources.progress import SourceWarning
+from tailrace.sources.postgres.snapshot.state import SnapshotState, plans_name
+from tailrace.sources.progress import SourceWarning, TableProgress
 
 log = structlog.get_logger(__name__)
+
 
 FOLDER = "requests"
 _SUFFIX = ".state"
@@ -98,7 +101,7 @@ def waiting(directory: LogDirectory, task: str) -> list[Request]:
 
 
 class Requests:
-    """Takes requests into the ledger's agenda. One thread.
+    """Takes requests into the snapshot plans. One thread.
 
     :param in_force: the schema frames in force at the log's end, by key.
     """
@@ -108,16 +111,16 @@ class Requests:
         directory: LogDirectory,
         task: str,
         source: PostgresSource,
-        ledger: SnapshotState,
+        state: SnapshotState,
         in_force: Callable[[], Mapping[str, bytes]],
     ) -> None:
         self._directory = directory
         self._task = task
         self._source = source
-        self._ledger = ledger
+        self._state = state
         self._in_force = in_force
         #: Wraps what finds out whether a table is in the log yet, and has its changes wait if not.
-        self.settling: Callable[[], AbstractContextManager[object]] = lambda: ledger.lock
+        self.settling: Callable[[], AbstractContextManager[object]] = lambda: state.lock
 
     def take(self, session: Session) -> bool:
         """Take the requests that wait; return whether there were any. One whose table is locked waits on.
@@ -171,13 +174,13 @@ class Requests:
             check_condition(session, *published[name][1:], request.where)
         keyless = [name for name in names if self._is_keyless(session, *published[name])]
         with self.settling():
-            if self._ledger.agenda.find(request.id) is not None:
+            if self._state.plans.find(request.id) is not None:
                 return  # the engine was killed before it could remove the file
             # Nothing of a table that the log does not know yet is in it: changes wait for the rows,
             # all of which must then be read.
             known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
             # One that another snapshot is to read first is in the log by then.
-            known |= {table.oid for each in self._ledger.agenda.open for table in each.tables}
+            known |= {table.oid for each in self._state.plans.open for table in each.tables}
             tables = [
                 TableSnapshotPlan(
                     number, *published[name], fresh=not request.where and published[name][0] not in known
@@ -187,8 +190,8 @@ class Requests:
             doubled = [table.qualified_name for table in tables if not table.fresh]
             if doubled := [name for name in doubled if name in keyless]:
                 raise _doubled(doubled)
-            self._ledger.agenda.open.append(_agenda_of(request, tables))
-            self._ledger.write()
+            self._state.plans.open.append(_plan_of(request, tables))
+            self._state.write()
         log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
 
     def ask_for_all(self, session: Session) -> None:
@@ -200,11 +203,11 @@ class Requests:
             refused with.
         """
         published = published_oids(session, self._source)
-        with self._ledger.lock:
+        with self._state.lock:
             # What one before has read is of before the loss.
-            for snapshot in [each for each in self._ledger.agenda.open if each.origin is Origin.NEEDED]:
-                self._ledger.finish(snapshot, SnapshotOutcome.CANCELLED)
-            awaited = self._ledger.agenda.awaiting()
+            for snapshot in [each for each in self._state.plans.open if each.origin is Origin.NEEDED]:
+                self._state.finish(snapshot, SnapshotOutcome.CANCELLED)
+            awaited = self._state.plans.awaiting()
             known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
         wanted = [(oid, *name) for name, oid in sorted(published.items()) if oid not in awaited]
         keyless = [each for each in wanted if each[0] in known and self._is_keyless(session, *each)]
@@ -214,27 +217,27 @@ class Requests:
             TableSnapshotPlan(number, oid, schema, name, fresh=oid not in known)
             for number, (oid, schema, name) in enumerate(wanted)
         ]
-        with self._ledger.lock:
-            self._ledger.agenda.open.append(
+        with self._state.lock:
+            self._state.plans.open.append(
                 SnapshotPlan(secrets.token_hex(8), Origin.NEEDED, tables, requested_us=time.time_ns() // 1000)
             )
-            self._ledger.write()
+            self._state.write()
 
     def _refuse(self, request: Request, refusal: TailraceError) -> None:
-        """Have a request be over, with the reason for whoever asks what became of it."""
-        with self._ledger.lock:
-            snapshot = self._ledger.agenda.find(request.id)
+        """End a request, and keep the reason for `tailrace snapshot --list`."""
+        with self._state.lock:
+            snapshot = self._state.plans.find(request.id)
             if snapshot is None:
                 named = (name.partition(".") for name in dict.fromkeys(request.tables))
                 tables = [
                     TableSnapshotPlan(number, 0, schema, name, fresh=False)
                     for number, (schema, _, name) in enumerate(named)
                 ]
-                snapshot = _agenda_of(request, tables)
+                snapshot = _plan_of(request, tables)
             elif snapshot.outcome is not SnapshotOutcome.OPEN:
                 return
         log.error("a snapshot can't be taken", snapshot=request.id, error=str(refusal))
-        self._ledger.finish(snapshot, SnapshotOutcome.FAILED, refusal.as_json())
+        self._state.finish(snapshot, SnapshotOutcome.FAILED, refusal.as_json())
 
     def _is_keyless(self, session: Session, oid: int, schema: str, name: str) -> bool:
         """Tell whether nothing tells a row that is read again from another one like it."""
@@ -243,7 +246,7 @@ class Requests:
         except TailraceError as error:
             if error.policy is Policy.RETRY:
                 raise
-            return False  # it is told when it is read
+            return False  # the read reports it
         return table is not None and not table.key and not self._source.key_of(schema, name)
 
     def _not_published(self, session: Session, missing: Sequence[str]) -> TailraceError:
@@ -259,10 +262,10 @@ class Requests:
         )
 
     def _pause(self, *, pauses: bool) -> None:
-        with self._ledger.lock:
-            changes = self._ledger.agenda.paused is not pauses
-            self._ledger.agenda.paused = pauses
-            self._ledger.write()
+        with self._state.lock:
+            changes = self._state.plans.paused is not pauses
+            self._state.plans.paused = pauses
+            self._state.write()
         if changes:
             log.info("snapshots are paused" if pauses else "snapshots go on")
 
@@ -273,14 +276,14 @@ class Requests:
                 not request.tables or named & {*request.tables}
             )
 
-        with self._ledger.lock:
-            ended = [snapshot for snapshot in self._ledger.agenda.open if is_meant(snapshot)]
-            for snapshot in filter(is_meant, self._ledger.agenda.finished):
+        with self._state.lock:
+            ended = [snapshot for snapshot in self._state.plans.open if is_meant(snapshot)]
+            for snapshot in filter(is_meant, self._state.plans.finished):
                 if snapshot.outcome is SnapshotOutcome.FAILED:
                     snapshot.outcome = SnapshotOutcome.CANCELLED  # nobody needs to be warned of it any more
-            self._ledger.write()
+            self._state.write()
         for snapshot in ended:
-            self._ledger.abandon(snapshot, SnapshotOutcome.CANCELLED)
+            self._state.abandon(snapshot, SnapshotOutcome.CANCELLED)
             log.info("a snapshot was cancelled; what was read of it stays", snapshot=snapshot.id)
 
 
@@ -300,13 +303,13 @@ def check_condition(session: Session, schema: str, name: str, where: str) -> Non
         raise of_condition(error, attempted) from None
 
 
-def concerns_of(agenda: SnapshotPlans) -> list[SourceWarning]:
+def concerns_of(plans: SnapshotPlans) -> list[SourceWarning]:
     """Return what a person should know of: that snapshots are paused, and those that were asked for and
     failed, until one of the same tables is done.
     """
-    found = [_paused(agenda)] if agenda.paused else []
+    found = [_paused(plans)] if plans.paused else []
     done: set[str] = set()
-    for snapshot in reversed(agenda.finished):
+    for snapshot in reversed(plans.finished):
         named = {table.qualified_name for table in snapshot.tables}
         if snapshot.outcome is SnapshotOutcome.DONE:
             done |= named
@@ -317,14 +320,14 @@ def concerns_of(agenda: SnapshotPlans) -> list[SourceWarning]:
                 SourceWarning(
                     f"snapshot_failed:{snapshot.id}",
                     f"the snapshot {snapshot.id} of {tables} failed: {error.get('message', '')}",
-                    f"{error.get('hint', '')}; or, to be told no more: {_cancel_command(snapshot)}",
+                    f"{error.get('hint', '')}; or, to end this warning: {_cancel_command(snapshot)}",
                 )
             )
     return found
 
 
-def _paused(agenda: SnapshotPlans) -> SourceWarning:
-    tables = sum(not table.is_done for snapshot in agenda.open for table in snapshot.tables)
+def _paused(plans: SnapshotPlans) -> SourceWarning:
+    tables = sum(not table.is_done for snapshot in plans.open for table in snapshot.tables)
     return SourceWarning(
         "snapshots_paused",
         f"snapshots beside the stream are paused: {tables} tables are not whole",
@@ -337,7 +340,7 @@ def _cancel_command(snapshot: SnapshotPlan) -> str:
     return shlex.join(["tailrace", "snapshot", "FILE", "--cancel", *named])
 
 
-def _agenda_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
+def _plan_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
     return SnapshotPlan(
         request.id, Origin.REQUESTED, tables, request.where, requested_us=request.requested_us
     )
@@ -384,3 +387,104 @@ def _read(path: Path) -> Request | None:
     except (TailraceError, TypeError, KeyError) as error:
         log.warning("a request for a snapshot can't be read: passed over", file=str(path), reason=str(error))
         return None
+
+
+_TASK = "0"
+
+
+class SnapshotControl:
+    """The snapshots of the log at a path; see `tailrace.sources.contract.Snapshots`."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
+        return self._asked(ask(self._directory(), _TASK, tables=tables, where=where))
+
+    def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
+        return self._asked(ask(self._directory(), _TASK, tables=tables, cancels=True))
+
+    def pause(self, *, pauses: bool) -> dict[str, Any]:
+        return self._asked(ask(self._directory(), _TASK, pauses=pauses))
+
+    def known(self) -> list[dict[str, Any]]:
+        directory = self._directory()
+        plans = _plans(directory)
+        taken = [_shown(each, paused=plans.paused) for each in (*plans.finished, *plans.open)]
+        not_taken = [
+            {
+                "id": request.id, "origin": str(Origin.REQUESTED), "state": "waiting",
+                "where": request.where, "tables": [_shown_table(name) for name in request.tables],
+                "requested_us": request.requested_us, "finished_us": None, "error": None,
+            }
+            for request in waiting(directory, _TASK)
+            if request.wants_rows and plans.find(request.id) is None
+        ]  # fmt: skip
+        return [*taken, *not_taken]
+
+    @property
+    def is_request_open(self) -> bool:
+        return any(
+            each["origin"] == str(Origin.REQUESTED)
+            and each["state"] in ("waiting", str(SnapshotOutcome.OPEN))
+            for each in self.known()
+        )
+
+    @property
+    def needed_from(self) -> int | None:
+        # What lies before it is in the plans, which follow the log within seconds.
+        plans = _plans(self._directory())
+        return plans.log_offset if plans.open else None
+
+    @property
+    def warnings(self) -> list[SourceWarning]:
+        try:
+            return concerns_of(_plans(self._directory()))
+        except TailraceError:
+            return []  # the start says what is wrong with it
+
+    @property
+    def unfinished(self) -> dict[str, TableProgress]:
+        try:
+            plans = _plans(self._directory())
+        except TailraceError:
+            return {}  # the start says what is wrong with it
+        return {
+            table.qualified_name: TableProgress(
+                table.rows, table.rows_estimated, False, table.chunks or 0, len(table.done)
+            )
+            for snapshot in plans.open
+            for table in snapshot.tables
+            if not table.is_done
+        }
+
+    def _directory(self) -> LogDirectory:
+        return LogDirectory.open(self._log)
+
+    def _asked(self, request: Request) -> dict[str, Any]:
+        return {"id": request.id, "engine_runs": is_written(self._log, _TASK)}
+
+
+def _plans(directory: LogDirectory) -> SnapshotPlans:
+    content = directory.state_read(plans_name(_TASK))
+    return SnapshotPlans() if content is None else SnapshotPlans.from_json(content)
+
+
+def _shown(snapshot: SnapshotPlan, *, paused: bool) -> dict[str, Any]:
+    return {
+        "id": snapshot.id,
+        "origin": str(snapshot.origin),
+        "state": "paused" if paused and snapshot.outcome is SnapshotOutcome.OPEN else str(snapshot.outcome),
+        "where": snapshot.where,
+        "tables": [
+            _shown_table(table.qualified_name, table.rows, table.chunks or 0, len(table.done))
+            for table in snapshot.tables
+        ],
+        "requested_us": snapshot.requested_us,
+        "finished_us": snapshot.finished_us or None,
+        "error": snapshot.error,
+    }
+
+
+def _shown_table(name: str, rows: int = 0, chunks: int = 0, chunks_done: int = 0) -> dict[str, Any]:
+    return {"name": name, "rows": rows, "chunks": chunks, "chunks_done": chunks_done}

@@ -1,4 +1,4 @@
-"""The agenda on disk, in agreement with the log whatever happens.
+"""Snapshot plans on disk, in agreement with the log whatever happens.
 
 That a chunk is done is written in one place: the unit in the log. The file `snapshot.state`
 says what there is to do, and which units were durable when it was written; at a start, the log
@@ -32,7 +32,7 @@ from tailrace.sources.postgres.snapshot.plan import (
     numbers_of,
     unit_name,
 )
-from tailrace.sources.postgres.streaming import frame_filter
+from tailrace.sources.postgres.streaming import frame_filters
 from tailrace.sources.postgres.streaming.appender import Appender
 
 log = structlog.get_logger(__name__)
@@ -43,13 +43,13 @@ CHECKPOINT_S = 2.0
 STATE = "snapshot.state"
 
 
-def agenda_name(task: str) -> str:
-    """Return the name of the file in a log's directory that has the agenda of `task`."""
+def plans_name(task: str) -> str:
+    """Return the name of the file in a log's directory that has the snapshot plans of `task`."""
     return f"tasks/{task}/{STATE}"
 
 
 class SnapshotState:
-    """The agenda of one task. `agenda` is changed under `lock`.
+    """The snapshot plans of one task. `plans` is changed under `lock`.
 
     :param task: whose folder of the log it lies in.
     """
@@ -64,39 +64,39 @@ class SnapshotState:
         #: Returns the relations of which rows may have moved in what was appended since it was asked.
         self.take_moved: Callable[[], Iterable[int]] = frozenset
         self.lock = threading.RLock()
-        self.agenda = SnapshotPlans()
+        self.plans = SnapshotPlans()
 
     def open(self) -> None:
-        """Read the agenda, and from the log what was done since it was written.
+        """Read the plans, and from the log what was done since it was written.
 
         :raises TailraceError: `LOG_CORRUPT`; `SNAPSHOT_FAILED` if retention removed that part.
         """
-        content = self._directory.state_read(agenda_name(self._task))
+        content = self._directory.state_read(plans_name(self._task))
         with self.lock:
-            self.agenda = SnapshotPlans() if content is None else SnapshotPlans.from_json(content)
-            if self.agenda.open:
+            self.plans = SnapshotPlans() if content is None else SnapshotPlans.from_json(content)
+            if self.plans.open:
                 self._search_log()
 
-    def replace(self, agenda: SnapshotPlans) -> None:
-        """Begin with another agenda, durably; what an earlier one planned is forgotten."""
+    def replace(self, plans: SnapshotPlans) -> None:
+        """Begin with other plans, durably; what an earlier one planned is forgotten."""
         with self.lock:
-            for snapshot in self.agenda.open:
+            for snapshot in self.plans.open:
                 self.drop_plans(snapshot)
-            self.agenda = agenda
+            self.plans = plans
             self._pending.clear()
             self.write()
 
     def write(self) -> None:
-        """Keep the agenda, durably; of the units that were closed, those that are durable."""
+        """Keep the plans, durably; of the units that were closed, those that are durable."""
         with self.lock:
-            self.agenda.take_moves(self.take_moved())
+            self.plans.take_moves(self.take_moved())
             durable = self._durable_and_noted()
             for end, unit in self._pending:
                 if end <= durable:
-                    self.agenda.take_unit(unit.name, unit.rows)
+                    self.plans.take_unit(unit.name, unit.rows)
             self._pending = [each for each in self._pending if each[0] > durable]
-            self.agenda.log_offset = durable
-            self._directory.state_write(agenda_name(self._task), self.agenda.as_json())
+            self.plans.log_offset = durable
+            self._directory.state_write(plans_name(self._task), self.plans.as_json())
             self._written_s = time.monotonic()
 
     def checkpoint(self) -> None:
@@ -107,14 +107,14 @@ class SnapshotState:
     def turn(self) -> None:
         """Write if it is time to."""
         with self.lock:
-            moved = self._durable_and_noted() > self.agenda.log_offset
-            if self.agenda.open and moved and time.monotonic() - self._written_s >= CHECKPOINT_S:
+            moved = self._durable_and_noted() > self.plans.log_offset
+            if self.plans.open and moved and time.monotonic() - self._written_s >= CHECKPOINT_S:
                 self.write()
 
     def unit(
         self, snapshot: SnapshotPlan, table: TableSnapshotPlan, chunk: int | str | None, parts: int = 1
     ) -> Unit:
-        """Return a unit to be written; `chunk` and what it stands for as in `agenda.unit_name`."""
+        """Return a unit to be written; `chunk` and what it stands for as in `plan.unit_name`."""
         return Unit(unit_name(snapshot, table, chunk), parts)
 
     @contextmanager
@@ -124,7 +124,7 @@ class SnapshotState:
         What is given, if anything, is the table's facts, to be appended before the unit's end: with this
         unit all of the table has been read.
 
-        From before its end is in the log until it is noted, the agenda keeps to an offset before it: it may
+        From before its end is in the log until it is noted, the plans keep to an offset before it: it may
         be durable before the next line runs, and a start that looked only behind it would read its rows once
         more and, until then, leave changes of them out.
         """
@@ -138,7 +138,7 @@ class SnapshotState:
         self.turn()
 
     def _facts_when_read(self, unit: Unit) -> dict[str, Any] | None:
-        snapshot = self.agenda.find(str(unit.name.get("snapshot")))
+        snapshot = self.plans.find(str(unit.name.get("snapshot")))
         if snapshot is None or not snapshot.replaces or "table" not in unit.name:
             return None
         table = snapshot.tables[unit.name["table"]]
@@ -167,7 +167,7 @@ class SnapshotState:
     ) -> None:
         """Write down that a snapshot is over, however it ended."""
         with self.lock:
-            self.agenda.finish(snapshot, outcome, time.time_ns() // 1000, error)
+            self.plans.finish(snapshot, outcome, time.time_ns() // 1000, error)
             self.write()
         self.drop_plans(snapshot)
 
@@ -192,9 +192,9 @@ class SnapshotState:
         generation: int,
         stretches: Sequence[ChunkedRelation],
     ) -> None:
-        """Keep where `table` is cut in `generation`, durably: before the agenda speaks of it.
+        """Keep where `table` is cut in `generation`, durably: before the plans speak of it.
 
-        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; the agenda must be left as it was then.
+        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; the plans must be left as they were then.
         """
         content = {"stretches": [stretch.as_json() for stretch in stretches]}
         self._directory.state_write(self._plan_name(snapshot, table, generation), content)
@@ -222,8 +222,8 @@ class SnapshotState:
             path.unlink(missing_ok=True)
 
     def _search_log(self) -> None:
-        """Take in the units that came into the log after the agenda was written."""
-        offset = self.agenda.log_offset
+        """Take in the units that came into the log after the plans were written."""
+        offset = self.plans.log_offset
         with LogReader.open(self._directory, self._task) as reader:
             end = reader.end().offset
             if offset < reader.start:
@@ -235,26 +235,25 @@ class SnapshotState:
                     {"offset": offset, "log_start": reader.start},
                 )
             watched = np.array(
-                sorted(table.oid for each in self.agenda.open for table in each.tables), np.int64
+                sorted(table.oid for each in self.plans.open for table in each.tables), np.int64
             )
             moved: set[int] = set()
             opened: dict[str, object] | None = None
             for ref in reader.blocks(offset, end) if end > offset else ():
                 data = reader.read(ref)
                 # Perhaps of a row before the first chunk: reading it once more does no harm.
-                moved |= set(frame_filter.moved(data, watched))
-                for at in frame_filter.snapshot_marks(data):
+                moved |= set(frame_filters.moved(data, watched))
+                for at in frame_filters.snapshot_marks(data):
                     if ref.header.log_offset + int(at) < offset:
                         continue
-                    size = int.from_bytes(data[at + 1 : at + 5].tobytes(), "big") + 1
-                    frame = data[at : at + size].tobytes()
+                    _, frame = next(frames.each_frame(data[at:]))
                     content = frames.control_json(frame)
-                    if frame[6:7] == frames.SNAPSHOT_BEGIN:
+                    if frame[frames.SUBTYPE_AT] == frames.SNAPSHOT_BEGINS:
                         opened = content
                     elif opened is not None:
-                        self.agenda.take_unit(opened, int(content.get("rows", 0)))
+                        self.plans.take_unit(opened, int(content.get("rows", 0)))
                         opened = None
-            self.agenda.take_moves(moved)
+            self.plans.take_moves(moved)
         log.debug("searched the log for chunks that are done", begin=offset, end=end)
 
     def _plan_name(self, snapshot: SnapshotPlan, table: TableSnapshotPlan, generation: int) -> str:

@@ -6,7 +6,7 @@ stream comes up to it, stops between two transactions, and waits until the rows 
 Meanwhile the server's messages wait in the socket.
 
 Two sides use it. The receiving thread passes what came through `pass_`; the snapshot's thread
-sets the limit, the point, and lets the stream go on. Whoever appends holds the log: the stream
+sets the limit, the point, and lets the stream go on. Only one of them appends: the stream
 while it passes, the snapshot while the stream is stopped.
 """
 
@@ -21,10 +21,10 @@ import numpy as np
 
 from tailrace.errors import Stopped
 from tailrace.protocol.frames import Bytes, Numbers
-from tailrace.sources.postgres.streaming import frame_filter
+from tailrace.sources.postgres.streaming import frame_filters
 from tailrace.sources.postgres.streaming.appender import Appender
 
-#: Whoever waits looks this often whether there is still something to wait for.
+#: A wait looks this often whether there is still something to wait for.
 LOOK_S = 0.05
 
 _NONE: Numbers = np.empty(0, np.int64)
@@ -65,12 +65,12 @@ class SnapshotWatermark:
             with self._changed:
                 end = len(data)
                 if self._limit is not None:
-                    end = frame_filter.before(data, self._limit, unit_open=self._appender.unit_open)
+                    end = frame_filters.before(data, self._limit, unit_open=self._appender.unit_open)
                 now, data = data[:end], data[end:]
                 if len(self._awaiting):
-                    now = frame_filter.without(now, self._awaiting)
+                    now = frame_filters.without(now, self._awaiting)
                 if len(self._watched):
-                    self._moved.update(frame_filter.moved(now, self._watched))
+                    self._moved.update(frame_filters.moved(now, self._watched))
                 if len(now):
                     appended(now)
                 if len(data):
@@ -95,7 +95,7 @@ class SnapshotWatermark:
                 self._wait(keep_on)
 
     def leave(self) -> None:
-        """The stream is over: whoever waits for it need not."""
+        """The stream is over: end the waits for it."""
         with self._changed:
             self._over = True
             self._stopped_there = False

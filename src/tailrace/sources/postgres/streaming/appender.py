@@ -18,9 +18,12 @@ from tailrace import failpoints
 from tailrace.backoff import Backoff
 from tailrace.changelog.writer import LogWriter, Tail
 from tailrace.errors import Kind, Stopped, TailraceError
-from tailrace.protocol import frames
+from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.frames import Bytes, Numbers, Summary
+from tailrace.sources.postgres.schema.column_patterns import ColumnNames
+from tailrace.sources.postgres.schema.relation_messages import SchemaWatch
 from tailrace.sources.postgres.schema.table_metadata import KnownFacts
+from tailrace.sources.postgres.streaming.unchanged_updates import UnchangedUpdates
 
 log = structlog.get_logger(__name__)
 
@@ -53,19 +56,12 @@ class Appender:
         self._closed = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._sync_loop, name="tailrace-sync", daemon=True)
-        self.on_durable: Callable[[], None] = _nothing
-        #: Given a chunk that describes tables and the scan state before it, returns it with facts.
-        self.annotate: Callable[[Bytes, Numbers], Bytes] = _as_it_is
-        #: Returns facts that could not be learnt in time and are known now, None if there are none.
-        self.settle: Callable[[], Bytes | None] = _nothing
-        #: Called when what was appended since the last boundary has been cut off.
-        self.on_discard: Callable[[], None] = _nothing
-        #: Given a chunk that describes tables, with its facts, and the facts before it: called before it is
-        #: appended.
-        self.on_schema: Callable[[Bytes, KnownFacts], None] = _ignored
-        #: Given a chunk with its facts, the facts before it and whether it describes tables, returns what of
-        #: it is to be appended, or the same object.
-        self.leave_out: Callable[[Bytes, KnownFacts, bool], Bytes] = _whole
+        self.on_durable: Callable[[], None] = lambda: None
+        #: Puts facts before what describes tables. Of the connection that is open.
+        self.schema_watch: SchemaWatch | None = None
+        #: Keeps the names of columns before something describes their table.
+        self.column_names: ColumnNames | None = None
+        self.unchanged_updates: UnchangedUpdates | None = None
         self.waiting_for_disk = False
         self.rows = 0
         self.bytes = 0
@@ -108,20 +104,17 @@ class Appender:
         :raises Stopped: if stopping was asked for while the disk was full.
         """
         self.raise_failure()
-        if (facts := self.settle()) is not None:
+        if (facts := self.settled_facts()) is not None:
             chunk = np.concatenate((facts, chunk))
         summary = frames.summarise(chunk, self._state)
-        if summary.has_schema:
-            before = self._writer.scan_state()
-            annotated = self.annotate(chunk, before)
-            if annotated is not chunk:
-                chunk, self._state = annotated, before
-                summary = frames.summarise(chunk, self._state)
-            self.on_schema(chunk, self.facts_in_force)
-        left = self.leave_out(chunk, self.facts_in_force, summary.has_schema)
-        if left is not chunk:
-            chunk, self._state = left, self._writer.scan_state()
-            summary = frames.summarise(chunk, self._state)
+        if summary.has_schema and self.schema_watch is not None:
+            annotated = self.schema_watch.annotate(chunk, self._writer.scan_state())
+            chunk, summary = self._in_place_of(chunk, annotated, summary)
+        if summary.has_schema and self.column_names is not None:
+            self.column_names.note(chunk, self.facts_in_force)
+        if self.unchanged_updates is not None:
+            left = self.unchanged_updates.apply(chunk, self.facts_in_force, summary.has_schema)
+            chunk, summary = self._in_place_of(chunk, left, summary)
             if not len(chunk):
                 return summary
         failpoints.hit("capture.before_append")
@@ -134,13 +127,34 @@ class Appender:
             self._changed.notify_all()
         return summary
 
+    def append_progress(self, position: int, before: bytes = b"", *, time_us: int | None = None) -> None:
+        """Append that the source has nothing before `position`, behind the frames `before`.
+
+        :param time_us: of the source's clock, since 1970; default: of ours.
+        """
+        now_us = time.time_ns() // 1000 if time_us is None else time_us
+        frame = frames.control_frame(frames.PROGRESS, position, now_us, {})
+        self.append(np.frombuffer(before + frame, np.uint8))
+
+    def settled_facts(self) -> Bytes | None:
+        """Return facts that could not be learnt in time and are known now, None if there are none."""
+        return None if self.schema_watch is None else self.schema_watch.settle()
+
+    def _in_place_of(self, scanned: Bytes, chunk: Bytes, summary: Summary) -> tuple[Bytes, Summary]:
+        # Scans what takes the place of a chunk that was scanned, if it is another one.
+        if chunk is scanned:
+            return scanned, summary
+        self._state = self._writer.scan_state()
+        return chunk, frames.summarise(chunk, self._state)
+
     def discard_open_unit(self) -> None:
         """Cut the log back to its last boundary: the source sends whole transactions again."""
         self.raise_failure()
         self._writer.discard_open_unit()
         self._state = self._writer.scan_state()
         self.facts_in_force = KnownFacts(self._writer.schema_in_force)
-        self.on_discard()
+        if self.schema_watch is not None:
+            self.schema_watch.forget()
 
     def sync(self) -> Tail:
         """Wait until everything appended so far is durable; return the durable tail.
@@ -183,13 +197,13 @@ class Appender:
             try:
                 self._writer.append(chunk, summary)
                 if summary.has_schema:
-                    for key, frame in frames.schema_frames(chunk):
+                    for key, frame in metadata_frames.schema_frames(chunk):
                         self.facts_in_force.take(key, frame)
             except TailraceError as error:
                 if error.kind is not Kind.LOG_FULL:
                     raise
                 if not self.waiting_for_disk:
-                    log.warning("the disk under the log is full: waiting for room", **error.context)
+                    log.warning("the disk under the log is full: waiting for room", error=str(error))
                 self.waiting_for_disk = True
                 if self._stopping.wait(backoff.wait_s):
                     raise Stopped from None
@@ -202,6 +216,7 @@ class Appender:
                 return
 
     def _sync_loop(self) -> None:
+        notified = self._writer.durable.position
         try:
             while True:
                 with self._changed:
@@ -210,31 +225,15 @@ class Appender:
                     if self._synced == self._appends:
                         return
                     target = self._appends
-                before = self._writer.durable.position
-                after = self._writer.sync().position
+                position = self._writer.sync().position
                 with self._changed:
                     self._synced = target
                     self._changed.notify_all()
-                if after > before:
+                if position > notified:  # also where another thread has made it durable
+                    notified = position
                     self.on_durable()
                 time.sleep(SYNC_INTERVAL_S)
         except Exception as error:  # noqa: BLE001 - raised again on the receiving thread
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
-
-
-def _nothing() -> None:
-    return
-
-
-def _ignored(_chunk: Bytes, _in_force: KnownFacts) -> None:
-    return
-
-
-def _whole(chunk: Bytes, _in_force: KnownFacts, _has_schema: bool) -> Bytes:
-    return chunk
-
-
-def _as_it_is(chunk: Bytes, _state: Numbers) -> Bytes:
-    return chunk

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from tailrace import failpoints
 from tailrace.backoff import Backoff
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import keep_disclosure, kept_disclosure
-from tailrace.changelog.writer import LogOptions, LogWriter, Tail
+from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
@@ -30,9 +29,8 @@ from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import SourceFingerprint, format_lsn
 from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.session import Session
-from tailrace.sources.postgres.schema.column_history import ColumnNames
 from tailrace.sources.postgres.schema.column_lists import check_disclosure
-from tailrace.sources.postgres.schema.column_patterns import require_columns
+from tailrace.sources.postgres.schema.column_patterns import ColumnNames, require_columns
 from tailrace.sources.postgres.schema.publication import (
     check_publication,
     complete_publication,
@@ -44,19 +42,18 @@ from tailrace.sources.postgres.schema.publication import (
 from tailrace.sources.postgres.schema.published_tables import terms_digest
 from tailrace.sources.postgres.schema.relation_messages import SchemaWatch
 from tailrace.sources.postgres.schema.replica_identity import set_identities
-from tailrace.sources.postgres.slot.monitor import SlotWatch
-from tailrace.sources.postgres.snapshot.capture_gaps import CaptureGaps
+from tailrace.sources.postgres.slot.monitor import CaptureGaps, SlotWatch
 from tailrace.sources.postgres.snapshot.chunk_planner import SAMPLE_DEADLINE_S
+from tailrace.sources.postgres.snapshot.exported_snapshot import SlotCreation, require_steady
 from tailrace.sources.postgres.snapshot.incremental import IncrementalSnapshots
-from tailrace.sources.postgres.snapshot.initial import InitialSnapshot, lock_wait_s
+from tailrace.sources.postgres.snapshot.initial import InitialSnapshot, lock_wait_s, renew
 from tailrace.sources.postgres.snapshot.plan import SnapshotPlans
-from tailrace.sources.postgres.snapshot.renewal import renew
+from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
 from tailrace.sources.postgres.snapshot.requests import Requests, concerns_of
-from tailrace.sources.postgres.snapshot.slot_creation import SlotCreation, require_steady
 from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
 from tailrace.sources.postgres.streaming.appender import Appender
-from tailrace.sources.postgres.streaming.message_filter import MessageFilter
+from tailrace.sources.postgres.streaming.frame_filters import MessageFilter
 from tailrace.sources.postgres.streaming.reconcile import (
     Action,
     CapturePhase,
@@ -92,8 +89,7 @@ class CaptureTask:
     :param directory: the log, or where it is or is to be.
     :param name: of the pipeline, for messages.
     :param semaphore: to begin (slot, snapshot), where others begin, too.
-    :param on_durable: called when transactions have become durable in the log, on the thread that
-        made them so; returns at once. Not for each chunk of a snapshot.
+    :param listener: of the log's writer.
     """
 
     def __init__(
@@ -104,24 +100,23 @@ class CaptureTask:
         *,
         name: str,
         semaphore: FairSemaphore | None = None,
-        on_durable: Callable[[], None] | None = None,
+        listener: LogListener | None = None,
     ) -> None:
         self._source = source.for_pipeline(name)
         self._directory = directory
         self._options = LogOptions(
             segment_bytes=log_config.segment_bytes,
             compression=log_config.compression,
-            snapshot_compression=log_config.snapshot_compression,
         )
         self._name = name
         self._semaphore = semaphore or FairSemaphore(1)
-        self._on_durable = on_durable
+        self._listener = listener
         self._stopping = threading.Event()
         self._appender: Appender | None = None
         self._log: LogDirectory | None = None
         self._status: StatusTimer | None = None
         self._stream: Stream | None = None
-        self._ledger: SnapshotState | None = None
+        self._snapshot_state: SnapshotState | None = None
         self._snapshots: IncrementalSnapshots | None = None
         self._wanted = AwaitedPosition()
         self._phase: PhaseName = "connecting"
@@ -190,11 +185,11 @@ class CaptureTask:
         )
 
     def _gaps_known(self) -> tuple[CaptureGaps, SnapshotPlans] | None:
-        gaps, ledger = self._gaps, self._ledger
-        return None if gaps is None or ledger is None else (gaps, ledger.agenda)
+        gaps, state = self._gaps, self._snapshot_state
+        return None if gaps is None or state is None else (gaps, state.plans)
 
     def _snapshot_concerns(self) -> list[SourceWarning]:
-        return [] if self._ledger is None else concerns_of(self._ledger.agenda)
+        return [] if self._snapshot_state is None else concerns_of(self._snapshot_state.plans)
 
     # Connections
 
@@ -241,7 +236,7 @@ class CaptureTask:
 
     def _run_connection(self) -> None:
         if self._appender is not None:
-            # Whoever took the log over has moved the slot on, too: what is found there would mislead.
+            # The process that took the log over has moved the slot on, too: what it says would mislead.
             self._appender.check_fence()
             self._appender.discard_open_unit()
         with closing(Session.connect(self._source, self._stopping, replication=True)) as session:
@@ -282,7 +277,7 @@ class CaptureTask:
             self._log = self._directory
         else:
             self._log = self._open_directory(session, self._directory)
-        writer = LogWriter.open(self._log, TASK, options=self._options)
+        writer = LogWriter.open(self._log, TASK, options=self._options, listener=self._listener)
         try:
             names = ColumnNames(self._log, TASK, writer, session)
             kept = kept_disclosure(self._log, TASK)
@@ -293,12 +288,12 @@ class CaptureTask:
             writer.close()
             raise
         self._appender = Appender(writer, self._stopping)
-        self._appender.on_schema = names.note
+        self._appender.column_names = names
         if self._source.skip_unchanged_updates:
-            self._appender.leave_out = UnchangedUpdates(self._source, lambda: names.renames).apply
+            self._appender.unchanged_updates = UnchangedUpdates(self._source, lambda: names.renames)
         self._appender.start()
-        self._ledger = SnapshotState(self._log, TASK, self._appender)
-        self._ledger.open()
+        self._snapshot_state = SnapshotState(self._log, TASK, self._appender)
+        self._snapshot_state.open()
         self._gaps = CaptureGaps(self._log, TASK)
         return self._appender
 
@@ -378,16 +373,9 @@ class CaptureTask:
         failpoints.hit("snapshot.after_slot")
         state = replace(state, consistent_point=slot.consistent_point)
         self._keep(state)
-        assert self._ledger is not None
         self._beginnings += 1
         snapshot = InitialSnapshot(
-            source,
-            self._appender,
-            self._ledger,
-            self._stopping,
-            slot,
-            self._snapshot,
-            may_begin_again=self._beginnings < BEGINNINGS_MAX,
+            self._procedure(), self._stopping, slot, may_begin_again=self._beginnings < BEGINNINGS_MAX
         )
         # The session that created the slot holds the exported snapshot: it stays idle meanwhile.
         reading = Session.connect(
@@ -488,7 +476,9 @@ class CaptureTask:
             )
             self._status = status
             snapshot_watermark = SnapshotWatermark(appender)
-            self._snapshots = self._make_snapshots(snapshot_watermark, status)
+            self._snapshots = IncrementalSnapshots(
+                self._procedure(), snapshot_watermark, ask=status.ask, requests=self._requests()
+            )
             self._stream = Stream(
                 transport,
                 appender,
@@ -504,15 +494,14 @@ class CaptureTask:
                 raise_others=self._snapshots.raise_failure,
             )
             self._phase = "streaming"
-            appender.on_durable = self._told(status)
+            appender.on_durable = status.progressed
             watch = SchemaWatch(
                 lambda: Session.connect(source, self._stopping),
                 lambda: appender.schema_in_force,
                 lambda: appender.facts_in_force,
                 source,
             )
-            appender.annotate, appender.settle = watch.annotate, watch.settle
-            appender.on_discard = watch.forget
+            appender.schema_watch = watch
             status.start()
             self._snapshots.start()
             try:
@@ -528,41 +517,19 @@ class CaptureTask:
         finally:
             transport.close()
 
-    def _told(self, status: StatusTimer) -> Callable[[], None]:
-        """Return what is done when something became durable: the server is told, then our own."""
-        others = self._on_durable
-        if others is None:
-            return status.progressed
-
-        def tell() -> None:
-            status.progressed()
-            others()
-
-        return tell
-
-    def _make_snapshots(
-        self, snapshot_watermark: SnapshotWatermark, status: StatusTimer
-    ) -> IncrementalSnapshots:
+    def _procedure(self) -> SnapshotProcedure:
         assert self._appender is not None
-        assert self._ledger is not None
-        return IncrementalSnapshots(
-            self._source,
-            self._appender,
-            self._ledger,
-            snapshot_watermark,
-            self._snapshot,
-            ask=status.ask,
-            requests=self._requests(),
-        )
+        assert self._snapshot_state is not None
+        return SnapshotProcedure(self._source, self._appender, self._snapshot_state, self._snapshot)
 
     def _requests(self) -> Requests:
         assert self._log is not None
-        assert self._ledger is not None
+        assert self._snapshot_state is not None
         return Requests(
             self._log,
             TASK,
             self._source,
-            self._ledger,
+            self._snapshot_state,
             lambda: {} if self._appender is None else self._appender.schema_in_force,
         )
 

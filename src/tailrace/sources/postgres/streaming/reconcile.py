@@ -300,8 +300,8 @@ def _check_position(slot: SlotFacts, log: LogFacts) -> None:
         raise TailraceError(
             Kind.SLOT_AHEAD_OF_LOG,
             f"resume at {format_lsn(log.position)}: the slot {log.source.slot!r} {found}",
-            "it was created anew, read by somebody else, or the log is an old copy: the changes between are "
-            "lost to this log; " + _NEW_LOG.format(drop=" and drop the slot"),
+            "it was created again, read by another client, or the log is an old copy: the changes between "
+            "are lost to this log; " + _NEW_LOG.format(drop=" and drop the slot"),
             {"slot": log.source.slot},
         )
 

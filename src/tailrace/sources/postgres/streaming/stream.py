@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import structlog
 
 from tailrace.errors import Kind, Stopped, TailraceError
@@ -22,8 +21,7 @@ from tailrace.sources.postgres.connection.text_encoding import TextEncoding
 from tailrace.sources.postgres.connection.transport import Keepalive, Transport
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
 from tailrace.sources.postgres.streaming.appender import Appender
-from tailrace.sources.postgres.streaming.duplicate_filter import ResumptionFilter
-from tailrace.sources.postgres.streaming.message_filter import MessageFilter
+from tailrace.sources.postgres.streaming.frame_filters import MessageFilter, ResumptionFilter
 from tailrace.sources.postgres.streaming.standby_status import StatusTimer
 from tailrace.sources.postgres.streaming.timeline import StandbyTimeline
 
@@ -122,11 +120,10 @@ class Stream:
     def _settle(self) -> None:
         """Append facts that are known at last, also while nothing comes that they could stand before."""
         appender = self._appender
-        if appender.unit_open or (facts := appender.settle()) is None:
+        if appender.unit_open or (facts := appender.settled_facts()) is None:
             return
         tail = appender.tail
-        frame = frames.control_frame(frames.PROGRESS, tail.position, tail.position_time_us, {})
-        appender.append(np.concatenate((facts, np.frombuffer(frame, np.uint8))))
+        appender.append_progress(tail.position, facts.tobytes(), time_us=tail.position_time_us)
 
     def _take(self, data: frames.Bytes, keepalive: Keepalive | None) -> None:
         if len(data) and not self._filter.done:
@@ -176,8 +173,7 @@ class Stream:
 
     def _append_progress(self, lsn: int, time_us: int) -> None:
         if lsn > self._appender.tail.position:
-            frame = frames.control_frame(frames.PROGRESS, lsn, time_us, {})
-            self._appender.append(np.frombuffer(frame, np.uint8))
+            self._appender.append_progress(lsn, time_us=time_us)
         self._progress_at = time.monotonic()
 
     def _keep_on(self) -> None:

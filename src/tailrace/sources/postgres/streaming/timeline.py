@@ -16,7 +16,7 @@ from tailrace.model import parse_lsn
 from tailrace.protocol.frames import Bytes
 from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.session import Session, quote_literal
-from tailrace.sources.postgres.streaming import frame_filter
+from tailrace.sources.postgres.streaming import frame_filters
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ class StandbyTimeline:
 
         :raises TailraceError: `SOURCE_UNREACHABLE` if that can't be found out.
         """
-        if not self._promoted and frame_filter.before(data, self._replayed, unit_open=unit_open) < len(data):
+        if not self._promoted and frame_filters.before(data, self._replayed, unit_open=unit_open) < len(data):
             self._ask()
 
     def before_position(self, lsn: int) -> None:
@@ -76,7 +76,7 @@ class StandbyTimeline:
         row = self._session.run(_WHERE.format(slot=quote_literal(self._slot)), attempted)[0]
         if row["pid"] != str(self._pid):
             raise connection_lost(attempted, "another server answers than the one that is streamed from")
-        timeline = int(row["timeline"] or 0)
+        timeline = row.number("timeline")
         if timeline > self._timeline:
             log.info("the standby is on another timeline", timeline=timeline, before=self._timeline)
             self._keep(timeline)

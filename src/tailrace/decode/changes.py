@@ -1,0 +1,441 @@
+"""A block of the log to changes, table by table: the way into decoding.
+
+Everything here is a function of the block, the unit open at its start and the schema frames in
+force there. The same arguments give the same changes, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.decode import kernel
+from tailrace.decode.column_policy import EVERYTHING, Shape, TablePolicy
+from tailrace.decode.computed import ComputedColumns
+from tailrace.decode.envelope import envelope
+from tailrace.decode.gather import NOT_UTF8
+from tailrace.decode.images import image, image_column, images, source_of
+from tailrace.decode.json.debezium import SourceInfo, json_lines
+from tailrace.decode.rows import old_key_texts, old_keys, old_rows, typed_rows
+from tailrace.decode.schemas import Catalog
+from tailrace.decode.tuples import EMPTY_CELLS_MAX, Tuples, find_tuples, in_utf8
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import OWN_FORMS, Op, Relation, ValueModes
+from tailrace.protocol import frames
+from tailrace.protocol.frames import Bytes, Numbers, OpenUnit
+
+#: Cells are counted in 32 bits; capture refuses frames that come near this.
+BLOCK_BYTES_MAX = 2**31 - 1
+
+
+_Made = TypeVar("_Made")
+
+#: How a table is given otherwise than the log holds it.
+View = Shape | ComputedColumns | Relation
+
+
+class TableChanges:
+    """Changes of one version of a table in log order, or logical messages (no relation).
+
+    `relation` is the table as it is let out: with `shape`, without some columns, masked, keyed.
+    Nothing is decoded before it is asked for. The arrays have one entry a change; `op` holds the
+    codes of `model.Op`'s letters, `xid` and `commit_time_us` are `kernel.NONE` where there is none.
+    """
+
+    def __init__(
+        self,
+        relation: Relation | None,
+        raw: Bytes,
+        log_offset: int,
+        fields: Numbers,
+        views: tuple[View, ...] = (),
+    ) -> None:
+        # How the table is let out: shapes, computed columns and other names, one upon the other.
+        last = views[-1] if views else relation
+        self._relation = last.relation if isinstance(last, Shape | ComputedColumns) else last
+        self._held = relation
+        self._views = views
+        self._raw = raw
+        self._block_offset = log_offset
+        self._fields = fields
+        self._found: Tuples | None = None
+        self._is_utf8 = False  # whether that was made sure of
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __repr__(self) -> str:
+        name = self._relation.qualified_name if self._relation else "messages"
+        return f"<TableChanges of {name}: {self.count}>"
+
+    def __reduce__(self) -> tuple[type[TableChanges], tuple[object, ...]]:
+        # Of the block it takes what these changes are made of.
+        raw, at, end = _packed(self._raw, self._fields[kernel.AT], self._fields[kernel.END])
+        fields = self._fields.copy()
+        fields[kernel.AT], fields[kernel.END] = at, end
+        return TableChanges, (self._held, raw, self._block_offset, fields, self._views)
+
+    @property
+    def relation(self) -> Relation | None:
+        return self._relation
+
+    @property
+    def count(self) -> int:
+        return int(self._fields.shape[1])
+
+    @property
+    def op(self) -> Bytes:
+        return self._field(kernel.OP).astype(np.uint8)
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes of the log these changes are, about: what decoding them reads."""
+        sent = self._fields[kernel.END] - self._fields[kernel.AT]
+        return int(sent.sum())
+
+    @property
+    def lsn(self) -> Numbers:
+        return self._field(kernel.LSN)
+
+    @property
+    def commit_lsn(self) -> Numbers:
+        return self._field(kernel.AT_COMMIT_LSN)
+
+    @property
+    def commit_time_us(self) -> Numbers:
+        return self._field(kernel.AT_COMMIT_TIME)
+
+    @property
+    def xid(self) -> Numbers:
+        return self._field(kernel.AT_XID)
+
+    @property
+    def ordinal(self) -> Numbers:
+        return self._field(kernel.AT_ORDINAL)
+
+    @property
+    def log_offset(self) -> Numbers:
+        return self._field(kernel.LOG_OFFSET)
+
+    def slice(self, from_offset: int, to_offset: int) -> TableChanges:
+        """Return the changes with log offsets in `[from_offset, to_offset)`."""
+        first, last = np.searchsorted(self.log_offset, [from_offset, to_offset])
+        return self.part(int(first), int(last))
+
+    def part(self, first: int, last: int) -> TableChanges:
+        """Return the changes from the `first` on and before the `last`, counted from 0."""
+        if first == 0 and last == self.count:
+            return self
+        part = self._fields[:, first:last]
+        views = tuple(
+            view.part(first, last) if isinstance(view, ComputedColumns) else view for view in self._views
+        )
+        return TableChanges(self._held, self._raw, self._block_offset, part, views)
+
+    def take(self, places: Numbers) -> TableChanges:
+        """Return the changes at `places` (rising)."""
+        part = np.ascontiguousarray(self._fields[:, places])
+        views = tuple(
+            view.take(places) if isinstance(view, ComputedColumns) else view for view in self._views
+        )
+        return TableChanges(self._held, self._raw, self._block_offset, part, views)
+
+    def named(self, relation: Relation) -> TableChanges:
+        """Return the changes as those of `relation`: this table, as it is let out, its columns under
+        other names.
+        """
+        if relation == self._relation:
+            return self
+        return self._viewed(relation)
+
+    def reshaped(self, shape: Shape) -> TableChanges:
+        """Return the changes with columns left out or masked; `shape` is of this `relation`."""
+        return self._viewed(shape)
+
+    def with_columns(self, computed: ComputedColumns) -> TableChanges:
+        """Return the changes with columns that were computed for them; see `computed`."""
+        return self._viewed(computed)
+
+    def _viewed(self, view: View) -> TableChanges:
+        views = (*self._views, view)
+        return TableChanges(self._held, self._raw, self._block_offset, self._fields, views)
+
+    def rows(self, as_text: Collection[str] = ()) -> pa.RecordBatch:
+        """Return typed rows in `types.row_schema`; columns named in `as_text` as PostgreSQL's
+        text, in type string.
+
+        A delete carries its old key or old row, a truncate nothing.
+        :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table, a text is not UTF-8,
+            a column's name is reserved, or these are messages.
+        """
+        return self._decoded(lambda tuples: typed_rows(self._table(), tuples, as_text))
+
+    def old_keys(self) -> pa.RecordBatch | None:
+        """Return the former keys of updates that changed the key: typed key columns,
+        `_log_offset` of the update and `_special`. None if there are none.
+
+        :raises TailraceError: as `rows`.
+        """
+        return self._decoded(lambda tuples: old_keys(self._table(), tuples))
+
+    def old_key_texts(self) -> pa.MapArray:
+        """Return, for each change, PostgreSQL's text of its former key by column, where it is an update that
+        changed the key; null for all others. Of a table without a key under `REPLICA IDENTITY FULL`
+        every column is of the key.
+
+        :raises TailraceError: as `rows`.
+        """
+        return self._decoded(lambda tuples: old_key_texts(self._table(), tuples))
+
+    def old_rows(self) -> pa.RecordBatch | None:
+        """Return the whole rows before updates that sent them (`REPLICA IDENTITY FULL`): all
+        columns typed, `_log_offset` of the update and `_special`. None if there are none.
+
+        :raises TailraceError: as `rows`.
+        """
+        return self._decoded(lambda tuples: old_rows(self._table(), tuples))
+
+    def envelope(self, task: str) -> pa.RecordBatch:
+        """Return the changes in `envelope.SCHEMA`.
+
+        :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
+        """
+        return self._decoded(lambda tuples: envelope(tuples, task))
+
+    def images(self) -> pa.RecordBatch:
+        """Return the changes with key, row before and row after as structs: `images.NAMES`.
+
+        :raises TailraceError: as `rows`.
+        """
+        return self._decoded(images)
+
+    def image(self, name: str) -> tuple[pa.Array, pa.MapArray | None]:
+        """Return one column of `images`, but `special`, and what of that is about its values; nothing else is
+        decoded.
+
+        :raises TailraceError: as `rows`.
+        """
+        return self._decoded(lambda tuples: image(tuples, name))
+
+    def image_column(self, image: str, name: str) -> pa.Array | None:
+        """Return one field of `key`, `before` or `after` of `images`; None if there is no such field.
+
+        :raises TailraceError: as `rows`.
+        """
+        return self._decoded(lambda tuples: image_column(tuples, image, name))
+
+    def source(self) -> pa.StructArray:
+        """Return the column `source` of `images` alone; no row is looked at."""
+        return source_of(self._relation, self._fields)
+
+    def json_lines(self, task: str, source: SourceInfo) -> pa.LargeStringArray:
+        """Return one JSON document a change in Debezium's payload form, each ended by a newline:
+        the array's data buffer is a file's content as it stands.
+
+        :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table or a text is not UTF-8.
+        """
+        return self._decoded(lambda tuples: json_lines(tuples, task, source))
+
+    def _field(self, row: int) -> Numbers:
+        numbers: Numbers = self._fields[row]
+        return numbers
+
+    def _table(self) -> Relation:
+        if self._relation is None:
+            raise TailraceError(
+                Kind.DECODE_FAILED,
+                "decoded rows: logical messages belong to no table",
+                "read them as envelopes or JSON",
+            )
+        return self._relation
+
+    def tuples(self) -> Tuples:
+        """Return the changes cell by cell, found at the first call.
+
+        :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table.
+        """
+        if self._found is None:
+            found = find_tuples(self._held, self._raw, self._block_offset, self._fields)
+            if self._views:
+                found = in_utf8(found)  # masks read texts
+            for view in self._views:
+                found = replace(found, relation=view) if isinstance(view, Relation) else view.apply(found)
+            self._found = found
+        return self._found
+
+    def tuples_in_utf8(self) -> Tuples:
+        """Return the changes cell by cell, texts that are not UTF-8 as `foreign_texts` writes them.
+
+        :raises TailraceError: as `tuples`.
+        """
+        if not self._is_utf8:
+            self._found = in_utf8(self.tuples())
+            self._is_utf8 = True
+        return self.tuples()
+
+    def _decoded(self, decode: Callable[[Tuples], _Made]) -> _Made:
+        # Hardly any database has such texts: they are looked for where one was found.
+        try:
+            return decode(self.tuples())
+        except TailraceError as error:
+            if error.message != NOT_UTF8 or self._is_utf8:
+                raise
+        return decode(self.tuples_in_utf8())
+
+
+def decode_block(
+    raw: Bytes,
+    log_offset: int,
+    open_at_start: OpenUnit | None,
+    schema: Iterable[bytes],
+    *,
+    tables: frozenset[int] | None = None,
+    modes: ValueModes = OWN_FORMS,
+    table_policy: TablePolicy = EVERYTHING,
+    settled: Mapping[tuple[int, int], bytes] | None = None,
+) -> list[TableChanges]:
+    """Return the changes in whole frames, by table and version of the table.
+
+    :param raw: whole frames; kept, not copied, while the result lives.
+    :param log_offset: of the first frame.
+    :param open_at_start: the unit that is open there.
+    :param schema: schema frames in force there, in log order.
+    :param tables: relation oids that are wanted, and no messages; None: everything.
+    :param modes: how values are given.
+    :param table_policy: what of the tables is let out.
+    :param settled: as `Catalog` takes it.
+    :raises TailraceError: `SCHEMA_PENDING` if facts are pending; `PROTOCOL_VIOLATION` if the frames
+        make no sense, `SCHEMA_MISSING` if no Relation message describes a table, `CONFIG_INVALID` as
+        `TablePolicy.shape`.
+    """
+    if len(raw) > BLOCK_BYTES_MAX:
+        raise TailraceError(Kind.DECODE_FAILED, "decoded a block: it is longer than 2 GiB")
+    summary = frames.summarise(raw, frames.state_within(open_at_start, 0, 0))
+    listed = summary.tables
+    if tables is not None and listed is not None and tables.isdisjoint(listed):
+        return []
+    if summary.rows > len(raw):
+        raise _violation(2, 0)
+    tables_max = summary.rows if listed is None else min(summary.rows, frames.TABLES_LISTED_MAX)
+    slots = np.zeros((1 << (2 * tables_max + 2).bit_length(), 3), np.int64)
+    changes = np.empty((kernel.CHANGE_FIELDS, summary.rows), np.int64)
+    groups = np.empty((summary.rows + 1, 3), np.int64)
+    schema_at = np.empty(len(raw) // frames.CONTROL_JSON_AT + 1 if summary.has_schema else 0, np.int64)
+    result = np.empty(kernel.RESULT_FIELDS, np.int64)
+    state = frames.state_within(open_at_start, 0, 0)
+    if state[frames.OPEN] == frames.SNAPSHOT_OPEN:
+        state[frames.XID] = kernel.NONE
+    kernel.index_changes(
+        raw, log_offset, state, np.array(sorted(tables or ()), np.int64), tables is None,
+        changes, groups, slots, schema_at, result,
+    )  # fmt: skip
+    if result[kernel.ERROR]:
+        raise _violation(int(result[kernel.ERROR]), int(result[kernel.ERROR_AT]))
+    in_block = [_frame(raw, int(at)) for at in schema_at[: result[kernel.SCHEMAS]]]
+    relations, group_of = _relations(
+        groups[: result[kernel.GROUPS]], Catalog(schema, modes, settled), in_block
+    )
+    parts = _by_group(changes, int(result[kernel.CHANGES]), group_of, len(relations))
+    return [
+        changes
+        for relation, part in zip(relations, parts, strict=True)
+        for changes in _bounded(TableChanges(relation, raw, log_offset, part, _views(relation, table_policy)))
+    ]
+
+
+def no_changes(relation: Relation, table_policy: TablePolicy = EVERYTHING) -> TableChanges:
+    """Return no changes of a table: its shape, as it is let out, is all that they tell.
+
+    :raises TailraceError: `CONFIG_INVALID` as `TablePolicy.shape`.
+    """
+    fields = np.empty((kernel.CHANGE_FIELDS, 0), np.int64)
+    return TableChanges(relation, np.empty(0, np.uint8), 0, fields, _views(relation, table_policy))
+
+
+def _views(relation: Relation | None, table_policy: TablePolicy) -> tuple[Shape, ...]:
+    if relation is not None and relation.pending:
+        raise TailraceError(
+            Kind.SCHEMA_PENDING,
+            "decode changes: what became of their table is not known yet, because the transaction that "
+            "altered it is committed and not visible to other sessions",
+            "such a commit waits for a synchronous standby: see pg_stat_replication; reading goes on when it "
+            "is done",
+            {"table": relation.qualified_name},
+        )
+    shape = None if relation is None else table_policy.shape(relation)
+    return () if shape is None else (shape,)
+
+
+def _relations(
+    groups: Numbers, catalog: Catalog, in_block: Sequence[bytes]
+) -> tuple[list[Relation | None], Numbers]:
+    # The kernel opens a group whenever a table's Relation message comes again. Where that said
+    # nothing new, which is so after each reconnection, the groups are one; not so where rows of a
+    # snapshot came between: a table's groups follow each other in log order.
+    relations: list[Relation | None] = []
+    newest: dict[int, tuple[int, int]] = {}  # by relation: the key of its last group, and its place
+    group_of = np.full(len(groups), -1, np.int64)
+    applied = 0
+    for group, (key, schemas, wanted) in enumerate(groups.tolist()):
+        if not wanted:
+            continue
+        for frame in in_block[applied:schemas]:
+            catalog.apply(frame)
+        applied = max(applied, schemas)
+        relation = None if key == kernel.MESSAGE_KEY else catalog.relation(key & 0xFFFFFFFF)
+        before, place = newest.get(key & 0xFFFFFFFF, (-1, 0))
+        if before != key or relations[place] != relation:
+            place = len(relations)
+            relations.append(relation)
+        newest[key & 0xFFFFFFFF] = (key, place)
+        group_of[group] = place
+    return relations, group_of
+
+
+def _by_group(changes: Numbers, count: int, group_of: Numbers, parts: int) -> list[Numbers]:
+    if parts <= 1:
+        return [changes[:, :count]] * parts
+    sizes = np.bincount(group_of[changes[kernel.GROUP, :count]], minlength=parts)
+    ends = np.cumsum(sizes)
+    ordered = np.empty((kernel.CHANGE_FIELDS, count), np.int64)
+    kernel.sort_by_group(changes, count, group_of, ends - sizes, ordered)
+    return [ordered[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _bounded(changes: TableChanges) -> list[TableChanges]:
+    # Cells are bounded by the block's bytes, but not those of a TRUNCATE: so many go apart.
+    columns = len(changes.relation.columns) if changes.relation is not None else 0
+    if changes.count * columns <= EMPTY_CELLS_MAX or not (changes.op == ord(Op.TRUNCATE)).any():
+        return [changes]
+    step = EMPTY_CELLS_MAX // columns
+    return [changes.part(first, first + step) for first in range(0, changes.count, step)]
+
+
+def _packed(raw: Bytes, at: Numbers, end: Numbers) -> tuple[Bytes, Numbers, Numbers]:
+    # The bytes between places, laid end to end unless most of those around them are wanted as well.
+    if not len(at):
+        return raw[:0], at, end
+    first, last, length = int(at.min()), int(end.max()), end - at
+    total = int(length.sum())
+    if last - first <= 2 * total:
+        return raw[first:last], at - first, end - first
+    starts = np.cumsum(length) - length
+    return raw[np.repeat(at - starts, length) + np.arange(total)], starts, starts + length
+
+
+def _frame(raw: Bytes, at: int) -> bytes:
+    length = int.from_bytes(raw[at + 1 : at + 5].tobytes(), "big")
+    return raw[at : at + 1 + length].tobytes()
+
+
+def _violation(error: int, byte: int) -> TailraceError:
+    return TailraceError(
+        Kind.PROTOCOL_VIOLATION,
+        f"decoded a block: {kernel.ERRORS[error]}",
+        "run `tailrace log verify`; if the log is whole, please report it with the server's version",
+        {"byte": byte},
+    )

@@ -1,0 +1,260 @@
+"""A table as it is let out of the log: without some columns, with others masked, with its key.
+
+`TablePolicy` is the configuration's `ColumnPolicy` with its secrets resolved. It goes to executors
+inside of tasks, and shows no secret: neither its repr nor any error holds one. What it makes of
+a relation is a `Shape`, a function of the two alone.
+
+Masking happens on cells, before anything else looks at them: rows of every form, keys and old
+rows alike, are made of what it leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tailrace.config.source.column_policy import ColumnMask, ColumnPolicy, ColumnRoles
+from tailrace.decode.tuples import Spans, Tuples
+from tailrace.decode.values.masks import fixed, hashed, nulled, shortened
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Column, Relation, ReplicaIdentity
+from tailrace.protocol.renames import Renames
+
+_TEXT_OID = 25
+#: Integers, floats and numeric: a number keeps the type of such a column.
+_INTEGER_OIDS = frozenset({20, 21, 23, 26})
+_NUMBER_OIDS = _INTEGER_OIDS | {700, 701, 1700}
+
+FIXED_TEXT = "****"
+
+_NO_RENAMES = Renames()
+
+
+@dataclass(frozen=True, slots=True)
+class Salt:
+    """A resolved salt. Its value is in no repr."""
+
+    value: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is let out of one version of a table.
+
+    `kept` are the places in `source` of the columns of `relation`, in order; `masks` are places
+    in `relation`.
+    """
+
+    source: Relation
+    relation: Relation
+    kept: tuple[int, ...]
+    masks: tuple[tuple[int, ColumnMask, Salt | None], ...]
+
+    def apply(self, tuples: Tuples) -> Tuples:
+        """Return `tuples`, found with `source`, as `relation` has them."""
+        if len(self.kept) < len(self.source.columns):
+            places = np.array(self.kept, np.intp)
+            tuples = replace(
+                tuples,
+                current=_taken(tuples.current, places),
+                old=_taken(tuples.old, places),
+                in_key=tuples.in_key[places],
+            )
+        tuples = replace(tuples, relation=self.relation)
+        for place, mask, salt in self.masks:
+            if mask.method == "hash":
+                assert salt is not None, "a mask that hashes has its salt"
+                tuples = hashed(tuples, place, salt.value)
+            elif mask.method == "fixed":
+                tuples = fixed(tuples, place, _constant(mask).encode())
+            elif mask.method == "truncate":
+                shortened(tuples, place, mask.length or 0)
+            else:
+                nulled(tuples, place)
+        return tuples
+
+
+class TablePolicy:
+    """What is let out of a log, secrets resolved. May be pickled; the memory of shapes stays.
+
+    :param renames: other names that columns had or have: rules follow a column from name to name.
+    """
+
+    def __init__(self, rules: ColumnPolicy, salts: dict[str, Salt], renames: Renames = _NO_RENAMES) -> None:
+        self._rules = rules
+        self._salts = salts
+        self._renames = renames
+        self._shapes: dict[Relation, Shape | None] = {}
+        self._everything = rules.discloses_all
+
+    @classmethod
+    def of(cls, rules: ColumnPolicy) -> TablePolicy:
+        """Return `rules` with their secrets resolved, now and here.
+
+        :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` if a salt is empty.
+        """
+        salts: dict[str, Salt] = {}
+        for mask in rules.masks:
+            if mask.salt is not None and str(mask.salt) not in salts:
+                value = mask.salt.resolve()
+                if not value:
+                    raise TailraceError(
+                        Kind.CONFIG_INVALID,
+                        f"resolve the salt {mask.salt} of a mask: it is empty",
+                        "without a salt anyone can find the values by trying: give it 16 random characters "
+                        "or more",
+                    )
+                salts[str(mask.salt)] = Salt(value.encode())
+        return cls(rules, salts)
+
+    def __repr__(self) -> str:
+        return f"<Disclosed: {self._rules!r}>"
+
+    def __reduce__(self) -> tuple[type[TablePolicy], tuple[ColumnPolicy, dict[str, Salt], Renames]]:
+        return TablePolicy, (self._rules, self._salts, self._renames)
+
+    @property
+    def discloses_all(self) -> bool:
+        """Whether everything is let out as it is."""
+        return self._everything
+
+    def knowing(self, renames: Renames) -> TablePolicy:
+        """Return the same rules with what is known of other names of columns."""
+        return self if renames == self._renames else TablePolicy(self._rules, self._salts, renames)
+
+    def shape(self, relation: Relation) -> Shape | None:
+        """Return what is let out of a table; None if it is let out as it is.
+
+        :raises TailraceError: `CONFIG_INVALID` if the settings would take away what tells rows
+            apart: a key left out, masked so that keys become equal, or not sent with deletes.
+        """
+        if self._everything:
+            return None
+        if relation not in self._shapes:
+            self._shapes[relation] = self._shaped(relation)
+        return self._shapes[relation]
+
+    def relation(self, relation: Relation) -> Relation:
+        """Return the table as it is let out.
+
+        :raises TailraceError: as `shape`.
+        """
+        shape = self.shape(relation)
+        return relation if shape is None else shape.relation
+
+    def mask_marks(self, relation: Relation) -> dict[str, str]:
+        """Return, for each masked column of a table, a mark of how it is masked.
+
+        Equal marks: equal values are masked alike. A mark tells neither values nor salt.
+        """
+        columns = columns_of(relation, self._renames)
+        found = {
+            name: self._rules.mask_of(relation.schema, relation.table, name, columns)
+            for name in columns.names
+        }
+        return {name: self._mark(mask) for name, mask in found.items() if mask is not None}
+
+    def _mark(self, mask: ColumnMask) -> str:
+        salt = self._salts.get(str(mask.salt))
+        what = f"{mask.method} {mask.value!r} {mask.length}".encode()
+        return hmac.digest(b"" if salt is None else salt.value, what, hashlib.sha256).hex()[:16]
+
+    def _shaped(self, relation: Relation) -> Shape | None:
+        rules, schema, table = self._rules, relation.schema, relation.table
+        columns = columns_of(relation, self._renames)
+        for conflict in rules.conflicts(schema, table, columns):
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"let a table's rows out of the log: {conflict.message}",
+                conflict.repair,
+                {"table": relation.qualified_name},
+            )
+        left_out = rules.left_out(schema, table, columns)
+        chosen = rules.key_of(schema, table)
+        by_name = {
+            name: rules.mask_of(schema, table, name, columns)
+            for name in columns.names
+            if name not in left_out
+        }
+        masks = {name: mask for name, mask in by_name.items() if mask is not None}
+        if not (left_out or chosen or masks):
+            return None
+        salted = {let: (mask, self._salts.get(str(mask.salt))) for let, mask in masks.items()}
+        found = reshaped(relation, left_out, salted)
+        key = tuple(name for name in columns.names if name in chosen)
+        return replace(found, relation=replace(found.relation, chosen_key=key))
+
+
+def reshaped(
+    relation: Relation, left_out: Collection[str], masks: Mapping[str, tuple[ColumnMask, Salt | None]]
+) -> Shape:
+    """Return what is let out of a table without some columns, and with masks by column."""
+    kept = tuple(place for place, column in enumerate(relation.columns) if column.name not in left_out)
+    let_out = [relation.columns[place] for place in kept]
+    masked = [(at, *masks[column.name]) for at, column in enumerate(let_out) if column.name in masks]
+    for at, mask, salt in masked:
+        let_out[at] = _masked(let_out[at], mask, salt)
+    primary_key = () if set(left_out) & set(relation.primary_key) else relation.primary_key
+    return Shape(
+        source=relation,
+        relation=replace(
+            relation,
+            columns=tuple(let_out),
+            primary_key=primary_key,
+            chosen_key=tuple(name for name in relation.chosen_key if name not in left_out),
+        ),
+        kept=kept,
+        masks=tuple(masked),
+    )
+
+
+#: All that the log holds, as it is.
+EVERYTHING = TablePolicy(ColumnPolicy(), {})
+
+
+def _taken(spans: Spans, places: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Spans:
+    return Spans(spans.start[places], spans.length[places], spans.kind[places])
+
+
+def _masked(column: Column, mask: ColumnMask, salt: Salt | None) -> Column:
+    """Return the column that holds the masked values; so is the value of rows from before it."""
+    missing = None if column.missing is None else _masked_text(column.missing, mask, salt)
+    if mask.method == "null" or keeps_type(column, mask):
+        return replace(column, missing=missing, not_null=column.not_null and mask.method != "null")
+    return Column(column.name, _TEXT_OID, -1, column.in_identity, column.number, missing, column.unknown)
+
+
+def _masked_text(text: str, mask: ColumnMask, salt: Salt | None) -> str | None:
+    if mask.method == "hash":
+        assert salt is not None, "a mask that hashes has its salt"
+        return hmac.digest(salt.value, text.encode(), hashlib.sha256).hex()
+    if mask.method == "fixed":
+        return _constant(mask)
+    return text[: mask.length or 0] if mask.method == "truncate" else None
+
+
+def keeps_type(column: Column, mask: ColumnMask) -> bool:
+    """Tell whether the value of a fixed mask is one of the column's type."""
+    if mask.method != "fixed" or isinstance(mask.value, str | None):
+        return False
+    oid = column.value_type.oid if column.value_type is not None else column.type_oid
+    return oid in _NUMBER_OIDS and (isinstance(mask.value, int) or oid not in _INTEGER_OIDS)
+
+
+def _constant(mask: ColumnMask) -> str:
+    return FIXED_TEXT if mask.value is None else str(mask.value)
+
+
+def columns_of(relation: Relation, renames: Renames = _NO_RENAMES) -> ColumnRoles:
+    """Return what a table's columns are to its rows, with the names that they have had."""
+    return ColumnRoles(
+        names=tuple(column.name for column in relation.columns),
+        identity=frozenset(column.name for column in relation.columns if column.in_identity),
+        full=relation.identity is ReplicaIdentity.FULL,
+        primary_key=frozenset(relation.primary_key),
+        renamed=renames.of(relation.oid, relation.columns),
+    )

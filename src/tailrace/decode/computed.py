@@ -1,0 +1,125 @@
+"""Columns that were computed from a table's own, as cells: the texts that PostgreSQL would have sent.
+
+So rows of every form, old keys and JSON are made of them as of columns of the source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.decode.kernel import ABSENT, NULL, TEXT, UNCHANGED
+from tailrace.decode.tuples import WHOLE_ROW, Spans, Tuples
+from tailrace.model import Op, Relation
+from tailrace.protocol.frames import Bytes, Numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputedColumn:
+    """The texts of one column, an entry a change.
+
+    :param place: of the column of the former relation whose place it takes; -1: it is new.
+    :param current: the text in the row after the change, of a delete in the row before; null: NULL.
+    :param old: the text in the row before.
+    :param unsent: where the value is not known, because what it is computed from was not sent.
+    :param is_cast: it is the former column in another form. A value that was not sent stays one that was not
+        sent, and one without a text keeps PostgreSQL's.
+    """
+
+    place: int
+    current: pa.StringArray
+    old: pa.StringArray
+    unsent: npt.NDArray[np.bool_]
+    is_cast: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputedColumns:
+    """A table with computed columns, for the changes that they were computed for.
+
+    :param relation: the table with them. A new column comes after the former ones.
+    """
+
+    relation: Relation
+    columns: tuple[ComputedColumn, ...]
+
+    def part(self, first: int, last: int) -> ComputedColumns:
+        """Return those of the changes from the `first` on and before the `last`, counted from 0."""
+        return self.take(np.arange(first, last))
+
+    def take(self, places: Numbers) -> ComputedColumns:
+        """Return those of the changes at `places` (rising)."""
+        rows = pa.array(places)
+        columns = (
+            replace(
+                each, current=each.current.take(rows), old=each.old.take(rows), unsent=each.unsent[places]
+            )
+            for each in self.columns
+        )
+        return ComputedColumns(self.relation, tuple(columns))
+
+    def apply(self, tuples: Tuples) -> Tuples:
+        """Return `tuples` with these columns.
+
+        :raises TailraceError: `DECODE_FAILED` if the block grows too large.
+        """
+        former = len(tuples.current.kind)
+        added = sum(1 for column in self.columns if column.place < 0)
+        current, old = _widened(tuples.current, former + added), _widened(tuples.old, former + added)
+        has_row, whole = tuples.op != ord(Op.TRUNCATE), tuples.old_mark == WHOLE_ROW
+        sides = ((current, has_row), (old, whole[: old.kind.shape[1]]))
+        texts: list[Bytes] = []
+        size, new = len(tuples.buffer), former
+        for column in self.columns:
+            at, new = (new, new + 1) if column.place < 0 else (column.place, new)
+            for (spans, wanted), values in zip(sides, (column.current, column.old), strict=True):
+                if len(wanted):
+                    _put(spans, at, values, size, None if column.is_cast else wanted)
+                    texts.append(_bytes_of(values))
+                    size += len(texts[-1])
+            unsent = column.unsent & (tuples.op == ord(Op.UPDATE))
+            current.kind[at][unsent], current.length[at][unsent] = UNCHANGED, 0
+        hint = "lower source.frame_bytes_max, or compute fewer columns"
+        grown = tuples.with_texts(*texts, attempted="computed columns", hint=hint)
+        in_key = np.append(tuples.in_key, np.zeros(added, np.bool_))
+        return replace(grown, relation=self.relation, current=current, old=old, in_key=in_key)
+
+
+def _widened(spans: Spans, columns: int) -> Spans:
+    former, count = spans.kind.shape
+    found = Spans.empty(columns, count)
+    for new, before in ((found.start, spans.start), (found.length, spans.length), (found.kind, spans.kind)):
+        new[:former] = before
+        new[former:] = 0
+    return found
+
+
+def _put(
+    spans: Spans, at: int, values: pa.StringArray, first: int, wanted: npt.NDArray[np.bool_] | None
+) -> None:
+    """Write where the texts of a column lie, which begin at `first` in the buffer.
+
+    :param wanted: the rows that have a value or NULL; None: those whose cell has a text, which changes.
+    """
+    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    start, length, kind = spans.start[at], spans.length[at], spans.kind[at]
+    if wanted is None:
+        there = valid & (kind == TEXT)
+    else:
+        there = valid & wanted
+        kind[:] = np.where(there, TEXT, np.where(wanted, NULL, ABSENT))
+        length[:] = 0
+    start[there] = (offsets[:-1].astype(np.int64) - offsets[0] + first)[there]
+    length[there] = np.diff(offsets)[there]
+
+
+def _bytes_of(values: pa.StringArray) -> Bytes:
+    if not len(values) or values.buffers()[2] is None:
+        return np.empty(0, np.uint8)
+    offsets = np.frombuffer(values.buffers()[1], np.int32)
+    first, last = int(offsets[values.offset]), int(offsets[values.offset + len(values)])
+    return np.frombuffer(values.buffers()[2], np.uint8)[first:last]

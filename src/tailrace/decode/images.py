@@ -1,0 +1,183 @@
+"""Changes as columns whose rows before and after stand apart: what the engine's records are made of.
+
+`rows` gives one row a change for tables; here each change has its key, the row before it (as far as
+it was sent) and the row after it, as structs of the table's typed columns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.decode import kernel
+from tailrace.decode.envelope import image_choices, message_content
+from tailrace.decode.gather import Cells, gather
+from tailrace.decode.rows import (
+    Specials,
+    metadata,
+    or_null,
+    special_map,
+    typed_column,
+    unchanged_names,
+)
+from tailrace.decode.tuples import Tuples
+from tailrace.decode.types import column_types
+from tailrace.model import Op, Relation
+from tailrace.protocol.frames import Numbers
+
+#: What a source tells of each change. `schema_version` counts the shapes of the table in the log.
+SOURCE = pa.struct(
+    [
+        pa.field("schema", pa.string()),
+        pa.field("table", pa.string()),
+        pa.field("log_offset", pa.int64()),
+        pa.field("commit_lsn", pa.int64()),
+        pa.field("lsn", pa.int64()),
+        pa.field("ordinal", pa.int64()),
+        pa.field("xid", pa.int64()),
+        pa.field("commit_ts", pa.timestamp("us", tz="UTC")),
+        pa.field("schema_version", pa.int32()),
+    ]
+)
+
+#: Names of the columns, in order. `partial` says that `before` holds the columns of the key alone;
+#: `special` maps `before.<column>` and `after.<column>` to the texts of values that their typed
+#: column does not hold exactly; `unchanged` names the columns of `after` that were not sent.
+NAMES = ("op", "key", "before", "after", "source", "partial", "special", "unchanged")
+
+_MESSAGE = [pa.field("prefix", pa.string()), pa.field("content", pa.binary())]
+
+# The cells of a column of the table.
+_Column = Callable[[int], Cells]
+
+
+def images(tuples: Tuples) -> pa.RecordBatch:
+    """Return changes of a table, or logical messages (a struct `after` of prefix and content).
+
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+    """
+    specials: Specials = []
+    columns = {name: _image(tuples, name, specials) for name in NAMES if name not in ("key", "special")}
+    columns["key"] = _image(tuples, "key", [])  # its values are among those of the rows
+    columns["special"] = special_map(specials, len(tuples))
+    return pa.RecordBatch.from_arrays([columns[name] for name in NAMES], names=list(NAMES))
+
+
+def image(tuples: Tuples, name: str) -> tuple[pa.Array, pa.MapArray | None]:
+    """Return one column of `images`, but `special`, nothing else decoded; and what of `special` is about its
+    values, by `<name>.<column>`, if anything is.
+
+    :raises TailraceError: as `images`.
+    """
+    specials: Specials = []
+    return _image(tuples, name, specials), special_map(specials, len(tuples)) if specials else None
+
+
+def _image(tuples: Tuples, name: str, specials: Specials) -> pa.Array:
+    count, relation = len(tuples), tuples.relation
+    if name == "op":
+        return metadata(tuples)[0]
+    if name == "source":
+        return source_of(relation, tuples.fields)
+    if name == "partial":
+        return pa.array(np.zeros(count, np.bool_) if relation is None else image_choices(tuples)[0] == 2)
+    if name == "unchanged":
+        no_names = pa.list_(pa.string())
+        return pa.nulls(count, no_names) if relation is None else unchanged_names(relation, tuples)
+    if relation is None:
+        return _message(tuples) if name == "after" else pa.nulls(count)
+    return _row(relation, tuples, name, specials)
+
+
+def _message(tuples: Tuples) -> pa.StructArray:
+    content = [gather(tuples.column(0)), message_content(tuples.column(1))]
+    return pa.StructArray.from_arrays(content, fields=_MESSAGE)
+
+
+def _row(relation: Relation, tuples: Tuples, name: str, specials: Specials) -> pa.Array:
+    everything, prefix = range(len(relation.columns)), f"{name}."
+    if name == "key":
+        in_key = [c for c in everything if relation.columns[c].name in set(relation.key)]
+        # Null for a truncate. The current row of a delete is what was sent of the old one, its key at least.
+        there = tuples.op != ord(Op.TRUNCATE)
+        return (
+            _struct(relation, tuples.column, in_key, there, specials, prefix)
+            if in_key
+            else pa.nulls(len(tuples))
+        )
+    choice_before, choice_after = image_choices(tuples)
+    if name == "after":
+        return _struct(relation, tuples.column, everything, choice_after != 0, specials, prefix)
+    if not choice_before.any():
+        types = column_types(relation)
+        row = pa.struct([pa.field(relation.columns[c].name, types[c].arrow) for c in everything])
+        return pa.nulls(len(tuples), row)
+    every = np.arange(len(tuples))
+    old = functools.partial(tuples.old_column, rows=every)
+    return _struct(relation, old, everything, choice_before != 0, specials, prefix)
+
+
+def _struct(
+    relation: Relation,
+    column: _Column,
+    places: Sequence[int],
+    present: npt.NDArray[np.bool_],
+    specials: Specials,
+    prefix: str,
+) -> pa.StructArray:
+    types = column_types(relation)
+    fields = [pa.field(relation.columns[c].name, types[c].arrow) for c in places]
+    found: Specials = []
+    arrays = [typed_column(relation, relation.columns[c].name, types[c], column(c), found) for c in places]
+    for rows, name, texts in found:
+        there = present[rows]
+        specials.append((rows[there], prefix + name, texts.filter(pa.array(there))))
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=pa.array(~present))
+
+
+def image_column(tuples: Tuples, image: str, name: str) -> pa.Array | None:
+    """Return one field of `key`, `before` or `after` as `images` has it, nothing else decoded.
+
+    None: there is no such field.
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+    """
+    relation = tuples.relation
+    names = () if relation is None else tuple(column.name for column in relation.columns)
+    if relation is None or name not in names or (image == "key" and name not in relation.key):
+        return None
+    place, before = names.index(name), image == "before"
+    kind = column_types(relation)[place]
+    in_before, in_after = image_choices(tuples)
+    if before and not in_before.any():
+        return pa.nulls(len(tuples), kind.arrow)
+    cells = tuples.old_column(place, np.arange(len(tuples))) if before else tuples.column(place)
+    present = in_before if before else in_after if image == "after" else tuples.op != ord(Op.TRUNCATE)
+    values = typed_column(relation, name, kind, cells, [])
+    return (
+        values if present.all() else pc.if_else(pa.array(present != 0), values, pa.scalar(None, kind.arrow))
+    )
+
+
+def source_of(relation: Relation | None, fields: Numbers) -> pa.StructArray:
+    """Return what the source tells of changes, in `SOURCE`; `fields` are the kernel's numbers of each."""
+    count = fields.shape[1]
+    schema, table, version = (
+        (relation.schema, relation.table, relation.version or None) if relation else ("", "", None)
+    )
+    arrays = [
+        pa.repeat(pa.scalar(schema), count),
+        pa.repeat(pa.scalar(table), count),
+        pa.array(fields[kernel.LOG_OFFSET]),
+        pa.array(fields[kernel.AT_COMMIT_LSN]),
+        pa.array(fields[kernel.LSN]),
+        pa.array(fields[kernel.AT_ORDINAL]),
+        or_null(fields[kernel.AT_XID]),
+        or_null(fields[kernel.AT_COMMIT_TIME]).cast(pa.timestamp("us", tz="UTC")),
+        pa.repeat(pa.scalar(version, pa.int32()), count),
+    ]
+    return pa.StructArray.from_arrays(arrays, fields=list(SOURCE))

@@ -1,0 +1,129 @@
+"""Changes as JSON lines in Debezium's payload form, with one more object, `position`.
+
+Every number is the commit's or the change's own: no clock is read, so that the same range of the
+log gives the same bytes for ever. `ts_ms` and its like are the commit's time, and `sequence` is
+[commit LSN, LSN of the change], which rises from change to change as Debezium's does. What
+`source` has beyond Debezium's is `schema_version`: it counts the shapes of the table in the log.
+
+Values: integers and floats as numbers (NaN and infinities as text), numeric as text, date as
+days and timestamp as microseconds since 1970, timestamptz as ISO 8601 in UTC, bytea as base64,
+arrays as arrays, all else as PostgreSQL's text; otherwise where the relation's modes say so
+(`types` decides). A row that was sent in part (the old key) holds only those columns. A value
+that was not sent is `__debezium_unavailable_value`, or what the modes put in its place.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.decode import kernel
+from tailrace.decode.envelope import image_choices
+from tailrace.decode.json import json_kernel
+from tailrace.decode.json.documents import ColumnTexts, Plan, Template, write
+from tailrace.decode.tuples import Tuples
+from tailrace.decode.types import column_types
+from tailrace.decode.values import forms
+from tailrace.model import OWN_FORMS, Op
+from tailrace.protocol.frames import Numbers
+
+# Rows of the numbers that a template may name.
+_MS, _US, _NS, _COMMIT_LSN, _LSN, _XID, _ORDINAL, _LOG_OFFSET = range(8)
+
+_Members = dict[str, str | int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """What `source` says of the pipeline: its name, the database, Tailrace's version, the type of source."""
+
+    name: str
+    database: str
+    version: str
+    connector: str = "postgresql"
+
+
+def json_lines(tuples: Tuples, task: str, source: SourceInfo) -> pa.LargeStringArray:
+    """Return one JSON document a change, each with a newline at its end.
+
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+    """
+    count, columns = len(tuples), _columns(tuples)
+    if tuples.relation is None:
+        wanted = np.ones((1, 2), np.bool_)
+        choice = np.stack([np.zeros(count, np.uint8), np.ones(count, np.uint8)])
+    else:
+        wanted = np.stack([np.ones(len(columns), np.bool_), tuples.in_key])
+        choice = np.stack(image_choices(tuples))
+    plan = Plan(np.arange(count, dtype=np.int64), tuples.op, choice, wanted)
+    modes = tuples.relation.modes if tuples.relation else OWN_FORMS
+    how = ColumnTexts(
+        [json.dumps(name) + ":" for name, _ in columns],
+        [style for _, style in columns],
+        [json.dumps(modes.unavailable_placeholder)] * len(columns),
+        [""] * len(columns),
+    )
+    template = _template(tuples, task, source)
+    return write(tuples.buffer, plan, template, _numbers(tuples), how, tuples.old, tuples.current)
+
+
+def _template(tuples: Tuples, task: str, source: SourceInfo) -> Template:
+    relation = tuples.relation
+    schema, table = (relation.schema, relation.table) if relation else ("", "")
+    snapshot = len(tuples) > 0 and tuples.op[0] == ord(Op.READ)
+    before, after = json_kernel.BEFORE, json_kernel.AFTER
+    images = [('{"message":', after)] if relation is None else [('{"before":', before), (',"after":', after)]
+    first: _Members = {"version": source.version, "connector": source.connector, "name": source.name}
+    second: _Members = {"snapshot": "true" if snapshot else "false", "db": source.database}
+    third: _Members = {"schema": schema, "table": table}
+    version = relation.version if relation is not None and relation.version else None
+    last = _members({"schema_version": version})
+    return [
+        *images,
+        (f',"source":{{{_members(first)},"ts_ms":', _MS),
+        (f',{_members(second)},"sequence":"[\\"', _COMMIT_LSN),
+        ('\\",\\"', _LSN),
+        ('\\"]","ts_us":', _US),
+        (',"ts_ns":', _NS),
+        (f',{_members(third)},"txId":', _XID),
+        (',"lsn":', _LSN),
+        (f',"xmin":null,{last}}},"transaction":null,"op":"', json_kernel.OP_LETTER),
+        ('","ts_ms":', _MS),
+        (',"ts_us":', _US),
+        (',"ts_ns":', _NS),
+        (f',"position":{{{_members({"task": task})},"log_offset":', _LOG_OFFSET),
+        (',"commit_lsn":', _COMMIT_LSN),
+        (',"ordinal":', _ORDINAL),
+        ("}}\n", json_kernel.NOTHING),
+    ]
+
+
+def _members(values: _Members) -> str:
+    return json.dumps(values, separators=(",", ":"))[1:-1]
+
+
+def _columns(tuples: Tuples) -> list[tuple[str, int]]:
+    relation = tuples.relation
+    if relation is None:
+        return [("prefix", forms.QUOTED), ("content", forms.BASE64)]
+    names = (column.name for column in relation.columns)
+    return [(name, kind.json) for name, kind in zip(names, column_types(relation), strict=True)]
+
+
+def _numbers(tuples: Tuples) -> Numbers:
+    fields = tuples.fields
+    us = fields[kernel.AT_COMMIT_TIME]
+    missing = us == kernel.NONE
+    ms, ns = us // 1000, us * 1000
+    ms[missing] = ns[missing] = kernel.NONE
+    rows = [ms, us, ns]
+    rows += [
+        fields[row]
+        for row in (
+            kernel.AT_COMMIT_LSN, kernel.LSN, kernel.AT_XID, kernel.AT_ORDINAL, kernel.LOG_OFFSET,
+        )
+    ]  # fmt: skip
+    return np.stack(rows)

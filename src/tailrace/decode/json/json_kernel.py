@@ -1,0 +1,529 @@
+"""The compiled writer of JSON: one document a change, from a template and the cells of its row.
+
+A template is a list of constant texts, each followed by a number of the change, its letter, or the
+row before or after it, so that the writer knows nothing of Debezium. How a value is written is its
+column's *style*; a value that does not have its style's form is written as PostgreSQL's text, in
+quotes.
+
+Source: RFC 8259 (JSON), RFC 4648 (base64), ISO 8601 (timestamps).
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from tailrace.compiled import ALLOCATING, KERNEL
+from tailrace.decode.gather import copy_bytes
+from tailrace.decode.kernel import NONE, NULL, TEXT, TRIPLE, UNCHANGED
+from tailrace.decode.values.decimals import trimmed, write_money, write_unscaled
+from tailrace.decode.values.floats import write_java
+from tailrace.decode.values.forms import (
+    AMOUNT_DOUBLE,
+    BASE64,
+    BIT,
+    BOOLEAN,
+    DOUBLE,
+    FLOATING,
+    INTEGER,
+    JAVA,
+    NUMBERS,
+    PAIRS,
+    PAIRS_QUOTED,
+    QUOTED,
+    RAW,
+    TEXTS,
+    VARIABLE_SCALE,
+    delimiter_in,
+    form_in,
+    parameter_in,
+    read_number,
+    write_text,
+)
+from tailrace.decode.values.literals import PLAIN, is_null_item, item_end, unquote_item
+from tailrace.decode.values.text_writers import (
+    PLAIN_LETTERS,
+    write_base64,
+    write_integer,
+    write_quoted,
+    write_string,
+)
+from tailrace.decode.values.times import write_stamp_iso
+from tailrace.protocol.frames import FROZEN_BYTES
+
+# What stands after a constant of the template, in place of the row of a number.
+NOTHING, OP_LETTER, BEFORE, AFTER = -1, -2, -3, -4
+
+#: `CELL - c`: the value of column c after the change, or null.
+CELL = -16
+
+#: Added to the row of a number: as a text, and null if there is none; as milliseconds in ISO 8601.
+AS_TEXT, AS_ISO = 64, 128
+
+#: In place of a number: if that of row `slot & 63` is missing, null takes the place of as many
+#: constants as `slot >> 8 & 255` says.
+UNLESS = 1 << 16
+
+#: A value grows at most so much: every byte of a JSON document within a string as \\\\u00xx, and
+#: a constant for what has no bytes. Of an array's items in a form of their own the two bytes `1,` become
+#: 27, as `VARIABLE_SCALE`, at most.
+GROWTH, GROWTH_OF_ITEMS, GROWTH_FIXED = 7, 14, 64
+
+#: Rows of `write_documents`' argument `choice`.
+BEFORE_CHOICE, AFTER_CHOICE = 0, 1
+
+#: A number of 64 bits with its sign, in quotes; a stamp in ISO 8601.
+NUMBER_BYTES_MAX = 40
+
+_NULL = np.frombuffer(b"null", np.uint8)
+_TRUE = np.frombuffer(b"true", np.uint8)
+_FALSE = np.frombuffer(b"false", np.uint8)
+_SCALE = np.frombuffer(b'{"scale":', np.uint8)
+_VALUE = np.frombuffer(b',"value":"', np.uint8)
+
+_WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
+_SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
+_TEXTS = (FROZEN_BYTES, nb.int64[::1])  # laid end to end, and where each begins
+
+
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+def _write_number(value, out, to):  # type: ignore[no-untyped-def]
+    if value == NONE:
+        for k in range(4):
+            out[to + k] = _NULL[k]
+        return to + 4
+    return write_integer(value, out, to)
+
+
+@nb.njit(inline="always")
+def _growth(style):  # type: ignore[no-untyped-def]
+    has_own_items = delimiter_in(style) != 0 and form_in(style) >= NUMBERS
+    return np.int64(GROWTH_OF_ITEMS if has_own_items else GROWTH)
+
+
+@nb.njit(inline="always")
+def _is_whole(b, p, length):  # type: ignore[no-untyped-def]
+    # A whole number above 0, which is what most are; others are looked at again.
+    good = length > 0 and b[p] != 48
+    for k in range(p, p + length):
+        good &= 48 <= b[k] <= 57
+    return good
+
+
+@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean), **KERNEL)
+def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
+    # The grammar of JSON: sign, digits without a leading zero, fraction, exponent.
+    end = p + length
+    if p < end and b[p] == 45:
+        p += 1
+    first = p
+    while p < end and 48 <= b[p] <= 57:
+        p += 1
+    if p == first or (b[first] == 48 and p - first > 1):
+        return False
+    if floating and p < end and b[p] == 46:
+        p += 1
+        first = p
+        while p < end and 48 <= b[p] <= 57:
+            p += 1
+        if p == first:
+            return False
+    if floating and p < end and (b[p] | 32) == 101:
+        p += 1
+        if p < end and (b[p] == 43 or b[p] == 45):
+            p += 1
+        first = p
+        while p < end and 48 <= b[p] <= 57:
+            p += 1
+        if p == first:
+            return False
+    return p == end
+
+
+@nb.njit(_WRITER, **KERNEL)
+def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
+    # A number with a point, so that every reader takes it for a double; -1 if it is none.
+    if form_in(style) == AMOUNT_DOUBLE:
+        end = write_money(b, p, length, parameter_in(style), out, to)
+    else:
+        if not _is_number(b, p, length, True):
+            return np.int64(-1)
+        copy_bytes(out, to, b, p, length)
+        end = to + length
+    for k in range(to, end):
+        if out[k] == 46:
+            return end
+    if end >= 0:
+        out[end] = 46
+        out[end + 1] = 48
+        end += 2
+    return end
+
+
+@nb.njit(_WRITER, **KERNEL)
+def _write_variable_scale(b, p, length, _style, out, to):  # type: ignore[no-untyped-def]
+    # Debezium's VariableScaleDecimal; -1 if it is no number.
+    # Zeros at the end of the fraction are left out, as Debezium does.
+    length, scale = trimmed(b, p, length)
+    copy_bytes(out, to, _SCALE, np.int64(0), np.int64(len(_SCALE)))
+    to = write_integer(scale, out, to + len(_SCALE))
+    copy_bytes(out, to, _VALUE, np.int64(0), np.int64(len(_VALUE)))
+    to = write_unscaled(b, p, length, scale, PLAIN_LETTERS, out, to + len(_VALUE))
+    if to >= 0:
+        out[to] = 34
+        out[to + 1] = 125
+        to += 2
+    return to
+
+
+@nb.njit(_WRITER, **ALLOCATING)
+def _write_form(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
+    # A value in a form that is not the text as it is; -1 if it does not have it.
+    form = form_in(style)
+    if form == DOUBLE or form == AMOUNT_DOUBLE:
+        return _write_double(b, p, length, style, out, to)
+    if form == VARIABLE_SCALE:
+        return _write_variable_scale(b, p, length, style, out, to)
+    if form == JAVA:
+        return write_java(b, p, length, parameter_in(style), out, to)
+    if form == PAIRS:
+        return write_text(b, p, length, style, out, to)
+    if form == PAIRS_QUOTED:
+        document = np.empty(6 * length + 16, np.uint8)
+        end = write_text(b, p, length, PAIRS, document, 0)
+        return end if end < 0 else write_quoted(document, 0, end, out, to)
+    if form < TEXTS:
+        value, became = read_number(b, p, length, form)
+        return write_integer(value, out, to) if became == PLAIN else np.int64(-1)
+    end = write_text(b, p, length, style, out, to + 1)
+    if end >= 0:
+        out[to] = 34
+        out[end] = 34
+        end += 1
+    return end
+
+
+@nb.njit(_WRITER, **KERNEL)
+def _write_scalar(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
+    form = form_in(style)
+    if form == INTEGER or form == FLOATING:
+        if _is_number(b, p, length, form == FLOATING):
+            copy_bytes(out, to, b, p, length)
+            return to + length
+    elif form == BOOLEAN:
+        if length == 1 and b[p] == 116:
+            copy_bytes(out, to, _TRUE, np.int64(0), np.int64(4))
+            return to + 4
+        if length == 1 and b[p] == 102:
+            copy_bytes(out, to, _FALSE, np.int64(0), np.int64(5))
+            return to + 5
+    elif form == BIT:
+        if length == 1 and (b[p] == 48 or b[p] == 49):
+            size = np.int64(4) if b[p] == 49 else np.int64(5)
+            copy_bytes(out, to, _TRUE if b[p] == 49 else _FALSE, np.int64(0), size)
+            return to + size
+    elif form == RAW:
+        copy_bytes(out, to, b, p, length)
+        return to + length
+    elif form == BASE64:
+        out[to] = 34
+        to = write_base64(b, p, length, False, PLAIN_LETTERS, out, to + 1)
+        out[to] = 34
+        return to + 1
+    elif form >= NUMBERS:
+        end = _write_form(b, p, length, style, out, to)
+        if end >= 0:
+            return end
+    return write_quoted(b, p, length, out, to)
+
+
+@nb.njit(
+    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.uint8[::1], nb.int64),
+    **KERNEL,
+)
+def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
+    # Arrays of any depth, without recursion. What is no array, or has its own bounds
+    # (`[0:1]={…}`), is written as text.
+    delimiter = delimiter_in(style)
+    start = p
+    begun = to
+    end = p + length
+    depth = 0
+    item_next = True
+    while p < end:
+        letter = b[p]
+        if letter == 123 and item_next:
+            depth += 1
+            out[to] = 91
+            to += 1
+            p += 1
+            item_next = p >= end or b[p] != 125
+        elif letter == 125 and not item_next and depth > 0:
+            depth -= 1
+            out[to] = 93
+            to += 1
+            p += 1
+            if depth == 0:
+                break
+        elif letter == delimiter and not item_next and depth > 0:
+            out[to] = 44
+            to += 1
+            p += 1
+            item_next = True
+        elif item_next and depth > 0:
+            after, size, quoted = item_end(b, p, end, delimiter)
+            if after < 0:
+                break
+            if quoted != 0:
+                unquote_item(b, p, after, scratch, 0)
+                to = _write_scalar(scratch, 0, size, style, out, to)
+            elif is_null_item(b, p, size, quoted):
+                copy_bytes(out, to, _NULL, np.int64(0), np.int64(4))
+                to += 4
+            else:
+                to = _write_scalar(b, p, size, style, out, to)
+            p = after
+            item_next = False
+        else:
+            break
+    if depth != 0 or p != end or p == start:
+        return write_quoted(b, start, length, out, begun)
+    return to
+
+
+@nb.njit(
+    nb.int64(
+        FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.uint8[::1], nb.int64
+    ),
+    **KERNEL,
+)  # fmt: skip
+def _write_value(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
+    if delimiter_in(style) != 0:
+        return _write_array(b, p, length, style, scratch, out, to)
+    return _write_scalar(b, p, length, style, out, to)
+
+
+@nb.njit(inline="always")
+def _write_cell(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
+    # `_write_value`, by one call where it would be several: each costs as much as a short value.
+    form = form_in(style)
+    end = np.int64(-1)
+    if delimiter_in(style) == 0:
+        if form == JAVA:
+            end = write_java(b, p, length, parameter_in(style), out, to)
+        elif form >= NUMBERS and form < TEXTS:
+            value, became = read_number(b, p, length, form)
+            if became == PLAIN:
+                end = write_integer(value, out, to)
+        elif form >= TEXTS and form < PAIRS:
+            end = write_text(b, p, length, style, out, to + 1)
+            if end >= 0:
+                out[to] = 34
+                out[end] = 34
+                end += 1
+    if end < 0:
+        end = _write_value(b, p, length, style, scratch, out, to)
+    return end
+
+
+@nb.njit(
+    nb.int64(
+        FROZEN_BYTES, nb.int64, nb.boolean[::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS, *_SPANS,
+        nb.uint8[::1], nb.uint8[::1], nb.int64,
+    ),
+    **KERNEL,
+)  # fmt: skip
+def _write_object(  # type: ignore[no-untyped-def]
+    b, r, wanted, names, name_at, styles, unavailable, unavailable_at, absent, absent_at,
+    start, length, kind, scratch, out, to,
+):  # fmt: skip
+    out[to] = 123
+    to += 1
+    first = True
+    for c in range(start.shape[0]):
+        held = kind[c, r]
+        there = wanted[c] and (held == TEXT or held == NULL or held == UNCHANGED)
+        if not there and absent_at[c + 1] == absent_at[c]:
+            continue
+        if not first:
+            out[to] = 44
+            to += 1
+        first = False
+        copy_bytes(out, to, names, name_at[c], name_at[c + 1] - name_at[c])
+        to += name_at[c + 1] - name_at[c]
+        if not there:
+            copy_bytes(out, to, absent, absent_at[c], absent_at[c + 1] - absent_at[c])
+            to += absent_at[c + 1] - absent_at[c]
+        elif held == NULL:
+            copy_bytes(out, to, _NULL, np.int64(0), np.int64(4))
+            to += 4
+        elif held == UNCHANGED:
+            copy_bytes(out, to, unavailable, unavailable_at[c], unavailable_at[c + 1] - unavailable_at[c])
+            to += unavailable_at[c + 1] - unavailable_at[c]
+        elif styles[c] == QUOTED:
+            to = write_string(b, np.int64(start[c, r]), np.int64(length[c, r]), out, to)
+        elif styles[c] == INTEGER and _is_whole(b, np.int64(start[c, r]), np.int64(length[c, r])):
+            copy_bytes(out, to, b, np.int64(start[c, r]), np.int64(length[c, r]))
+            to += length[c, r]
+        else:
+            to = _write_cell(b, np.int64(start[c, r]), np.int64(length[c, r]), styles[c], scratch, out, to)
+    out[to] = 125
+    return to + 1
+
+
+@nb.njit(
+    nb.int64(nb.int64, nb.int64[:, ::1], nb.int64, nb.uint8[::1], nb.int64), **KERNEL
+)  # fmt: skip
+def _write_slot(slot, numbers, r, out, to):  # type: ignore[no-untyped-def]
+    value = numbers[slot & 63, r]
+    quoted = slot >= AS_TEXT and value != NONE
+    if quoted:
+        out[to] = 34
+        to += 1
+    if slot >= AS_ISO and value != NONE:
+        to = write_stamp_iso(value, out, to)
+    else:
+        to = _write_number(value, out, to)
+    if quoted:
+        out[to] = 34
+        to += 1
+    return to
+
+
+@nb.njit(
+    TRIPLE(
+        FROZEN_BYTES, nb.int64, nb.int64[::1], nb.uint8[::1], nb.int64[:, ::1], *_TEXTS, nb.int64[::1],
+        nb.uint8[:, ::1], nb.boolean[:, ::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS,
+        *_SPANS, *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
+    ),
+    **KERNEL,
+)  # fmt: skip
+def write_documents(  # type: ignore[no-untyped-def]
+    b,
+    first,
+    rows,
+    op,
+    numbers,
+    texts,
+    text_at,
+    slots,
+    choice,
+    wanted,
+    names,
+    name_at,
+    styles,
+    unavailable,
+    unavailable_at,
+    absent,
+    absent_at,
+    old_start,
+    old_length,
+    old_kind,
+    start,
+    length,
+    kind,
+    scratch,
+    out,
+    ends,
+):
+    """Write documents from `first` on, as far as `out` has room for what they may need at most.
+
+    Document d is of the change `rows[d]`, with the letter `op[d]`; 0: nothing is written.
+    Each constant of the template is followed by what `slots` says: a row of `numbers` (with
+    `AS_TEXT` or `AS_ISO`), one cell, `BEFORE` (of the cells `old_…`) or `AFTER`. Those two are an object
+    or null, as `choice` says for them: 0 null, else the row of `wanted`, from 1, with its columns. In it a
+    value that was not sent is its column's `unavailable`; a column that is not wanted or not there is
+    its `absent`, and left out where that has no bytes.
+
+    Returns the document to go on with, the bytes written and the bytes that it needs. `ends` gets the
+    place after each document.
+    """
+    columns = start.shape[0]
+    images = np.int64(0)
+    for part in range(len(slots)):
+        if slots[part] == BEFORE or slots[part] == AFTER:
+            images += 1
+    of_columns = np.int64(2)
+    for c in range(columns):
+        longest = max(
+            GROWTH_FIXED, unavailable_at[c + 1] - unavailable_at[c], absent_at[c + 1] - absent_at[c]
+        )
+        of_columns += name_at[c + 1] - name_at[c] + 1 + longest
+    fixed = text_at[len(text_at) - 1] + len(slots) * NUMBER_BYTES_MAX + images * of_columns
+    to = np.int64(0)
+    for d in range(first, len(rows)):
+        if op[d] == 0:
+            ends[d] = to
+            continue
+        r = rows[d]
+        need = fixed
+        for c in range(columns):
+            growth = _growth(styles[c])
+            need += growth * np.int64(length[c, r])
+            if old_start.shape[1] > 0:
+                need += growth * np.int64(old_length[c, r])
+        if need > len(out) - to:
+            return np.int64(d), to, need
+        part = 0
+        while part < len(slots):
+            size = text_at[part + 1] - text_at[part]
+            copy_bytes(out, to, texts, text_at[part], size)
+            to += size
+            slot = slots[part]
+            part += 1
+            if slot == OP_LETTER:
+                out[to] = op[d]
+                to += 1
+            elif slot == BEFORE or slot == AFTER:
+                chosen = choice[AFTER_CHOICE if slot == AFTER else BEFORE_CHOICE, d]
+                if chosen == 0:
+                    to = _write_number(NONE, out, to)
+                elif slot == AFTER:
+                    to = _write_object(
+                        b, r, wanted[chosen - 1], names, name_at, styles, unavailable, unavailable_at,
+                        absent, absent_at, start, length, kind, scratch, out, to,
+                    )  # fmt: skip
+                else:
+                    to = _write_object(
+                        b, r, wanted[chosen - 1], names, name_at, styles, unavailable, unavailable_at,
+                        absent, absent_at, old_start, old_length, old_kind, scratch, out, to,
+                    )  # fmt: skip
+            elif slot >= UNLESS:
+                if numbers[slot & 63, r] == NONE:
+                    to = _write_number(NONE, out, to)
+                    part += (slot >> 8) & 255
+            elif slot >= 0:
+                to = _write_slot(slot, numbers, r, out, to)
+            elif slot <= CELL:
+                c = CELL - slot
+                if kind[c, r] == TEXT:
+                    to = _write_value(
+                        b, np.int64(start[c, r]), np.int64(length[c, r]), styles[c], scratch, out, to
+                    )  # fmt: skip
+                else:
+                    to = _write_number(NONE, out, to)
+        ends[d] = to
+    return np.int64(len(rows)), to, np.int64(0)
+
+
+@nb.njit(
+    TRIPLE(
+        FROZEN_BYTES, nb.int64, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int64, nb.uint8[::1],
+        nb.uint8[::1], nb.int64[::1],
+    ),
+    **KERNEL,
+)  # fmt: skip
+def write_values(b, first, start, length, kind, style, scratch, out, ends):  # type: ignore[no-untyped-def]
+    """Write one column's values from `first` on, as far as `out` has room; nothing for what is no text.
+
+    Returns as `write_documents`.
+    """
+    to = np.int64(0)
+    for r in range(first, len(start)):
+        if kind[r] == TEXT:
+            need = _growth(style) * np.int64(length[r]) + GROWTH_FIXED
+            if need > len(out) - to:
+                return np.int64(r), to, need
+            to = _write_value(b, np.int64(start[r]), np.int64(length[r]), style, scratch, out, to)
+        ends[r] = to
+    return np.int64(len(start)), to, np.int64(0)

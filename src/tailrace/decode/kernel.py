@@ -1,0 +1,588 @@
+"""The compiled loops over frames, tuples and COPY lines: where every change and every cell lies.
+
+They know the wire format and no types. Nothing is copied here: a cell is a place in a buffer,
+given by `start`, `length` and `kind` (`TEXT`, `NULL`, `UNCHANGED` or `ABSENT`), one array row a
+column. Every index is checked against the buffer's end first, because numba checks none, and
+every loop advances, whatever the bytes say.
+
+Source: PostgreSQL manual, "Logical Replication Message Formats" and "COPY", text format.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba as nb
+import numpy as np
+
+from tailrace.compiled import ALLOCATING, KERNEL
+from tailrace.model import POSTGRES_EPOCH_US
+from tailrace.protocol import pgoutput as pg
+from tailrace.protocol.frames import (
+    COMMIT_LSN,
+    COMMIT_TIME_US,
+    CONTROL,
+    CONTROL_JSON_AT,
+    CONTROL_LSN_AT,
+    CONTROL_TIME_AT,
+    FROZEN_BYTES,
+    HAS_FACTS,
+    KIND_AT,
+    NOTHING_OPEN,
+    OPEN,
+    ORDINAL,
+    ROWS,
+    ROWS_COUNT_AT,
+    ROWS_ORDINAL_AT,
+    ROWS_RELATION_AT,
+    SNAPSHOT_BEGINS,
+    SNAPSHOT_ENDS,
+    SNAPSHOT_OPEN,
+    SNAPSHOT_TEXT_AT,
+    SUBTYPE_AT,
+    TRANSACTION_OPEN,
+    XID,
+    XLOG,
+    XLOG_PAYLOAD_AT,
+    XLOG_START_AT,
+    frame_size,
+)
+from tailrace.protocol.memory import address_of, i64_at, put_i32, put_u8, u8_at, u16_at, u32_at
+
+# What kernels return, where it is more than a number.
+PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
+TRIPLE: Any = nb.types.UniTuple(nb.int64, 3)  # type: ignore[no-untyped-call]
+
+# What a cell holds. The first three are pgoutput's own letters.
+NULL, TEXT, UNCHANGED, ABSENT = pg.NULL, pg.TEXT, pg.UNCHANGED, 0
+
+# What a change is, by Debezium's letters: create, update, delete, truncate, read (of a snapshot), message.
+CREATE, UPDATE, DELETE, TRUNCATE, READ, MESSAGE = map(ord, "cudtrm")
+
+# Rows of the array of changes, one array column a change.
+GROUP, OP, LOG_OFFSET, LSN, AT_COMMIT_LSN, AT_COMMIT_TIME, AT_XID, AT_ORDINAL, AT, END = range(10)
+CHANGE_FIELDS = 10
+
+# Of COPY's text format: what divides fields and rows, and escapes.
+_TAB, _NEWLINE, _BACKSLASH, _NULL_LETTER = map(ord, "\t\n\\N")
+_ESCAPE_LETTERS = np.frombuffer(b"bfnrtv", np.uint8)
+_ESCAPED = np.frombuffer(b"\b\f\n\r\t\v", np.uint8)
+
+#: In place of a commit time or transaction id that a change does not have.
+NONE = -(2**63)
+
+# Columns of the array of groups: key, schema messages seen before its first change, wanted.
+GROUP_KEY, GROUP_SCHEMA, GROUP_WANTED = range(3)
+
+#: Added to a relation's oid: rows of a snapshot are grouped apart, their text being COPY's.
+SNAPSHOT_KEY = 1 << 40
+MESSAGE_KEY = 1 << 41
+
+# Fields of the result of `index_changes`.
+CHANGES, GROUPS, SCHEMAS, ERROR, ERROR_AT = range(5)
+RESULT_FIELDS = 5
+
+ERRORS = {
+    1: "a frame is cut short or has an impossible length",
+    2: "there are more changes than were counted",
+    3: "a snapshot frame does not hold as many lines as it says",
+    4: "a tuple or line is cut short",
+    5: "a tuple or line has another number of columns than its table",
+    6: "a column is neither text nor NULL nor unchanged",
+    7: "a message holds no tuple where its type demands one",
+    8: "bytes are left over after a tuple",
+    9: "a line of COPY ends in a backslash",
+    10: "a logical message's prefix or length does not fit",
+}
+
+
+@nb.njit(inline="always")
+def _listed(values, value):  # type: ignore[no-untyped-def]
+    k = np.searchsorted(values, value)
+    return k < len(values) and values[k] == value
+
+
+@nb.njit(
+    nb.int64(
+        nb.int64,
+        nb.int64,
+        nb.int64,
+        nb.int64[::1],
+        nb.int64[:, ::1],
+        nb.int64[:, ::1],
+        nb.int64[::1],
+        nb.boolean,
+    ),
+    **KERNEL,
+)
+def _group_of(key, schemas, count, forgotten, groups, slots, tables, every_table):  # type: ignore[no-untyped-def]
+    # A hash table with open addressing: slots hold (key + 1, group, schema messages seen when it
+    # was made). forgotten[0] is the last schema message that put every group out of force. A key
+    # keeps its slot, so slots bound the tables, not the groups. -1: no slot is left.
+    mask = len(slots) - 1
+    slot = (key * 0x9E3779B1) & mask
+    for _ in range(len(slots)):
+        if slots[slot, 0] == 0 or slots[slot, 0] == key + 1:
+            break
+        slot = (slot + 1) & mask
+    if slots[slot, 0] != 0 and slots[slot, 0] != key + 1:
+        return -1
+    if slots[slot, 0] == key + 1 and slots[slot, 1] >= 0 and slots[slot, 2] >= forgotten[0]:
+        return slots[slot, 1]
+    slots[slot, 0] = key + 1
+    slots[slot, 1] = count
+    slots[slot, 2] = schemas
+    groups[count, GROUP_KEY] = key
+    groups[count, GROUP_SCHEMA] = schemas
+    groups[count, GROUP_WANTED] = every_table or _listed(tables, key & 0xFFFFFFFF)
+    return count
+
+
+@nb.njit(nb.void(nb.int64, nb.int64[:, ::1]), **KERNEL)
+def _forget(key, slots):  # type: ignore[no-untyped-def]
+    mask = len(slots) - 1
+    slot = (key * 0x9E3779B1) & mask
+    for _ in range(len(slots)):
+        if slots[slot, 0] == 0:
+            return
+        if slots[slot, 0] == key + 1:
+            slots[slot, 1] = -1
+            return
+        slot = (slot + 1) & mask
+
+
+@nb.njit(
+    nb.void(
+        FROZEN_BYTES,
+        nb.int64,
+        nb.int64[::1],
+        nb.int64[::1],
+        nb.boolean,
+        nb.int64[:, ::1],
+        nb.int64[:, ::1],
+        nb.int64[:, ::1],
+        nb.int64[::1],
+        nb.int64[::1],
+    ),
+    **ALLOCATING,
+)
+def index_changes(b, log_offset, state, tables, every_table, changes, groups, slots, schema_at, result):  # type: ignore[no-untyped-def]
+    """Find every change of whole frames, numbered and grouped, in log order.
+
+    `state` is a scan state as in `protocol.frames`, whose scan has already accepted the frames;
+    `changes` and `groups` have room for as many changes as that scan counted, `schema_at` for every
+    schema frame. `slots` is zeroed, a power of two and longer than twice the tables of these frames,
+    and one: however often their shapes change, which makes more groups, not more slots.
+    """
+    n = len(b)
+    result[:] = 0
+    forgotten = np.zeros(1, np.int64)
+    found = 0
+    schemas = 0
+    group_count = 0
+    last_key = -1
+    group = -1
+    i = 0
+    while i < n:
+        size = frame_size(b, i)
+        if size == 0:
+            result[ERROR] = 1
+            break
+        end = i + size
+        kind = u8_at(b, i + KIND_AT)
+        op = 0
+        key = -1
+        first = 0  # where the change's own log offset is
+        step = 0
+        at = end
+        repeat = 1
+        schema_key = -1
+        p = i + XLOG_PAYLOAD_AT
+        if kind == XLOG and p < end:
+            message = u8_at(b, p)
+            room = end - p
+            is_change = message == pg.INSERT or message == pg.UPDATE or message == pg.DELETE
+            if is_change and room >= pg.CHANGE_SIZE_MIN:
+                op = CREATE if message == pg.INSERT else UPDATE if message == pg.UPDATE else DELETE
+                key = u32_at(b, p + pg.RELATION_AT)
+                first = i
+                at = p + pg.TUPLES_AT
+            elif message == pg.BEGIN and room >= pg.BEGIN_SIZE:
+                state[OPEN] = TRANSACTION_OPEN
+                state[COMMIT_LSN] = i64_at(b, p + pg.BEGIN_LSN_AT)
+                state[COMMIT_TIME_US] = i64_at(b, p + pg.BEGIN_TIME_AT) + POSTGRES_EPOCH_US
+                state[XID] = u32_at(b, p + pg.BEGIN_XID_AT)
+                state[ORDINAL] = 0
+            elif message == pg.COMMIT:
+                state[OPEN] = NOTHING_OPEN
+            elif message == pg.TRUNCATE and room >= pg.TRUNCATED_AT:
+                step = pg.RELATION_SIZE
+                repeat = min(u32_at(b, p + pg.TRUNCATE_COUNT_AT), (room - pg.TRUNCATED_AT) // step)
+                op = TRUNCATE
+                first = p + pg.TRUNCATED_AT
+            elif message == pg.MESSAGE:
+                op = MESSAGE
+                key = MESSAGE_KEY
+                first = i
+                at = p + pg.MESSAGE_FLAGS_AT
+                if state[OPEN] != TRANSACTION_OPEN:
+                    state[ORDINAL] = 0
+            elif (message == pg.RELATION or message == pg.TYPE) and room >= pg.TUPLES_AT:
+                schema_key = u32_at(b, p + pg.RELATION_AT) if message == pg.RELATION else -2
+        elif kind == ROWS and size >= SNAPSHOT_TEXT_AT:
+            key = u32_at(b, i + ROWS_RELATION_AT) + SNAPSHOT_KEY
+            repeat = u32_at(b, i + ROWS_COUNT_AT)
+            state[ORDINAL] = i64_at(b, i + ROWS_ORDINAL_AT)
+            op = READ
+            first = i + SNAPSHOT_TEXT_AT
+            at = first
+        elif kind == CONTROL and size > SUBTYPE_AT:
+            subtype = u8_at(b, i + SUBTYPE_AT)
+            if subtype == HAS_FACTS:
+                forgotten[0] = schemas + 1
+                schema_key = -2
+            elif subtype == SNAPSHOT_BEGINS and size >= CONTROL_JSON_AT:
+                state[OPEN] = SNAPSHOT_OPEN
+                state[XID] = NONE
+                state[COMMIT_LSN] = i64_at(b, i + CONTROL_LSN_AT) - 1
+                state[COMMIT_TIME_US] = i64_at(b, i + CONTROL_TIME_AT)
+                state[ORDINAL] = 0
+            elif subtype == SNAPSHOT_ENDS:
+                state[OPEN] = NOTHING_OPEN
+        if schema_key != -1:
+            if schemas >= len(schema_at):
+                result[ERROR] = 2
+                break
+            schema_at[schemas] = i
+            schemas += 1
+            last_key = -1
+            if schema_key >= 0:
+                _forget(schema_key, slots)
+                _forget(schema_key + SNAPSHOT_KEY, slots)
+        elif op != 0:
+            line = at
+            for k in range(repeat):
+                if op == TRUNCATE:
+                    key = u32_at(b, first + step * k)
+                if key != last_key:
+                    if group_count >= len(groups):
+                        result[ERROR] = 2
+                        break
+                    group = _group_of(
+                        key, schemas, group_count, forgotten, groups, slots, tables, every_table
+                    )
+                    if group < 0:
+                        result[ERROR] = 2
+                        break
+                    if group == group_count:
+                        group_count += 1
+                    last_key = key
+                if groups[group, GROUP_WANTED] == 0:
+                    if op != TRUNCATE:
+                        state[ORDINAL] += repeat - k
+                        line = end
+                        break
+                    state[ORDINAL] += 1
+                    continue
+                if found >= changes.shape[1]:
+                    result[ERROR] = 2
+                    break
+                changes[GROUP, found] = group
+                changes[OP, found] = op
+                changes[LOG_OFFSET, found] = log_offset + first + step * k
+                changes[LSN, found] = i64_at(b, i + XLOG_START_AT) if kind == XLOG else state[COMMIT_LSN]
+                changes[AT_COMMIT_LSN, found] = state[COMMIT_LSN]
+                changes[AT_COMMIT_TIME, found] = state[COMMIT_TIME_US]
+                changes[AT_XID, found] = state[XID]
+                changes[AT_ORDINAL, found] = state[ORDINAL]
+                changes[AT, found] = at
+                changes[END, found] = end
+                if op == READ:
+                    stop = line
+                    while stop < end and u8_at(b, stop) != _NEWLINE:
+                        stop += 1
+                    if stop == end:
+                        result[ERROR] = 3
+                        break
+                    changes[LOG_OFFSET, found] = log_offset + line
+                    changes[AT, found] = line
+                    changes[END, found] = stop
+                    line = stop + 1
+                elif op == MESSAGE and state[OPEN] != TRANSACTION_OPEN:
+                    changes[AT_COMMIT_LSN, found] = i64_at(b, at + 1) if room >= pg.PREFIX_AT else 0
+                    changes[AT_COMMIT_TIME, found] = NONE
+                    changes[AT_XID, found] = NONE
+                state[ORDINAL] += 1
+                found += 1
+            if op == READ and line != end and result[ERROR] == 0:
+                result[ERROR] = 3
+            if result[ERROR] != 0:
+                break
+        i = end
+    result[CHANGES] = found
+    result[GROUPS] = group_count
+    result[SCHEMAS] = schemas
+    result[ERROR_AT] = i
+
+
+@nb.njit(
+    nb.void(nb.int64[:, ::1], nb.int64, nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]),
+    **KERNEL,
+)
+def sort_by_group(changes, count, group_of, next_at, target):  # type: ignore[no-untyped-def]
+    """Copy the first `count` changes, group after group and in log order within each.
+
+    `next_at` holds where each group begins in `target`, and is used up.
+    """
+    for k in range(count):
+        group = group_of[changes[GROUP, k]]
+        to = next_at[group]
+        next_at[group] = to + 1
+        for field in range(CHANGE_FIELDS):
+            target[field, to] = changes[field, k]
+
+
+@nb.njit(inline="always")
+def _walk(b, p, end, columns, r, rows, start, length, kind):  # type: ignore[no-untyped-def]
+    # One TupleData from `p` to the cells of change `r` of `rows`; returns the place after it, or an
+    # error as a negative number. Buffer and arrays are given by their addresses.
+    if end - p < 2:
+        return -4
+    if u16_at(b, p) != columns:
+        return -5
+    p += 2
+    at = r
+    for _ in range(columns):
+        if p >= end:
+            return -4
+        letter = u8_at(b, p)
+        p += 1
+        size = np.int64(0)
+        if letter == TEXT:
+            if end - p < 4:
+                return -4
+            size = u32_at(b, p)
+            p += 4
+            if size > end - p:
+                return -4
+        elif letter != NULL and letter != UNCHANGED:
+            return -6
+        put_u8(kind, at, letter)
+        put_i32(start, at, p)
+        put_i32(length, at, size)
+        p += size
+        at += rows
+    return p
+
+
+_SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
+
+
+@nb.njit(
+    nb.void(
+        FROZEN_BYTES,
+        nb.uint8[::1],
+        nb.int64[::1],
+        nb.int64[::1],
+        *_SPANS,
+        *_SPANS,
+        nb.uint8[::1],
+        nb.int64[::1],
+    ),
+    **KERNEL,
+)
+def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_kind, old_mark, result):  # type: ignore[no-untyped-def]
+    """Find the cells of the new and old tuples of changes of one table.
+
+    The arrays of old cells have no columns where no change can hold an old tuple. `old_mark` gets
+    'K' (key), 'O' (whole row) or 0 a change. `result` gets an error's number and its change.
+    """
+    result[0] = 0
+    columns, rows = start.shape
+    old_columns = old_start.shape[0]
+    olds = old_start.shape[1]
+    memory = address_of(b)
+    starts, lengths, kinds = address_of(start), address_of(length), address_of(kind)
+    old_starts, old_lengths, old_kinds = address_of(old_start), address_of(old_length), address_of(old_kind)
+    for r in range(len(op)):
+        p = at[r]
+        stop = end[r]
+        code = op[r]
+        old_mark[r] = 0
+        error = 0
+        if code == TRUNCATE:  # has no tuple
+            p = stop
+        elif p >= stop:
+            error = 7
+        if error == 0 and code != TRUNCATE and (u8_at(b, p) == pg.OLD_KEY or u8_at(b, p) == pg.OLD_ROW):
+            if code == CREATE or olds == 0:
+                error = 7
+            else:
+                old_mark[r] = u8_at(b, p)
+                p = _walk(memory, p + 1, stop, old_columns, r, olds, old_starts, old_lengths, old_kinds)
+                if p < 0:
+                    error = -p
+        if error == 0 and (code == DELETE or code == TRUNCATE):
+            for c in range(start.shape[0]):
+                start[c, r] = 0
+                length[c, r] = 0
+                kind[c, r] = ABSENT
+            if code == DELETE and old_mark[r] == 0:
+                error = 7
+        elif error == 0:
+            if p >= stop or u8_at(b, p) != pg.NEW_ROW:
+                error = 7
+            else:
+                p = _walk(memory, p + 1, stop, columns, r, rows, starts, lengths, kinds)
+                if p < 0:
+                    error = -p
+        if error == 0 and p != stop:
+            error = 8
+        if error != 0:
+            result[0] = error
+            result[1] = r
+            return
+        if olds > 0 and old_mark[r] == 0:
+            for c in range(old_start.shape[0]):
+                old_start[c, r] = 0
+                old_length[c, r] = 0
+                old_kind[c, r] = ABSENT
+
+
+@nb.njit(inline="always")
+def _unescaped(letter):  # type: ignore[no-untyped-def]
+    for k in range(len(_ESCAPE_LETTERS)):
+        if letter == _ESCAPE_LETTERS[k]:
+            return _ESCAPED[k]
+    return letter
+
+
+@nb.njit(nb.void(nb.uint8[::1], nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]), **KERNEL)
+def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-untyped-def]
+    """Find the cells of lines in COPY's text format, and undo its escapes in place.
+
+    A cell never grows by that, so each keeps its start. `result` as in `tuple_cells`.
+    """
+    result[0] = 0
+    columns = start.shape[0]
+    for r in range(len(at)):
+        p = at[r]
+        stop = end[r]
+        error = 0
+        c = 0
+        while c < columns:
+            first = p
+            to = p
+            while p < stop and b[p] != _TAB and b[p] != _BACKSLASH:
+                p += 1
+            to = p
+            escaped = p < stop and b[p] == _BACKSLASH
+            while p < stop and b[p] != _TAB:
+                if b[p] == _BACKSLASH:
+                    if p + 1 >= stop:
+                        error = 9
+                        break
+                    p += 1
+                    b[to] = _unescaped(b[p])
+                else:
+                    b[to] = b[p]
+                to += 1
+                p += 1
+            if error != 0:
+                break
+            start[c, r] = first
+            length[c, r] = to - first
+            kind[c, r] = TEXT
+            # `\N` alone is NULL; unescaped it has become one N, and nothing else becomes that
+            # from two bytes, because COPY escapes no letter N.
+            if escaped and p - first == 2 and b[first] == _NULL_LETTER:
+                kind[c, r] = NULL
+                length[c, r] = 0
+            c += 1
+            if c < columns:
+                if p >= stop:
+                    error = 5
+                    break
+                p += 1  # the tab
+        if error == 0 and p != stop:
+            error = 5
+        if error != 0:
+            result[0] = error
+            result[1] = r
+            return
+
+
+@nb.njit(nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]), **KERNEL)
+def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-untyped-def]
+    """Find prefix and content of logical messages, as the two cells of a row."""
+    result[0] = 0
+    for r in range(len(at)):
+        p = at[r] + pg.PREFIX_AT - pg.MESSAGE_FLAGS_AT
+        stop = end[r]
+        first = p
+        while p < stop and b[p] != 0:
+            p += 1
+        if stop - p < 5 or u32_at(b, p + 1) != stop - p - 5:
+            result[0] = 10
+            result[1] = r
+            return
+        start[0, r] = first
+        length[0, r] = p - first
+        start[1, r] = p + 5
+        length[1, r] = stop - p - 5
+        kind[0, r] = TEXT
+        kind[1, r] = TEXT
+
+
+@nb.njit(
+    nb.void(nb.uint8[::1], nb.uint8[::1], nb.boolean[::1], *_SPANS, *_SPANS),
+    **KERNEL,
+)
+def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_length, old_kind):  # type: ignore[no-untyped-def]
+    """Complete the new cells from the old ones, in place.
+
+    A delete gets its old cells, of a key tuple only those of key columns (the others say NULL
+    and mean nothing). A cell that was not sent is taken from the old tuple, if that holds it.
+    """
+    for c in range(start.shape[0]):
+        for r in range(len(op)):
+            if op[r] == DELETE and (old_mark[r] == pg.OLD_ROW or in_key[c]):
+                start[c, r] = old_start[c, r]
+                length[c, r] = old_length[c, r]
+                kind[c, r] = old_kind[c, r]
+            elif (
+                kind[c, r] == UNCHANGED
+                and (old_mark[r] == pg.OLD_ROW or (old_mark[r] == pg.OLD_KEY and in_key[c]))
+                and (old_kind[c, r] == TEXT or old_kind[c, r] == NULL)
+            ):
+                start[c, r] = old_start[c, r]
+                length[c, r] = old_length[c, r]
+                kind[c, r] = old_kind[c, r]
+
+
+@nb.njit(
+    nb.void(FROZEN_BYTES, nb.uint8[::1], nb.uint8[::1], nb.int64[::1], *_SPANS, *_SPANS, nb.boolean[::1]),
+    **KERNEL,
+)
+def mark_changed_keys(  # type: ignore[no-untyped-def]
+    b, op, old_mark, columns, start, length, kind, old_start, old_length, old_kind, changed
+):
+    """Mark the updates that sent an old tuple in which a key column has another text."""
+    for r in range(len(op)):
+        changed[r] = False
+        if op[r] != UPDATE or old_mark[r] == 0:
+            continue
+        for c in columns:
+            if old_kind[c, r] == ABSENT or kind[c, r] == UNCHANGED:
+                continue
+            if old_kind[c, r] != kind[c, r] or old_length[c, r] != length[c, r]:
+                changed[r] = True
+                break
+            p = start[c, r]
+            q = old_start[c, r]
+            for k in range(length[c, r]):
+                if b[p + k] != b[q + k]:
+                    changed[r] = True
+                    break
+            if changed[r]:
+                break

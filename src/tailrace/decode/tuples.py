@@ -1,0 +1,249 @@
+r"""The cells of one table's changes: what each row is after a change, and what it was before.
+
+A database in SQL_ASCII can hold texts that are not UTF-8. They are given as bytea writes their bytes:
+`\x636166e9` takes the place of such a text, so no two of them become one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.compiled import KERNEL
+from tailrace.decode import kernel
+from tailrace.decode.gather import Cells, Int32s
+from tailrace.decode.kernel import TEXT
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import Op, Relation
+from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
+from tailrace.protocol.memory import i64_at
+
+#: Rows of a TRUNCATE have cells without bytes behind them; more than this many are never made at once.
+EMPTY_CELLS_MAX = 1 << 22
+
+WHOLE_ROW = ord("O")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Cells of all columns: arrays of (column, change)."""
+
+    start: npt.NDArray[np.int32]
+    length: npt.NDArray[np.int32]
+    kind: npt.NDArray[np.uint8]
+
+    @classmethod
+    def empty(cls, columns: int, changes: int) -> Spans:
+        shape = (columns, changes)
+        return cls(np.empty(shape, np.int32), np.empty(shape, np.int32), np.empty(shape, np.uint8))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tuples:
+    """Changes of one version of a table (or logical messages, with two columns), cell by cell.
+
+    `current` is the row after the change; for a delete what was sent of the old row. `old` is
+    what was sent of the row before, where `old_mark` is not 0: `in_key` columns of a key tuple
+    ('K'), all of a whole row ('O'). `fields` are the kernel's numbers of each change.
+    """
+
+    relation: Relation | None
+    fields: Numbers
+    op: Bytes
+    raw: Bytes  # the block
+    log_offset: int  # of the block
+    buffer: Bytes  # what the cells point into
+    current: Spans
+    old: Spans
+    old_mark: Bytes
+    in_key: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def column(self, column: int) -> Cells:
+        """Return a column's cells after the change."""
+        current = self.current
+        return Cells(self.buffer, current.start[column], current.length[column], current.kind[column])
+
+    def old_column(self, column: int, rows: npt.NDArray[np.int64]) -> Cells:
+        """Return a column's cells before the change, of the given rows."""
+
+        def taken(cells: Int32s) -> Int32s:
+            return np.ascontiguousarray(cells[column][rows])
+
+        old = self.old
+        return Cells(
+            self.buffer, taken(old.start), taken(old.length), np.ascontiguousarray(old.kind[column][rows])
+        )
+
+    def with_texts(self, *texts: Bytes, attempted: str, hint: str) -> Tuples:
+        """Return the changes with `texts` behind the block's bytes, for cells to point to.
+
+        :raises TailraceError: `DECODE_FAILED` if the block grows too large.
+        """
+        if len(self.buffer) + sum(map(len, texts)) > _BUFFER_BYTES_MAX:
+            table = self.relation.qualified_name if self.relation else ""
+            found = f"{attempted}: a block and the new texts are longer than 2 GiB"
+            raise TailraceError(Kind.DECODE_FAILED, found, hint, {"table": table})
+        return replace(self, buffer=np.concatenate((self.buffer, *texts)))
+
+
+def find_tuples(relation: Relation | None, raw: Bytes, log_offset: int, fields: Numbers) -> Tuples:
+    """Find the cells of changes that `kernel.index_changes` found in the block `raw`.
+
+    :raises TailraceError: `DECODE_FAILED` if a tuple does not fit its frame or its table.
+    """
+    op = fields[kernel.OP].astype(np.uint8)
+    count = len(op)
+    at, end = fields[kernel.AT], fields[kernel.END]
+    columns = 2 if relation is None else len(relation.columns)
+    snapshot = count > 0 and op[0] == ord(Op.READ)
+    _require_room(relation, op, at, end, columns, snapshot)
+    current = Spans.empty(columns, count)
+    holds_old = bool(((op == ord(Op.UPDATE)) | (op == ord(Op.DELETE))).any())
+    old = Spans.empty(columns, count if holds_old else 0)
+    old_mark = np.zeros(count, np.uint8)
+    in_key = np.array([c.in_identity for c in relation.columns] if relation else [], np.bool_)
+    result = np.zeros(2, np.int64)
+    buffer = raw
+    spans = (current.start, current.length, current.kind)
+    if relation is None:
+        kernel.message_cells(raw, at, end, *spans, result)
+    elif snapshot:
+        first = int(at[0])
+        buffer = raw[first : int(end[-1])].copy()  # escapes are undone in place
+        kernel.copy_cells(buffer, at - first, end - first, *spans, result)
+    else:
+        olds = (old.start, old.length, old.kind)
+        kernel.tuple_cells(raw, op, at, end, *spans, *olds, old_mark, result)
+    if result[0]:
+        raise _failure(relation, int(result[0]), int(fields[kernel.LOG_OFFSET, result[1]]))
+    if old_mark.any():
+        if not in_key.any():
+            # A key tuple of a table that flags no key (seen from hosted servers): what is not
+            # NULL in it is the key.
+            in_key[:] = True
+            old.kind[(old.kind == kernel.NULL) & (old_mark != WHOLE_ROW)] = kernel.ABSENT
+        kernel.take_from_old(op, old_mark, in_key, *spans, old.start, old.length, old.kind)
+    return Tuples(relation, fields, op, raw, log_offset, buffer, current, old, old_mark, in_key)
+
+
+def _require_room(
+    relation: Relation | None, op: Bytes, at: Numbers, end: Numbers, columns: int, snapshot: bool
+) -> None:
+    # Before anything is allocated by it: every cell takes a byte of its tuple at least.
+    truncates = int(np.count_nonzero(op == ord(Op.TRUNCATE)))
+    cells = (len(op) - truncates) * (columns - 1 if snapshot else columns)
+    if cells > int((end - at).sum()) or truncates * columns > EMPTY_CELLS_MAX:
+        raise _failure(relation, 5, None)
+
+
+def _failure(relation: Relation | None, error: int, log_offset: int | None) -> TailraceError:
+    context: dict[str, object] = {"table": relation.qualified_name if relation else ""}
+    if log_offset is not None:
+        context["log_offset"] = log_offset
+    return TailraceError(
+        Kind.DECODE_FAILED,
+        f"decoded changes: {kernel.ERRORS[error]}",
+        "run `tailrace log verify`; if the log is whole, please report it with the server's version",
+        context,
+    )
+
+
+#: Places in a block are counted in 32 bits.
+_BUFFER_BYTES_MAX = 2**31 - 1
+
+_HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)
+
+_BACKSLASH, _X = map(ord, "\\x")
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+_SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
+
+
+@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+def _is_utf8(b, p, length):  # type: ignore[no-untyped-def]
+    # Unicode 15, table 3-7: well-formed byte sequences.
+    end = p + length
+    while p < end:
+        first = b[p]
+        if first < 0x80:
+            while end - p >= 8 and i64_at(b, p) & _HIGH_BITS == 0:
+                p += 8
+            while p < end and b[p] < 0x80:
+                p += 1
+            continue
+        more = (
+            1 if 0xC2 <= first <= 0xDF else 2 if 0xE0 <= first <= 0xEF else 3 if 0xF0 <= first <= 0xF4 else 0
+        )
+        if more == 0 or end - p <= more:
+            return False
+        second = b[p + 1]
+        lowest = 0xA0 if first == 0xE0 else 0x90 if first == 0xF0 else 0x80
+        highest = 0x9F if first == 0xED else 0x8F if first == 0xF4 else 0xBF
+        if second < lowest or second > highest:
+            return False
+        for k in range(p + 2, p + 1 + more):
+            if b[k] & 0xC0 != 0x80:
+                return False
+        p += 1 + more
+    return True
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, *_SPANS), **KERNEL)
+def _hexadecimal_size(b, start, length, kind):  # type: ignore[no-untyped-def]
+    # Bytes that the hexadecimal forms of all texts take that are not UTF-8.
+    size = np.int64(0)
+    for c in range(start.shape[0]):
+        for r in range(start.shape[1]):
+            if kind[c, r] == TEXT and not _is_utf8(b, np.int64(start[c, r]), np.int64(length[c, r])):
+                size += 2 + 2 * np.int64(length[c, r])
+    return size
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, *_SPANS, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+def _write_hexadecimal(b, start, length, kind, first, out, to):  # type: ignore[no-untyped-def]
+    # Lets the cells of such texts be what is written to `out`, which will lie at `first` behind the buffer.
+    for c in range(start.shape[0]):
+        for r in range(start.shape[1]):
+            p = np.int64(start[c, r])
+            size = np.int64(length[c, r])
+            if kind[c, r] != TEXT or _is_utf8(b, p, size):
+                continue
+            start[c, r] = first + to
+            length[c, r] = 2 + 2 * size
+            out[to] = _BACKSLASH
+            out[to + 1] = _X
+            to += 2
+            for k in range(p, p + size):
+                out[to] = _HEX[b[k] >> 4]
+                out[to + 1] = _HEX[b[k] & 15]
+                to += 2
+    return to
+
+
+def in_utf8(tuples: Tuples) -> Tuples:
+    """Return the changes with texts that are UTF-8 throughout; `tuples` itself if they are.
+
+    :raises TailraceError: `DECODE_FAILED` if the block grows beyond 2 GiB.
+    """
+    if tuples.relation is None:
+        return tuples  # the content of a message is bytes
+    sides = (tuples.current, tuples.old)
+    more = sum(_hexadecimal_size(tuples.buffer, side.start, side.length, side.kind) for side in sides)
+    if more == 0:
+        return tuples
+    first = len(tuples.buffer)
+    grown = tuples.with_texts(
+        np.empty(more, np.uint8),
+        attempted="decoded texts that are not UTF-8",
+        hint="exclude the column, or repair its values",
+    )
+    out, to = grown.buffer[first:], 0
+    current, old = (Spans(side.start.copy(), side.length.copy(), side.kind.copy()) for side in sides)
+    for side in (current, old):
+        to = _write_hexadecimal(tuples.buffer, side.start, side.length, side.kind, first, out, to)
+    return replace(grown, current=current, old=old)

@@ -1,0 +1,193 @@
+"""Compiled writers of floating-point numbers and bits, as Debezium's JSON has them.
+
+PostgreSQL and Java both write the fewest digits that give the number back, in different forms; so
+the digits of the text are kept, and only their arrangement changes.
+
+Source: Java SE API 19, `Double.toString` (the form and the digits); java.util.BitSet, `toByteArray` (the
+order of bits).
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from tailrace.compiled import ALLOCATING, KERNEL
+from tailrace.decode.kernel import TEXT
+from tailrace.decode.values.text_writers import write_base64, write_integer
+from tailrace.protocol.frames import FROZEN_BYTES
+
+#: Digits of an exponent; more are of no number that a double holds.
+_EXPONENT_DIGITS_MAX = 4
+
+#: Letters of a `real` beyond 2^24, from which on such numbers are found.
+_LONG_MIN = 12
+
+#: Numbers of so few bits that one digit tells them from others: Java writes the nearest one that has two.
+#: Digit and exponent, both digits and their exponent: `1e-45` is `1.4E-45`.
+_OF_REAL = np.array(
+    [
+        (1, -45, 14, -45), (3, -45, 28, -45), (4, -45, 42, -45), (6, -45, 56, -45), (8, -45, 84, -45),
+        (1, -44, 98, -45), (3, -44, 29, -44), (4, -44, 41, -44), (1, -43, 99, -44),
+    ],
+    np.int64,
+)  # fmt: skip
+_OF_DOUBLE = np.array(
+    [
+        (5, -324, 49, -324), (1, -323, 99, -324), (5, -323, 49, -323), (6, -323, 59, -323),
+        (7, -323, 69, -323), (8, -323, 79, -323), (9, -323, 89, -323), (1, -322, 99, -323),
+    ],
+    np.int64,
+)  # fmt: skip
+
+
+@nb.njit(inline="always")
+def _write_zeros(count, out, to):  # type: ignore[no-untyped-def]
+    for k in range(count):
+        out[to + k] = 48
+    return to + count
+
+
+@nb.njit(
+    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL
+)  # fmt: skip
+def _write_digits(b, p, count, out, to):  # type: ignore[no-untyped-def]
+    # `count` digits from `p` on, over a point among them.
+    while count > 0:
+        if b[p] != 46:
+            out[to] = b[p]
+            to += 1
+            count -= 1
+        p += 1
+    return to
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+def _write_smallest(digit, power, is_real, out, to):  # type: ignore[no-untyped-def]
+    # One of the smallest numbers; -1 if it is none of those that have other digits.
+    for row in _OF_REAL if is_real else _OF_DOUBLE:
+        if row[0] == digit and row[1] == power:
+            out[to] = 48 + row[2] // 10
+            out[to + 1] = 46
+            out[to + 2] = 48 + row[2] % 10
+            out[to + 3] = 69
+            return write_integer(row[3], out, to + 4)
+    return np.int64(-1)
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
+    """Write a decimal number as `Double.toString`, or `Float.toString`: `1.0`, `1.0E23`; -1 if the text is
+    none.
+    """
+    end = p + length
+    if p < end and b[p] == 45:
+        out[to] = 45
+        to += 1
+        p += 1
+    digits = np.int64(0)
+    whole = np.int64(-1)  # digits before the point
+    first = np.int64(-1)  # the first digit that is not 0: its number, and its place
+    first_at = np.int64(0)
+    last = np.int64(-1)
+    while p < end and (48 <= b[p] <= 57 or (b[p] == 46 and whole < 0 and digits > 0)):
+        if b[p] == 46:
+            whole = digits
+        else:
+            if b[p] != 48:
+                last = digits
+                if first < 0:
+                    first = digits
+                    first_at = p
+            digits += 1
+        p += 1
+    if digits == 0 or whole == digits:
+        return np.int64(-1)
+    power = np.int64(0)
+    if p < end and (b[p] | 32) == 101:
+        p += 1
+        below = p < end and b[p] == 45
+        if p < end and (b[p] == 45 or b[p] == 43):
+            p += 1
+        if p == end or end - p > _EXPONENT_DIGITS_MAX:
+            return np.int64(-1)
+        while p < end and 48 <= b[p] <= 57:
+            power = power * 10 + (b[p] - 48)
+            p += 1
+        power = -power if below else power
+    if p != end:
+        return np.int64(-1)
+    if first < 0:
+        out[to] = 48
+        out[to + 1] = 46
+        out[to + 2] = 48
+        return to + 3
+    count = last - first + 1
+    power += (digits if whole < 0 else whole) - 1 - first
+    if count == 1 and power < -42:
+        end = _write_smallest(np.int64(b[first_at]) - 48, power, is_real, out, to)
+        if end >= 0:
+            return end
+    if power < -3 or power >= 7:
+        to = _write_digits(b, first_at, 1, out, to)
+        after = np.int64(1)
+    elif power < 0:
+        out[to] = 48
+        to += 1
+        after = np.int64(0)
+    else:
+        after = min(count, power + 1)
+        to = _write_digits(b, first_at, after, out, to)
+        to = _write_zeros(power + 1 - after, out, to)
+    out[to] = 46
+    to += 1
+    if -3 <= power < 0:
+        to = _write_zeros(-power - 1, out, to)
+    p = first_at
+    done = np.int64(0)
+    while done < after:
+        if b[p] != 46:
+            done += 1
+        p += 1
+    if after == count:
+        out[to] = 48
+        to += 1
+    else:
+        to = _write_digits(b, p, count - after, out, to)
+    if power < -3 or power >= 7:
+        out[to] = 69
+        to = write_integer(power, out, to + 1)
+    return to
+
+
+@nb.njit(
+    nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1]), **KERNEL
+)  # fmt: skip
+def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
+    """Tell whether there may be a number of which PostgreSQL writes more digits than Java: one that lies
+    just as far from a shorter number as from its neighbour, such as 1e23. It has many digits, and a
+    positive exponent. Arrays are looked at as a whole.
+    """
+    for r in range(len(start)):
+        if kind[r] == TEXT and length[r] >= _LONG_MIN:
+            for p in range(start[r] + 1, start[r] + length[r]):
+                if b[p] == 43 and b[p - 1] == 101:  # 'e+'
+                    return True
+    return False
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **ALLOCATING)
+def write_bits(b, p, length, letters, out, to):  # type: ignore[no-untyped-def]
+    """Write bits as base64 (or the bytes) of as few bytes as hold them, the lowest first; -1 if the text
+    is none.
+    """
+    packed = np.zeros((length + 7) // 8, np.uint8)
+    size = 0
+    for k in range(length):
+        letter = b[p + length - 1 - k]
+        if letter == 49:
+            packed[k >> 3] |= np.uint8(1 << (k & 7))
+            size = (k >> 3) + 1
+        elif letter != 48:
+            return np.int64(-1)
+    return write_base64(packed, 0, size, False, letters, out, to)

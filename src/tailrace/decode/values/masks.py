@@ -1,0 +1,114 @@
+"""Masks of cells: what a column's values are replaced by, before anything reads them.
+
+A mask changes where a column's cells lie, in its own copy of the places; the block itself stays
+as it is. New texts are put behind the block's bytes, each distinct one once. NULL stays NULL, and
+a value that was not sent stays one that was not sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+import numba as nb
+import numpy as np
+import pyarrow as pa
+
+from tailrace.compiled import KERNEL
+from tailrace.decode.gather import Cells, gather
+from tailrace.decode.kernel import NULL, TEXT
+from tailrace.decode.tuples import Spans, Tuples
+from tailrace.protocol.frames import FROZEN_BYTES, Bytes
+
+#: Hexadecimal digits of a hash.
+HASH_LENGTH = 64
+
+
+def hashed(tuples: Tuples, place: int, salt: bytes) -> Tuples:
+    """Return `tuples` with HMAC-SHA-256 in place of a column's texts, in hexadecimal.
+
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8, or the block grows too large.
+    """
+    sides = (tuples.current, tuples.old)
+    texts = pa.concat_arrays([gather(_cells(tuples.buffer, side, place)) for side in sides])
+    coded = texts.dictionary_encode()
+    first = len(tuples.buffer)
+    codes = coded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    tuples = _grown(tuples, hashed_texts(coded.dictionary, salt))
+    count = len(tuples)
+    for side, mine in zip(sides, (codes[:count], codes[count:]), strict=True):
+        there = side.kind[place] == TEXT
+        side.start[place][there] = (first + HASH_LENGTH * mine)[there]
+        side.length[place][there] = HASH_LENGTH
+    return tuples
+
+
+def hashed_texts(texts: pa.StringArray, salt: bytes) -> Bytes:
+    """Return the HMAC-SHA-256 of each text as hexadecimal digits, one after another.
+
+    It costs a call a value: give it a column's distinct values.
+
+    :param texts: none is NULL.
+    """
+    keyed = hmac.new(salt, digestmod=hashlib.sha256)
+    digests = bytearray()
+    for text in texts.cast(pa.binary()).to_pylist():
+        # The salt's own block is hashed once.
+        digest = keyed.copy()
+        digest.update(text)
+        digests += digest.digest()
+    return np.frombuffer(digests.hex().encode(), np.uint8)
+
+
+def fixed(tuples: Tuples, place: int, text: bytes) -> Tuples:
+    """Return `tuples` with `text` in place of a column's texts.
+
+    :raises TailraceError: `DECODE_FAILED` if the block grows too large.
+    """
+    first = len(tuples.buffer)
+    for side in (tuples.current, tuples.old):
+        there = side.kind[place] == TEXT
+        side.start[place][there] = first
+        side.length[place][there] = len(text)
+    return _grown(tuples, np.frombuffer(text, np.uint8))
+
+
+def shortened(tuples: Tuples, place: int, characters: int) -> None:
+    """Leave the first characters of a column's texts; in place."""
+    for side in (tuples.current, tuples.old):
+        _shorten(tuples.buffer, side.start[place], side.length[place], side.kind[place], characters)
+
+
+def nulled(tuples: Tuples, place: int) -> None:
+    """Make a column's values NULL; in place."""
+    for side in (tuples.current, tuples.old):
+        there = side.kind[place] == TEXT
+        side.kind[place][there] = NULL
+        side.length[place][there] = 0
+
+
+@nb.njit(nb.void(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int64), **KERNEL)
+def _shorten(b, start, length, kind, characters):  # type: ignore[no-untyped-def]
+    # A character begins at a byte that does not continue another one.
+    for r in range(len(start)):
+        if kind[r] != TEXT or length[r] <= characters:
+            continue
+        first = np.int64(start[r])
+        size = np.int64(0)
+        seen = np.int64(0)
+        while size < length[r]:
+            if b[first + size] & 0xC0 != 0x80:
+                if seen == characters:
+                    break
+                seen += 1
+            size += 1
+        length[r] = size
+
+
+def _cells(buffer: Bytes, side: Spans, place: int) -> Cells:
+    return Cells(buffer, side.start[place], side.length[place], side.kind[place])
+
+
+def _grown(tuples: Tuples, texts: Bytes) -> Tuples:
+    hint = "lower source.frame_bytes_max, or leave the column out instead (source.columns_exclude)"
+    return tuples.with_texts(texts, attempted="masked a column", hint=hint)

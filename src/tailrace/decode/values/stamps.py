@@ -1,0 +1,217 @@
+"""Dates and timestamps as PostgreSQL writes them, from Arrow's numbers: also those that Python's `date` and
+`datetime` can't hold. An infinity is the outermost value of its type there, as decoding makes it.
+
+Source: PostgreSQL manual, "Date/Time Output" (ISO style).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba as nb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.compiled import KERNEL
+from tailrace.protocol.frames import Numbers
+
+#: Of a text: at most seven digits of a year, what follows in UTC, and ` BC`.
+_BYTES_MAX = 48
+
+#: Any whose texts are made together.
+_ROWS_MAX = 1 << 24
+
+_US_OF = {"s": 1_000_000, "ms": 1000}
+
+
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+def write_fraction(us, out, to):  # type: ignore[no-untyped-def]
+    """Write `.789` for 789000 millionths; nothing for none."""
+    if us == 0:
+        return to
+    out[to] = 46
+    to += 1
+    unit = np.int64(100_000)
+    while us > 0:
+        out[to] = 48 + us // unit
+        us %= unit
+        unit //= 10
+        to += 1
+    return to
+
+
+@nb.njit(inline="always")
+def write_two(value, out, to):  # type: ignore[no-untyped-def]
+    """Write a number below 100 with two digits."""
+    out[to] = 48 + value // 10
+    out[to + 1] = 48 + value % 10
+    return to + 2
+
+
+@nb.njit(nb.int64(nb.int64, nb.boolean, nb.uint8[::1], nb.int64), **KERNEL)
+def write_date(days, is_iso, out, to):  # type: ignore[no-untyped-def]
+    """Write days since 1970 as `2018-06-20`.
+
+    A year before 1 is written with its distance from year 1: the caller says what it is. In ISO 8601 it has
+    a sign, and so has one after 9999.
+    """
+    # Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days.
+    shifted = days + 719_468
+    era = shifted // 146_097
+    of_era = shifted - era * 146_097
+    year_of_era = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
+    of_year = of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    shifted_month = (5 * of_year + 2) // 153
+    day = of_year - (153 * shifted_month + 2) // 5 + 1
+    month = shifted_month + 3 if shifted_month < 10 else shifted_month - 9
+    year = year_of_era + era * 400 + (1 if month <= 2 else 0)
+    if is_iso and (year < 0 or year > 9999):
+        out[to] = 45 if year < 0 else 43
+        to += 1
+        year = abs(year)
+    elif year < 1 and not is_iso:
+        year = 1 - year
+    digits = np.int64(4)
+    limit = np.int64(10_000)
+    while year >= limit:
+        digits += 1
+        limit *= 10
+    for k in range(digits - 1, -1, -1):
+        out[to + k] = 48 + year % 10
+        year //= 10
+    to += digits
+    out[to] = 45
+    to = write_two(month, out, to + 1)
+    out[to] = 45
+    return write_two(day, out, to + 1)
+
+
+_FIRST_DAY = -719_162  # of year 1
+
+
+@nb.njit(
+    nb.void(
+        nb.types.Array(nb.int64, 1, "C", readonly=True), nb.boolean, nb.boolean, nb.int64, nb.int32[::1],
+        nb.uint8[::1],
+    ),
+    **KERNEL,
+)  # fmt: skip
+def _write_stamps(values, is_date, in_utc, iso_digits, ends, out):  # type: ignore[no-untyped-def]
+    """Write days or microseconds since 1970 as PostgreSQL does: `2018-06-20 15:13:16.945+00`, ` BC`,
+    `infinity`. Or, if `iso_digits` is not negative, in ISO 8601 with at least so many digits of a fraction.
+
+    `out` has `_BYTES_MAX` bytes for each; `ends` begins with 0.
+    """
+    highest = np.int64(2**31 - 1) if is_date else np.int64(2**63 - 1)
+    to = np.int64(0)
+    ends[0] = 0
+    for r in range(len(values)):
+        if values[r] == highest or values[r] == -highest - 1:
+            if values[r] < 0:
+                out[to] = 45
+                to += 1
+            for letter in (105, 110, 102, 105, 110, 105, 116, 121):
+                out[to] = letter
+                to += 1
+            ends[r + 1] = to
+            continue
+        days = values[r] if is_date else values[r] // 86_400_000_000
+        is_iso = iso_digits >= 0
+        to = write_date(days, is_iso, out, to)
+        if not is_date:
+            us = values[r] - days * 86_400_000_000
+            seconds = us // 1_000_000
+            out[to] = 84 if is_iso else 32
+            to = write_two(seconds // 3600, out, to + 1)
+            out[to] = 58
+            to = write_two(seconds // 60 % 60, out, to + 1)
+            out[to] = 58
+            to = write_two(seconds % 60, out, to + 1)
+            point = to
+            to = write_fraction(us % 1_000_000, out, to)
+            if iso_digits > 0 and to == point:
+                out[to] = 46
+                to += 1
+            while iso_digits > 0 and to - point <= iso_digits:
+                out[to] = 48
+                to += 1
+            if in_utc and not is_iso:
+                out[to] = 43
+                out[to + 1] = 48
+                out[to + 2] = 48
+                to += 3
+        if is_iso:
+            out[to] = 90
+            to += 1
+        elif days < _FIRST_DAY:
+            out[to] = 32
+            out[to + 1] = 66
+            out[to + 2] = 67
+            to += 3
+        ends[r + 1] = to
+
+
+def stamp_texts(array: pa.Array, iso_digits: int = -1) -> pa.StringArray:
+    """Return the texts of dates or timestamps; a null stays one.
+
+    :param iso_digits: in ISO 8601, with at least so many digits of a fraction; -1: as PostgreSQL has them.
+    """
+    if len(array) > _ROWS_MAX:
+        parts = [
+            stamp_texts(array.slice(at, _ROWS_MAX), iso_digits) for at in range(0, len(array), _ROWS_MAX)
+        ]
+        return pa.concat_arrays(parts)
+    arrow = array.type
+    is_date = pa.types.is_date(arrow)
+    if is_date:
+        values = array.cast(pa.date32()).cast(pa.int32()).fill_null(0)
+        numbers = np.ascontiguousarray(values.to_numpy(zero_copy_only=False).astype(np.int64))
+    else:
+        numbers = microseconds(array)
+    ends, out = np.empty(len(array) + 1, np.int32), np.empty(len(array) * _BYTES_MAX, np.uint8)
+    _write_stamps(numbers, is_date, not is_date and arrow.tz is not None, iso_digits, ends, out)
+    valid = None
+    if array.null_count:
+        valid = pa.py_buffer(np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
+    return pa.StringArray.from_buffers(len(array), pa.py_buffer(ends), pa.py_buffer(out), valid)
+
+
+def microseconds(array: pa.Array) -> Numbers:
+    """Return timestamps as microseconds since 1970; 0 for null."""
+    numbers, unit = array.cast(pa.int64()), array.type.unit
+    if unit == "ns":
+        numbers = pc.divide(numbers, 1000)
+    elif unit != "us":
+        numbers = pc.multiply(numbers, _US_OF[unit])
+    found: Numbers = np.ascontiguousarray(numbers.fill_null(0).to_numpy(zero_copy_only=False))
+    return found
+
+
+def midnights(dates: Any) -> Any:
+    """Return dates as timestamps, infinite ones too.
+
+    :raises pyarrow.ArrowInvalid: if one lies beyond what a timestamp holds; its message has the value.
+    """
+    return with_infinities(dates, pa.timestamp("us"), lambda found: found.cast(pa.timestamp("us")))
+
+
+def finite(values: Any) -> Any:
+    """Return dates or timestamps with null in the place of infinities."""
+    lowest, highest = (pa.scalar(bound, values.type) for bound in _outermost(values.type))
+    odd = pc.or_(pc.equal(values, highest), pc.equal(values, lowest))
+    return pc.if_else(odd, pa.scalar(None, values.type), values)
+
+
+def with_infinities(values: Any, target: pa.DataType, of_finite: Callable[[Any], Any]) -> Any:
+    """Return dates or timestamps as another of these types, by `of_finite` if they are finite."""
+    found = of_finite(finite(values))
+    for old, new in zip(_outermost(values.type), _outermost(target), strict=True):
+        found = pc.if_else(pc.equal(values, pa.scalar(old, values.type)), pa.scalar(new, target), found)
+    return found
+
+
+def _outermost(arrow: pa.DataType) -> tuple[int, int]:
+    bits = 31 if pa.types.is_date32(arrow) else 63
+    return -(2**bits), 2**bits - 1

@@ -1,0 +1,137 @@
+"""Compiled writers of what every text form is made of: whole numbers, JSON's strings, base64, hex.
+
+Each writes to `out` from `to` on and returns the place after what it wrote; the caller has made
+room. Nothing here fails.
+
+Source: RFC 8259 (JSON), RFC 4648 (base64).
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from tailrace.compiled import KERNEL
+from tailrace.decode.gather import copy_bytes
+from tailrace.decode.values.literals import hex_digit
+from tailrace.protocol.frames import FROZEN_BYTES
+
+#: Letters of base64, as they are and as they go into URLs and file names.
+PLAIN_LETTERS, URL_LETTERS = 0, 64
+#: In place of letters: the bytes themselves.
+RAW_BYTES = -1
+
+_BASE64 = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_",
+    np.uint8,
+)
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+#: For each control character the letter of its short escape, or 0.
+_SHORT = np.zeros(32, np.uint8)
+for _code, _letter in ((8, "b"), (9, "t"), (10, "n"), (12, "f"), (13, "r")):
+    _SHORT[_code] = ord(_letter)
+
+
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+def write_integer(value, out, to):  # type: ignore[no-untyped-def]
+    """Write a whole number of 64 bits."""
+    if value < 0:
+        out[to] = 45
+        to += 1
+    rest = np.uint64(abs(value))
+    digits = 1
+    limit = np.uint64(10)
+    while digits < 19 and rest >= limit:
+        digits += 1
+        limit *= np.uint64(10)
+    for k in range(digits - 1, -1, -1):
+        out[to + k] = np.uint8(48 + rest % np.uint64(10))
+        rest //= np.uint64(10)
+    return to + digits
+
+
+@nb.njit(inline="always")
+def write_letter(letter, out, to):  # type: ignore[no-untyped-def]
+    """Write one byte of a JSON string, escaped where JSON asks for it."""
+    if letter >= 32 and letter != 34 and letter != 92:
+        out[to] = letter
+        return to + 1
+    out[to] = 92
+    if letter >= 32:
+        out[to + 1] = letter
+        return to + 2
+    if _SHORT[letter] != 0:
+        out[to + 1] = _SHORT[letter]
+        return to + 2
+    out[to + 1] = 117  # 'u'
+    out[to + 2] = 48
+    out[to + 3] = 48
+    out[to + 4] = _HEX[letter >> 4]
+    out[to + 5] = _HEX[letter & 15]
+    return to + 6
+
+
+@nb.njit(inline="always")
+def write_string(b, p, length, out, to):  # type: ignore[no-untyped-def]
+    """Write a JSON string, where it is asked for: `write_quoted` without the cost of a call."""
+    out[to] = 34
+    to += 1
+    odd = 0
+    for k in range(p, p + length):
+        letter = b[k]
+        odd += (letter < 32) | (letter == 34) | (letter == 92)
+    if odd == 0:
+        copy_bytes(out, np.int64(to), b, np.int64(p), np.int64(length))
+        to += length
+    else:
+        for k in range(p, p + length):
+            to = write_letter(b[k], out, to)
+    out[to] = 34
+    return to + 1
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+def write_quoted(b, p, length, out, to):  # type: ignore[no-untyped-def]
+    """Write a JSON string: at most six bytes for each, and the quotes."""
+    return write_string(b, p, length, out, to)
+
+
+@nb.njit(inline="always")
+def write_triple(a, b, c, count, letters, out, to):  # type: ignore[no-untyped-def]
+    """Write four letters of base64 for `count` (1 to 3) bytes."""
+    out[to] = _BASE64[letters + (a >> 2)]
+    out[to + 1] = _BASE64[letters + (((a & 3) << 4) | (b >> 4))]
+    out[to + 2] = _BASE64[letters + (((b & 15) << 2) | (c >> 6))] if count > 1 else 61
+    out[to + 3] = _BASE64[letters + (c & 63)] if count > 2 else 61
+    return to + 4
+
+
+@nb.njit(inline="always")
+def _byte(b, p, place, from_hex):  # type: ignore[no-untyped-def]
+    # A byte of what is written, as it is or from its two digits behind `\\x`.
+    if from_hex:
+        at = p + 2 + 2 * place
+        return np.int64(hex_digit(b[at])) * 16 + hex_digit(b[at + 1])
+    return np.int64(b[p + place])
+
+
+@nb.njit(
+    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean, nb.int64, nb.uint8[::1], nb.int64),
+    **KERNEL,
+)
+def write_base64(b, p, length, from_hex, letters, out, to):  # type: ignore[no-untyped-def]
+    """Write base64 of bytes, or of bytea in hex form, with padding; no quotes. Or `RAW_BYTES`."""
+    size = (length - 2) // 2 if from_hex else length
+    if letters == RAW_BYTES:
+        for k in range(size):
+            out[to + k] = _byte(b, p, k, from_hex)
+        return to + size
+    for first in range(0, size, 3):
+        count = min(3, size - first)
+        x = _byte(b, p, first, from_hex)
+        y = _byte(b, p, first + 1, from_hex) if count > 1 else np.int64(0)
+        z = _byte(b, p, first + 2, from_hex) if count > 2 else np.int64(0)
+        to = write_triple(x, y, z, count, letters, out, to)
+    return to

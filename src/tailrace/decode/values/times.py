@@ -1,0 +1,260 @@
+"""Compiled readers and writers of times of day, intervals, and ISO 8601's form of all times.
+
+Source: PostgreSQL manual, "Date/Time Output" (ISO style) and "Interval Output" (postgres style).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba as nb
+import numpy as np
+
+from tailrace.compiled import KERNEL
+from tailrace.decode.values.literals import TIMESTAMPTZ, US_A_DAY, zone
+from tailrace.decode.values.stamps import write_date, write_fraction, write_two
+from tailrace.decode.values.text_writers import write_integer
+from tailrace.protocol.frames import FROZEN_BYTES
+
+#: Microseconds of a month in Debezium's reckoning: 365.25 / 12 days.
+US_A_MONTH = 2_629_800_000_000
+
+_QUAD: Any = nb.types.UniTuple(nb.int64, 4)  # type: ignore[no-untyped-call]
+_PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
+_WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
+
+
+@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+def _digits(b, p, end):  # type: ignore[no-untyped-def]
+    # A number of up to twelve digits and the place after it, or -1.
+    value = np.int64(0)
+    first = p
+    while p < end and p < first + 12 and 48 <= b[p] <= 57:
+        value = value * 10 + (b[p] - 48)
+        p += 1
+    return value, (p if p > first else np.int64(-1))
+
+
+@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+def _after_hours(b, p, end):  # type: ignore[no-untyped-def]
+    # Microseconds of `:mm:ss[.ffffff]` and the place after it, or -1.
+    nothing = np.int64(0), np.int64(-1)
+    if end - p < 6 or b[p] != 58 or b[p + 3] != 58:
+        return nothing
+    minutes, after = _digits(b, p + 1, p + 3)
+    if after != p + 3 or minutes > 59:
+        return nothing
+    seconds, after = _digits(b, p + 4, p + 6)
+    if after != p + 6 or seconds > 60:
+        return nothing
+    p += 6
+    value = (minutes * 60 + seconds) * 1_000_000
+    if p < end and b[p] == 46:
+        p += 1
+        unit = np.int64(100_000)
+        while p < end and unit > 0 and 48 <= b[p] <= 57:
+            value += unit * (b[p] - 48)
+            unit //= 10
+            p += 1
+    return value, p
+
+
+@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+def _time_of_day(b, p, end):  # type: ignore[no-untyped-def]
+    # Microseconds since midnight, up to 24:00:00, and the place after it, or -1.
+    if end - p < 8:
+        return np.int64(0), np.int64(-1)
+    hours, after = _digits(b, p, p + 2)
+    if after != p + 2:
+        return np.int64(0), np.int64(-1)
+    rest, after = _after_hours(b, p + 2, end)
+    value = hours * 3_600_000_000 + rest
+    return value, (after if value <= US_A_DAY else np.int64(-1))
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+def read_time(b, p, length):  # type: ignore[no-untyped-def]
+    """Return the microseconds since midnight of a time without zone, or -1."""
+    value, after = _time_of_day(b, p, p + length)
+    return value if after == p + length else np.int64(-1)
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+def read_time_utc(b, p, length):  # type: ignore[no-untyped-def]
+    """Return the microseconds since midnight UTC of a time with zone, or -1; 24:00:00 in UTC
+    stays that, all else is below.
+    """
+    end = p + length
+    value, after = _time_of_day(b, p, end)
+    if after < 0 or after >= end or (b[after] != 43 and b[after] != 45):
+        return np.int64(-1)
+    ahead, after = zone(b, after, end)
+    if after != end:
+        return np.int64(-1)
+    if value == US_A_DAY and ahead == 0:
+        return value
+    return (value - ahead * 1_000_000) % US_A_DAY
+
+
+@nb.njit(_QUAD(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+def read_interval(b, p, length):  # type: ignore[no-untyped-def]
+    """Return months, days and microseconds of an interval, and 1; or a last 0 if it is none."""
+    end = p + length
+    nothing = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    months = np.int64(0)
+    days = np.int64(0)
+    us = np.int64(0)
+    if p == end:
+        return nothing
+    while p < end:
+        sign = np.int64(-1) if b[p] == 45 else np.int64(1)
+        if b[p] == 45 or b[p] == 43:
+            p += 1
+        number, after = _digits(b, p, end)
+        if after < 0 or after >= end:
+            return nothing
+        p = after
+        if b[p] == 58:
+            rest, after = _after_hours(b, p, end)
+            if after != end or number > 2_562_047_788:
+                return nothing
+            us = sign * (number * 3_600_000_000 + rest)
+            break
+        if end - p < 4 or b[p] != 32 or number > 2_147_483_648:
+            return nothing
+        unit = b[p + 1]
+        if unit == 121:  # 'y'
+            months += sign * number * 12
+        elif unit == 109:  # 'm'
+            months += sign * number
+        elif unit == 100:  # 'd'
+            days += sign * number
+        else:
+            return nothing
+        p += 2
+        while p < end and 97 <= b[p] <= 122:
+            p += 1
+        if p < end and (b[p] != 32 or p + 1 == end):
+            return nothing
+        p += 1
+    return months, days, us, np.int64(1)
+
+
+@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+def interval_us(b, p, length):  # type: ignore[no-untyped-def]
+    """Return an interval's microseconds, a month taken as `US_A_MONTH`, and 1; 0 and 0 if it is
+    none or they are more than 64 bits hold.
+    """
+    months, days, us, good = read_interval(b, p, length)
+    about = float(months) * US_A_MONTH + float(days) * US_A_DAY + float(us)
+    if good == 0 or abs(about) > 9.2e18:
+        return np.int64(0), np.int64(0)
+    return months * US_A_MONTH + days * US_A_DAY + us, np.int64(1)
+
+
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+def write_time_iso(us, out, to):  # type: ignore[no-untyped-def]
+    """Write microseconds since midnight as `04:05:11.789Z`."""
+    seconds = us // 1_000_000
+    to = write_two(seconds // 3600, out, to)
+    out[to] = 58
+    to = write_two(seconds // 60 % 60, out, to + 1)
+    out[to] = 58
+    to = write_two(seconds % 60, out, to + 1)
+    to = write_fraction(us % 1_000_000, out, to)
+    out[to] = 90
+    return to + 1
+
+
+@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+def write_stamp_iso(ms, out, to):  # type: ignore[no-untyped-def]
+    """Write milliseconds since 1970 as `2018-06-20T15:13:16.945Z`; years from 1 on."""
+    days = ms // 86_400_000
+    of_day = ms - days * 86_400_000
+    to = write_date(days, False, out, to)
+    out[to] = 84
+    seconds = of_day // 1000
+    to = write_two(seconds // 3600, out, to + 1)
+    out[to] = 58
+    to = write_two(seconds // 60 % 60, out, to + 1)
+    out[to] = 58
+    to = write_two(seconds % 60, out, to + 1)
+    out[to] = 46
+    out[to + 1] = 48 + of_day % 1000 // 100
+    to = write_two(of_day % 100, out, to + 2)
+    out[to] = 90
+    return to + 1
+
+
+@nb.njit(_WRITER, **KERNEL)
+def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
+    """Write an interval as `P1Y2M3DT4H5M6.78S`, every part there, each with its own sign; -1 if
+    it is none.
+    """
+    months, days, us, good = read_interval(b, p, length)
+    if good == 0:
+        return np.int64(-1)
+    sign = np.int64(-1) if us < 0 else np.int64(1)
+    years = abs(months) // 12 * (np.int64(-1) if months < 0 else np.int64(1))
+    seconds = abs(us) // 1_000_000
+    out[to] = 80
+    to = write_integer(years, out, to + 1)
+    out[to] = 89
+    to = write_integer(months - years * 12, out, to + 1)
+    out[to] = 77
+    to = write_integer(days, out, to + 1)
+    out[to] = 68
+    out[to + 1] = 84
+    to = write_integer(sign * (seconds // 3600), out, to + 2)
+    out[to] = 72
+    to = write_integer(sign * (seconds // 60 % 60), out, to + 1)
+    out[to] = 77
+    to += 1
+    if sign < 0 and abs(us) % 60_000_000 != 0:
+        out[to] = 45
+        to += 1
+    to = write_integer(seconds % 60, out, to)
+    to = write_fraction(abs(us) % 1_000_000, out, to)
+    out[to] = 83
+    return to + 1
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+def write_iso(b, p, length, flavour, out, to):  # type: ignore[no-untyped-def]
+    """Write a date or timestamp that `read_temporal` has accepted: `2024-01-01 00:00:00+00` as
+    `2024-01-01T00:00:00Z`; years before 1 and after 9999 as ISO's signed years.
+    """
+    end = p + length
+    before_christ = b[end - 1] == 67
+    if before_christ:
+        end -= 3
+    year = np.int64(0)
+    first = p
+    while b[p] != 45:
+        year = year * 10 + (b[p] - 48)
+        p += 1
+    if before_christ:
+        year -= 1
+        if year > 0:
+            out[to] = 45
+            to += 1
+    elif p - first > 4:
+        out[to] = 43
+        to += 1
+    digits = max(4, p - first)
+    for k in range(digits - 1, -1, -1):
+        out[to + k] = 48 + year % 10
+        year //= 10
+    to += digits
+    while p < end:
+        out[to] = 84 if b[p] == 32 else b[p]
+        to += 1
+        p += 1
+    if flavour != TIMESTAMPTZ:
+        out[to] = 90
+        to += 1
+    elif b[end - 3] == 43 and b[end - 2] == 48 and b[end - 1] == 48:
+        to -= 3
+        out[to] = 90
+        to += 1
+    return to

@@ -1,0 +1,151 @@
+"""Frames among others that say something of tables, shards and progress: what a log keeps in force."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numba as nb
+import numpy as np
+
+from tailrace.compiled import KERNEL
+from tailrace.protocol import pgoutput as pg
+from tailrace.protocol.frames import (
+    CONTROL,
+    CONTROL_JSON_AT,
+    FROZEN_BYTES,
+    HAS_FACTS,
+    HAS_SHARD,
+    KIND_AT,
+    PROGRESSES,
+    SHARD,
+    SUBTYPE_AT,
+    XLOG_PAYLOAD_AT,
+    Bytes,
+    control_json,
+    cut_short,
+    each_frame,
+    frame_size,
+    message_type,
+)
+from tailrace.protocol.memory import u8_at
+
+#: Frames of a kind that are found at one go; where there are more, they are looked for again.
+_PLACES = 64
+
+
+# What is looked for: frames that describe tables; these, and how far shards are; progress with content.
+_SHAPES, _KEPT, _PROGRESS = range(3)
+
+_QUOTE, _BACKSLASH, _COMMA = map(ord, '"\\,')
+
+
+@nb.njit(inline="always")
+def _is_same_shard(b, i, size, before):  # type: ignore[no-untyped-def]
+    # Whether the frames at `i` and `before` speak of one shard: they are the same up to the end of its name,
+    # which is the first thing in them. A quote inside of it has a backslash before it.
+    k = np.int64(CONTROL_JSON_AT)
+    end = np.int64(size - 1)
+    while k < end:
+        letter = u8_at(b, i + k)
+        if letter != u8_at(b, before + k):
+            return False
+        if letter == _QUOTE and u8_at(b, i + k + 1) == _COMMA and u8_at(b, i + k - 1) != _BACKSLASH:
+            return u8_at(b, before + k + 1) == _COMMA
+        k += 1
+    return False
+
+
+@nb.njit(nb.int64(FROZEN_BYTES, nb.int64[::1], nb.int64), **KERNEL)
+def _find(b, places, wanted):  # type: ignore[no-untyped-def]
+    # Returns how many frames are of a kind that is looked for, and where the first of them begin; or -1 - the
+    # place where a length does not fit. Of frames about one shard in a row, only the last one counts.
+    n = len(b)
+    count = np.int64(0)
+    shard = np.int64(-1)  # where the frame before that one began, if it speaks of a shard
+    i = np.int64(0)
+    while i < n:
+        size = frame_size(b, i)
+        if size == 0:
+            return -1 - i
+        is_wanted = False
+        is_shard = False
+        if u8_at(b, i + KIND_AT) == CONTROL and size > SUBTYPE_AT:
+            subtype = u8_at(b, i + SUBTYPE_AT)
+            if wanted == _PROGRESS:
+                is_wanted = subtype == PROGRESSES and size > CONTROL_JSON_AT + 2  # more than '{}'
+            else:
+                is_shard = subtype == HAS_SHARD and wanted == _KEPT
+                is_wanted = subtype == HAS_FACTS or is_shard
+        elif size >= XLOG_PAYLOAD_AT + pg.TUPLES_AT and wanted != _PROGRESS:
+            message = message_type(b, i, size)
+            is_wanted = message == pg.RELATION or message == pg.TYPE
+        if is_wanted:
+            if is_shard and shard >= 0 and _is_same_shard(b, i, size, shard):
+                count -= 1  # this one takes its place
+            shard = i if is_shard else np.int64(-1)
+            if count < len(places):
+                places[count] = i
+            count += 1
+        i += size
+    return count
+
+
+def schema_frames(frames: Bytes) -> list[tuple[str, bytes]]:
+    """Return the frames that describe tables among whole frames, in order, each with the key under
+    which a later one replaces it: `R<oid>`, `Y<oid>` or `F<oid>`.
+
+    :raises TailraceError: `PROTOCOL_VIOLATION` if a length does not fit.
+    """
+    return [(key, frame) for _, key, frame in schema_frames_at(frames)]
+
+
+def schema_frames_at(frames: Bytes) -> list[tuple[int, str, bytes]]:
+    """Return `schema_frames` with the place of each.
+
+    :raises TailraceError: as `schema_frames`.
+    """
+    return [(at, _schema_key(frame), frame) for at, frame in _found(frames, _SHAPES)]
+
+
+def kept_frames(frames: Bytes) -> list[tuple[str, bytes]]:
+    """Return `schema_frames` and, each under the key `S<shard>`, those that say how far a shard is: what a
+    log keeps in force. Of frames about one shard that follow each other, the last one.
+
+    :raises TailraceError: as `schema_frames`.
+    """
+    return [(_schema_key(frame), frame) for _, frame in _found(frames, _KEPT)]
+
+
+def shard_states(in_force: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Return how far each shard is, by its name, of what a log keeps in force."""
+    return {key[1:]: control_json(frame)["state"] for key, frame in in_force.items() if key.startswith("S")}
+
+
+def progress_contents(frames: Bytes) -> list[tuple[int, bytes]]:
+    """Return the progress frames among whole frames whose JSON says something, each with its place.
+
+    :raises TailraceError: as `schema_frames`.
+    """
+    return _found(frames, _PROGRESS)
+
+
+def _found(frames: Bytes, wanted: int) -> list[tuple[int, bytes]]:
+    places = np.empty(_PLACES, np.int64)
+    count = _find(frames, places, wanted)
+    if count > len(places):
+        places = np.empty(count, np.int64)
+        _find(frames, places, wanted)
+    if count < 0:
+        raise cut_short(-1 - count)
+    return [(at, bytes(next(each_frame(frames[at:]))[1])) for at in places[:count].tolist()]
+
+
+def _schema_key(frame: bytes) -> str:
+    if frame[KIND_AT] == CONTROL:
+        content = control_json(frame)
+        is_shard = frame[SUBTYPE_AT : SUBTYPE_AT + 1] == SHARD
+        return f"S{content['shard']}" if is_shard else f"F{int(content['relation'])}"
+    oid = struct.unpack_from("!I", frame, XLOG_PAYLOAD_AT + pg.RELATION_AT)[0]
+    return f"{chr(frame[XLOG_PAYLOAD_AT])}{oid}"

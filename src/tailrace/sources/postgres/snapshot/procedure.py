@@ -1,0 +1,159 @@
+"""The procedure by which every snapshot is read: tables are planned, and their chunks read window by window.
+
+A window is one exported snapshot, which is exact for an LSN, and what is read out of it. The first window of
+an initial snapshot is the one that the slot's creation exported, before there is a stream (`initial`). All
+others are taken beside the stream (`incremental`): for chunks that are missing, for tables that came later,
+for requests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from tailrace.config.source.postgres import PostgresSource
+from tailrace.sources.postgres.schema.catalog import PublishedTable
+from tailrace.sources.postgres.snapshot.chunk_planner import TablePlan, facts_digest
+from tailrace.sources.postgres.snapshot.chunk_readers import ChunkJob, ChunkReaders, Postponement
+from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter, Unit
+from tailrace.sources.postgres.snapshot.chunks import ChunkedRelation, chunks_of, whole_of, written_since
+from tailrace.sources.postgres.snapshot.exported_snapshot import Exported, Observer
+from tailrace.sources.postgres.snapshot.plan import AGAIN, Origin, SnapshotPlan, TableSnapshotPlan
+from tailrace.sources.postgres.snapshot.state import SnapshotState
+from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.progress import TableProgress
+
+
+class SnapshotProcedure:
+    """Reads the snapshots of one task into its log.
+
+    :ivar state: keeps what is to be read and what is done.
+    :ivar progress: of tables, by qualified name; filled as it goes.
+    """
+
+    def __init__(
+        self,
+        source: PostgresSource,
+        appender: Appender,
+        state: SnapshotState,
+        progress: dict[str, TableProgress],
+    ) -> None:
+        self.source = source
+        self.appender = appender
+        self.state = state
+        self.progress = progress
+
+    def adopt(
+        self,
+        snapshot: SnapshotPlan,
+        plan: TableSnapshotPlan,
+        table: PublishedTable,
+        found: TablePlan,
+        *,
+        is_kept: bool = True,
+    ) -> None:
+        """Have a table be read in the chunks that were planned; the state is to be written then.
+
+        :param is_kept: another window may read them: where the table is cut is kept, durably.
+        """
+        if is_kept:
+            self.state.keep_plan(snapshot, plan, plan.generation + 1, found.stretches)
+        with self.state.lock:
+            plan.schema, plan.name = table.schema, table.name
+            plan.plan(
+                found.chunks,
+                whole=not table.key,
+                facts=facts_digest(table),
+                rows_estimated=found.rows_estimated,
+                since_xid=found.since_xid,
+                # Of a table whose rows nothing tells apart, nobody could say which are there no more. Of what
+                # is durable: the log may end there after a crash, and the plan is kept.
+                since_offset=(
+                    self.appender.durable.offset if snapshot.replaces and self._has_key(table) else 0
+                ),
+            )
+        progress = self.progress.setdefault(plan.qualified_name, TableProgress(0, 0, done=False))
+        progress.plan(found.chunks, found.rows_estimated)
+
+    def jobs(
+        self,
+        snapshot: SnapshotPlan,
+        plan: TableSnapshotPlan,
+        table: PublishedTable,
+        stretches: Sequence[ChunkedRelation],
+        *,
+        room: int | None = None,
+        unit: Unit | None = None,
+    ) -> list[ChunkJob]:
+        """Return up to `room` chunks of a table that are missing, or all that must be read in one window.
+
+        :param unit: that they become parts of, if not of units of their own table.
+        """
+        condition = snapshot.where
+        if snapshot.origin is Origin.INITIAL:
+            condition = self.source.snapshot_condition(table.schema, table.name)
+        where = [condition]
+        if plan.chunks_done:
+            # Rows may have moved from chunk to chunk until the stream stands where this is read.
+            chunks = list(whole_of(stretches))
+            unit = self.state.unit(snapshot, plan, AGAIN, len(chunks))
+            where.append(written_since(plan.since_xid))
+        else:
+            missing = set(plan.missing())
+            chunks = [chunk for chunk in chunks_of(stretches) if chunk.number in missing]
+            if unit is None and plan.whole:
+                unit = self.state.unit(snapshot, plan, None, len(chunks))
+            elif unit is None:
+                chunks = chunks[:room]
+        progress = self.progress[plan.qualified_name]
+        return [
+            ChunkJob(
+                table,
+                chunk,
+                unit or self.state.unit(snapshot, plan, chunk.number),
+                # On lines of their own: a condition may end in a comment.
+                " AND ".join(f"({each}\n)" for each in where if each),
+                progress,
+                conditional=bool(condition),
+            )
+            for chunk in chunks
+        ]
+
+    def read_window(
+        self,
+        snapshot: SnapshotPlan,
+        exported: Exported,
+        observer: Observer,
+        jobs: Iterable[ChunkJob],
+        stopping: threading.Event,
+        *,
+        admitted: Callable[[], None],
+        lock_wait_s: float,
+    ) -> list[Postponement]:
+        """Read chunks out of an exported snapshot, and write down which are done; return those that could
+        not be read, which are left to later windows.
+
+        :param jobs: run through on this thread, as readers get free.
+        :param admitted: waits until units may be written at this point of the log; raises if that will
+            never be.
+        :param lock_wait_s: a table that can't be locked within it is left to a later window.
+        :raises TailraceError: as `ChunkReaders.read`; also then what was read is written down.
+        """
+        writer = ChunkWriter(
+            self.appender, exported.lsn, stopping, admitted=admitted, closing=self.state.closing
+        )
+        readers = ChunkReaders(self.source, exported, writer, observer, stopping, lock_wait_s=lock_wait_s)
+        try:
+            readers.read(jobs)
+        finally:
+            # A stream beside it still stands at the window's LSN, so the next line sees all its units.
+            self.state.checkpoint()
+            if readers.postponed:
+                with self.state.lock:
+                    for each in readers.postponed:
+                        snapshot.put_off(each.job.table.oid, plan_anew=each.planned_anew)
+                    self.state.write()
+        return readers.postponed
+
+    def _has_key(self, table: PublishedTable) -> bool:
+        return bool(table.key or self.source.key_of(table.schema, table.name))

@@ -1,7 +1,6 @@
 """The converter `cloudevents`: CloudEvents 1.0 with Debezium's attributes, in JSON.
 
-Source: Debezium 3.6, CloudEventsConverter, PostgresCloudEventsMaker; CloudEvents 1.0.2, "JSON Event Format",
-"Kafka Protocol Binding" (names of headers in binary mode).
+Source: Debezium 3.6, CloudEventsConverter, PostgresCloudEventsMaker; CloudEvents 1.0.2, "JSON Event Format".
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from tailrace.config.converters import CloudEventsOptions
 from tailrace.converters.cells.change_table import (
@@ -26,24 +23,24 @@ from tailrace.converters.cells.change_table import (
     US,
     XID,
     ChangeTable,
-    Field,
     row_schema,
 )
-from tailrace.converters.cells.from_columns import plain_picture_of
+from tailrace.converters.cells.from_columns import change_table_of, plain_change_table_of
 from tailrace.converters.cells.plain import convert_plain, plain_documents
-from tailrace.converters.cells.writer import facts_of, is_filled, picture_of, with_times, write_values
+from tailrace.converters.cells.row_image import Field
 from tailrace.converters.connect_schemas import struct, written
-from tailrace.converters.event_plan import Planned, key_headers, plan_events
-from tailrace.converters.options import checked
-from tailrace.errors import Kind, TailraceError
-from tailrace.model import ReplicaIdentity
-from tailrace.protocol.frames import Numbers
-from tailrace.records.events import Converted, EventKeys
-from tailrace.records.group import Group
-from tailrace.sources.postgres.decode import kernel
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
-from tailrace.sources.postgres.decode.json.documents import Plan, Template
-from tailrace.sources.postgres.decode.json.json_kernel import (
+from tailrace.converters.event_plan import (
+    Planned,
+    facts_of,
+    is_filled,
+    key_headers,
+    plan_events,
+    write_values,
+)
+from tailrace.converters.factory import checked
+from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.json.documents import Plan, Template
+from tailrace.decode.json.json_kernel import (
     AFTER,
     AS_ISO,
     AS_TEXT,
@@ -53,6 +50,10 @@ from tailrace.sources.postgres.decode.json.json_kernel import (
     OP_LETTER,
     UNLESS,
 )
+from tailrace.errors import Kind, TailraceError
+from tailrace.model import ReplicaIdentity
+from tailrace.records.events import Converted, EventKeys
+from tailrace.records.group import Group
 
 _TYPE = "io.debezium.connector.postgresql.DataChangeEvent"
 _DATA = "io.debezium.connector.postgresql.Data"
@@ -72,7 +73,7 @@ class CloudEventsConverter:
         self._now_ns = now_ns
 
     def convert(self, group: Group) -> Converted:
-        """Return keys as JSON, and values as whole events or, in binary mode, as their data.
+        """Return keys and whole events as JSON.
 
         Records that tell no source at all (heartbeats, boundaries of transactions) are no events, and
         are JSON alone.
@@ -82,21 +83,16 @@ class CloudEventsConverter:
         facts = facts_of(group, options.topic_prefix)
         if not group.is_change and "source" not in group.columns.schema.names:
             return convert_plain(group, facts.name, with_schema=options.schemas_enable)
-        picture, planned = self._planned(group)
-        if picture.source is not None:
+        table, planned = self._planned(group)
+        if table.source is not None:
             raise _no_postgres(group)
-        data = self._data(picture, group, facts)
+        data = self._data(table, group, facts)
         filled = is_filled(options.rows_in_part, with_schema=options.schemas_enable)
         now_ns = functools.cache(self._now_ns)  # one time for all that a group has none for
-        write = functools.partial(write_values, picture, planned, filled=filled, now_ns=now_ns)
-        own: dict[str, pa.Array] = {}
-        if options.mode == "structured":
-            values = write(self._whole(picture, facts, data))
-        else:
-            values = write(data)
-            own = self._headers(picture, planned, facts, with_times(picture, now_ns), write)
+        template = self._whole(table, facts, data)
+        values = write_values(table, planned, template, filled=filled, now_ns=now_ns)
         rows = planned.plan.rows
-        headers = key_headers(planned, group.headers, rows, own)
+        headers = key_headers(planned, group.headers, rows)
         return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
 
     def keys(self, group: Group) -> EventKeys:
@@ -109,30 +105,30 @@ class CloudEventsConverter:
 
     def _planned(self, group: Group) -> tuple[ChangeTable, Planned]:
         if group.is_change:
-            picture = picture_of(group)
-            return picture, plan_events(picture, None, tombstones=self._options.tombstones_on_delete)
-        picture, there = plain_picture_of(group)
-        rows = np.arange(len(picture), dtype=np.int64)
-        op = np.where(there, picture.op, 0).astype(np.uint8)
+            table = change_table_of(group)
+            return table, plan_events(table, None, tombstones=self._options.tombstones_on_delete)
+        table, there = plain_change_table_of(group)
+        rows = np.arange(len(table), dtype=np.int64)
+        op = np.where(there, table.op, 0).astype(np.uint8)
         keys = plain_documents(group, group.column("key"))
-        plan = Plan(rows, op, picture.choice, picture.wanted)
-        return picture, Planned(plan, None if keys.null_count == len(keys) else keys)
+        plan = Plan(rows, op, table.choice, table.wanted)
+        return table, Planned(plan, None if keys.null_count == len(keys) else keys)
 
-    def _data(self, picture: ChangeTable, group: Group, facts: SourceInfo) -> Template:
+    def _data(self, table: ChangeTable, group: Group, facts: SourceInfo) -> Template:
         opening, closing = "", ""
         if self._options.schemas_enable:
             filled = is_filled(self._options.rows_in_part, with_schema=True)
-            schema = _schema(picture, group, facts.name, filled=filled)
+            schema = _schema(table, group, facts.name, filled=filled)
             opening, closing = f'{{"schema":{schema},"payload":', "}"
-        if picture.is_plain:
+        if table.is_plain:
             parts = [(opening, CELL)]
-        elif picture.is_message:
+        elif table.is_message:
             parts = [(opening, AFTER)]
         else:
             parts = [(opening + '{"before":', BEFORE), (',"after":', AFTER), ("}", NOTHING)]
         return [*parts, (closing, NOTHING)]
 
-    def _whole(self, picture: ChangeTable, facts: SourceInfo, data: Template) -> Template:
+    def _whole(self, table: ChangeTable, facts: SourceInfo, data: Template) -> Template:
         name = written(facts.name)[1:-1]
         context: Template = [
             (f'{{"id":"name:{name};lsn:', LSN),
@@ -144,72 +140,14 @@ class CloudEventsConverter:
             (f',"datacontenttype":"{_JSON}"', NOTHING),
         ]  # fmt: skip
         if self._options.extension_attributes_enable:
-            context += _extensions(picture, facts, transaction=self._options.provide_transaction_metadata)
+            context += _extensions(table, facts, transaction=self._options.provide_transaction_metadata)
         return [*context, (',"data":', NOTHING), *data, ("}", NOTHING)]
 
-    def _headers(
-        self,
-        picture: ChangeTable,
-        planned: Planned,
-        facts: SourceInfo,
-        numbers: Numbers,
-        write: Callable[[Template], pa.Array],
-    ) -> dict[str, pa.Array]:
-        # Attributes of events that are there; a tombstone has none.
-        rows, there = planned.plan.rows, pa.array(planned.plan.op != 0)
 
-        def same(text: str) -> pa.Array:
-            return pc.if_else(there, pa.scalar(text, pa.large_string()), pa.scalar(None, pa.large_string()))
-
-        def number(row: int) -> pa.Array:
-            return pc.if_else(there, _or_null(numbers[row][rows]), pa.scalar(None, pa.large_string()))
-
-        sequence: Template = [('["', COMMIT_LSN), ('","', LSN), ('"]', NOTHING)]
-        found = {
-            "id": write(
-                [(f"name:{facts.name};lsn:", LSN), (";txId:", XID), (";sequence:", NOTHING), *sequence]
-            ),
-            "source": same(f"/debezium/{facts.connector}/{facts.name}"),
-            "specversion": same("1.0"),
-            "type": same(_TYPE),
-            "time": pc.replace_substring(write([("", AS_ISO | MS)]), '"', ""),
-        }
-        if self._options.extension_attributes_enable:
-            found |= {
-                "iodebeziumop": write([("", OP_LETTER)]),
-                "iodebeziumversion": same(facts.version),
-                "iodebeziumconnector": same(facts.connector),
-                "iodebeziumname": same(facts.name),
-                "iodebeziumtsms": number(MS),
-                "iodebeziumsnapshot": same("true" if picture.is_snapshot else "false"),
-                "iodebeziumdb": same(facts.database),
-                "iodebeziumsequence": write(sequence),
-                "iodebeziumtsus": number(US),
-                "iodebeziumtsns": number(NS),
-                "iodebeziumschema": same(picture.schema),
-                "iodebeziumtable": same(picture.table),
-                "iodebeziumtxId": number(XID),
-                "iodebeziumlsn": number(LSN),
-            }
-            if self._options.provide_transaction_metadata and not picture.is_snapshot:
-                within = _or_null(numbers[XID][rows]).is_valid()
-                nothing = pa.scalar(None, pa.large_string())
-                found |= {
-                    "iodebeziumtxid": pc.if_else(within, write([("", XID), (":", LSN)]), nothing),
-                    "iodebeziumtxtotalorder": pc.if_else(within, number(TOTAL_ORDER), nothing),
-                    "iodebeziumtxdatacollectionorder": pc.if_else(within, number(TABLE_ORDER), nothing),
-                }
-        return {f"ce_{name}": values for name, values in found.items()} | {"content-type": same(_JSON)}
-
-
-def _or_null(numbers: Numbers) -> pa.Array:
-    return pa.array(numbers, mask=numbers == kernel.NONE).cast(pa.large_string())
-
-
-def _extensions(picture: ChangeTable, facts: SourceInfo, *, transaction: bool) -> Template:
+def _extensions(table: ChangeTable, facts: SourceInfo, *, transaction: bool) -> Template:
     # Attributes have no numbers of 64 bits, so these are texts.
-    second = {"snapshot": "true" if picture.is_snapshot else "false", "db": facts.database}
-    third = {"schema": picture.schema, "table": picture.table}
+    second = {"snapshot": "true" if table.is_snapshot else "false", "db": facts.database}
+    third = {"schema": table.schema, "table": table.table}
     first = {"version": facts.version, "connector": facts.connector, "name": facts.name}
     found: Template = [
         (',"iodebeziumop":"', OP_LETTER),
@@ -222,7 +160,7 @@ def _extensions(picture: ChangeTable, facts: SourceInfo, *, transaction: bool) -
         (',"iodebeziumlsn":', AS_TEXT | LSN),
         (',"iodebeziumxmin":null,"iodebeziumorigin":null,"iodebeziumoriginlsn":null', NOTHING),
     ]  # fmt: skip
-    if not transaction or picture.is_snapshot:
+    if not transaction or table.is_snapshot:
         none = ("iodebeziumtxid", "iodebeziumtxtotalorder", "iodebeziumtxdatacollectionorder")
         return [*found, ("".join(f',"{name}":null' for name in none), NOTHING)]
     return [
@@ -242,15 +180,15 @@ def _prefixed(values: dict[str, str]) -> str:
     return written({f"iodebezium{name}": value for name, value in values.items()})[1:-1]
 
 
-def _schema(picture: ChangeTable, group: Group, prefix: str, *, filled: bool) -> str:
-    if picture.is_plain:
-        return written(picture.row.fields[0].how.schema.document())
-    if picture.is_message:
-        return _message_schema(tuple(picture.fields))
+def _schema(table: ChangeTable, group: Group, prefix: str, *, filled: bool) -> str:
+    if table.is_plain:
+        return written(table.row.fields[0].how.schema.document())
+    if table.is_message:
+        return _message_schema(tuple(table.fields))
     is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
-    key = frozenset(() if picture.key is None else (field.name for field in picture.key.fields))
-    name = f"{prefix}.{picture.schema}.{picture.table}.Value"
-    return _data_schema(name, tuple(picture.fields), key, filled or is_full)
+    key = frozenset(() if table.key is None else (field.name for field in table.key.fields))
+    name = f"{prefix}.{table.schema}.{table.table}.Value"
+    return _data_schema(name, tuple(table.fields), key, filled or is_full)
 
 
 @functools.lru_cache(maxsize=256)

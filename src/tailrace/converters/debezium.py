@@ -26,20 +26,29 @@ from tailrace.converters.cells.change_table import (
     US,
     XID,
     ChangeTable,
-    Field,
     row_schema,
 )
-from tailrace.converters.cells.plain import convert_plain, plain_payloads
-from tailrace.converters.cells.writer import facts_of, is_filled, picture_of, write_values
+from tailrace.converters.cells.from_columns import change_table_of
+from tailrace.converters.cells.plain import convert_plain, plain_values
+from tailrace.converters.cells.row_image import Field
 from tailrace.converters.connect_schemas import EventSchemas, Schema, written
-from tailrace.converters.event_plan import Planned, key_headers, plan_events
-from tailrace.converters.options import checked
+from tailrace.converters.event_columns import EventColumns, key_columns, plain_columns, value_columns
+from tailrace.converters.event_plan import (
+    Planned,
+    facts_of,
+    is_filled,
+    key_headers,
+    plan_events,
+    with_times,
+    write_values,
+)
+from tailrace.converters.factory import checked
+from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.json.documents import Template
+from tailrace.decode.json.json_kernel import AFTER, BEFORE, CELL, NOTHING, OP_LETTER, UNLESS
 from tailrace.model import ReplicaIdentity
 from tailrace.records.events import Converted, EventKeys
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
-from tailrace.sources.postgres.decode.json.documents import Template
-from tailrace.sources.postgres.decode.json.json_kernel import AFTER, BEFORE, CELL, NOTHING, OP_LETTER, UNLESS
 
 
 class JsonConverter:
@@ -60,10 +69,10 @@ class JsonConverter:
         with_schema = self._options.schemas_enable
         if not group.is_change:
             return convert_plain(group, self._facts(group).name, with_schema=with_schema)
-        picture = picture_of(group)
+        table = change_table_of(group)
         filled = is_filled(self._options.rows_in_part, with_schema=with_schema)
-        schemas = self._schemas(picture, group, filled=filled) if with_schema else None
-        return self._events(group, picture, schemas, filled=filled)
+        schemas = self._schemas(table, group, filled=filled) if with_schema else None
+        return self._events(group, table, schemas, filled=filled)
 
     def keys(self, group: Group) -> EventKeys:
         """As `KeysFirst.keys`."""
@@ -71,11 +80,9 @@ class JsonConverter:
             found = self.convert(group)
             return EventKeys(found.keys, found.rows)
         with_schema = self._options.schemas_enable
-        picture = picture_of(group)
+        table = change_table_of(group)
         filled = is_filled(self._options.rows_in_part, with_schema=with_schema)
-        planned = self._planned(
-            picture, self._schemas(picture, group, filled=filled) if with_schema else None
-        )
+        planned = self._planned(table, self._schemas(table, group, filled=filled) if with_schema else None)
         return EventKeys(planned.keys, None if planned.is_one_each else planned.plan.rows)
 
     def payloads(self, group: Group) -> tuple[Converted, EventSchemas]:
@@ -84,14 +91,41 @@ class JsonConverter:
         Each object has all members that its schema has, in the same order.
         """
         if not group.is_change:
-            return plain_payloads(group, self._facts(group).name)
-        picture = picture_of(group)
-        events = self._events(group, picture, None, filled=True)
-        return events, self._schemas(picture, group, filled=True)
+            found = plain_values(group, self._facts(group).name)
+            return found.json(), found.schemas
+        table = change_table_of(group)
+        events = self._events(group, table, None, filled=True)
+        return events, self._schemas(table, group, filled=True)
+
+    def columns(self, group: Group, *, with_keys: bool) -> tuple[EventColumns, EventSchemas]:
+        """Return events as columns of values, likewise.
+
+        :param with_keys: whether keys are columns, too; else they are JSON.
+        """
+        name = self._facts(group).name
+        if not group.is_change:
+            return plain_columns(plain_values(group, name), with_keys=with_keys)
+        table = change_table_of(group)
+        tombstones = self._options.tombstones_on_delete
+        planned = plan_events(table, None, tombstones=tombstones, with_keys=not with_keys)
+        now_ns = functools.cache(self._now_ns)
+        values = value_columns(
+            table,
+            planned,
+            self._facts(group),
+            with_times(table, now_ns),
+            own_times(self._options.event_time, now_ns),
+            transaction=self._options.provide_transaction_metadata,
+        )
+        rows = planned.plan.rows
+        headers = key_headers(planned, group.headers, rows)
+        keys = key_columns(table, planned) if with_keys else planned.keys
+        events = EventColumns(keys, values, headers, None if planned.is_one_each else rows)
+        return events, self._schemas(table, group, filled=True)
 
     def payload_schemas(self, group: Group) -> EventSchemas:
         """Return the schemas alone that `payloads` gives for a group of changes, which may be empty."""
-        return self._schemas(picture_of(group), group, filled=True)
+        return self._schemas(change_table_of(group), group, filled=True)
 
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""
@@ -99,35 +133,35 @@ class JsonConverter:
     def _facts(self, group: Group) -> SourceInfo:
         return facts_of(group, self._options.topic_prefix)
 
-    def _schemas(self, picture: ChangeTable, group: Group, *, filled: bool) -> EventSchemas:
-        return _schemas(picture, group, self._facts(group).name, filled=filled)
+    def _schemas(self, table: ChangeTable, group: Group, *, filled: bool) -> EventSchemas:
+        return _schemas(table, group, self._facts(group).name, filled=filled)
 
     def _events(
-        self, group: Group, picture: ChangeTable, schemas: EventSchemas | None, *, filled: bool
+        self, group: Group, table: ChangeTable, schemas: EventSchemas | None, *, filled: bool
     ) -> Converted:
-        planned = self._planned(picture, schemas)
+        planned = self._planned(table, schemas)
         now_ns = functools.cache(self._now_ns)  # one time for all events of the group
         value_schema = None if schemas is None else schemas.value_text
-        template = self._template(picture, self._facts(group), value_schema, now_ns)
-        values = write_values(picture, planned, template, filled=filled, now_ns=now_ns)
+        template = self._template(table, self._facts(group), value_schema, now_ns)
+        values = write_values(table, planned, template, filled=filled, now_ns=now_ns)
         rows = planned.plan.rows
         headers = key_headers(planned, group.headers, rows)
         return Converted(planned.keys, values, headers, None if planned.is_one_each else rows)
 
-    def _planned(self, picture: ChangeTable, schemas: EventSchemas | None) -> Planned:
+    def _planned(self, table: ChangeTable, schemas: EventSchemas | None) -> Planned:
         key_schema = None if schemas is None or schemas.key is None else schemas.key_text
-        return plan_events(picture, key_schema, tombstones=self._options.tombstones_on_delete)
+        return plan_events(table, key_schema, tombstones=self._options.tombstones_on_delete)
 
     def _template(
-        self, picture: ChangeTable, facts: SourceInfo, schema: str | None, now_ns: Callable[[], int]
+        self, table: ChangeTable, facts: SourceInfo, schema: str | None, now_ns: Callable[[], int]
     ) -> Template:
         opening, closing = ("", "") if schema is None else (f'{{"schema":{schema},"payload":', "}")
         times = event_times(self._options.event_time, now_ns)
-        transaction = transaction_parts(picture, wanted=self._options.provide_transaction_metadata)
-        source = source_parts(picture, facts)
+        transaction = transaction_parts(table, wanted=self._options.provide_transaction_metadata)
+        source = source_parts(table, facts)
         ms, us, ns = ((f',"{name}":{text}', slot) for name, (text, slot) in times.items())
         middle = [(',"source":', NOTHING), *source, (',"transaction":', NOTHING), *transaction]
-        if picture.is_message:
+        if table.is_message:
             letter = [(opening + '{"op":"', OP_LETTER), ('"', NOTHING)]
             return [*letter, ms, *middle, (',"message":', AFTER), ("}" + closing, NOTHING)]
         images = [(opening + '{"before":', BEFORE), (',"after":', AFTER)]
@@ -135,22 +169,26 @@ class JsonConverter:
         return [*images, *middle, *letter, ms, us, ns, ("}" + closing, NOTHING)]
 
 
+def own_times(event_time: str, now_ns: Callable[[], int]) -> dict[str, int | None]:
+    """Return an event's own times; None: those of the change."""
+    units = {"ts_ms": 1_000_000, "ts_us": 1000, "ts_ns": 1}
+    return {name: None if event_time == "commit" else now_ns() // unit for name, unit in units.items()}
+
+
 def event_times(event_time: str, now_ns: Callable[[], int]) -> dict[str, tuple[str, int]]:
     """Return for each of an event's own times what the template has: a text, and what follows it."""
-    if event_time == "commit":
-        return {"ts_ms": ("", MS), "ts_us": ("", US), "ts_ns": ("", NS)}
-    now = now_ns()
-    units = {"ts_ms": 1_000_000, "ts_us": 1000, "ts_ns": 1}
-    return {name: (str(now // unit), NOTHING) for name, unit in units.items()}
+    rows = {"ts_ms": MS, "ts_us": US, "ts_ns": NS}
+    times = own_times(event_time, now_ns)
+    return {name: ("", rows[name]) if time is None else (str(time), NOTHING) for name, time in times.items()}
 
 
-def source_parts(picture: ChangeTable, facts: SourceInfo) -> Template:
+def source_parts(table: ChangeTable, facts: SourceInfo) -> Template:
     """Return the template of `source`."""
-    if picture.source is not None:
-        return [("", CELL - picture.source[0])]
+    if table.source is not None:
+        return [("", CELL - table.source[0])]
     first = {"version": facts.version, "connector": facts.connector, "name": facts.name}
-    second = {"snapshot": "true" if picture.is_snapshot else "false", "db": facts.database}
-    third = {"schema": picture.schema, "table": picture.table}
+    second = {"snapshot": "true" if table.is_snapshot else "false", "db": facts.database}
+    third = {"schema": table.schema, "table": table.table}
     return [
         (f'{{{_members(first)},"ts_ms":', MS),
         (f',{_members(second)},"sequence":"[\\"', COMMIT_LSN),
@@ -163,9 +201,9 @@ def source_parts(picture: ChangeTable, facts: SourceInfo) -> Template:
     ]
 
 
-def transaction_parts(picture: ChangeTable, *, wanted: bool) -> Template:
+def transaction_parts(table: ChangeTable, *, wanted: bool) -> Template:
     """Return the template of `transaction`: null outside of one."""
-    if not wanted or picture.is_snapshot or picture.source is not None:
+    if not wanted or table.is_snapshot or table.source is not None:
         return [("null", NOTHING)]
     return [
         ("", UNLESS | 5 << 8 | XID),
@@ -181,14 +219,14 @@ def _members(values: dict[str, str]) -> str:
     return written(values)[1:-1]
 
 
-def _schemas(picture: ChangeTable, group: Group, prefix: str, *, filled: bool) -> EventSchemas:
+def _schemas(table: ChangeTable, group: Group, prefix: str, *, filled: bool) -> EventSchemas:
     is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
-    key = None if picture.key is None else tuple(picture.key.fields)
-    name = f"{prefix}.{picture.schema}.{picture.table}" if picture.schema else f"{prefix}.{picture.table}"
-    source = schemas.SOURCE if picture.source is None else picture.source[1]
-    if picture.is_message:
-        return _message_schemas(picture.fields[1])
-    return _table_schemas(name, tuple(picture.fields), key, source, filled or is_full)
+    key = None if table.key is None else tuple(table.key.fields)
+    name = f"{prefix}.{table.schema}.{table.table}" if table.schema else f"{prefix}.{table.table}"
+    source = schemas.SOURCE if table.source is None else table.source[1]
+    if table.is_message:
+        return _message_schemas(table.fields[1])
+    return _table_schemas(name, tuple(table.fields), key, source, filled or is_full)
 
 
 @functools.lru_cache(maxsize=16)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from tailrace.converters.connect_schemas import Schema, array, mapping, struct, written
+from tailrace.decode.postgres_types import item_of
+from tailrace.decode.types import numeric_shape, value_type
+from tailrace.decode.values import forms
+from tailrace.decode.values.forms import form_of, of_items, parameter_of
 from tailrace.model import ValueModes, ValueType
-from tailrace.sources.postgres.decode.postgres_types import item_of
-from tailrace.sources.postgres.decode.types import numeric_shape, value_type
-from tailrace.sources.postgres.decode.values import forms
-from tailrace.sources.postgres.decode.values.forms import form_of, of_items, parameter_of
 
 _BYTEA, _BIT, _VARBIT, _REAL, _TIMESTAMPTZ = 17, 1560, 1562, 700, 1184
 #: Of a fraction of seconds, where the type has no precision.
@@ -89,12 +89,12 @@ def debezium_modes(modes: ValueModes) -> ValueModes:
 
 
 @functools.lru_cache(maxsize=4096)
-def given(value: ValueType, modes: ValueModes) -> TypeMapping:
+def type_mapping(value: ValueType, modes: ValueModes) -> TypeMapping:
     """Return how values of one of PostgreSQL's types are given; all modes are chosen."""
     style = value_type(value, modes).json
     found = item_of(value)
     if found is not None:
-        item = given(found[0], modes) if item_of(found[0]) is None else _TEXT
+        item = type_mapping(found[0], modes) if item_of(found[0]) is None else _TEXT
         schema = array(item.schema.document(optional=True))
         return TypeMapping(of_items(style, item.style), schema, "[]", (item,))
     if value.oid in {_BIT, _VARBIT}:
@@ -234,15 +234,15 @@ def named_field(name: str, arrow: pa.DataType, schema: str, version: int) -> pa.
     return pa.field(name, arrow, nullable=False, metadata=named)
 
 
-def given_field(field: pa.Field, modes: ValueModes) -> TypeMapping:
+def field_mapping(field: pa.Field, modes: ValueModes) -> TypeMapping:
     """Return how values of a field are given, their schema under the name that the field has for it."""
-    found, told = given_arrow(field.type, modes), given_name(field)
+    found, told = arrow_mapping(field.type, modes), schema_name_of(field)
     if told is None:
         return found
     return replace(found, schema=replace(found.schema, name=told[0], version=told[1]))
 
 
-def given_name(field: pa.Field) -> tuple[str, int | None] | None:
+def schema_name_of(field: pa.Field) -> tuple[str, int | None] | None:
     """Return the name and the version that a field has for its values' schema; None if it has none."""
     told = field.metadata or {}
     if _NAME not in told:
@@ -258,27 +258,27 @@ def _modifier(arrow: pa.DataType) -> int:
     return -1
 
 
-def given_arrow(arrow: pa.DataType, modes: ValueModes) -> TypeMapping:
+def arrow_mapping(arrow: pa.DataType, modes: ValueModes) -> TypeMapping:
     """Return how values of an Arrow type are given; all modes are chosen."""
     if pa.types.is_dictionary(arrow):
-        return given_arrow(arrow.value_type, modes)
+        return arrow_mapping(arrow.value_type, modes)
     if pa.types.is_map(arrow):
-        item = given_arrow(arrow.item_type, modes)
+        item = arrow_mapping(arrow.item_type, modes)
         keys = Schema("string").document()
         return TypeMapping(forms.RAW, mapping(keys, item.schema.document(optional=True)), "{}", (item,))
     if pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow):
-        item = given_field(arrow.value_field, modes)
+        item = field_mapping(arrow.value_field, modes)
         items = item.schema.document(optional=arrow.value_field.nullable)
         return TypeMapping(forms.RAW, array(items), "[]", (item,))
     if pa.types.is_struct(arrow):
-        parts = tuple(given_field(field, modes) for field in arrow)
+        parts = tuple(field_mapping(field, modes) for field in arrow)
         fields = [
             part.schema.document(optional=field.nullable, field=field.name)
             for part, field in zip(parts, arrow, strict=True)
         ]
         return TypeMapping(forms.RAW, struct(fields), "{}", parts)
     value = like(arrow)
-    return _TEXT if value is None else given(value, modes)
+    return _TEXT if value is None else type_mapping(value, modes)
 
 
 _ARROW = (

@@ -7,25 +7,29 @@ Source: Debezium, RelationalChangeRecordEmitter (`emitUpdateAsPrimaryKeyChangeRe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.converters.cells.change_table import ChangeTable, Mask, RowImage, columns_of
+from tailrace import __version__
+from tailrace.converters.cells.change_table import MS, NS, US, ChangeTable
+from tailrace.converters.cells.json_values import Mask
+from tailrace.converters.cells.row_image import RowImage, absent_text, columns_of
+from tailrace.decode import kernel
+from tailrace.decode.json import json_kernel
+from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.json.documents import Plan, Template, write
+from tailrace.decode.tuples import Spans
 from tailrace.model import Op
 from tailrace.protocol.frames import Bytes, Numbers
-from tailrace.sources.postgres.decode import kernel
-from tailrace.sources.postgres.decode.json import json_kernel
-from tailrace.sources.postgres.decode.json.documents import Plan, Template, write
-from tailrace.sources.postgres.decode.tuples import Spans
+from tailrace.records.group import Group
 
 #: Headers of the delete (with its tombstone) and of the create that a changed key becomes.
 NEW_KEY, OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
 
-_NOTHING: Mapping[str, pa.Array] = {}
 _NO_NUMBERS = np.empty((1, 0), np.int64)
 
 
@@ -36,12 +40,14 @@ class Planned:
     :param plan: documents of the values; those of tombstones are none.
     :param keys: of the events, JSON; None: there is no key.
     :param new_keys: for events of a changed key, the other key; else null. None: no key changed.
+    :param takes_old: which events have the key before the change; None: no key changed.
     """
 
     plan: Plan
     keys: pa.Array | None
     new_keys: pa.Array | None = None
     old_keys: pa.Array | None = None
+    takes_old: Mask | None = None
 
     @property
     def is_one_each(self) -> bool:
@@ -50,35 +56,43 @@ class Planned:
         return len(rows) == 0 or bool((rows == np.arange(len(rows))).all())
 
 
-def plan_events(picture: ChangeTable, key_schema: str | None, *, tombstones: bool) -> Planned:
+def plan_events(
+    table: ChangeTable, key_schema: str | None, *, tombstones: bool, with_keys: bool = True
+) -> Planned:
     """Return the events of a group's changes.
 
     :param key_schema: the JSON of the key's schema, if keys are to carry it.
+    :param with_keys: whether the keys are asked for, and not only those of events of a changed key.
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
-    count, key = len(picture), picture.key
+    count, key = len(table), table.key
     if key is None:
-        return Planned(_without_keys(picture, tombstones=tombstones), None)
-    has_key = (picture.op != ord(Op.TRUNCATE)).astype(np.uint8)
+        return Planned(_without_keys(table, tombstones=tombstones), None)
     every = np.arange(count, dtype=np.int64)
-    keys = _keys(key, key.current, every, has_key, key_schema)
-    deleted = picture.op == ord(Op.DELETE)
-    changed, old_keys = _changed(picture, key, keys, key_schema)
+    deleted = table.op == ord(Op.DELETE)
+    keys = old_keys = None
+    changed = _perhaps_changed(table, key)
+    if with_keys or changed.any():
+        has_key = (table.op != ord(Op.TRUNCATE)).astype(np.uint8)
+        keys = _keys(key, key.cells.current, every, has_key, key_schema)
+    if changed.any():
+        old_keys = _keys(key, key.cells.old, every, changed.astype(np.uint8), key_schema)
+        changed &= pc.not_equal(old_keys, keys).fill_null(False).to_numpy(zero_copy_only=False)
     if not changed.any() and not (tombstones and deleted.any()):
-        return Planned(Plan(every, picture.op, picture.choice, picture.wanted), keys)
+        return Planned(Plan(every, table.op, table.choice, table.wanted), keys)
     of_each = 1 + (deleted & tombstones) + changed * (2 if tombstones else 1)
     rows = np.repeat(every, of_each)
     nth = np.arange(len(rows)) - np.repeat(np.cumsum(of_each) - of_each, of_each)
     split = changed[rows]
     is_last = nth == of_each[rows] - 1
     tombstone = (nth == 1) & (deleted[rows] | (split & ~is_last))
-    op = np.where(split, np.where(is_last, ord(Op.CREATE), ord(Op.DELETE)), picture.op[rows])
-    choice = np.ascontiguousarray(picture.choice[:, rows])
+    op = np.where(split, np.where(is_last, ord(Op.CREATE), ord(Op.DELETE)), table.op[rows])
+    choice = np.ascontiguousarray(table.choice[:, rows])
     choice[json_kernel.BEFORE_CHOICE, split & is_last] = 0
     choice[json_kernel.AFTER_CHOICE, split & ~is_last] = 0
-    plan = Plan(rows, np.where(tombstone, 0, op).astype(np.uint8), choice, picture.wanted)
-    of_events = keys.take(pa.array(rows))
-    if old_keys is None:
+    plan = Plan(rows, np.where(tombstone, 0, op).astype(np.uint8), choice, table.wanted)
+    of_events = None if keys is None else keys.take(pa.array(rows))
+    if old_keys is None or not changed.any():
         return Planned(plan, of_events)
     of_old = old_keys.take(pa.array(rows))
     first = pa.array(split & ~is_last)
@@ -88,16 +102,17 @@ def plan_events(picture: ChangeTable, key_schema: str | None, *, tombstones: boo
         pc.if_else(first, of_old, of_events),
         pc.if_else(first, of_events, nothing),
         pc.if_else(pa.array(split & is_last), of_old, nothing),
+        split & ~is_last,
     )
 
 
-def _without_keys(picture: ChangeTable, *, tombstones: bool) -> Plan:
+def _without_keys(table: ChangeTable, *, tombstones: bool) -> Plan:
     # Each change, and after a delete its tombstone.
-    of_each = 1 + (picture.op == ord(Op.DELETE)) * np.int64(tombstones)
-    rows = np.repeat(np.arange(len(picture), dtype=np.int64), of_each)
-    op = picture.op[rows]
+    of_each = 1 + (table.op == ord(Op.DELETE)) * np.int64(tombstones)
+    rows = np.repeat(np.arange(len(table), dtype=np.int64), of_each)
+    op = table.op[rows]
     op[1:][rows[1:] == rows[:-1]] = 0
-    return Plan(rows, op, np.ascontiguousarray(picture.choice[:, rows]), picture.wanted)
+    return Plan(rows, op, np.ascontiguousarray(table.choice[:, rows]), table.wanted)
 
 
 def _keys(key: RowImage, spans: Spans, rows: Numbers, op: Bytes, schema: str | None) -> pa.Array:
@@ -109,7 +124,7 @@ def _keys(key: RowImage, spans: Spans, rows: Numbers, op: Bytes, schema: str | N
     template += [(closing, json_kernel.NOTHING)] if closing else []
     columns = columns_of(key, ["null"] * count, ["null"] * count)
     return write(
-        key.buffer,
+        key.cells.buffer,
         Plan(rows, op, choice, whole),
         template,
         _NO_NUMBERS,
@@ -119,40 +134,75 @@ def _keys(key: RowImage, spans: Spans, rows: Numbers, op: Bytes, schema: str | N
     )
 
 
-def _changed(
-    picture: ChangeTable, key: RowImage, keys: pa.Array, schema: str | None
-) -> tuple[Mask, pa.Array | None]:
-    # Which updates changed the key, as it goes out, and all keys before.
-    updated = (picture.op == ord(Op.UPDATE)) & (picture.choice[json_kernel.BEFORE_CHOICE] != 0)
-    if not updated.any():
-        return updated, None
-    before = key.old.kind
-    known = ((before == kernel.TEXT) | (before == kernel.NULL)).all(axis=0)
-    known &= (key.current.kind != kernel.UNCHANGED).all(axis=0)
-    updated &= known
-    if not updated.any():
-        return updated, None
-    old = _keys(key, key.old, np.arange(len(picture), dtype=np.int64), updated.astype(np.uint8), schema)
-    differs = pc.not_equal(old, keys).fill_null(False)
-    changed = updated & differs.to_numpy(zero_copy_only=False)
-    return changed, old if changed.any() else None
+def _perhaps_changed(table: ChangeTable, key: RowImage) -> Mask:
+    # Updates whose key before is known, as is that after.
+    updated: Mask = (table.op == ord(Op.UPDATE)) & (table.choice[json_kernel.BEFORE_CHOICE] != 0)
+    if updated.any():
+        current, before = key.kinds()
+        updated &= ((before == kernel.TEXT) | (before == kernel.NULL)).all(axis=0)
+        updated &= (current != kernel.UNCHANGED).all(axis=0)
+    return updated
 
 
-def key_headers(
-    planned: Planned, headers: pa.Array, rows: Numbers, own: Mapping[str, pa.Array] = _NOTHING
-) -> pa.StructArray | None:
-    """Return the events' headers: their record's, the converter's, and those of changed keys.
+def key_headers(planned: Planned, headers: pa.Array, rows: Numbers) -> pa.StructArray | None:
+    """Return the events' headers: their record's, and those of changed keys.
 
     :param headers: the group's column of them.
-    :param own: the converter's, one value an event.
     """
     arrays: dict[str, pa.Array] = {}
     if pa.types.is_struct(headers.type):
         kept = headers if len(rows) == len(headers) else headers.take(pa.array(rows))
         arrays = {field.name: values for field, values in zip(kept.type, kept.flatten(), strict=True)}
-    arrays |= own
     if planned.new_keys is not None:
         arrays |= {NEW_KEY: planned.new_keys, OLD_KEY: planned.old_keys}
     if not arrays:
         return None
     return pa.StructArray.from_arrays(list(arrays.values()), list(arrays))
+
+
+# Their documents.
+
+#: What a source is called of which nothing is known.
+UNKNOWN = SourceInfo("tailrace", "", __version__)
+
+
+def facts_of(group: Group, topic_prefix: str) -> SourceInfo:
+    """Return what the group's source is called, with the prefix of one's choice."""
+    known = group.origin or UNKNOWN
+    return SourceInfo(topic_prefix or known.name, known.database, known.version, known.connector)
+
+
+def is_filled(rows_in_part: str | None, *, with_schema: bool) -> bool:
+    """Tell whether rows that were sent in part get all of their columns."""
+    return with_schema if rows_in_part is None else rows_in_part == "filled"
+
+
+def write_values(
+    table: ChangeTable, planned: Planned, template: Template, *, filled: bool, now_ns: Callable[[], int]
+) -> pa.Array:
+    """Return a document for each event, of this template; null for tombstones.
+
+    :param filled: whether rows that were sent in part get all columns.
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+    """
+    fields, cells = table.row.fields, table.row.cells
+    unavailable = [field.how.unavailable(table.modes.unavailable_placeholder) for field in fields]
+    absent = [""] * len(fields)
+    if filled:
+        absent = [absent_text(field) for field in table.fields] + [""] * (len(fields) - len(table.fields))
+    return write(
+        cells.buffer, planned.plan, template, with_times(table, now_ns),
+        columns_of(table.row, unavailable, absent), cells.old, cells.current,
+    )  # fmt: skip
+
+
+def with_times(table: ChangeTable, now_ns: Callable[[], int]) -> Numbers:
+    """Return the table's numbers, the clock's time for changes that have none."""
+    # Debezium, too, takes the clock's time where a change has none.
+    missing = table.numbers[US] == kernel.NONE
+    if not missing.any():
+        return table.numbers
+    numbers, now = table.numbers.copy(), now_ns()
+    for row, unit in ((MS, 1_000_000), (US, 1000), (NS, 1)):
+        numbers[row] = np.where(missing, now // unit, numbers[row])
+    return numbers

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ValidationError
 
+from tailrace.config.converters import problems_of
+from tailrace.config.fields import Section
 from tailrace.converters.contract import Converter
 from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
 from tailrace.extensions import CONVERTERS, factory
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
+
+_Options = TypeVar("_Options", bound=Section)
 
 
 def build(name: str, options: Mapping[str, Any]) -> Converter:
@@ -90,3 +95,19 @@ def _breach(found: Any, records: int) -> str | None:
     if found.headers is not None and not isinstance(found.headers, pa.StructArray):
         return "its headers are no struct array"
     return None
+
+
+def checked(model: type[_Options], name: str, options: Mapping[str, Any]) -> _Options:
+    """Return the options of the converter `name`.
+
+    :raises TailraceError: `CONFIG_INVALID`, naming every option that is wrong.
+    """
+    try:
+        return model.model_validate(dict(options))
+    except ValidationError as error:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"make the converter {name!r}: {problems_of(error)}",
+            f"its options are {', '.join(model.model_fields) or 'none'}",
+            {"converter": name},
+        ) from None

@@ -1,4 +1,4 @@
-"""The converters `arrow` and `python`: records as Arrow has them, and as Python's own objects."""
+"""The converters `arrow`, `python` and `bytes`: records as Arrow or Python has them, or as they came."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, overload
 import pyarrow as pa
 
 from tailrace.config.converters import NativeOptions
-from tailrace.converters.options import checked
+from tailrace.converters.factory import checked
+from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
 from tailrace.records.record import Record
@@ -64,6 +65,47 @@ class PythonConverter:
 
     def close(self) -> None:
         """Let go of nothing: there is nothing held."""
+
+
+class BytesConverter:
+    """Gives keys and values that are bytes already as they are, for a source that has them so.
+
+    :raises TailraceError: `CONFIG_INVALID` if an option is given: there is none.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        checked(NativeOptions, "bytes", options)
+
+    def convert(self, group: Group) -> Converted:
+        """Return the columns `key` and `value`.
+
+        :raises TailraceError: `CONVERSION_FAILED` if they are no bytes.
+        """
+        headers = group.headers
+        return Converted(
+            _bytes_of(group, "key"),
+            _bytes_of(group, "value"),
+            headers if pa.types.is_struct(headers.type) else None,
+        )
+
+    def close(self) -> None:
+        """Let go of nothing: there is nothing held."""
+
+
+def _bytes_of(group: Group, name: str) -> pa.Array:
+    if group.is_change:
+        kind = "rows of a table"
+    else:
+        column = group.column(name)
+        if pa.types.is_binary(column.type) or pa.types.is_null(column.type):
+            return column.cast(pa.binary())
+        kind = str(column.type)
+    raise TailraceError(
+        Kind.CONVERSION_FAILED,
+        f"convert records of {group.topic}: their {name} is no bytes but {kind}",
+        "take another converter, such as json",
+        {"topic": group.topic},
+    )
 
 
 class _Objects(Sequence[Any]):

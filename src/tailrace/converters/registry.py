@@ -16,7 +16,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tailrace.config.converters import RegistryOptions
+from tailrace.config.converters import RegistryAddress, RegistryOptions
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import redact, remember, resolved
 
@@ -41,8 +41,9 @@ class Registry:
     :raises TailraceError: `SECRET_MISSING`; `CONFIG_INVALID` for a file, token or proxy that can't be used.
     """
 
-    def __init__(self, options: RegistryOptions) -> None:
+    def __init__(self, options: RegistryAddress) -> None:
         self._options = options
+        self._registers = isinstance(options, RegistryOptions) and options.auto_register_schemas
         self._client = _client(options)
         # Nobody closes what was pickled to Spark's executors.
         self.close = weakref.finalize(self, self._client.close)
@@ -57,12 +58,10 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema
 
-        schema, normalize = Schema(text, kind), self._options.normalize_schemas
-        if self._options.auto_register_schemas:
-            return self._ask(int, lambda client: client.register_schema(subject, schema, normalize), subject)
-        return self._ask(
-            int, lambda client: client.lookup_schema(subject, schema, normalize).schema_id, subject
-        )
+        schema = Schema(text, kind)
+        if self._registers:
+            return self._ask(int, lambda client: client.register_schema(subject, schema), subject)
+        return self._ask(int, lambda client: client.lookup_schema(subject, schema).schema_id, subject)
 
     def check(self, subject: str, text: str, kind: str) -> None:
         """Ask whether `id_of` would return an id, as far as that can be asked; nothing is registered.
@@ -71,19 +70,19 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema
 
-        schema, normalize = Schema(text, kind), self._options.normalize_schemas
+        schema = Schema(text, kind)
         try:
-            self._ask(int, lambda client: client.lookup_schema(subject, schema, normalize).schema_id, subject)
+            self._ask(int, lambda client: client.lookup_schema(subject, schema).schema_id, subject)
         except TailraceError as error:
             is_missing = error.context.get("code") in (_SUBJECT_MISSING, _SCHEMA_MISSING)
-            if not is_missing or not self._options.auto_register_schemas:
+            if not is_missing or not self._registers:
                 raise
         else:
             return
         try:
             is_compatible = self._ask(
                 bool,
-                lambda client: client.test_compatibility_all_versions(subject, schema, normalize),
+                lambda client: client.test_compatibility_all_versions(subject, schema),
                 subject,
             )
         except TailraceError as error:
@@ -93,6 +92,21 @@ class Registry:
         else:
             if not is_compatible:
                 raise _incompatible("the registry says why when it is to be registered", subject, 409)
+
+    def schema_of(self, schema_id: int) -> tuple[str, str]:
+        """Return the text and the kind (`AVRO`, `JSON`) of the schema of an id.
+
+        :raises TailraceError: `SCHEMA_REFUSED` if there is none; `REGISTRY_REFUSED`, `REGISTRY_UNREACHABLE`.
+        """
+        text, kind = self._ask(
+            tuple,
+            lambda client: (
+                (found := client.get_schema(schema_id)).schema_str,
+                found.schema_type or "AVRO",
+            ),
+            "",
+        )
+        return str(text), str(kind)
 
     def require_reachable(self) -> None:
         """Ask something that concerns no subject.
@@ -131,7 +145,7 @@ class Registry:
         return answer
 
 
-def _client(options: RegistryOptions) -> SchemaRegistryClient:
+def _client(options: RegistryAddress) -> SchemaRegistryClient:
     import httpx2
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
@@ -168,34 +182,25 @@ def _client(options: RegistryOptions) -> SchemaRegistryClient:
         ) from None
 
 
-def _credentials(options: RegistryOptions) -> dict[str, str]:
+def _credentials(options: RegistryAddress) -> dict[str, str]:
     # What a registry answers may repeat secrets, also as they are sent.
     if not options.registry_token:
         user, password = resolved(options.registry_username), resolved(options.registry_password)
         remember(password)
         remember(b64encode(f"{user}:{password}".encode()).decode() if password else "")
         return {"basic.auth.user.info": f"{user}:{password}"} if user else {}
-    token, cluster, pool = (
-        resolved(value)
-        for value in (
-            options.registry_token,
-            options.registry_logical_cluster,
-            options.registry_identity_pool,
-        )
-    )
+    token = resolved(options.registry_token)
     remember(token)
-    for name, value in {"token": token, "logical_cluster": cluster, "identity_pool": pool}.items():
-        if not (value.isascii() and value.isprintable() and value == value.strip()):
-            raise _not_usable(
-                f"registry_{name} holds what no header can (a line's end, spaces around it or no ASCII): it",
-                "see that the variable or file has the value and nothing else",
-            )
-    # The client wants the cluster's name, if only an empty one; that of the pool, only if there is one.
+    if not (token.isascii() and token.isprintable() and token == token.strip()):
+        raise _not_usable(
+            "registry_token holds what no header can (a line's end, spaces around it or no ASCII): it",
+            "see that the variable or file has the value and nothing else",
+        )
+    # The client wants the name of a cluster in Confluent's cloud, if only an empty one.
     return {
         "bearer.auth.credentials.source": "STATIC_TOKEN",
         "bearer.auth.token": token,
-        "bearer.auth.logical.cluster": cluster,
-        **({"bearer.auth.identity.pool.id": pool} if pool else {}),
+        "bearer.auth.logical.cluster": "",
     }
 
 

@@ -13,29 +13,30 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tailrace.config.converters import AvroOptions, JsonSchemaOptions, RegistryOptions
-from tailrace.converters.avro.binary import encoded, headed
-from tailrace.converters.avro.program import program_of
+from tailrace.converters.avro.encoder import encoded
 from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
 from tailrace.converters.connect_schemas import Schema, written
 from tailrace.converters.debezium import JsonConverter
+from tailrace.converters.event_columns import EventColumns
+from tailrace.converters.factory import checked
 from tailrace.converters.json_schema import json_schema
-from tailrace.converters.options import checked
 from tailrace.converters.registry import Registry
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
-from tailrace.records.group import Group
+from tailrace.records.group import Group, Places
 
 #: Schemas of topics that a converter remembers; then it forgets all, which costs requests alone.
 _KNOWN_MAX = 4096
 
-#: Writes documents behind an id.
-Write = Callable[[pa.Array, int], pa.Array]
+#: Writes keys or values behind an id.
+Write = Callable[[Any, int], pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +45,26 @@ class _Form:
 
     :param kind: the registry's word for it.
     :param describe: of a schema its text in the registry, the name that it has there (empty: none), and
-        what writes documents of it.
+        what writes values of it.
+    :param is_columns: whether values are written from columns; else from JSON.
     """
 
     kind: str
     describe: Callable[[Schema], tuple[str, str, Write]]
+    is_columns: bool
 
 
-class _Registered:
+class _RegistryConverter:
     """Events with their schemas' ids.
 
+    :param given: the options as they were given.
     :param now_ns: as of `JsonConverter`.
     """
 
-    def __init__(self, options: RegistryOptions, form: _Form, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, options: RegistryOptions, given: dict[str, Any], form: _Form, now_ns: Callable[[], int]
+    ) -> None:
+        self._given = given
         self._options = options
         self._form = form
         self._json = JsonConverter(
@@ -71,17 +78,30 @@ class _Registered:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, bool, str], Callable[[pa.Array], pa.Array]] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), **self._given), ()
+
     def convert(self, group: Group) -> Converted:
-        events, schemas = self._json.payloads(group)
-        topic = group.topic
+        """Return keys and values in their form, each behind its schema's id.
+
+        :raises TailraceError: `CONVERSION_FAILED` if a value does not fit its schema; `SCHEMA_REFUSED`,
+            `REGISTRY_UNREACHABLE`, `REGISTRY_REFUSED`, `SECRET_MISSING`.
+        """
+        topic, is_same = group.topic, self._options.keys == "same"
+        rows = None
         try:
+            events: EventColumns | Converted
+            if self._form.is_columns:
+                events, schemas = self._json.columns(group, with_keys=is_same)
+            else:
+                events, schemas = self._json.payloads(group)
+            rows, keys = events.rows, events.keys
             values = self._writer(topic, schemas.value, schemas.value_text, is_key=False)(events.values)
-            keys = events.keys
-            if keys is not None and schemas.key is not None and self._options.keys == "same":
+            if keys is not None and schemas.key is not None and is_same:
                 keys = self._writer(topic, schemas.key, schemas.key_text, is_key=True)(keys)
         except TailraceError as error:
-            raise _placed(error, events, topic) from error
-        return replace(events, keys=keys, values=values)
+            raise _placed(error, rows, topic) from error
+        return Converted(keys, values, events.headers, rows)
 
     def _writer(
         self, topic: str, schema: Schema, text: str, *, is_key: bool
@@ -104,10 +124,12 @@ class _Registered:
             return writer
 
     def check(self) -> None:
+        """As `contract.ChecksAhead.check`: the registry is asked."""
         with self._lock:
             self._opened().require_reachable()
 
     def check_shape(self, group: Group) -> None:
+        """As `contract.ChecksAhead.check_shape`: nothing is registered."""
         schemas = self._json.payload_schemas(group)
         key = schemas.key if self._options.keys == "same" else None
         for schema, is_key in ((schemas.value, False), (key, True)):
@@ -119,6 +141,7 @@ class _Registered:
                 self._opened().check(subject, described, self._form.kind)
 
     def close(self) -> None:
+        """Let go of connections to the registry."""
         # Without the lock: who holds it may wait for the registry.
         registry, self._registry = self._registry, None
         if registry is not None:
@@ -134,7 +157,7 @@ class _Registered:
         return self._registry
 
 
-class AvroConverter:
+class AvroConverter(_RegistryConverter):
     """Writes Avro, its schemas in a registry.
 
     :param now_ns: gives the time since 1970 in nanoseconds, for what has no time of its own.
@@ -143,38 +166,14 @@ class AvroConverter:
     """
 
     def __init__(self, *, now_ns: Callable[[], int] = time.time_ns, **options: Any) -> None:
-        self._given = options
         found = checked(AvroOptions, "avro", options)
         describe = functools.partial(
             _as_avro, adjustment=found.name_adjustment, logical_types=found.logical_types == "avro"
         )
-        self._registered = _Registered(found, _Form("AVRO", describe), now_ns)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(AvroConverter, **self._given), ()
-
-    def convert(self, group: Group) -> Converted:
-        """Return keys and values in Avro's binary form.
-
-        :raises TailraceError: `CONVERSION_FAILED` if a value does not fit its schema; `SCHEMA_REFUSED`,
-            `REGISTRY_UNREACHABLE`, `REGISTRY_REFUSED`, `SECRET_MISSING`.
-        """
-        return self._registered.convert(group)
-
-    def check(self) -> None:
-        """As `contract.ChecksAhead.check`: the registry is asked."""
-        self._registered.check()
-
-    def check_shape(self, group: Group) -> None:
-        """As `contract.ChecksAhead.check_shape`: nothing is registered."""
-        self._registered.check_shape(group)
-
-    def close(self) -> None:
-        """Let go of connections to the registry."""
-        self._registered.close()
+        super().__init__(found, options, _Form("AVRO", describe, is_columns=True), now_ns)
 
 
-class JsonSchemaConverter:
+class JsonSchemaConverter(_RegistryConverter):
     """Writes JSON, its schemas in a registry.
 
     :param now_ns: as of `AvroConverter`.
@@ -183,31 +182,8 @@ class JsonSchemaConverter:
     """
 
     def __init__(self, *, now_ns: Callable[[], int] = time.time_ns, **options: Any) -> None:
-        self._given = options
         found = checked(JsonSchemaOptions, "json_schema", options)
-        self._registered = _Registered(found, _Form("JSON", _as_json_schema), now_ns)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(JsonSchemaConverter, **self._given), ()
-
-    def convert(self, group: Group) -> Converted:
-        """Return keys and values as JSON behind their schemas' ids.
-
-        :raises TailraceError: as `AvroConverter.convert`.
-        """
-        return self._registered.convert(group)
-
-    def check(self) -> None:
-        """As `AvroConverter.check`."""
-        self._registered.check()
-
-    def check_shape(self, group: Group) -> None:
-        """As `AvroConverter.check_shape`."""
-        self._registered.check_shape(group)
-
-    def close(self) -> None:
-        """Let go of connections to the registry."""
-        self._registered.close()
+        super().__init__(found, options, _Form("JSON", _as_json_schema, is_columns=False), now_ns)
 
 
 def subject_of(strategy: str, topic: str, name: str, *, is_key: bool) -> str:
@@ -235,21 +211,27 @@ def _as_avro(schema: Schema, *, adjustment: str, logical_types: bool) -> tuple[s
     name = ""
     if isinstance(found, dict) and found["type"] == "record":
         name = ".".join(filter(None, [found["namespace"], found["name"]]))
-    program = program_of(document)
-    return written(found), name, lambda texts, schema_id: encoded(texts, program, schema_id)
+    return written(found), name, lambda values, schema_id: encoded(values, document, schema_id)
+
+
+def headed(texts: pa.Array, schema_id: int) -> pa.LargeBinaryArray:
+    """Return documents as they are, each behind its schema's id; null stays null."""
+    header = pa.scalar(bytes([0]) + schema_id.to_bytes(4, "big"), pa.large_binary())
+    nothing = pa.scalar(b"", pa.large_binary())
+    return pc.binary_join_element_wise(header, texts.cast(pa.large_binary()), nothing)
 
 
 def _as_json_schema(schema: Schema) -> tuple[str, str, Write]:
     return written(json_schema(schema.document())), schema.name or "", headed
 
 
-def _written_by(write: Write, schema_id: int, texts: pa.Array) -> pa.Array:
-    return write(texts, schema_id)
+def _written_by(write: Write, schema_id: int, values: Any) -> pa.Array:
+    return write(values, schema_id)
 
 
-def _placed(error: TailraceError, events: Converted, topic: str) -> TailraceError:
+def _placed(error: TailraceError, rows: Places | None, topic: str) -> TailraceError:
     # An event's number becomes that of the record which it came from.
     context = {**error.context, "topic": topic}
-    if isinstance(context.get("row"), int) and events.rows is not None:
-        context["row"] = int(events.rows[context["row"]])
+    if isinstance(context.get("row"), int) and rows is not None:
+        context["row"] = int(rows[context["row"]])
     return TailraceError(error.kind, error.message, error.hint, context)

@@ -13,7 +13,7 @@ from typing import Any
 from tailrace.converters.connect_schemas import Document
 from tailrace.errors import Kind, TailraceError
 
-#: Of a decimal whose precision nobody told.
+#: Of a decimal of unknown precision.
 _PRECISION = 64
 _NAMESPACE, _NAMELESS = "io.confluent.connect.avro", "ConnectDefault"
 

@@ -1,55 +1,31 @@
-"""A picture of a group: its changes cell by cell, whether they come from the wire or were transformed.
+"""The changes of a group as converters see them, whether they come from the wire or were transformed.
 
-Both ways lead to the same writer, and a group that was made columns and not changed gives the same
+JSON is written from cells, Avro from values. A group that was made columns and not changed gives the same
 bytes as its wire form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tailrace.converters.connect_schemas import Schema, struct, written
-from tailrace.converters.debezium_types import TypeMapping, debezium_modes, given
-from tailrace.errors import Kind, TailraceError
-from tailrace.model import Op, Relation, ValueModes
+from tailrace.converters.cells.json_values import Mask
+from tailrace.converters.cells.row_image import Field, RowCells, RowImage
+from tailrace.converters.connect_schemas import STRING, Schema, struct
+from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, type_mapping
+from tailrace.decode import kernel
+from tailrace.decode.envelope import image_choices
+from tailrace.decode.tuples import Tuples
+from tailrace.decode.types import known_type
+from tailrace.decode.values import forms
+from tailrace.model import OWN_FORMS, Op, Relation, ValueModes
 from tailrace.protocol.frames import Bytes, Numbers
-from tailrace.sources.postgres.decode import kernel
-from tailrace.sources.postgres.decode.json.documents import ColumnTexts
-from tailrace.sources.postgres.decode.tuples import Spans
-from tailrace.sources.postgres.decode.types import known_type
 
-# Rows of a picture's numbers, each of a change: PostgreSQL's positions and times.
+# Rows of a table's numbers, each of a change: PostgreSQL's positions and times.
 MS, US, NS, COMMIT_LSN, LSN, XID, ORDINAL, TOTAL_ORDER, TABLE_ORDER = range(9)
-
-TEXTS_BYTES_MAX = 2**31 - 1
-
-Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A column as it goes out."""
-
-    name: str
-    how: TypeMapping
-    not_null: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowImage:
-    """Columns with their cells before and after each change; both of as many changes, or none before."""
-
-    fields: Sequence[Field]
-    styles: Sequence[int]
-    buffer: Bytes
-    current: Spans
-    old: Spans
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,16 +70,46 @@ class ChangeTable:
         return self.row.fields if self.source is None else self.row.fields[: self.source[0]]
 
 
-def columns_of(side: RowImage, unavailable: Sequence[str], absent: Sequence[str]) -> ColumnTexts:
-    """Return how a side's columns are written."""
-    return ColumnTexts([written(field.name) + ":" for field in side.fields], side.styles, unavailable, absent)
+def of_wire(tuples: Tuples) -> ChangeTable:
+    """Return the table of changes.
+
+    :raises TailraceError: `DECODE_FAILED`.
+    """
+    relation = tuples.relation
+    count = len(tuples)
+    if relation is None:
+        modes = debezium_modes(OWN_FORMS)
+        content = replace(arrow_mapping(pa.binary(), modes), style=forms.BASE64)
+        fields = [Field("prefix", TypeMapping(forms.QUOTED, STRING, "null")), Field("content", content)]
+        cells = RowCells([forms.QUOTED, forms.BASE64], tuples.buffer, tuples.current, tuples.old)
+        row = RowImage(fields, count, cells)
+        choice = np.stack([np.zeros(count, np.uint8), np.ones(count, np.uint8)])
+        wanted = np.ones((2, 2), np.bool_)
+        places = [0]
+    else:
+        modes = debezium_modes(relation.modes)
+        fields = fields_of(relation)
+        styles = [field.how.style for field in fields]
+        row = RowImage(fields, count, RowCells(styles, tuples.buffer, tuples.current, tuples.old))
+        choice = np.stack(image_choices(tuples))
+        wanted = np.stack([np.ones(len(relation.columns), np.bool_), tuples.in_key])
+        names = [field.name for field in fields]
+        places = [names.index(name) for name in key_names(relation)]
+    key = row.taken(places) if places else None
+    numbers = numbers_of(
+        tuples.fields[kernel.AT_COMMIT_TIME], tuples.fields[kernel.AT_COMMIT_LSN], tuples.fields[kernel.LSN],
+        tuples.fields[kernel.AT_XID], tuples.fields[kernel.AT_ORDINAL],
+    )  # fmt: skip
+    schema, table = (relation.schema, relation.table) if relation else ("", "")
+    return ChangeTable(tuples.op, choice, wanted, row, key, numbers, schema, table, modes)
 
 
 def fields_of(relation: Relation) -> list[Field]:
     """Return a table's columns as they go out."""
     modes = debezium_modes(relation.modes)
     return [
-        Field(column.name, given(known_type(column), modes), column.not_null) for column in relation.columns
+        Field(column.name, type_mapping(known_type(column), modes), column.not_null)
+        for column in relation.columns
     ]
 
 
@@ -114,7 +120,7 @@ def key_names(relation: Relation) -> tuple[str, ...]:
 
 
 def numbers_of(us: Numbers, commit_lsn: Numbers, lsn: Numbers, xid: Numbers, ordinal: Numbers) -> Numbers:
-    """Return the rows of a picture's numbers; `kernel.NONE` where there is none."""
+    """Return the rows of a table's numbers; `kernel.NONE` where there is none."""
     missing = us == kernel.NONE
     ms, ns = us // 1000, us * 1000
     ms[missing] = ns[missing] = kernel.NONE
@@ -124,7 +130,7 @@ def numbers_of(us: Numbers, commit_lsn: Numbers, lsn: Numbers, xid: Numbers, ord
 
 
 def _order_in_table(commit_lsn: Numbers, xid: Numbers) -> Numbers:
-    # Counted from 1 anew at each transaction; as far as the group holds it.
+    # Counted from 1 again at each transaction; as far as the group holds it.
     count = len(xid)
     if count == 0:
         return np.empty(0, np.int64)
@@ -132,27 +138,6 @@ def _order_in_table(commit_lsn: Numbers, xid: Numbers) -> Numbers:
     begins[1:] = (commit_lsn[1:] != commit_lsn[:-1]) | (xid[1:] != xid[:-1])
     first = np.maximum.accumulate(np.where(begins, np.arange(count), 0))
     return np.arange(count, dtype=np.int64) - first + 1
-
-
-def together(parts: Sequence[Bytes], size: int) -> Bytes:
-    """Return buffers of `size` bytes in all as one.
-
-    :raises TailraceError: `DECODE_FAILED` if they are longer than 2 GiB.
-    """
-    if size > TEXTS_BYTES_MAX:
-        raise TailraceError(
-            Kind.DECODE_FAILED,
-            "converted records: the texts of a group are longer than 2 GiB",
-            "take smaller batches",
-        )
-    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
-
-
-def replaced(texts: pa.Array, rows: npt.NDArray[np.int64], others: pa.Array) -> pa.Array:
-    """Return texts, those in `rows` (rising) replaced."""
-    mask = np.zeros(len(texts), np.bool_)
-    mask[rows] = True
-    return pc.replace_with_mask(texts, pa.array(mask), others)
 
 
 def row_schema(name: str, fields: Sequence[Field], *, all_there: bool, key: frozenset[str]) -> Schema:

@@ -1,39 +1,45 @@
-"""Pictures of groups that were transformed, or that other sources made: columns become cells again."""
+"""Groups that were transformed, or that other sources made, as change tables: by their Arrow types, where
+columns are still a table's as the table's are given.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tailrace.converters.cells.change_table import (
-    TEXTS_BYTES_MAX,
+    COMMIT_LSN,
+    TABLE_ORDER,
     ChangeTable,
-    Field,
-    Mask,
-    RowImage,
     key_names,
     numbers_of,
-    replaced,
-    together,
+    of_wire,
 )
-from tailrace.converters.cells.specials import Specials
-from tailrace.converters.cells.texts import array_mask, is_listed, json_texts, text_buffers, text_cells
-from tailrace.converters.debezium_types import debezium_modes, given, given_arrow
+from tailrace.converters.cells.connect_values import of_array, of_cells
+from tailrace.converters.cells.json_values import (
+    Mask,
+    Rows,
+    Values,
+    array_mask,
+    is_listed,
+    lengths_of,
+    replaced,
+    text_buffers,
+    text_cells,
+)
+from tailrace.converters.cells.row_image import ColumnValues, Field, RowImage
+from tailrace.converters.connect_schemas import Schema
+from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, type_mapping
+from tailrace.decode import images, kernel
+from tailrace.decode.types import known_type, value_type
+from tailrace.decode.values import forms
+from tailrace.decode.values.forms import form_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, Column, Op, Relation, ValueModes
 from tailrace.protocol.frames import Bytes, Numbers
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode import images, kernel
-from tailrace.sources.postgres.decode.json.documents import render
-from tailrace.sources.postgres.decode.tuples import Spans
-from tailrace.sources.postgres.decode.types import known_type, value_type
-from tailrace.sources.postgres.decode.values import forms
-from tailrace.sources.postgres.decode.values.forms import form_of
 
 #: What an Arrow text is that is PostgreSQL's own, by the form that JSON gives it.
 _OWN_TEXTS = frozenset({forms.QUOTED, forms.UNSCALED, forms.VARIABLE_SCALE})
@@ -42,7 +48,7 @@ _ONE = np.ones((2, 1), np.bool_)
 
 
 def of_columns(group: Group) -> ChangeTable:
-    """Return the picture of a group of changes, from its columns.
+    """Return the changes of a group, from its columns.
 
     :raises TailraceError: `DECODE_FAILED`.
     """
@@ -52,92 +58,45 @@ def of_columns(group: Group) -> ChangeTable:
     names = _names(after, before)
     fields = [field_of(relation, name, _child_type(name, after, before), modes) for name in names]
     specials = Specials(group.column("special"))
-    canvas = _Canvas(count)
-    current = [canvas.column(*field_texts(relation, f, after, specials, "after.")) for f in fields]
-    has_old = not pa.types.is_null(before.type) and before.null_count < count
-    old = (
-        [canvas.column(*field_texts(relation, f, before, specials, "before.")) for f in fields]
-        if has_old
-        else []
-    )
+    current = [field_values(relation, field, after, specials, "after.") for field in fields]
+    old: list[ColumnValues] = []
+    if not pa.types.is_null(before.type) and before.null_count < count:
+        old = [field_values(relation, field, before, specials, "before.") for field in fields]
     choice, wanted = _choices(group, relation, names, before, after)
-    _mark_unchanged(group.column("unchanged"), names, canvas, current)
-    if relation is not None and not any(c.in_identity for c in relation.columns):
-        canvas.mark_absent_where_null(old, choice[0] == 2)
-    key = _key(group, relation, canvas, specials, modes)
-    of_key = [] if key is None else [field for field, _ in key]
-    by_name = {field.name: number for field, number in zip(fields, old, strict=False)}
-    old_key = [by_name.get(field.name, -1) for field in of_key] if old else []
-    old_key = [canvas.nothing() if number < 0 else number for number in old_key]
-    source = group.column("source")
+    _mark_unchanged(group.column("unchanged"), names, current)
+    if relation is not None and not any(column.in_identity for column in relation.columns):
+        for column in old:  # NULLs of rows in part are values that were not sent
+            column.kind[(choice[0] == 2) & (column.kind == kernel.NULL)] = kernel.ABSENT
+    key = _key(group, relation, specials, modes, dict(zip(names, old, strict=False)))
+    source, source_column = group.column("source"), None
     if _is_postgres(source.type):
         numbers, schema, table = _postgres_source(source, relation)
-        source_column = None
     else:
-        how = given_arrow(source.type, modes)
+        how = arrow_mapping(source.type, modes)
         numbers, schema, table = _other_source(source), *_named_table(group, relation)
-        current.append(canvas.column(json_texts(source, how), array_mask(source)))
-        old += [canvas.nothing()] if old else []
+        current.append(_column(of_array(source, how), array_mask(source)))
+        old += [_nothing(count)] if old else []
         fields = [*fields, Field("source", how)]
         wanted = np.concatenate([wanted, np.zeros((2, 1), np.bool_)], axis=1)
         source_column = (len(fields) - 1, how.schema)
-    row = canvas.side(fields, current, old)
-    key_side = None if key is None else canvas.side(of_key, [number for _, number in key], old_key)
+    row = RowImage(fields, count, None, current, old)
     op = _letters(group.column("op"))
-    return ChangeTable(op, choice, wanted, row, key_side, numbers, schema, table, modes, source_column)
+    return ChangeTable(op, choice, wanted, row, key, numbers, schema, table, modes, source_column)
 
 
-class _Canvas:
-    """Cells of columns as they are put together; all point into one buffer in the end."""
+def _column(values: Values, there: Mask) -> ColumnValues:
+    # `there`: which rows there are.
+    has_value = array_mask(values.array)
+    if values.odd is not None:
+        has_value = has_value.copy()
+        has_value[values.odd_rows] = array_mask(values.odd)
+    kind = np.where(there, np.where(has_value, kernel.TEXT, kernel.NULL), kernel.ABSENT)
+    return ColumnValues(values, kind.astype(np.uint8))
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._parts: list[Bytes] = []
-        self._size = 0
-        self._spans = Spans.empty(0, count)
-        self._columns: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Bytes]] = []
 
-    def column(self, texts: pa.Array, there: Mask) -> int:
-        """Add a column of JSON texts; returns its number."""
-        cells = text_cells(texts)
-        if self._size + len(cells.buffer) > TEXTS_BYTES_MAX:
-            together([], TEXTS_BYTES_MAX + 1)
-        kind = np.where(there, cells.kind, kernel.ABSENT).astype(np.uint8)
-        self._columns.append((cells.start + np.int32(self._size), cells.length, kind))
-        self._parts.append(cells.buffer)
-        self._size += len(cells.buffer)
-        return len(self._columns) - 1
-
-    def nothing(self) -> int:
-        """Add a column without values."""
-        return self.column(pa.nulls(self._count, pa.large_string()), np.zeros(self._count, np.bool_))
-
-    def kind(self, number: int) -> Bytes:
-        """Return the kinds of a column's cells, to be changed."""
-        return self._columns[number][2]
-
-    def mark_absent_where_null(self, numbers: Sequence[int], rows: Mask) -> None:
-        """Let NULLs in `rows` be values that were not sent."""
-        for number in numbers:
-            kind = self.kind(number)
-            kind[rows & (kind == kernel.NULL)] = kernel.ABSENT
-
-    def spans(self, numbers: Sequence[int], count: int) -> Spans:
-        """Return the cells of some columns."""
-        if not numbers:
-            return Spans.empty(0, count)
-        starts, lengths, kinds = zip(*(self._columns[number] for number in numbers), strict=True)
-        return Spans(np.stack(starts), np.stack(lengths), np.stack(kinds))
-
-    @functools.cached_property
-    def _buffer(self) -> Bytes:
-        return together(self._parts, self._size)
-
-    def side(self, fields: Sequence[Field], current: Sequence[int], old: Sequence[int]) -> RowImage:
-        """Return columns with their cells after and before; no column is added any more."""
-        before = self.spans(old, 0) if old else Spans.empty(len(fields), 0)
-        styles = [forms.RAW] * len(fields)
-        return RowImage(fields, styles, self._buffer, self.spans(current, self._count), before)
+def _nothing(count: int) -> ColumnValues:
+    # A column without values.
+    return ColumnValues(Values(pa.nulls(count)), np.full(count, kernel.ABSENT, np.uint8))
 
 
 def _names(*structs: pa.Array) -> list[str]:
@@ -155,7 +114,7 @@ def _child_type(name: str, *structs: pa.Array) -> pa.DataType:
     return pa.null()
 
 
-def _column(relation: Relation | None, name: str, arrow: pa.DataType) -> Column | None:
+def _table_column(relation: Relation | None, name: str, arrow: pa.DataType) -> Column | None:
     # The table's column that the values are still of: same name, same type as decoding gives it.
     if relation is None:
         return None
@@ -170,38 +129,49 @@ def field_of(relation: Relation | None, name: str, arrow: pa.DataType, modes: Va
 
     :param modes: all chosen.
     """
-    column = _column(relation, name, arrow)
+    column = _table_column(relation, name, arrow)
     if column is None:
-        return Field(name, given_arrow(arrow, modes))
-    return Field(name, given(known_type(column), modes), column.not_null)
+        return Field(name, arrow_mapping(arrow, modes))
+    return Field(name, type_mapping(known_type(column), modes), column.not_null)
 
 
-def field_texts(
-    relation: Relation | None, field: Field, rows: pa.Array, specials: Specials, prefix: str
-) -> tuple[pa.Array, Mask]:
-    """Return a field of rows as JSON, and which rows there are; `specials` has it under `prefix` + name."""
+def field_values(
+    relation: Relation | None, field: Field, rows: pa.Array, specials: Specials, *prefixes: str
+) -> ColumnValues:
+    """Return a field of rows; values that it does not hold are in `specials` under a prefix + its name."""
     count = len(rows)
     if not pa.types.is_struct(rows.type) or rows.type.get_field_index(field.name) < 0:
-        return pa.nulls(count, pa.large_string()), np.zeros(count, np.bool_)
-    values = rows.field(rows.type.get_field_index(field.name))
-    texts = json_texts(values, field.how, is_rendered=is_rendered(relation, field, values.type))
-    special = specials.of(prefix + field.name)
-    if special is not None:
-        odd = render(text_cells(special[1]), _special_style(field))
-        texts = replaced(texts, special[0], odd)
-    return texts, array_mask(rows)
+        return _nothing(count)
+    array = rows.field(rows.type.get_field_index(field.name))
+    values = of_array(array, field.how, is_rendered=_is_rendered(relation, field, array.type))
+    for prefix in prefixes:
+        special = specials.of(prefix + field.name)
+        if special is not None:
+            values = _with_special(values, *special, field.how)
+    return _column(values, array_mask(rows))
 
 
-def _special_style(field: Field) -> int:
-    # A style made of parts is for Arrow's values; PostgreSQL's text of such a column stays text.
-    return forms.QUOTED if field.how.style == forms.RAW else field.how.style
+def _with_special(values: Values, rows: Rows, texts: pa.Array, how: TypeMapping) -> Values:
+    # The values, those of some rows read from PostgreSQL's texts.
+    found = of_cells(text_cells(texts), how)
+    array = replaced(values.array, rows, found.array)
+    kept = np.isin(values.odd_rows, rows, invert=True)
+    odd_rows = np.concatenate((values.odd_rows[kept], rows[found.odd_rows]))
+    if not len(odd_rows):
+        return Values(array)
+    both = [part for part in (values.odd, found.odd) if part is not None]
+    odd = pa.concat_arrays(both).filter(
+        pa.array(np.concatenate((kept, np.ones(len(found.odd_rows), np.bool_))))
+    )
+    order = np.argsort(odd_rows, kind="stable")
+    return Values(array, odd_rows[order], odd.take(pa.array(order)))
 
 
-def is_rendered(relation: Relation | None, field: Field, arrow: pa.DataType) -> bool:
+def _is_rendered(relation: Relation | None, field: Field, arrow: pa.DataType) -> bool:
     """Tell whether texts of a table's column have the form that its modes ask for, and are not
     PostgreSQL's own.
     """
-    column = _column(relation, field.name, arrow)
+    column = _table_column(relation, field.name, arrow)
     if relation is None or column is None:
         return False
     item = arrow.value_type if is_listed(arrow) else arrow
@@ -226,23 +196,26 @@ def _choices(
     return choice, wanted
 
 
-def _mark_unchanged(column: pa.Array, names: Sequence[str], canvas: _Canvas, numbers: Sequence[int]) -> None:
+def _mark_unchanged(column: pa.Array, names: Sequence[str], columns: Sequence[ColumnValues]) -> None:
     if pa.types.is_null(column.type) or column.null_count == len(column):
         return
     found = column.flatten().to_numpy(zero_copy_only=False)
     if len(found) == 0:
         return
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    rows = np.repeat(np.arange(len(column)), lengths)
-    for name, number in zip(names, numbers, strict=True):
-        canvas.kind(number)[rows[found == name]] = kernel.UNCHANGED
+    rows = np.repeat(np.arange(len(column)), lengths_of(column))
+    for name, of_name in zip(names, columns, strict=True):
+        of_name.kind[rows[found == name]] = kernel.UNCHANGED
 
 
 def _key(
-    group: Group, relation: Relation | None, canvas: _Canvas, specials: Specials, modes: ValueModes
-) -> list[tuple[Field, int]] | None:
-    # The key's columns with their numbers on the canvas.
-    key = group.column("key")
+    group: Group,
+    relation: Relation | None,
+    specials: Specials,
+    modes: ValueModes,
+    old: Mapping[str, ColumnValues],
+) -> RowImage | None:
+    # `old`: the row's columns before the change, by name.
+    key, count = group.column("key"), len(group)
     if relation is None and _is_message(group):
         after = group.column("after")
         key = pa.StructArray.from_arrays([after.field(0)], ["prefix"])
@@ -251,27 +224,12 @@ def _key(
     names = [field.name for field in key.type]
     ordered = key_names(relation) if relation is not None else ()
     names = list(ordered) if set(ordered) == set(names) else names
-    of_key = [field_of(relation, name, key.type.field(name).type, modes) for name in names]
-    return [(field, canvas.column(*_key_texts(relation, field, key, specials, group))) for field in of_key]
-
-
-def _key_texts(
-    relation: Relation | None, field: Field, key: pa.Array, specials: Specials, group: Group
-) -> tuple[pa.Array, Mask]:
-    # What a key's column does not hold is told where the row's does not: after, or before a delete.
-    texts, there = field_texts(relation, field, key, specials, "")
-    for prefix, rows in (("after.", group.column("after")), ("before.", group.column("before"))):
-        special = specials.of(prefix + field.name)
-        if special is None:
-            continue
-        use = (
-            array_mask(rows)[special[0]]
-            if prefix == "after."
-            else ~array_mask(group.column("after"))[special[0]]
-        )
-        odd = render(text_cells(special[1].filter(pa.array(use))), _special_style(field))
-        texts = replaced(texts, special[0][use], odd)
-    return texts, there
+    fields = [field_of(relation, name, key.type.field(name).type, modes) for name in names]
+    # What a key's column does not hold is found where the row's does not: after, or before a delete.
+    specials = specials.of_keys(array_mask(group.column("after")))
+    columns = [field_values(relation, field, key, specials, "", "after.", "before.") for field in fields]
+    before = [old.get(name) or _nothing(count) for name in names] if old else []
+    return RowImage(fields, count, None, columns, before)
 
 
 def _is_message(group: Group) -> bool:
@@ -290,29 +248,57 @@ def _letters(op: pa.Array) -> Bytes:
     return buffer[offsets[:-1]]
 
 
-def plain_picture_of(group: Group) -> tuple[ChangeTable, Mask]:
-    """Return the picture of records that are no changes, without their keys, and which have a value.
+def plain_change_table_of(group: Group) -> tuple[ChangeTable, Mask]:
+    """Return records that are no changes, without their keys, and which have a value.
 
     :raises TailraceError: `DECODE_FAILED`.
     """
     relation, count = group.relation, len(group)
     modes = debezium_modes(relation.modes if relation else OWN_FORMS)
     value, source, op = group.column("value"), group.column("source"), group.column("op")
-    how = given_arrow(value.type, modes)
-    canvas = _Canvas(count)
-    number = canvas.column(json_texts(value, how), np.ones(count, np.bool_))
-    row = canvas.side([Field("value", how)], [number], [])
+    how = arrow_mapping(value.type, modes)
+    column = _column(of_array(value, how), np.ones(count, np.bool_))
+    row = RowImage([Field("value", how)], count, None, [column])
     letters = np.full(count, ord(Op.CREATE), np.uint8)
     if op.null_count == 0:
         letters = _letters(op)
-    nothing, column = np.zeros((2, count), np.uint8), (0, how.schema)
-    if not _is_postgres(source.type):
-        empty = np.empty((0, count), np.int64)
-        found = ChangeTable(letters, nothing, _ONE, row, None, empty, "", "", modes, column, is_plain=True)
-    else:
+    numbers, schema, table = np.empty((0, count), np.int64), "", ""
+    source_column: tuple[int, Schema] | None = (0, how.schema)
+    if _is_postgres(source.type):
         numbers, schema, table = _postgres_source(source, relation)
-        found = ChangeTable(letters, nothing, _ONE, row, None, numbers, schema, table, modes, is_plain=True)
+        source_column = None
+    choice = np.zeros((2, count), np.uint8)
+    found = ChangeTable(
+        letters, choice, _ONE, row, None, numbers, schema, table, modes, source_column, is_plain=True
+    )
     return found, array_mask(value)
+
+
+class Specials:
+    """Texts of values that their typed columns don't hold, by column."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self._rows: dict[str, tuple[Rows, pa.Array]] = {}
+        if pa.types.is_null(column.type) or column.null_count == len(column):
+            return
+        own = column.take(pa.array(np.arange(len(column))))
+        names = own.keys.to_numpy(zero_copy_only=False)
+        rows = np.repeat(np.arange(len(own)), np.diff(own.offsets.to_numpy()))
+        for name in set(names):
+            chosen = np.flatnonzero(names == name)
+            self._rows[str(name)] = (rows[chosen], own.items.take(pa.array(chosen)))
+
+    def of(self, name: str) -> tuple[Rows, pa.Array] | None:
+        """Return rows (rising) and texts of a column; None if all is held."""
+        return self._rows.get(name)
+
+    def of_keys(self, has_after: Mask) -> Specials:
+        """Return those that are of keys: of rows before a change only where there is none after."""
+        found = Specials(pa.nulls(0))
+        for name, (rows, texts) in self._rows.items():
+            use = ~has_after[rows] if name.startswith("before.") else np.ones(len(rows), np.bool_)
+            found._rows[name] = (rows[use], texts.filter(pa.array(use)))
+        return found
 
 
 # Sources.
@@ -355,3 +341,16 @@ def _named_table(group: Group, relation: Relation | None) -> tuple[str, str]:
         return relation.schema, relation.table
     schema, _, table = group.topic.rpartition(".")
     return schema, table
+
+
+def change_table_of(group: Group) -> ChangeTable:
+    """Return the table of a group of changes.
+
+    :raises TailraceError: `DECODE_FAILED`.
+    """
+    found = of_columns(group) if group.wire is None else of_wire(group.wire.tuples_in_utf8())
+    if group.earlier and len(found):
+        # The transaction that the group goes on with is counted on.
+        of_commit = found.numbers[COMMIT_LSN]
+        found.numbers[TABLE_ORDER, of_commit == of_commit[0]] += group.earlier
+    return found

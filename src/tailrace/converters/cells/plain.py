@@ -4,72 +4,93 @@ Arrow types, where they are still a table's columns as the table's are given.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.converters.cells.from_columns import field_of, field_texts
-from tailrace.converters.cells.specials import Specials
-from tailrace.converters.cells.texts import json_texts, struct_texts
+from tailrace.converters.cells.connect_values import of_array, of_parts
+from tailrace.converters.cells.from_columns import Specials, field_of, field_values
+from tailrace.converters.cells.json_values import Values, json_texts
 from tailrace.converters.connect_schemas import STRING, EventSchemas, Schema, struct
-from tailrace.converters.debezium_types import TypeMapping, debezium_modes, given_arrow, given_name
+from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, schema_name_of
+from tailrace.decode.values import forms
 from tailrace.model import OWN_FORMS
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.values import forms
 
 _NOTHING = TypeMapping(forms.QUOTED, STRING, '""')
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainValues:
+    """Keys and values of records, one event each; a null value is a tombstone.
+
+    :param keys: None: no record has one.
+    """
+
+    keys: Values | None
+    values: Values
+    headers: pa.StructArray | None
+    schemas: EventSchemas
+
+    def json(self) -> Converted:
+        """Return them as JSON.
+
+        :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
+        """
+        keys = None if self.keys is None else json_texts(self.keys)
+        return Converted(keys, json_texts(self.values), self.headers)
+
+
 def convert_plain(group: Group, prefix: str, *, with_schema: bool) -> Converted:
-    """Return keys and values of a group of records as JSON, one event each; a null value is a tombstone.
+    """Return keys and values of a group of records as JSON.
 
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
-    if with_schema:
-        events, schemas = plain_payloads(group, prefix)
-        keys = None if events.keys is None else _enveloped(events.keys, schemas.key_text)
-        return replace(events, keys=keys, values=_enveloped(events.values, schemas.value_text))
-    keys = plain_documents(group, group.column("key"))
-    return _events(group, keys, plain_documents(group, group.column("value")))
+    found = plain_values(group, prefix, has_schema=with_schema)
+    events = found.json()
+    if not with_schema:
+        return events
+    keys = None if events.keys is None else _enveloped(events.keys, found.schemas.key_text)
+    return replace(events, keys=keys, values=_enveloped(events.values, found.schemas.value_text))
 
 
-def plain_payloads(group: Group, prefix: str) -> tuple[Converted, EventSchemas]:
-    """Return keys and values as `convert_plain` writes them beside their schemas, and those.
+def plain_values(group: Group, prefix: str, *, has_schema: bool = True) -> PlainValues:
+    """Return keys and values of a group of records, and their schemas.
 
-    A schema's name is that of the field's metadata (`given.named_field`), or the topic's.
+    A schema's name is that of the field's metadata (`debezium_types.named_field`), or the topic's.
+
+    :param has_schema: whether values have to be what a schema can say.
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     name = group.topic if group.topic.startswith(f"{prefix}.") else f"{prefix}.{group.topic}"
-    keys, key = _payloads(group, "key", f"{name}.Key")
-    values, value = _payloads(group, "value", f"{name}.Value")
-    events = _events(group, keys, values)
-    return events, EventSchemas(value, None if events.keys is None else key)
+    keys, key = _described(group, "key", f"{name}.Key", has_schema)
+    values, value = _described(group, "value", f"{name}.Value", has_schema)
+    has_keys = keys.odd is not None or keys.array.null_count < len(keys.array)
+    headers = group.column("headers")
+    return PlainValues(
+        keys if has_keys else None,
+        values,
+        headers if pa.types.is_struct(headers.type) else None,
+        EventSchemas(value, key if has_keys else None),
+    )
 
 
 def plain_documents(group: Group, array: pa.Array) -> pa.Array:
     """Return values as JSON; null stays null."""
-    return _given(group, array)[1]
+    return json_texts(_given(group, array)[1])
 
 
-def _payloads(group: Group, column: str, schema_name: str) -> tuple[pa.Array, Schema]:
-    how, texts = _given(group, _as_text(group.column(column)))
+def _described(group: Group, column: str, name: str, has_schema: bool) -> tuple[Values, Schema]:
+    array = group.column(column)
+    how, values = _given(group, _as_text(array) if has_schema else array)
     schema = how.schema
     if schema.type == "struct":
         found = group.columns.schema.field(column) if column in group.columns.schema.names else None
-        told = None if found is None else given_name(found)
-        schema = struct(dict(schema.inside)["fields"], *(told or (schema_name, None)))
-    return texts, schema
-
-
-def _events(group: Group, keys: pa.Array, values: pa.Array) -> Converted:
-    headers = group.column("headers")
-    return Converted(
-        None if keys.null_count == len(keys) else keys,
-        values,
-        headers if pa.types.is_struct(headers.type) else None,
-    )
+        told = None if found is None else schema_name_of(found)
+        schema = struct(dict(schema.inside)["fields"], *(told or (name, None)))
+    return values, schema
 
 
 def _enveloped(texts: pa.Array, schema: str) -> pa.Array:
@@ -90,16 +111,16 @@ def _as_text(array: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null()) if parts else array
 
 
-def _given(group: Group, array: pa.Array) -> tuple[TypeMapping, pa.Array]:
+def _given(group: Group, array: pa.Array) -> tuple[TypeMapping, Values]:
     relation = group.relation
     if pa.types.is_null(array.type):
-        return _NOTHING, pa.nulls(len(array), pa.large_string())
+        return _NOTHING, Values(array)
     modes = debezium_modes(relation.modes if relation else OWN_FORMS)
     if relation is None or not pa.types.is_struct(array.type):
-        how = given_arrow(array.type, modes)
-        return how, json_texts(array, how)
+        how = arrow_mapping(array.type, modes)
+        return how, of_array(array, how)
     fields = [field_of(relation, field.name, field.type, modes) for field in array.type]
     specials = Specials(group.column("special"))
-    texts = [field_texts(relation, field, array, specials, "value.")[0] for field in fields]
+    parts = [field_values(relation, field, array, specials, "value.").values for field in fields]
     documents = [field.how.schema.document(optional=True, field=field.name) for field in fields]
-    return TypeMapping(forms.RAW, struct(documents), "{}"), struct_texts(array, texts)
+    return TypeMapping(forms.RAW, struct(documents), "{}"), of_parts(array, parts)

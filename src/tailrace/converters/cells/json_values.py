@@ -1,0 +1,191 @@
+"""Columns of Kafka Connect's values as JSON, by their Arrow types alone: bytes as base64, floating-point
+numbers as Java writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.converters.connect_schemas import written
+from tailrace.decode.gather import Cells
+from tailrace.decode.json.documents import render
+from tailrace.decode.kernel import NULL, TEXT
+from tailrace.decode.values import forms
+from tailrace.errors import Kind, TailraceError
+from tailrace.protocol.frames import Bytes
+
+TEXTS_BYTES_MAX = 2**31 - 1
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_ZERO = np.zeros(1, np.int64)
+_NO_BYTES = np.empty(0, np.uint8)
+NO_ROWS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Values:
+    """A column of Kafka Connect's values.
+
+    :param odd_rows: rows (rising) of values that the type does not hold, whatever `array` has there.
+    :param odd: what JSON has for them, as long as `odd_rows`.
+    """
+
+    array: pa.Array
+    odd_rows: Rows = field(default_factory=lambda: NO_ROWS)
+    odd: pa.Array | None = None
+
+
+def json_texts(values: Values) -> pa.LargeStringArray:
+    """Return each value as JSON; null stays null.
+
+    :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8, or the texts are longer than 2 GiB.
+    """
+    texts = json_of(values.array)
+    return texts if values.odd is None else replaced(texts, values.odd_rows, values.odd)
+
+
+def json_of(array: pa.Array) -> pa.LargeStringArray:
+    """Return Kafka Connect's values as JSON; null stays null."""
+    arrow = array.type
+    if isinstance(arrow, pa.JsonType):
+        return array.storage.cast(pa.large_string())  # it is JSON already: the payload of an outbox
+    if pa.types.is_map(arrow):
+        return map_texts(array, render(text_cells(array.keys), forms.QUOTED), json_of(array.items))
+    if is_listed(arrow):
+        return list_texts(array, json_of(array.flatten()))
+    if pa.types.is_struct(arrow):
+        return struct_texts(array, [json_of(array.field(place)) for place in range(len(arrow))])
+    if pa.types.is_boolean(arrow) or pa.types.is_integer(arrow) or pa.types.is_null(arrow):
+        return array.cast(pa.large_string())
+    if pa.types.is_floating(arrow):
+        texts = array.cast(pa.string())
+        for theirs, ours in (("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")):
+            texts = pc.if_else(pc.equal(texts, theirs), ours, texts)
+        style = forms.style_of(forms.JAVA, forms.REAL if pa.types.is_float32(arrow) else 0)
+        return render(text_cells(texts), style)
+    is_binary = pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow)
+    return render(text_cells(array), forms.BASE64 if is_binary else forms.QUOTED)
+
+
+# Values that are made of parts, of the texts of those.
+
+
+def list_texts(array: pa.Array, items: pa.Array) -> pa.LargeStringArray:
+    """Return lists as JSON; `items` are the texts of all of their items."""
+    return _bracketed("[", _joined(lengths_of(array), items.fill_null("null")), "]", array)
+
+
+def map_texts(array: pa.MapArray, keys: pa.Array, items: pa.Array) -> pa.LargeStringArray:
+    """Return maps as JSON; `keys` and `items` are the texts of all of their entries."""
+    entries = pc.binary_join_element_wise(keys, items.fill_null("null"), _scalar(":"))
+    return _bracketed("{", _joined(lengths_of(array), entries), "}", array)
+
+
+def struct_texts(array: pa.StructArray, texts: Sequence[pa.Array]) -> pa.LargeStringArray:
+    """Return structs as JSON objects of these texts, one array for each field; null stays null."""
+    parts: list[pa.Array | pa.Scalar] = []
+    for place, (member, of_member) in enumerate(zip(array.type, texts, strict=True)):
+        comma = "," if place else ""
+        parts += [_scalar(f"{comma}{written(member.name)}:"), of_member.fill_null("null")]
+    if not parts:
+        return _bracketed("{", pa.repeat(_scalar(""), len(array)), "}", array)
+    return _bracketed("{", pc.binary_join_element_wise(*parts, _scalar("")), "}", array)
+
+
+def lengths_of(array: pa.Array) -> Rows:
+    """Return how many items each list has, or entries each map; 0 for null."""
+    if pa.types.is_map(array.type):
+        lengths: Rows = np.diff(array.offsets.to_numpy()).astype(np.int64)
+    else:
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    return lengths.astype(np.int64)
+
+
+def _joined(lengths: Rows, items: pa.Array) -> pa.Array:
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    lists = pa.ListArray.from_arrays(pa.array(offsets), items.cast(pa.string()))
+    return pc.binary_join(lists, ",").cast(pa.large_string())
+
+
+def _bracketed(opening: str, texts: pa.Array, closing: str, like_array: pa.Array) -> pa.Array:
+    whole = pc.binary_join_element_wise(_scalar(opening), texts, _scalar(closing), _scalar(""))
+    if like_array.null_count == 0:
+        return whole
+    return pc.if_else(like_array.is_valid(), whole, pa.scalar(None, pa.large_string()))
+
+
+def _scalar(text: str) -> pa.Scalar:
+    return pa.scalar(text, pa.large_string())
+
+
+def is_listed(arrow: pa.DataType) -> bool:
+    """Tell whether values of a type are lists."""
+    return bool(
+        pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
+    )
+
+
+# Arrays and cells.
+
+
+def text_cells(texts: pa.Array) -> Cells:
+    """Return texts (any of Arrow's types of texts or bytes) as cells.
+
+    :raises TailraceError: `DECODE_FAILED` if they are longer than 2 GiB.
+    """
+    buffer, offsets = text_buffers(texts)
+    if len(offsets) > 0 and offsets[-1] > TEXTS_BYTES_MAX:
+        raise TailraceError(
+            Kind.DECODE_FAILED,
+            "converted records: the texts of one column are longer than 2 GiB",
+            "take smaller batches",
+        )
+    there = array_mask(texts)
+    kind = np.where(there, TEXT, NULL).astype(np.uint8)
+    lengths = np.where(there, np.diff(offsets), 0)
+    return Cells(buffer, offsets[:-1].astype(np.int32), lengths.astype(np.int32), kind)
+
+
+def text_buffers(texts: pa.Array) -> tuple[Bytes, Rows]:
+    """Return the bytes of an array of texts, and where each begins (with the end of the last)."""
+    arrow = texts.type
+    width: type = np.int64
+    if pa.types.is_string(arrow) or pa.types.is_binary(arrow):
+        width = np.int32
+    elif not pa.types.is_large_string(arrow) and not pa.types.is_large_binary(arrow):
+        texts = texts.cast(pa.large_binary())
+    _, places, data = texts.buffers()
+    if not places or not len(texts):
+        return _NO_BYTES, _ZERO
+    offsets: Rows = np.frombuffer(places, width)[texts.offset : texts.offset + len(texts) + 1].astype(
+        np.int64
+    )
+    return np.frombuffer(data, np.uint8) if data is not None else _NO_BYTES, offsets
+
+
+def array_mask(array: pa.Array) -> Mask:
+    """Return which values are there."""
+    if array.null_count == 0:
+        return np.ones(len(array), np.bool_)
+    found: Mask = array.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def replaced(array: pa.Array, rows: Rows, others: pa.Array) -> pa.Array:
+    """Return values, those in `rows` (rising) replaced."""
+    others = others.cast(array.type)
+    if pa.types.is_nested(array.type):  # which `replace_with_mask` does not take
+        places = np.arange(len(array))
+        places[rows] = len(array) + np.arange(len(rows))
+        return pa.concat_arrays([array, others]).take(pa.array(places))
+    mask = np.zeros(len(array), np.bool_)
+    mask[rows] = True
+    return pc.replace_with_mask(array, pa.array(mask), others)

@@ -1,4 +1,4 @@
-"""Whether a cluster lets us in: told at once, with its own words, instead of after a silence."""
+"""Whether a cluster lets us in: an error at once, in its own words, instead of after a time-out."""
 
 from __future__ import annotations
 

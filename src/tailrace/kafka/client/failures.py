@@ -163,10 +163,10 @@ def persist(
 
 
 def answered(act: Callable[[], _Found]) -> _Found:
-    """Call the client.
+    """Call the client: every method that may report deliveries, those of transactions among them.
 
     A fatal error that it meets while it reports deliveries comes out of it as a `SystemError`: with the error
-    as its cause, as the cause of that where several are reported, or lost. Whoever aborts is told again.
+    as its cause, as the cause of that where several are reported, or lost. An abort raises it again.
     :raises KafkaException: what it met.
     """
     try:

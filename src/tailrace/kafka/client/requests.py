@@ -1,9 +1,9 @@
-"""Questions to a cluster, each asked again while there is time, of whoever answers.
+"""Requests to a cluster, each repeated while there is time, to any broker that answers.
 
 A broker that stands still with its connections open refuses nothing, closes nothing and answers nothing.
 The client would wait for it to the end, and most of its questions go to one broker only: a leader, or the
-controller that it was told of when it began. So none gets all the time that there is, and the next is
-asked by a client that begins anew, and is told who has that broker's place.
+controller that it learnt of when it began. So none gets all the time that there is, and the next is
+asked by a new client, which learns who has that broker's place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEAST_S = 5.0
 
 
 class AdminClients:
-    """A client for questions, which is made anew after one that was answered in vain. One thread at a time.
+    """A client for requests; a new one is made after a request that failed. One thread at a time.
 
     :param settings: of an admin client.
     """

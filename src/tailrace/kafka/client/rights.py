@@ -57,7 +57,7 @@ def denied(
 def require_rights(
     clients: AdminClients, topic: str, operations: Sequence[str], attempted: str, timeout_s: float
 ) -> int | None:
-    """Check what may be done with a topic; return how many partitions it is told to have; None: no topic.
+    """Check what may be done with a topic; return how many partitions it has; None: no topic.
 
     Makes none, even where the broker makes topics that are asked for.
     :raises TailraceError: `SINK_REFUSED`, with all that is missing; `SINK_WRITE_FAILED`.

@@ -140,7 +140,7 @@ def consumer(common: Mapping[str, Any], isolation: str) -> dict[str, Any]:
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
-        # The end of a partition is told by an empty answer: the broker is not to wait for more.
+        # The end of a partition is known by an empty answer: the broker is not to wait for more.
         "fetch.wait.max.ms": 5,
         "isolation.level": isolation,
     }

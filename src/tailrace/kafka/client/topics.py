@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -17,6 +16,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from tailrace.config.kafka import KafkaSinkConfig, TopicRule
+from tailrace.config.patterns import matches_any
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.failures import error_of, failure_of
 from tailrace.kafka.client.requests import AdminClients, answer
@@ -32,43 +33,28 @@ _ASK_S = 5.0
 _LOOK_AGAIN_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class TopicCreation:
-    """How a topic is made."""
-
-    partitions: int = 1
-    replication_factor: int | None = None  # None: the cluster's
-    settings: Mapping[str, str] = field(default_factory=dict)
+#: How topics are made without a rule.
+_BY_DEFAULT = TopicRule(tables=("*.*",))
 
 
 class Topics:
     """The topics of one sink.
 
+    :param admin: settings of an admin client.
     :param prefix: begins each name: `<prefix>.<schema>.<table>`.
-    :param making: how the topic of a table is made.
-    :param routed: the topic of a table that does not go to its own; None for all others.
-    :param refused: topics that hold offsets: nothing else is written there.
-    :param create: whether missing ones are made.
     :param counted: how many partitions topics have, where that was asked before.
     """
 
     def __init__(
         self,
+        config: KafkaSinkConfig,
         admin: Mapping[str, Any],
         prefix: str,
-        making: Callable[[str, str], TopicCreation],
-        *,
-        routed: Callable[[str, str], str | None] = lambda _schema, _table: None,
-        refused: frozenset[str] = frozenset(),
-        create: bool,
         timeout_s: float,
         counted: Mapping[str, int] | None = None,
     ) -> None:
+        self._config = config
         self._prefix = prefix
-        self._refused = refused
-        self._making = making
-        self._routed = routed
-        self._create_missing = create
         self._timeout_s = timeout_s
         self._owners: dict[str, str] = {}
         self._there: set[str] = set()
@@ -86,10 +72,11 @@ class Topics:
         :raises TailraceError: `SINK_MISCONFIGURED` if two tables would share one without that, or its
             name is too long.
         """
-        routed = self._routed(schema, table)
-        if routed is not None:
-            return legal(routed, f"{schema}.{table}")
-        name, owner = legal(f"{self._prefix}.{schema}.{table}", f"{schema}.{table}"), f"{schema}.{table}"
+        owner = f"{schema}.{table}"
+        for route in self._config.routes:
+            if matches_any(route.tables, schema, table):
+                return legal(route.topic_of(self._prefix, schema, table), owner)
+        name = legal(f"{self._prefix}.{owner}", owner)
         if self._owners.setdefault(name, owner) != owner:
             raise TailraceError(
                 Kind.SINK_MISCONFIGURED,
@@ -116,8 +103,8 @@ class Topics:
             return
         self.require_data(name)
         if not self._may_write(name):
-            if self._create_missing:
-                self._create(name, self._making(schema, table) if table else TopicCreation())
+            if self._config.create_topics:
+                self._create(name, self._rule(schema, table))
                 self._may_write(name)
             elif not self._appears(name):
                 raise _missing(name)
@@ -132,16 +119,16 @@ class Topics:
         self.require_data(name)
         if self._may_write(name):
             return
-        if not self._create_missing:
+        if not self._config.create_topics:
             raise _missing(name)
-        self._create(name, self._making(schema, table), only_check=True)
+        self._create(name, self._rule(schema, table), only_check=True)
 
     def require_data(self, name: str) -> None:
         """Check that a topic is not one of offsets.
 
         :raises TailraceError: `SINK_MISCONFIGURED`.
         """
-        if name in self._refused:
+        if name in self._config.topics_refused:
             raise TailraceError(
                 Kind.SINK_MISCONFIGURED,
                 f"write records to the topic {name!r}: it holds offsets, and a record there may pass for one",
@@ -151,7 +138,7 @@ class Topics:
             )
 
     def partitions(self, name: str) -> int:
-        """Return how many partitions a topic has; more of them count from the next start, and are told.
+        """Return how many partitions a topic has; more of them count from the next start, and are logged.
 
         :raises TailraceError: `SINK_WRITE_FAILED` if it is not there, `SINK_REFUSED`.
         """
@@ -200,34 +187,33 @@ class Topics:
 
     def _appears(self, name: str) -> bool:
         """Tell whether a topic is there after all: brokers may make those that a producer looks for."""
-        deadline = time.monotonic() + _ASK_S
-        while time.monotonic() < deadline:
-            try:
-                found = self._clients.ask(_ASK_S, lambda admin, left_s: admin.list_topics(name, left_s))
-            except KafkaException as error:
-                raise failure_of(error_of(error), "look for a topic", topic=name) from error
-            if name in found.topics and found.topics[name].partitions:
-                return True
-            time.sleep(_POLL_S)
-        return False
+        return self._described(name, "look for a topic", _ASK_S) is not None
 
     def _count(self, name: str) -> int:
-        deadline = time.monotonic() + self._timeout_s
+        # One that was made a moment ago may not be known everywhere yet.
+        patience_s = self._timeout_s if self._config.create_topics else 0.0
+        found = self._described(name, "ask for a topic's partitions", patience_s)
+        if found is None:
+            unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            raise failure_of(unknown, "ask for a topic's partitions", topic=name)
+        return len(found.partitions)
 
-        def ask(admin: AdminClient, timeout_s: float) -> Any:
-            return admin.list_topics(name, timeout_s).topics.get(name)
-
+    def _described(self, name: str, attempted: str, patience_s: float) -> Any:
+        """Return what brokers know of a topic; None if they know none within so many seconds."""
+        deadline = time.monotonic() + patience_s
         while True:
             try:
-                found = self._clients.ask(self._timeout_s, ask)
+                known = self._clients.ask(
+                    self._timeout_s, lambda admin, left_s: admin.list_topics(name, left_s)
+                )
             except KafkaException as error:
-                raise failure_of(error_of(error), "ask for a topic's partitions", topic=name) from error
+                raise failure_of(error_of(error), attempted, topic=name) from error
+            found = known.topics.get(name)
             if found is not None and found.error is None and found.partitions:
-                return len(found.partitions)
-            if time.monotonic() >= deadline or found is None or not self._create_missing:
-                unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-                raise failure_of(unknown, "ask for a topic's partitions", topic=name)
-            time.sleep(_POLL_S)  # it was made a moment ago, and is not known everywhere yet
+                return found
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_POLL_S)
 
     def _limit(self, name: str) -> int | None:
         resource = ConfigResource(ResourceType.TOPIC, name)
@@ -238,17 +224,21 @@ class Topics:
 
         try:
             # One that was made a moment ago may not be known everywhere yet.
-            patience_s = self._timeout_s if self._create_missing else _ASK_S
+            patience_s = self._timeout_s if self._config.create_topics else _ASK_S
             return int(self._clients.ask(patience_s, ask)["max.message.bytes"].value)
         except KafkaException as error:
             # It takes DESCRIBE_CONFIGS, which writing does not: the broker then says what is too large.
             log.info("size limit of a topic not known", topic=name, why=error_of(error).name())
             return None
 
-    def _create(self, name: str, making: TopicCreation, *, only_check: bool = False) -> None:
-        topic = NewTopic(
-            name, making.partitions, making.replication_factor or -1, config=dict(making.settings)
-        )
+    def _rule(self, schema: str, table: str) -> TopicRule:
+        if not table:
+            return _BY_DEFAULT
+        matching = (rule for rule in self._config.topics if matches_any(rule.tables, schema, table))
+        return next(matching, _BY_DEFAULT)
+
+    def _create(self, name: str, rule: TopicRule, *, only_check: bool = False) -> None:
+        topic = NewTopic(name, rule.partitions, rule.replication_factor or -1, config=dict(rule.settings))
 
         def ask(admin: AdminClient, timeout_s: float) -> None:
             asked = admin.create_topics([topic], validate_only=only_check, request_timeout=timeout_s)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from tailrace.decode.kernel import NONE
 from tailrace.protocol.frames import Numbers
-from tailrace.sources.postgres.decode.kernel import NONE
 
 #: Rows of what is noted: of the part of a transaction that one table's changes are.
 _COMMIT_LSN, _XID, _TIME_US, _FIRST_LSN, _TABLE, _EVENTS = range(6)
@@ -76,7 +76,7 @@ class Boundaries:
         )
 
     def ended(self) -> Ended:
-        """Return the transactions that were counted, and begin anew."""
+        """Return the transactions that were counted, and forget them."""
         names = pa.array(list(self._tables), pa.string())
         parts = np.concatenate([np.empty((6, 0), np.int64), *self._parts], axis=1)
         self._parts, self._tables = [], {}

@@ -1,27 +1,99 @@
-"""What takes the place of records that their topic can't hold: a letter that says which, why and where.
+"""Records that their topic can't hold: how large they are, and the dead-letter record in the place of each.
 
-A letter goes to a topic of its own, in the transaction of the batch that the record belongs to, so
-that it is there exactly if the batch is.
+A dead-letter record says which it was, why and where. It goes to a topic of its own, in the transaction of
+the batch that the record belongs to, so that it is there exactly if the batch is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind
-from tailrace.kafka.producer.record_sizes import OVERHEAD, sizes
 from tailrace.protocol.frames import Numbers
-from tailrace.records.events import Converted
-from tailrace.sources.postgres.decode.changes import TableChanges
+from tailrace.records.events import Converted, header_text
+from tailrace.secrets import Secret, resolved
+
+#: Beside its parts a record takes up to so many bytes, with the batch that it is alone in: what the
+#: client and the broker add before they compare (record format 2: 61 and 21; librdkafka counts 36).
+OVERHEAD = 128
+
+#: Of each header: two lengths.
+_HEADER_OVERHEAD = 10
+
+#: Of the text of a whole number.
+_NUMBER_BYTES_MAX = 20
 
 #: Longer keys than this are left out: a letter itself must fit.
 KEY_BYTES_MAX = 64 << 10
 
+#: librdkafka's own limit for a message, where the options give none.
+_MESSAGE_BYTES_MAX = 1_000_000
+
 _TEXT = pa.large_string()
+
+
+def message_bytes_max(options: Mapping[str, str | Secret]) -> int:
+    """Return the most bytes that a client of these options takes for a record.
+
+    :raises TailraceError: `SECRET_MISSING`.
+    """
+    return int(resolved(options.get("message.max.bytes", str(_MESSAGE_BYTES_MAX))))
+
+
+def largest(events: Converted) -> int:
+    """Return the most bytes that a record may have, at a glance: no record is larger."""
+    size = OVERHEAD
+    for values in (events.keys, events.values):
+        size += 0 if values is None else _longest(values)
+    for name, values in () if events.headers is None else _named(events.headers):
+        size += _longest(values) + len(name.encode()) + _HEADER_OVERHEAD
+    return size
+
+
+def _named(headers: pa.StructArray) -> Iterator[tuple[str, pa.Array]]:
+    for field, values in zip(headers.type, headers.flatten(), strict=True):
+        yield field.name, values
+
+
+def _longest(values: pa.Array | Sequence[Any]) -> int:
+    if not isinstance(values, pa.Array):
+        return int(_lengths(values).max(initial=0))
+    if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
+        return _NUMBER_BYTES_MAX
+    return int(_lengths(header_text(values)).max(initial=0))
+
+
+def sizes(events: Converted) -> Numbers:
+    """Return how many bytes each record takes at most."""
+    found: Numbers = _lengths(events.values) + OVERHEAD
+    if events.keys is not None:
+        found += _lengths(events.keys)
+    if events.headers is not None:
+        found += _header_sizes(events.headers)
+    return found
+
+
+def _lengths(values: pa.Array | Sequence[Any]) -> Numbers:
+    if not isinstance(values, pa.Array):
+        return np.array([len(value or b"") for value in values], np.int64)
+    if pa.types.is_null(values.type):
+        return np.zeros(len(values), np.int64)
+    found: Numbers = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _header_sizes(headers: pa.StructArray) -> Numbers:
+    found = np.zeros(len(headers), np.int64)
+    for name, values in _named(headers):
+        there = values.is_valid().to_numpy(zero_copy_only=False)
+        found += there * (_lengths(header_text(values)) + len(name.encode()) + _HEADER_OVERHEAD)
+    return found
 
 
 def letters(events: Converted, rows: Numbers, changes: TableChanges, topic: str, limit: int) -> Converted:

@@ -67,7 +67,7 @@ def newest_of(
     """Return the newest record of each wanted key in each of some partitions.
 
     :param settings: of a consumer.
-    :param spans: by partition, where its records begin and end; all of it is read. The client is told where
+    :param spans: by partition, where its records begin and end; all of it is read. The client is given where
         to begin: it would wait half a second before it asked for that itself.
     :raises KafkaException: what the cluster refuses.
     :raises TailraceError: `SINK_WRITE_FAILED` if an end was not reached in time.

@@ -17,7 +17,7 @@ PARTITIONS = 25
 REPLICAS = 3
 
 _SEGMENT_BYTES = 4 << 20
-#: More than so many are told: by default it is a gigabyte, which holds millions of offsets.
+#: A warning names more than so many: by default it is a gigabyte, which holds millions of offsets.
 _SEGMENT_BYTES_MAX = 64 << 20
 #: Far longer than any reading of the topic takes.
 _DELETES_KEPT_MS = 3_600_000

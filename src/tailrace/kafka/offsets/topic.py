@@ -66,7 +66,8 @@ def task_in(key: bytes, group: str, pipeline: str) -> str | None:
         return None
     match found:
         case [owner, {"task": str(task), **others}] if owner == f"{group}-{pipeline}" and not others:
-            return str(task)
+            # An engine of that name has a head, too, which is no task's.
+            return str(task) if task.isdecimal() else None
     return None
 
 
@@ -213,7 +214,7 @@ class OffsetsTopic:
         return partition_of(key, self._partitions)
 
     def left_behind(self, key: bytes) -> Sequence[int]:
-        """Return other partitions with an offset under `key`, for a null in each. They are told once."""
+        """Return other partitions with an offset under `key`, for a null in each. They are returned once."""
         return self._left_behind.pop(key, ())
 
     def read(self, key: bytes, isolation: str = "read_committed") -> dict[str, Any] | None:
@@ -403,7 +404,7 @@ class OffsetsTopic:
             if time.monotonic() >= deadline:
                 raise TailraceError(
                     Kind.SINK_WRITE_FAILED,
-                    f"look at the offsets topic {self.name!r}: its partitions were not told within "
+                    f"look at the offsets topic {self.name!r}: its partitions were not known within "
                     f"{self._timeout_s:.0f} s",
                     "see whether all brokers are up",
                     {"topic": self.name},
@@ -495,7 +496,7 @@ def _ambiguous(topic: str, partitions: Sequence[int]) -> TailraceError:
     return TailraceError(
         Kind.OFFSETS_UNREADABLE,
         f"read offsets: partitions {', '.join(map(str, sorted(partitions)))} each have an offset of this "
-        "pipeline, and which is the newest can't be told",
+        "pipeline, and which is the newest can't be known",
         "the topic was given more partitions more than once: `tailrace offsets set FILE --to …` from a place "
         "that is known to be written, or `tailrace offsets reset FILE` to write everything again",
         {"topic": topic},

@@ -51,7 +51,7 @@ class Account:
     def admin(self) -> dict[str, Any]:
         """Return the settings of an admin client.
 
-        :raises TailraceError: `SECRET_MISSING`, as whatever makes a client here.
+        :raises TailraceError: `SECRET_MISSING`, as all that makes a client here.
         """
         return client.admin(self._common())
 
@@ -80,7 +80,7 @@ class Account:
         )
 
     def writer(self, offsets: OffsetsTopic) -> Writer:
-        """Return a new life of the task's own producer, not yet opened."""
+        """Return a new producer of the task itself, not yet opened."""
         return self._writer(offsets, self.key, f"{self.group}-{self.pipeline}-{self.task}")
 
     def member(self, offsets: OffsetsTopic, number: int) -> Writer:
@@ -88,6 +88,15 @@ class Account:
         # No name has a colon: with another hyphen it would be that of a pipeline `<pipeline>-<task>`.
         transactional_id = f"{self.group}-{self.pipeline}-{self.task}:{number}"
         return self._writer(offsets, self.member_key(number), transactional_id)
+
+    def fence_members(self, offsets: OffsetsTopic, head: Mapping[str, Any] | None) -> None:
+        """Take the ids of those who shared the task, if `head` says that there were some."""
+        for number in range(producers_in(head)):
+            member = self.member(offsets, number)
+            try:
+                member.open()
+            finally:
+                member.close()
 
     def member_key(self, number: int) -> bytes:
         """Return the key of the offset of one of several producers."""
@@ -101,3 +110,9 @@ class Account:
 
     def _common(self) -> dict[str, Any]:
         return client.client(self.bootstrap, client_settings(self.options), self.timeout_ms)
+
+
+def producers_in(head: Mapping[str, Any] | None) -> int:
+    """Return how many producers share a task, as its head says."""
+    producers = 0 if head is None else head.get("producers", 0)
+    return producers if isinstance(producers, int) else 0

@@ -1,4 +1,4 @@
-"""Several producers that write one task: how the task is taken, shared out and shared out anew.
+"""Several producers that write one task: how the task is taken, shared out and shared out again.
 
 Records in the offsets topic say how far the task is:
 
@@ -8,22 +8,22 @@ Records in the offsets topic say how far the task is:
 - an offset for each member, committed with its records: how far its share is. It counts only if it is of the
   layout in force; what was left by another number of producers does not.
 
-Only the task's own producer writes the head, and whoever takes a task with transactions writes one with a
+Only the task's own producer writes the head, and who takes a task with transactions writes one with a
 lease of its own before anything else, also where no members are: who is fenced later finds another lease if
 another engine has taken the task, and its own if the cluster has ended a transaction that was open for too
 long. Two procedures do all of it; they are generators of steps,
-whoever runs them carries a step out and sends its result back. Pure: no clock, thread or client.
+the caller carries a step out and sends its result back. Pure: no clock, thread or client.
 
 `taking` is for who begins, the driver: (1) it opens the own producer, which fences that of the driver
-before; (2) it writes the head with a new lease; (3) it opens each member's producer, which fences whoever
-has it, and reads how far the member is. Only then it knows where to go on; and if all members are equally
+before; (2) it writes the head with a new lease; (3) it opens each member's producer, which fences its
+owner, and reads how far the member is. Only then it knows where to go on; and if all members are equally
 far, it may begin another layout. `sharing` is for who writes a share, an executor: (a) it opens the
 member's producer; (b) it reads the head, and stops unless the lease is still that which it was sent with;
 (c) it writes from where the member is.
 
 Why nothing comes twice, nothing is left out and the one before can commit nothing more:
 
-1. *Within a layout*, whoever opens a member's producer goes on where its last commit ended, and only the last
+1. *Within a layout*, the opener of a member's producer goes on where its last commit ended, and only the last
    one to open it can commit; what is in a share from one offset to another is always the same. So any number
    of attempts, at once or one after another, of one driver or of several, write a share once. This is the
    argument for one producer (`transaction`).
@@ -182,7 +182,7 @@ class AssignmentState:
 def taking(
     producers: int, fresh: Callable[[], str], *, fenced: bool = False
 ) -> Generator[TakingStep, Any, AssignmentState]:
-    """Take the task from whoever has it, and share it out among `producers` if it may be now.
+    """Take the task from its present producer, and share it out among `producers` if it may be now.
 
     While the members of another layout are not equally far, that one stays in force: it must be written
     on until they are, and the task be taken again.

@@ -1,4 +1,10 @@
-"""Which partition a record goes to: by its key as Java's clients do it, or by its transaction.
+"""Which partition a record goes to, and which of several producers writes it.
+
+A record's partition follows from its key, as Java's clients do it, or from its transaction. Its producer
+follows from the key alone, by the same hash: all records of a key are one producer's, so that they stay in
+order, and with as many producers as a topic has partitions each of them writes to one. Records without a key
+have the producer of their topic. What is in a producer's share never changes as long as the number of
+producers doesn't: a share that was cut short is gone on with by the one that comes next.
 
 Source: Apache Kafka, org.apache.kafka.common.utils.Utils (`murmur2`, `toPositive`), BuiltInPartitioner
 (`partitionForKey`). librdkafka's `murmur2_random` does the same for keys; here it is for what is
@@ -8,6 +14,7 @@ placed otherwise, and for readers that look for one key.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numba as nb
@@ -16,8 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.compiled import KERNEL
+from tailrace.decode.kernel import NONE
 from tailrace.protocol.frames import FROZEN_BYTES, Numbers
-from tailrace.sources.postgres.decode.kernel import NONE
+from tailrace.records.events import Converted
 
 _FROZEN_INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
 
@@ -96,4 +104,34 @@ def by_transaction(xid: Numbers, partitions: int) -> npt.NDArray[np.int32]:
     offsets = np.frombuffer(places, np.int64)[: len(xid) + 1] if len(xid) else np.zeros(1, np.int64)
     _place(np.frombuffer(data or b"", np.uint8), offsets, partitions, found)
     found[xid == NONE] = BY_KEY
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What the producer `number` (from 0) of `producers` writes."""
+
+    number: int
+    producers: int
+
+    def has(self, keys: pa.Array | Sequence[Any] | None, topic: str, count: int) -> npt.NDArray[np.bool_]:
+        """Tell for each of `count` records of a topic, with these keys, whether it is in the share.
+
+        :param keys: texts or bytes, null where there is none; None: nowhere is one.
+        """
+        found: npt.NDArray[np.bool_] = shares_of(keys, topic, count, self.producers) == self.number
+        return found
+
+    def of(self, converted: Converted, topic: str) -> Converted:
+        """Return the events that are in the share, in their order."""
+        mine = self.has(converted.keys, topic, len(converted))
+        return converted if mine.all() else converted.take(np.flatnonzero(mine))
+
+
+def shares_of(
+    keys: pa.Array | Sequence[Any] | None, topic: str, count: int, producers: int
+) -> npt.NDArray[np.int32]:
+    """Return for each of `count` records the number of the producer that writes it."""
+    found = np.full(count, BY_KEY, np.int32) if keys is None else by_key(keys, producers)
+    found[found == BY_KEY] = partition_of(topic.encode(), producers)
     return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import length_hint
@@ -23,7 +24,7 @@ from tailrace.kafka.client.rights import TO_WRITE, denied, is_denial
 from tailrace.kafka.offsets.compacted_read import ORIGIN
 from tailrace.kafka.offsets.topic import OffsetsTopic
 from tailrace.kafka.producer.partitioner import BY_KEY
-from tailrace.records.events import Converted
+from tailrace.records.events import Converted, header_text
 
 #: Most messages and bytes that are under way.
 MESSAGES_MAX = 200_000
@@ -61,7 +62,7 @@ class SendProgress:
 class Sender:
     """Sends, in order, for one producer; keeps the first error that any message met.
 
-    :param settings: of the producer; a right that is missing is told with them.
+    :param settings: of the producer; an error about a missing right names them.
     :param timeout_s: longest to wait for room, or for the end of all, while nothing is delivered.
     """
 
@@ -150,7 +151,7 @@ class Sender:
         done, self._moved_s = 0, time.monotonic()
         while done < len(values):
             left = iter(values[done:])
-            rest = [other[done:] if isinstance(other, Sequence) else other for other in others]
+            rest = [_from(other, done) for other in others]
             try:
                 deque(map(self._producer.produce, repeat(topic), left, *rest), maxlen=0)
                 done = len(values)
@@ -231,7 +232,7 @@ class Sender:
     def close(self) -> None:
         """Give up what is under way, and let go of the producer."""
         self._producer.purge()
-        # One that has met a fatal error raises it here once more; whoever ended this life knows it.
+        # One that has met a fatal error raises it here once more; the writer knows it.
         with contextlib.suppress(KafkaException):
             self._flushed(0)
         # A client ends when nobody has it, and the trace of an error may have this object for long: for ever
@@ -239,7 +240,7 @@ class Sender:
         del self._producer
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        # What is purged is so after an error, which is told when the transaction is to be committed.
+        # What is purged is so after an error, which is raised when the transaction is to be committed.
         if error is not None and self._error is None and error.code() not in _PURGED:
             self._error, self._refused_in = error, message.topic() or ""
 
@@ -263,6 +264,13 @@ class Sender:
         return not self._under_way or (left < MESSAGES_MAX and fits)
 
 
+def _from(other: Sequence[Any] | repeat[Any] | Callable[[int], Iterator[Any]], place: int) -> Iterable[Any]:
+    # What is given beside values, from a place on.
+    if callable(other):
+        return other(place)
+    return other[place:] if isinstance(other, Sequence) else other
+
+
 def _no_room(attempted: str, timeout_s: float) -> TailraceError:
     return TailraceError(
         Kind.SINK_WRITE_FAILED,
@@ -279,8 +287,9 @@ def _objects(values: pa.Array | Sequence[Any] | None, at: int, count: int) -> Se
     part = values[at:end]
     if not isinstance(part, pa.Array):
         return part
-    # As bytes: the client would encode each text again.
-    return part.cast(pa.large_binary()).to_pylist()  # type: ignore[no-any-return]
+    if not pa.types.is_binary(part.type):
+        part = part.cast(pa.large_binary())  # the client would encode each text again
+    return part.to_pylist()  # type: ignore[no-any-return]
 
 
 def _headers(events: Converted) -> pa.StructArray | None:
@@ -290,8 +299,26 @@ def _headers(events: Converted) -> pa.StructArray | None:
     return None if all(child.null_count == len(child) for child in found.flatten()) else found
 
 
-def _on_the_wire(headers: pa.StructArray) -> list[list[tuple[str, Any]]]:
-    return [
-        [(name, held) for name, held in (named or {}).items() if held is not None]
-        for named in headers.to_pylist()
-    ]
+def _on_the_wire(headers: pa.StructArray) -> Callable[[int], Iterator[list[tuple[str, bytes]]]]:
+    """Return what yields the headers of the message at a place, and of those behind it.
+
+    One by one: thousands of lists that wait would have the garbage collector look through everything.
+    Most values come again and again, as what is joined from a transaction: one pair for each that differs.
+    """
+    columns: list[list[tuple[str, bytes] | None]] = []
+    has_gaps = False
+    for field, values in zip(headers.type, headers.flatten(), strict=True):
+        encoded = values.dictionary_encode()
+        texts = header_text(encoded.dictionary).cast(pa.large_binary()).to_pylist()
+        pairs = [*((field.name, text) for text in texts), None]
+        places = encoded.indices.fill_null(len(texts)).to_numpy().tolist()
+        columns.append([pairs[place] for place in places])
+        has_gaps = has_gaps or bool(values.null_count)
+
+    def rows(first: int) -> Iterator[list[tuple[str, bytes]]]:
+        found = zip(*(itertools.islice(column, first, None) for column in columns), strict=True)
+        if has_gaps:
+            return ([pair for pair in row if pair is not None] for row in found)
+        return map(list, found)
+
+    return rows

@@ -1,4 +1,4 @@
-"""The life of a transactional producer as a table: event in, next state and commands out.
+"""The states of a transactional producer as a table: event in, next state and commands out.
 
     NEW ─▶ FENCING ─▶ READING ─▶ READY ⇄ OPEN ─▶ COMMITTING ─▶ READY …
                                    │       │          │
@@ -6,12 +6,12 @@
                                 CLOSED                ▼
                                          FAILED · IN_DOUBT · PREEMPTED
 
-One object is one life, that of one producer. A new life begins by fencing the one before it
+One object is one producer's run. A new producer begins by fencing the one before it
 (`INITIALISE`), which ends whatever that had begun; only then are the committed offsets read, so that
 what it committed last, even where it never heard of that itself, is seen before anything is sent.
-So an unknown outcome needs no case of its own: it ends the life, and the next one looks first.
+So an unknown outcome needs no case: it ends this producer, and the next one looks first.
 
-A failed commit is never logged and passed over: the transaction is aborted and the life ends
+A failed commit is never logged and passed over: the transaction is aborted and the producer ends
 (KIP-618 and its forerunner, "Source task lifetime"). Pure: no clock, thread or client.
 """
 
@@ -24,7 +24,7 @@ from tailrace.state_machine import StateMachine
 
 
 class ProducerState(enum.StrEnum):
-    """Where a producer is in its life."""
+    """What a producer is doing, or how it ended."""
 
     NEW = "new"
     FENCING = "fencing"
@@ -35,8 +35,8 @@ class ProducerState(enum.StrEnum):
     ABORTING = "aborting"
     CLOSED = "closed"
     FAILED = "failed"  # nothing of the open transaction will be seen
-    IN_DOUBT = "in doubt"  # whether the last transaction was committed, the next life finds out
-    PREEMPTED = "pre-empted"  # a later life has begun, or the coordinator ended what was open for too long
+    IN_DOUBT = "in doubt"  # whether the last transaction was committed, the next producer finds out
+    PREEMPTED = "pre-empted"  # by a later producer; or what was open for too long was ended
 
 
 class ProducerEvent(enum.StrEnum):
@@ -90,14 +90,14 @@ TRANSITIONS: dict[tuple[ProducerState, ProducerEvent], tuple[ProducerState, tupl
     (_S.OPEN, _E.RECORDS): (_S.OPEN, (_C.SEND,)),
     (_S.OPEN, _E.DUE): (_S.COMMITTING, (_C.SEND_OFFSET, _C.COMMIT)),
     (_S.OPEN, _E.REFUSED): (_S.ABORTING, (_C.ABORT,)),
-    # What was not committed is sent again by the next life.
+    # What was not committed is sent again by the next producer.
     (_S.OPEN, _E.STOP): (_S.ABORTING, (_C.ABORT,)),
     (_S.COMMITTING, _E.COMMITTED): (_S.READY, (_C.TELL_SOURCE,)),
     (_S.COMMITTING, _E.REFUSED): (_S.ABORTING, (_C.ABORT,)),
     (_S.COMMITTING, _E.UNKNOWN): (_S.IN_DOUBT, (_C.FAIL,)),
     (_S.COMMITTING, _E.BROKEN): (_S.IN_DOUBT, (_C.FAIL,)),
     (_S.ABORTING, _E.ABORTED): (_S.FAILED, (_C.FAIL,)),
-    # The next life's fencing aborts what could not be aborted here.
+    # The next producer's fencing aborts what could not be aborted here.
     (_S.ABORTING, _E.REFUSED): (_S.FAILED, (_C.FAIL,)),
     (_S.ABORTING, _E.UNKNOWN): (_S.FAILED, (_C.FAIL,)),
     **{

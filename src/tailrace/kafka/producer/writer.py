@@ -1,7 +1,7 @@
 """Writers of batches: records first, then the offset that they lead to.
 
 `AtomicWriter` carries out what the transaction's table says, so that both are one; `PlainWriter`
-writes the offset when the records are acknowledged: at least once. One object is one life.
+writes the offset when the records are acknowledged: at least once. One object is one attempt.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.connectivity import made
 from tailrace.kafka.client.failures import (
+    answered,
     error_of,
     event_of,
     failure_of,
@@ -34,7 +35,7 @@ from tailrace.records.events import Converted
 
 log = structlog.get_logger(__name__)
 
-#: Longest to wait for a connection before the client is told to begin.
+#: Longest to wait for a connection before the client begins.
 _CONNECTS_S = 2.0
 
 _NOT_WAITED_S = 0.001
@@ -93,18 +94,18 @@ class Task:
 
 
 class AtomicWriter:
-    """Records and offset in one transaction; whoever had the transactional id before is fenced."""
+    """Records and offset in one transaction; the producer that had the transactional id before is fenced."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._life = Transaction()
+        self._transaction = Transaction()
         self._producer = made(Producer, task.settings)
         self._sender = Sender(self._producer, task.settings, task.timeout_s)
 
     @property
     def state(self) -> ProducerState:
         """Where the transaction is."""
-        return self._life.state
+        return self._transaction.state
 
     @property
     def progress(self) -> SendProgress:
@@ -121,7 +122,7 @@ class AtomicWriter:
         _warm_up(self._producer, self._task.offsets.name)
 
     def open(self) -> Offset | None:
-        """As `Writer.open`; the life before is fenced first, so that its last commit is seen.
+        """As `Writer.open`; the producer before is fenced first, so that its last commit is seen.
 
         :raises TailraceError: `SINK_PREEMPTED`, `SINK_REFUSED`, `OFFSETS_UNREADABLE`, `SINK_WRITE_FAILED`.
         """
@@ -139,7 +140,7 @@ class AtomicWriter:
     def send(self, topic: str, events: Converted, partitions: Partitions = None) -> None:
         """As `Writer.send`.
 
-        :raises TailraceError: as `Sender.send`; the transaction is then aborted, and this life over.
+        :raises TailraceError: as `Sender.send`; the transaction is then aborted, and this writer has ended.
         """
         self._begin()
         try:
@@ -153,7 +154,7 @@ class AtomicWriter:
         """As `Writer.commit`, atomically.
 
         :raises TailraceError: `SINK_PREEMPTED`; `SINK_WRITE_FAILED`, when nothing of the batch was
-            committed or when that is not known: the next life finds out before it does anything.
+            committed or when that is not known: the next writer finds out before it does anything.
         """
         self.commit_all({self._task.key: offset})
 
@@ -173,16 +174,16 @@ class AtomicWriter:
 
     def close(self) -> None:
         """As `Writer.close`."""
-        if self._life.state in (ProducerState.NEW, ProducerState.READY):
+        if self._transaction.state in (ProducerState.NEW, ProducerState.READY):
             self._step(ProducerEvent.STOP)
-        elif self._life.state is ProducerState.OPEN:
+        elif self._transaction.state is ProducerState.OPEN:
             self._step(ProducerEvent.STOP)
             self._abort()
         self._sender.close()
         del self._producer
 
     def _begin(self) -> None:
-        _, commands = self._life.step(ProducerEvent.RECORDS)
+        _, commands = self._transaction.step(ProducerEvent.RECORDS)
         if Command.BEGIN in commands:
             self._attempt("begin a transaction", self._begin_once)
             self._sender.begin()
@@ -199,10 +200,8 @@ class AtomicWriter:
         for _ in range(2):
             # One that stands still may be asked: that half second is not worth all the time there is.
             with contextlib.suppress(KafkaException):
-                self._producer.list_topics(
-                    self._task.offsets.name, timeout=min(_CONNECTS_S, _left_s(deadline))
-                )
-        self._producer.init_transactions(_left_s(deadline))
+                self._list_offsets_topic(min(_CONNECTS_S, _left_s(deadline)))
+        answered(lambda: self._producer.init_transactions(_left_s(deadline)))
 
     def _send_offsets(self, offsets: Mapping[bytes, Offset | None]) -> None:
         for key, offset in offsets.items():
@@ -226,22 +225,25 @@ class AtomicWriter:
                 elif time.monotonic() >= deadline:
                     raise
 
-    # By methods of its own, as `_fence`: the trace of an error has these, and not the producer.
+    # Separate methods, as `_fence`: the trace of an error has these, and not the producer.
+
+    def _list_offsets_topic(self, timeout_s: float) -> None:
+        answered(lambda: self._producer.list_topics(self._task.offsets.name, timeout=timeout_s))
 
     def _begin_once(self) -> None:
-        self._producer.begin_transaction()
+        answered(lambda: self._producer.begin_transaction())  # noqa: PLW0108 - see above
 
     def _commit_once(self, timeout_s: float) -> None:
-        self._producer.commit_transaction(timeout_s)
+        answered(lambda: self._producer.commit_transaction(timeout_s))
 
     def _abort_once(self, timeout_s: float) -> None:
-        self._producer.abort_transaction(timeout_s)
+        answered(lambda: self._producer.abort_transaction(timeout_s))
 
     def _abort(self) -> None:
         try:
             persist(self._task.timeout_s, self._abort_once)
         except KafkaException as error:
-            # Whoever comes next aborts it by fencing.
+            # The next producer aborts it by fencing.
             found = error_of(error)
             log.warning("transaction not aborted", why=found.name())
             self._step(event_of(found))
@@ -272,23 +274,24 @@ class AtomicWriter:
         return denied(settings, attempted, "transactional-id", str(settings["transactional.id"]), ["WRITE"])
 
     def _raise_if_preempted(self, error: TailraceError) -> None:
-        # What is learnt on aborting decides: who was pre-empted must not begin anew, and pre-empt in turn.
-        if self._life.state is ProducerState.PREEMPTED and error.kind is not Kind.SINK_PREEMPTED:
+        # What is learnt on aborting decides: a producer that was pre-empted must not begin again, and
+        # pre-empt in turn.
+        if self._transaction.state is ProducerState.PREEMPTED and error.kind is not Kind.SINK_PREEMPTED:
             raise preempted(f"abort after {error.kind}", **self._whose()) from error
 
     def _fail(self, event: ProducerEvent) -> None:
-        if event is ProducerEvent.REFUSED and self._life.state in (
+        if event is ProducerEvent.REFUSED and self._transaction.state in (
             ProducerState.FENCING,
             ProducerState.READY,
         ):
             event = ProducerEvent.BROKEN
         self._step(event)
-        if self._life.state is ProducerState.ABORTING:
+        if self._transaction.state is ProducerState.ABORTING:
             self._abort()
 
     def _step(self, event: ProducerEvent) -> None:
-        self._life, _ = self._life.step(event)
-        if self._life.state is ProducerState.PREEMPTED:
+        self._transaction, _ = self._transaction.step(event)
+        if self._transaction.state is ProducerState.PREEMPTED:
             log.warning("fenced: the producer's epoch is over", **self._whose())
 
     def _whose(self) -> dict[str, str]:
@@ -366,6 +369,6 @@ def _left_s(deadline: float) -> float:
 
 
 def _warm_up(producer: Producer, topic: str) -> None:
-    # Who asks for a first time waits for a twentieth of a second while the client connects.
+    # The first question waits for a twentieth of a second while the client connects.
     with contextlib.suppress(KafkaException):
-        producer.list_topics(topic, timeout=_NOT_WAITED_S)
+        answered(lambda: producer.list_topics(topic, timeout=_NOT_WAITED_S))

@@ -1,0 +1,214 @@
+"""The producer of an engine's task: records, and the source offsets that they lead to.
+
+It is a member of the engine's task `offsets` (`layout`), with the transactional id
+`<group>-<engine>-offsets:<n>`. The engine's store fences all members of the engine before it, and writes a
+head with a lease of its own, before anybody reads offsets (`offsets.store`). A member's start is (1) a look
+at the head, before anybody is disturbed; (2) the opening, which fences the attempt before; (3) another look:
+who was opened after a later engine had fenced it finds that engine's lease, and stops. Only then offsets are
+read. A late opening by an engine that was replaced fences the member of the new one once; that one finds its
+own lease in the head, and begins again.
+
+With each commit goes a record of the member's own, with the lease and the commit's number: of a commit
+without an answer the next attempt finds there whether it came to be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import structlog
+
+from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.kafka.client.topics import Topics, legal
+from tailrace.kafka.events.dead_letters import OVERHEAD, largest, message_bytes_max, sizes
+from tailrace.kafka.offsets.topic import History, OffsetsTopic, source_key
+from tailrace.kafka.producer.account import Account
+from tailrace.kafka.producer.partitioner import by_key
+from tailrace.kafka.producer.preemption import is_taken, raise_out_of_time
+from tailrace.kafka.producer.sender import SendProgress
+from tailrace.records.batch import Offset, Partition
+from tailrace.records.events import Converted
+
+log = structlog.get_logger(__name__)
+
+#: In the place of a task's number: the producers of an engine's offsets.
+OF_ENGINE = "offsets"
+
+
+class TaskProducer:
+    """That of one attempt. Not for several threads at once.
+
+    :param account: of the engine.
+    :param lease: of the engine.
+    :param history: what was read of the offsets topic before.
+    :param create_topics: whether topics that are missing are made.
+    """
+
+    def __init__(
+        self, account: Account, number: int, lease: str, history: History, *, create_topics: bool
+    ) -> None:
+        self._account = account
+        self._number = number
+        self._lease = lease
+        self._commits = 0
+        self._offsets = account.offsets(history=history)
+        self._writer = account.member(self._offsets, number)
+        section = KafkaSinkConfig(
+            type="kafka",
+            bootstrap_servers=account.bootstrap,
+            offsets_topic=account.offsets_topic,
+            create_topics=create_topics,
+        )
+        self._topics = Topics(section, account.admin(), "", account.timeout_s)
+        self._message_max = message_bytes_max(account.options)
+
+    @property
+    def progress(self) -> SendProgress:
+        """How far the transaction is."""
+        return self._writer.progress
+
+    @property
+    def limit_s(self) -> float:
+        """Longest that a transaction may take."""
+        return self._writer.limit_s
+
+    def open(self) -> None:
+        """Begin; the attempt before commits nothing more.
+
+        :raises TailraceError: `OFFSETS_PREEMPTED` if another engine of this name has begun;
+            `SINK_WRITE_FAILED`, `SINK_REFUSED`, `OFFSETS_UNREADABLE`.
+        """
+        self._offsets.is_there()
+        with self._judging():
+            self._require_ours()
+            found = self._writer.open() or {}
+            self._require_ours()
+        self._commits = int(found.get("commit", 0))
+        log.info("a task goes on behind its last commit", task=self._number, commit=self._commits)
+
+    def read(self, partitions: Sequence[Partition]) -> Mapping[int, Offset]:
+        """Return the offset of each partition that has one, by its number; after `open`.
+
+        :raises TailraceError: `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+        """
+        keys = [partition_key(self._account, partition) for partition in partitions]
+        found = self._offsets.read_each(keys, self._account.isolation) if keys else {}
+        return {number: found[key] for number, key in enumerate(keys) if key in found}
+
+    def send(self, topic: str, events: Converted) -> None:
+        """Send events to a topic, each to the partition of its key.
+
+        :raises TailraceError: `SINK_RECORD_TOO_LARGE`, `SINK_MISCONFIGURED`, `SINK_REFUSED`,
+            `SINK_WRITE_FAILED`, `OFFSETS_PREEMPTED`; the transaction is over then.
+        """
+        topic = legal(topic, topic)
+        self._topics.require(topic)
+        limit = min(self._message_max, self._topics.largest(topic) or self._message_max)
+        if largest(events) > limit and (too_large := sizes(events) > limit).any():
+            size = int(sizes(events)[np.flatnonzero(too_large)[0]]) - OVERHEAD
+            raise _too_large(topic, size, limit)
+        partitions = None
+        if events.keys is not None and "partitioner" not in self._account.options:
+            partitions = by_key(events.keys, self._topics.partitions(topic))
+        with self._judging():
+            self._writer.send(topic, events, partitions)
+
+    def commit(self, offsets: Sequence[tuple[Partition, Offset]], timeout_s: float | None = None) -> None:
+        """Commit what was sent together with these offsets; it may take so long, or as long as any commit.
+
+        :raises TailraceError: `OFFSETS_PREEMPTED`; `OFFSETS_UNWRITABLE` for what JSON can't hold;
+            `SINK_WRITE_FAILED`, when nothing was committed or when that is not known: the next attempt finds
+            out before it does anything.
+        """
+        wanted: dict[bytes, Offset] = {partition_key(self._account, each): offset for each, offset in offsets}
+        require_json(wanted.values())
+        number = self._commits + 1
+        if self._account.atomic:
+            own = self._account.member_key(self._number)
+            wanted[own] = {"lease": self._lease, "commit": number}
+        with self._judging():
+            self._writer.commit_all(wanted, timeout_s)
+        self._commits = number
+
+    def close(self) -> None:
+        """Give up what is not committed."""
+        self._writer.close()
+
+    def _require_ours(self) -> None:
+        require_ours(self._offsets, self._account, self._lease)
+
+    @contextlib.contextmanager
+    def _judging(self) -> Iterator[None]:
+        """Have what the producer meets say whether another engine has begun, or time ran out."""
+        try:
+            yield
+        except TailraceError as error:
+            if error.kind is Kind.SINK_PREEMPTED:
+                self._require_ours()
+            raise_out_of_time(error, self._writer)
+
+
+def _too_large(topic: str, size: int, limit: int) -> TailraceError:
+    return TailraceError(
+        Kind.SINK_RECORD_TOO_LARGE,
+        f"send a record of {size} bytes: {limit} are the most that a record and what is around it may have",
+        "raise max.message.bytes of the topic and message.max.bytes in `options`, or have a transformation "
+        "leave out the record or a column",
+        {"topic": topic},
+    )
+
+
+def partition_key(account: Account, partition: Partition) -> bytes:
+    """Return the key of the offset of a source's partition.
+
+    :raises TailraceError: `ENGINE_MISUSED` for one that is the key of a head of ours.
+    """
+    if partition.get("task") == OF_ENGINE and partition.keys() <= {"task", "producer"}:
+        raise TailraceError(
+            Kind.ENGINE_MISUSED,
+            f"keep the offset of partition {dict(partition)} in Kafka: the engine's own is kept there",
+            "have the connector name its partitions otherwise",
+        )
+    return source_key(account.owner, partition)
+
+
+def require_json(offsets: Iterable[Offset]) -> None:
+    """Check, before anything is sent, that offsets can be written: all of them or nothing.
+
+    :raises TailraceError: `OFFSETS_UNWRITABLE`.
+    """
+    try:
+        json.dumps([dict(offset) for offset in offsets])
+    except (TypeError, ValueError) as error:
+        raise TailraceError(
+            Kind.OFFSETS_UNWRITABLE,
+            f"write offsets: one holds what JSON can't ({type(error).__name__})",
+            "offsets are JSON objects",
+        ) from None
+
+
+def require_ours(offsets: OffsetsTopic, account: Account, lease: str) -> None:
+    """Check that no other engine of this name has begun.
+
+    :param lease: of this one.
+    :raises TailraceError: `OFFSETS_PREEMPTED`; `SINK_WRITE_FAILED`, `SINK_REFUSED`.
+    """
+    if account.atomic and is_taken(offsets, account, {lease}):
+        # A commit is answered before its end is in every partition: our own head may not be seen yet.
+        found = offsets.read(account.key, account.isolation) or {}
+        if found.get("lease") != lease:
+            raise engine_preempted(account.offsets_topic)
+
+
+def engine_preempted(topic: str) -> TailraceError:
+    """Return the error of an engine whose place another one of its name has taken."""
+    return TailraceError(
+        Kind.OFFSETS_PREEMPTED,
+        "write offsets: another engine of this name has begun; this one stops",
+        "stop one of them, or give it another name, or another `group`",
+        {"topic": topic},
+    )

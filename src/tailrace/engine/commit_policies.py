@@ -1,4 +1,4 @@
-"""When what can be committed is committed. Pure: whoever asks tells what has passed.
+"""When what can be committed is committed. The caller says what has passed: there is no clock here.
 
 A policy is asked after each batch and while nothing comes (`contracts.CommitPolicy`). One's own is
 any object with `is_due`; `AllOf` and `AnyOf` put policies together.

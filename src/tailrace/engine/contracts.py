@@ -12,7 +12,7 @@ docstring says so, and none is called again after `stop`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
 #: The configuration of a connector or a task: JSON values; secrets are references, never resolved.
 Settings = Mapping[str, Any]
 
-#: Handlers of one record or event. They return nothing; what they raise stops the task, or has the
-#: record delivered again where the error is one that is retried.
-RecordHandler: TypeAlias = "Callable[[Record], None] | Callable[[Event], None]"
+#: What a handler returns: nothing; an async one, when its coroutine has ended.
+Handled: TypeAlias = Awaitable[None] | None
+
+#: Handlers of one record or event. What they raise stops the task, or has the record delivered again where
+#: the error is one that is retried.
+RecordHandler: TypeAlias = "Callable[[Record], Handled] | Callable[[Event], Handled]"
 
 #: Handlers of a batch, or of a batch that was converted. When one returns, the whole batch counts as
 #: processed; when it raises, nothing of it does.
-BatchHandler: TypeAlias = "Callable[[Batch], None] | Callable[[Events], None]"
+BatchHandler: TypeAlias = "Callable[[Batch], Handled] | Callable[[Events], Handled]"
 
 
 class Clock(Protocol):
@@ -137,7 +140,7 @@ class Histogram(Protocol):
 
 
 class Metrics(Protocol):
-    """Makes numbers that whoever watches the engine sees beside the engine's own (`Engine.metrics`).
+    """Makes numbers that are shown beside the engine's own (`Engine.metrics`).
 
     Each has the labels `engine` and `task`, the latter empty for a connector. The same name and labels give
     the same number, also in another life of the task, so that counters go on. Names are Prometheus': letters,
@@ -242,6 +245,13 @@ class TaskCommits(Committer, OffsetWriter, Protocol):
         """Records before which everything is processed, dropped ones included. Any thread."""
         ...
 
+    def begin(self) -> OffsetReader:
+        """Make ready, before the task is started, and return what reads the offsets that were committed.
+
+        :raises TailraceError: this life of the task ends.
+        """
+        ...
+
     def take(self, batch: Batch) -> None:
         """Take note of a batch that was polled, before it is processed; in the order of the polls."""
         ...
@@ -252,7 +262,10 @@ class TaskCommits(Committer, OffsetWriter, Protocol):
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the last write to the store failed; None if it did not, or has not ended. Any thread."""
+        """Why the last write to the store failed; None if it did not, or has not ended. Any thread.
+
+        Where `take` and `tick` raise it, nothing more of this life is committed, and another one goes on.
+        """
         ...
 
     def finish(self, timeout_s: float) -> bool:
@@ -265,7 +278,7 @@ class TaskCommits(Committer, OffsetWriter, Protocol):
 
 @runtime_checkable
 class RecordProcessor(Protocol):
-    """Takes the batches of one task through transformation and conversion to whoever wants them.
+    """Takes the batches of one task through transformation and conversion to their handler.
 
     An object for each task. The engine's own (`engine.processing`) are chosen by what handler,
     converter and order it was given; a user's takes their place.
@@ -394,6 +407,19 @@ class KeepsOffsets(Protocol):
         ...
 
 
+@runtime_checkable
+class SwitchesRealtime(Protocol):
+    """A connector whose records may come from memory, before anybody reads them from a log."""
+
+    def switch_realtime(self, *, on: bool) -> None:
+        """Ask for it, or for its end; returns at once, and promises nothing."""
+        ...
+
+    def realtime_status(self) -> Sequence[Mapping[str, Any]]:
+        """Return what each consumer shows of it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TaskContext:
     """What a task may use, in one of its lives.
@@ -412,7 +438,7 @@ class TaskContext:
         later one takes the place of one that directly follows the same batch. Once the task is stopped,
         nothing is heard.
     :param commit_policy: what decides when this task's offsets are committed. The engine asks it, on several
-        threads under a lock; whoever has state in a policy of his own may look at it here.
+        threads under a lock; a policy with state may look at it here.
     :param transformations: what the engine does to each group of a batch afterwards, or None; any thread. A
         task that can leave out what would be dropped may; it need not, and must not change records.
     """
@@ -476,7 +502,7 @@ class Recovers(Protocol):
 
     @property
     def is_recovering(self) -> bool:
-        """Whether that is so. Attempts are not counted anew then; asked on the task's thread, after a
+        """Whether that is so. Attempts are not counted again then; asked on the task's thread, after a
         `poll` that returned None.
         """
         ...

@@ -17,8 +17,6 @@ from typing import Any, Self
 import structlog
 
 from tailrace.config import EngineConfig, EngineOptions
-from tailrace.engine.arguments import check
-from tailrace.engine.assembly import assemble
 from tailrace.engine.callbacks import CallbackDispatcher
 from tailrace.engine.contracts import (
     BatchHandler,
@@ -32,20 +30,23 @@ from tailrace.engine.contracts import (
     Settings,
     SourceConnector,
     SourceTask,
+    SwitchesRealtime,
     TaskCommits,
 )
 from tailrace.engine.failures import as_engine_failure, timed_out
 from tailrace.engine.lifecycle import EngineEvent, EngineLifecycle, State
-from tailrace.engine.logs import to_logging
-from tailrace.engine.masking import masked
-from tailrace.engine.metrics import EngineMetrics
-from tailrace.engine.metrics_endpoint import MetricsEndpoint
+from tailrace.engine.monitoring.endpoint import MetricsEndpoint
+from tailrace.engine.monitoring.logs import to_logging
+from tailrace.engine.monitoring.metrics import EngineMetrics
+from tailrace.engine.monitoring.views import EngineView, TaskView
 from tailrace.engine.offsets.connector_offsets import ConnectorOffsets
-from tailrace.engine.processing.task_counts import TaskCounts
+from tailrace.engine.processing.in_flight import TaskCounts
+from tailrace.engine.setup.arguments import check
+from tailrace.engine.setup.assembly import assemble
+from tailrace.engine.setup.masking import masked
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.tasks import LifecycleEvents, TaskEnvironment, TaskThread
 from tailrace.engine.threads import BoundedCall, Pool, adopt, join_all, owner, wait_for
-from tailrace.engine.views import EngineView, TaskView
 from tailrace.errors import Kind, TailraceError
 
 log = structlog.get_logger(__name__)
@@ -203,7 +204,9 @@ class Engine:
             return
         if not self._wait_stopped(timeout_s):
             assert timeout_s is not None
-            raise timed_out("close the engine, which goes on stopping", [], timeout_s)
+            raise timed_out(
+                "close the engine, which goes on stopping", [], timeout_s, "the `timeout_s` of close()"
+            )
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end, at most `timeout_s`; tell whether it came.
@@ -264,6 +267,23 @@ class Engine:
     def status(self) -> dict[str, Any]:
         """Return the view as one JSON object."""
         return self.view().as_json()
+
+    def switch_realtime(self, *, on: bool) -> None:
+        """Ask that handler and sinks are fed from memory, or no more; as `tailrace realtime on|off`.
+
+        Returns at once, and promises nothing: `realtime_status` has what became of it.
+
+        :raises TailraceError: `ENGINE_MISUSED` if it does not run, or its connector can't; `LOG_MISSING`
+            before there is a log; `LOG_FULL`, `LOG_WRITE_FAILED`.
+        """
+        self._realtime_connector("switch real time").switch_realtime(on=on)
+
+    def realtime_status(self) -> Sequence[Mapping[str, Any]]:
+        """Return what feeds handler and sinks, and why; as `tailrace realtime status`.
+
+        :raises TailraceError: as `switch_realtime`.
+        """
+        return self._realtime_connector("show real time").realtime_status()
 
     # ------------------------------------------------------------------ the life
 
@@ -350,7 +370,6 @@ class Engine:
             name=parts.name,
             options=parts.options,
             clock=parts.clock,
-            offsets=self._store,
             latches=self._latches,
             supervision=supervision,
             wanted=parts.wanted,
@@ -502,14 +521,14 @@ class Engine:
         with self._creating:
             return self._parts.connector.create_task()
 
-    def _new_commits(self, task: SourceTask, name: str) -> TaskCommits:
+    def _new_commits(self, task: SourceTask, number: int) -> TaskCommits:
         assert self._store is not None
         assert self._connector_offsets is not None
-        return self._parts.new_commits(self._store, task.commit, self._connector_offsets.claim, name)
+        return self._parts.new_commits(self._store, task.commit, self._connector_offsets.claim, number)
 
     def _new_processor(self, commits: TaskCommits, name: str, counts_of_task: TaskCounts) -> RecordProcessor:
         parts = self._parts
-        processor = parts.new_processor(self._latches.ending, name, counts_of_task)
+        processor = parts.new_processor(self._latches.ending, name, counts_of_task, commits)
         # A transformation that hangs holds threads of its own task alone, and none of the task's next life.
         if (earlier := self._pools.get(name)) is not None:
             earlier.shutdown(wait=False, cancel_futures=True)
@@ -517,6 +536,17 @@ class Engine:
         self._pools[name] = pool
         processor.initialize(pool, parts.stages.transform, parts.stages.convert, commits)
         return processor
+
+    def _realtime_connector(self, attempt: str) -> SwitchesRealtime:
+        if self._life.state is not State.POLLING_TASKS:
+            raise self._life.misused(attempt)
+        if not isinstance(self._parts.connector, SwitchesRealtime):
+            raise TailraceError(
+                Kind.ENGINE_MISUSED,
+                f"{attempt}: {type(self._parts.connector).__name__} hands its records over itself",
+                "real time is for engines that read a change log",
+            )
+        return self._parts.connector
 
     def _task(self, number: int) -> SourceTask:
         if self._life.state not in (State.STARTING_TASKS, State.POLLING_TASKS, State.STOPPING):

@@ -71,11 +71,16 @@ def unkept(cause: BaseException | None) -> TailraceError:
     return found
 
 
-def timed_out(attempt: str, tasks: list[int], limit_s: float) -> TailraceError:
-    """Return the error of what took longer than `task_management_timeout_ms`."""
+def timed_out(
+    attempt: str, tasks: list[int], limit_s: float, limit: str = "task_management_timeout_ms"
+) -> TailraceError:
+    """Return the error of what took too long.
+
+    :param limit: its name, as the caller knows it.
+    """
     return TailraceError(
         Kind.TASK_TIMED_OUT,
         f"{attempt}: not done after {limit_s:g} s",
-        "see what it waits for in the log; task_management_timeout_ms is how long it may take",
+        f"see what it waits for in the log; {limit} is how long it may take",
         {"tasks": tasks} if tasks else {},
     )

@@ -24,7 +24,7 @@ class GivenUpError(Exception):
 class Retrying:
     """Calls functions again that fail with errors that may pass. For one thread at a time.
 
-    Attempts are counted anew after each success.
+    Attempts are counted again after each success.
 
     :param what: what is tried, for the log: `task 3: poll`.
     :param stopping: ends a wait.

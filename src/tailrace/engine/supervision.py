@@ -14,6 +14,7 @@ import structlog
 
 from tailrace.backoff import Backoff
 from tailrace.config import EngineOptions
+from tailrace.config.engine_options import TASK_RESTARTS_MAX
 from tailrace.engine.failures import as_task_failure
 from tailrace.engine.lifecycle import EngineEvent
 from tailrace.errors import TailraceError
@@ -62,7 +63,7 @@ class Supervision:
             options.errors_retry_delay_initial_ms / 1000,
             options.errors_retry_delay_max_ms / 1000,
         )
-        restarts = Backoff(options.task_restarts_max, first_s, longest_s)
+        restarts = Backoff(TASK_RESTARTS_MAX, first_s, longest_s)
         self._books = [_Books(restarts) for _ in range(count)]
         self._isolated: list[TailraceError] = []
 

@@ -1,4 +1,4 @@
-"""A task on its thread: it starts, polls and hands over, ends, and may begin a life anew.
+"""A task on its thread: it starts, polls and hands over, ends, and may be started again.
 
 Who decides is elsewhere: `Supervision` about failures, the engine, by `LifecycleEvents`, about when tasks
 begin to poll and when they are stopped. A life of a task has a processor and a committer of its own.
@@ -15,13 +15,12 @@ from typing import Any
 import structlog
 
 from tailrace import failpoints
-from tailrace.backoff import Backoff, is_retriable
+from tailrace.backoff import Backoff
 from tailrace.config import EngineOptions
 from tailrace.engine.contracts import (
     Clock,
     HasErrors,
     Metrics,
-    OffsetReader,
     RecordProcessor,
     Recovers,
     Settings,
@@ -31,7 +30,7 @@ from tailrace.engine.contracts import (
     TaskContext,
 )
 from tailrace.engine.failures import as_task_failure, named, timed_out, unkept
-from tailrace.engine.processing.task_counts import TaskCounts
+from tailrace.engine.processing.in_flight import TaskCounts
 from tailrace.engine.retry import GivenUpError, Retrying
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.threads import adopt
@@ -88,14 +87,13 @@ class TaskEnvironment:
     name: str
     options: EngineOptions
     clock: Clock
-    offsets: OffsetReader
     latches: LifecycleEvents
     supervision: Supervision
     wanted: bool
     transform: Callable[[Group], Iterable[Group]] | None
     metrics: Callable[[int], Metrics]
     new_task: Callable[[], SourceTask]
-    new_commits: Callable[[SourceTask, str], TaskCommits]
+    new_commits: Callable[[SourceTask, int], TaskCommits]
     new_processor: Callable[[TaskCommits, str, TaskCounts], RecordProcessor]
     notify: Callable[[str, int], None]
 
@@ -131,6 +129,7 @@ class _Life:
     counts: PollCounts
     commits: TaskCommits
     doing: str = "start"
+    called: bool = False  # whether the task's `start` was
     started: bool = False
     taken: int = 0  # records
     unkept: bool = False  # what could be committed at the end was not
@@ -140,11 +139,12 @@ class _Life:
 
     def start(self, settings: Settings) -> None:
         environment = self.environment
+        offsets = self.commits.begin()
         context = TaskContext(
             environment.name,
             self.number,
             settings,
-            environment.offsets,
+            offsets,
             environment.clock,
             environment.latches.ending,
             self.finished.set,
@@ -155,6 +155,7 @@ class _Life:
             transformations=environment.transform,
             batch_records_max=environment.options.record_processing.batch_records_max,
         )
+        self.called = True
         self.task.start(context)
         self.processor = environment.new_processor(
             self.commits, f"task {self.number}", self.counts.counts_of_task
@@ -240,7 +241,8 @@ class _Life:
             self.unkept = True
         self.doing = "stop"
         failpoints.hit("engine.before_stop")
-        self.task.stop()
+        if self.called:
+            self.task.stop()
         return True
 
 
@@ -262,6 +264,7 @@ class TaskThread:
         what = f"task {number}"
         clock, ending = environment.clock, environment.latches.ending
         self._start_backoff = environment.backoff()
+        self._commit_backoff = environment.backoff()  # of lives whose transaction has failed
         self._start_error: BaseException | None = None  # until a start succeeds
         self._polling = Retrying(
             f"{what}: poll", environment.backoff(), clock, ending, self._count_retry, self._has_passed
@@ -355,7 +358,7 @@ class TaskThread:
     def _live(self, task: SourceTask) -> float | None:
         """Live one life of the task; return the seconds until the next, None if there is none."""
         environment, supervision = self._environment, self._environment.supervision
-        commits = environment.new_commits(task, f"task {self.number}")
+        commits = environment.new_commits(task, self.number)
         if self._life is not None:
             self.counts.processed += self._life.commits.processed
             self.counts.committed += self._life.commits.committed
@@ -395,13 +398,13 @@ class TaskThread:
             life.commits.tick()
 
     def _verdict(self, error: BaseException, life: _Life) -> float | None:
-        if not life.started and is_retriable(error) and not self._environment.latches.ending.is_set():
-            self._start_backoff, wait_s = self._start_backoff.after(error)
+        if not self._environment.latches.ending.is_set():
+            wait_s = self._wait_before_next(error, life)
             if wait_s is not None:
                 self._start_error = error
                 self._count_retry()
                 log.warning(
-                    "a task did not start, tried again",
+                    "a task begins again" if life.started else "a task did not start, tried again",
                     task=self.number,
                     error=str(error) if isinstance(error, TailraceError) else named(error),
                     wait_s=wait_s,
@@ -419,6 +422,19 @@ class TaskThread:
             may_restart=not self._environment.latches.ending.is_set(),
         )
         self.start_ended.set()
+        return wait_s
+
+    def _wait_before_next(self, error: BaseException, life: _Life) -> float | None:
+        """Return the seconds until the next life where `error` may pass by one; None: it may not."""
+        if not life.started:
+            self._start_backoff, wait_s = self._start_backoff.after(error)
+            return wait_s
+        if error is not life.commits.failure:
+            return None
+        backoff = self._commit_backoff
+        self._commit_backoff, wait_s = (backoff.after_success() if life.commits.committed else backoff).after(
+            error
+        )
         return wait_s
 
     def _end(self, life: _Life, *, failed: bool) -> None:
@@ -448,7 +464,7 @@ class TaskThread:
         except StopEngine:
             self._environment.supervision.stop_asked()
         except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
-            # One that failed has told its error already; what it drags along is no news.
+            # One that failed has reported its error already; what it drags along is no news.
             if not failed:
                 self._broke(error, life)
 

@@ -41,7 +41,7 @@ class Transformation(Protocol):
 class RecordTransformation(Protocol):
     """The same for those who think in single records. Slower: each record is made an object.
 
-    A record's `partition` is not told here: it is empty.
+    A record's `partition` is not known here: it is empty.
     """
 
     def apply_record(self, record: Record) -> Record | None:

@@ -12,12 +12,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tailrace import extensions
-from tailrace.config import predicates as choices
-from tailrace.config import steps
-from tailrace.config import transformations as options
 from tailrace.config.fields import Section
 from tailrace.config.problems import ConfigProblem, Path, from_pydantic
-from tailrace.config.steps import ROOTS, python_regex
+from tailrace.config.transformations import options, steps
+from tailrace.config.transformations import predicates as choices
+from tailrace.config.transformations.steps import ROOTS, python_regex
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression
 from tailrace.expressions.language import ExpressionError

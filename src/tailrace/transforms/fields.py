@@ -183,5 +183,5 @@ def _offsets(parents: np.ndarray, lists: pa.Array) -> pa.Array:
 
 
 def failure(group: Group, message: str, hint: str) -> TailraceError:
-    """Return the error of records that a transformation can't take as it was told to."""
+    """Return the error of records that a transformation can't take under its options."""
     return TailraceError(Kind.TRANSFORM_FAILED, message, hint, {"table": described(group)})

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.config import transformations as options
+from tailrace.config.transformations import options
 from tailrace.model import OWN_FORMS
 from tailrace.records.group import Group
 from tailrace.transforms.fields import failure, specials_of_values
@@ -121,7 +121,7 @@ def _either(condition: pa.Array, first: pa.Array, second: pa.Array) -> pa.Array:
 
 
 def _with_placeholders(group: Group, found: dict[str, pa.Array]) -> dict[str, pa.Array]:
-    # As in Debezium's JSON: a value that was not sent is told by a text, where the column can hold one.
+    # As in Debezium's JSON: a value that was not sent is shown by a text, where the column can hold one.
     unchanged = group.column("unchanged")
     if pa.types.is_null(unchanged.type) or not len(unchanged.flatten()):
         return found

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tailrace.config import transformations as options
-from tailrace.config.steps import ROOTS
+from tailrace.config.transformations import options
+from tailrace.config.transformations.steps import ROOTS
 from tailrace.expressions.computing import Expression
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tailrace.config import transformations as options
+from tailrace.config.transformations import options
 from tailrace.records.group import Group
 from tailrace.transforms.fields import KEY, failure
 from tailrace.transforms.groups.structs import members, struct_of

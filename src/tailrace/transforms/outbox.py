@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from tailrace.config import transformations as options
 from tailrace.config.patterns import matches_any
-from tailrace.config.steps import python_regex
+from tailrace.config.transformations import options
+from tailrace.config.transformations.steps import python_regex
+from tailrace.decode.values.json_texts import are_json, quoted
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.values.json_texts import are_json, quoted
 from tailrace.transforms.fields import failure
 from tailrace.transforms.groups.casts import TEXT, cast
 from tailrace.transforms.groups.structs import members, struct_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tailrace.config import transformations as options
-from tailrace.config.steps import REFERENCE, ROOTS, python_regex
+from tailrace.config.transformations import options
+from tailrace.config.transformations.steps import REFERENCE, ROOTS, python_regex
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression
 from tailrace.expressions.language import ExpressionError

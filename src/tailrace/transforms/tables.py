@@ -19,21 +19,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.config import predicates as choices
 from tailrace.config.patterns import matches_any
-from tailrace.config.predicates import AnyPredicate
-from tailrace.config.steps import ROOTS, TransformationConfig, python_regex
-from tailrace.config.transformations import DropConfig
+from tailrace.config.transformations import predicates as choices
+from tailrace.config.transformations.options import DropConfig
+from tailrace.config.transformations.predicates import AnyPredicate
+from tailrace.config.transformations.steps import ROOTS, TransformationConfig, python_regex
+from tailrace.decode.changes import TableChanges, no_changes
+from tailrace.decode.column_policy import reshaped
+from tailrace.decode.computed import ComputedColumn, ComputedColumns
+from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.kernel import UNCHANGED
+from tailrace.decode.postgres_types import OIDS
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.sql import inputs_of
 from tailrace.model import Column, Op, Relation, ReplicaIdentity
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.changes import TableChanges, no_changes
-from tailrace.sources.postgres.decode.column_policy import reshaped
-from tailrace.sources.postgres.decode.computed import ComputedColumn, ComputedColumns
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
-from tailrace.sources.postgres.decode.kernel import UNCHANGED
-from tailrace.sources.postgres.decode.postgres_types import OIDS
 from tailrace.transforms.chain import Chain
 from tailrace.transforms.contract import Transformation
 from tailrace.transforms.factory import build

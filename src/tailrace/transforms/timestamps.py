@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.config import transformations as options
+from tailrace.config.transformations import options
+from tailrace.decode.values.stamps import finite, with_infinities
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.values.stamps import finite, with_infinities
 from tailrace.transforms.fields import Fields, failure, field_names, fitting, with_edited
 from tailrace.transforms.groups.casts import cast
 

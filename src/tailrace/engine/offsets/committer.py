@@ -3,14 +3,13 @@
 The policy is asked at the end of each batch and, while records are marked, after every `LOOK_RECORDS`
 of them and every `LOOK_S`: a batch may take minutes.
 
-Writes happen on a thread of the committer's own, one at a time. Whoever finishes a batch waits for
+Writes happen on a thread of the committer's own, one at a time. The thread that finishes a batch waits for
 the write as long as `timeout_s`; after that the engine goes on and so does the write: until it has
 ended no other begins, and if it succeeds after all, it counts. Within a batch nobody waits.
 """
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 import time
@@ -22,8 +21,8 @@ import numpy as np
 import structlog
 
 from tailrace import failpoints
-from tailrace.engine.contracts import Clock, CommitPolicy, OffsetStore
-from tailrace.engine.offsets.tracker import CommitPoint, Tracker
+from tailrace.engine.contracts import Clock, CommitPolicy, OffsetReader, OffsetStore
+from tailrace.engine.offsets.partitions import Points, TrackedPartitions, are_transaction_ends, uncommitted
 from tailrace.engine.threads import belonging
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
@@ -37,20 +36,11 @@ LOOK_RECORDS = 256
 #: Within a batch, a commit that failed is tried again after so long.
 AGAIN_S = 1.0
 
-_Key = tuple[tuple[str, str], ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Kept:
-    # A partition and what is known of it.
-    partition: Partition
-    tracker: Tracker = field(default_factory=Tracker)
-
 
 @dataclass(slots=True, eq=False)
 class _Write:
     # Points to commit, of several partitions, and how that went.
-    points: Sequence[tuple[_Kept, CommitPoint]]
+    points: Points
     done: threading.Event = field(default_factory=threading.Event)
     succeeded: bool = False
     is_late: bool = False  # somebody has waited for it in vain: nobody does again
@@ -63,7 +53,7 @@ class OffsetCommitter:
 
     :param committed: hears each offset once the store has it (`SourceTask.commit`), on the writing
         thread; never after `finish` has returned.
-    :param timeout_s: longest that a commit holds up whoever finishes a batch.
+    :param timeout_s: longest that a commit holds up the thread that finishes a batch.
     :param claim: hears of each partition before its first batch is taken, or its first offset.
     """
 
@@ -87,9 +77,7 @@ class OffsetCommitter:
         self._claim = claim
         self._lock = threading.Lock()
         self._telling = threading.Lock()  # held while the task hears of a commit
-        self._kept: dict[_Key, _Kept] = {}
-        self._partition_of: dict[int, _Kept] = {}  # by number of the batch
-        self._noted = itertools.count(-1, -1)  # numbers that no batch has
+        self._partitions = TrackedPartitions()
         self._committed = 0
         self._last_s = clock.monotonic()
         self._write: _Write | None = None
@@ -124,14 +112,17 @@ class OffsetCommitter:
     def processed(self) -> int:
         """Records of this life before which everything is processed, of all partitions."""
         with self._lock:
-            self._advance()
-            return sum(kept.tracker.processed for kept in self._kept.values())
+            return self._partitions.processed
 
     @property
     def open_batches(self) -> int:
         """Batches that were begun and wait to be processed."""
         with self._lock:
-            return sum(kept.tracker.open_batches for kept in self._kept.values())
+            return self._partitions.open_batches
+
+    def begin(self) -> OffsetReader:
+        """Return what reads the offsets that were committed."""
+        return self._store
 
     def take(self, batch: Batch) -> None:
         """Take note of a batch as it was polled, in the order of its partition, before it is processed.
@@ -140,10 +131,9 @@ class OffsetCommitter:
             `OFFSETS_PREEMPTED`, as `tick`.
         """
         self._raise_failure()
-        kept = self._of(batch.partition)
+        self._claim_new(batch.partition)
         with self._lock:
-            kept.tracker.begin(batch.number, batch.polled, batch.offsets, batch.end, batch.transaction_ends)
-            self._partition_of[batch.number] = kept
+            self._partitions.begin(batch)
 
     def write(self, partition: Partition, offset: Offset) -> None:
         """Have an offset committed that no record brings, once all that was taken before is processed.
@@ -151,41 +141,36 @@ class OffsetCommitter:
         :raises TailraceError: as `take`.
         """
         self._raise_failure()
-        kept = self._of(partition)
+        self._claim_new(partition)
         with self._lock:
             if not self._closed:
-                kept.tracker.note(next(self._noted), dict(offset))
+                self._partitions.note(partition, offset)
 
-    def _of(self, partition: Partition) -> _Kept:
-        key = tuple(sorted(partition.items()))
-        kept = self._kept.get(key)
-        if kept is None:
+    def _claim_new(self, partition: Partition) -> None:
+        if not self._partitions.has(partition):
             self._claim(partition)
-            with self._lock:
-                kept = self._kept.setdefault(key, _Kept(partition))
-        return kept
 
     def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
         """Count a record of `batch`, or all of it, as processed; after `finish` nothing any more."""
         number = batch.number
         with self._lock:
             # Batches are forgotten once they are processed: again is no harm.
-            kept = self._partition_of.get(number)
-            if kept is None or self._closed:
+            tracker = self._partitions.tracker_of(batch)
+            if tracker is None or self._closed:
                 return
             if place is None:
-                kept.tracker.mark_batch(number, offset)
+                tracker.mark_batch(number, offset)
                 self._has_marked(0)
             else:
-                kept.tracker.mark(number, place, offset)
+                tracker.mark(number, place, offset)
                 self._has_marked(1)
 
     def mark_places(self, batch: Batch, places: Sequence[int]) -> None:
         """Count records of `batch` as processed, by their places; after `finish` nothing any more."""
         with self._lock:
-            kept = self._partition_of.get(batch.number)
-            if kept is not None and not self._closed:
-                kept.tracker.mark_places(batch.number, places)
+            tracker = self._partitions.tracker_of(batch)
+            if tracker is not None and not self._closed:
+                tracker.mark_places(batch.number, places)
                 self._has_marked(len(places))
 
     def _has_marked(self, records: int) -> None:
@@ -205,9 +190,9 @@ class OffsetCommitter:
         is_dropped[batch.places] = False
         places = np.flatnonzero(is_dropped)
         with self._lock:
-            kept = self._partition_of.get(batch.number)
-            if kept is not None and not self._closed:
-                kept.tracker.mark_places(batch.number, places)
+            tracker = self._partitions.tracker_of(batch)
+            if tracker is not None and not self._closed:
+                tracker.mark_places(batch.number, places)
 
     def mark_batch_finished(self, batch: Batch) -> None:
         """Say that no more will be marked in `batch` by who calls: commits if the policy wants it."""
@@ -273,7 +258,7 @@ class OffsetCommitter:
         if earlier is not None and not earlier.done.wait(max(0.0, deadline_s - time.monotonic())):
             return False
         with self._lock:
-            points = self._points(at_transaction_end=False)
+            points = self._partitions.points()
             write = _Write(points) if points and not self._closed else None
             self._begin_write(write)
         if write is None:
@@ -282,32 +267,17 @@ class OffsetCommitter:
 
     def _due(self) -> _Write | None:
         # Under the lock. The furthest points if the policy takes those, else the ends of transactions.
-        self._advance()
         if self._write is not None:
             return None
         since_s = self._clock.monotonic() - self._last_s
         for at_end in (False, True):
-            points = self._points(at_transaction_end=at_end)
-            count = sum(kept.tracker.uncommitted_records(point) for kept, point in points)
-            is_end = at_end or all(point == kept.tracker.transaction_end for kept, point in points)
-            if points and self._policy.is_due(count, is_end, since_s):
+            points = self._partitions.points(at_transaction_end=at_end)
+            is_end = at_end or are_transaction_ends(points)
+            if points and self._policy.is_due(uncommitted(points), is_end, since_s):
                 return _Write(points)
             if is_end:
                 return None
         return None
-
-    def _advance(self) -> None:
-        for kept in self._kept.values():
-            for number in kept.tracker.advance():
-                self._partition_of.pop(number, None)
-
-    def _points(self, *, at_transaction_end: bool) -> list[tuple[_Kept, CommitPoint]]:
-        self._advance()
-        found = [
-            (kept, kept.tracker.transaction_end if at_transaction_end else kept.tracker.furthest)
-            for kept in self._kept.values()
-        ]
-        return [(kept, point) for kept, point in found if point is not None]
 
     def _begin_write(self, write: _Write | None) -> None:
         if write is None:
@@ -355,7 +325,7 @@ class OffsetCommitter:
                 self._look()
             except BaseException as error:  # noqa: BLE001 - a policy's own; the task's thread raises it
                 self._failed = error
-            is_left = bool(self._points(at_transaction_end=False))
+            is_left = bool(self._partitions.points())
             self._is_looking = is_left and not self._closed and self._failed is None
 
     def _store_points(self, write: _Write) -> None:
@@ -394,9 +364,7 @@ class OffsetCommitter:
         failpoints.hit("engine.after_commit")
         with self._telling:
             with self._lock:
-                for kept, point in write.points:
-                    self._committed += kept.tracker.uncommitted_records(point)
-                    kept.tracker.committed(point)
+                self._committed += self._partitions.committed(write.points)
                 self._last_s = self._clock.monotonic()
                 failures, self._failures, self._failure = self._failures, 0, None
                 self._write = None

@@ -31,10 +31,11 @@ _FORM = 1
 Key = tuple[tuple[str, str], ...]
 
 
-def store_for(storage: OffsetStorage, name: str, *, atomic: bool = False) -> OffsetStore:
+def store_for(storage: OffsetStorage, name: str, *, atomic: bool = False, tasks: int = 0) -> OffsetStore:
     """Return the store that the configuration names, for the engine `name`; `log` is the connector's.
 
     :param atomic: `EngineOptions.atomic_source_offset_commit`.
+    :param tasks: as `KafkaOffsetStore` has it.
     """
     if storage.type == "memory":
         return MemoryOffsetStore()
@@ -45,7 +46,7 @@ def store_for(storage: OffsetStorage, name: str, *, atomic: bool = False) -> Off
     # Only now: engines without Kafka need not load its client.
     from tailrace.kafka.offsets.store import KafkaOffsetStore
 
-    return KafkaOffsetStore(storage, name, atomic=atomic)
+    return KafkaOffsetStore(storage, name, atomic=atomic, tasks=tasks)
 
 
 def key_of(partition: Partition) -> Key:

@@ -8,6 +8,7 @@ done as a whole costs nothing.
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from tailrace.errors import Kind, TailraceError
 
 Offset = Mapping[str, Any]
 
-#: More batches that are begun and not processed are refused: whoever marks has stopped marking.
+#: More batches that are begun and not processed are refused: the handler has stopped marking.
 BATCHES_MAX = 10_000
 
 _DONE = 1
@@ -51,7 +52,7 @@ class _Open:
     offsets: BatchOffsets
     polled: int
     end: Offset | None
-    ends: npt.NDArray[np.bool_] | None
+    ends: Sequence[int] | None  # how many places lie before each end of a transaction, rising
     records_before: int
     batches_before: int
     done_before: int = 0  # the places before it are processed
@@ -94,14 +95,14 @@ class _Open:
             return None
         if self.ends is None or not self.polled:
             return self.done_before
-        # Asked while records are marked: the last end is near, the first is not.
-        behind_first = self.ends[: self.done_before][::-1]
-        back = int(behind_first.argmax()) if len(behind_first) else 0
-        return self.done_before - back if len(behind_first) and behind_first[back] else None
+        # Asked again and again while records are marked, under the lock of who marks: nothing goes through
+        # the places, nor lets go of the interpreter's lock, as numpy's functions do.
+        ends = bisect.bisect_right(self.ends, self.done_before)
+        return self.ends[ends - 1] if ends else None
 
 
 class Tracker:
-    """The records of one partition. Not for several threads at once: whoever holds it locks.
+    """The records of one partition. Not for several threads at once: the caller locks.
 
     `furthest` is the last point that can be committed, `transaction_end` the last at which no
     transaction is open as well; None where there is none, or none after what was committed.
@@ -153,11 +154,12 @@ class Tracker:
             raise TailraceError(
                 Kind.ENGINE_MISUSED,
                 f"begin a batch: {BATCHES_MAX} batches were delivered and are not marked as processed",
-                "whoever was given the committer marks each batch, or each of its records, in the end",
+                "its handler marks each batch, or each of its records, in the end",
             )
         if number in self._open:
             raise ValueError(f"batch {number} was begun before")
-        self._open[number] = _Open(offsets, polled, end, transaction_ends, self._records, self._batches)
+        ends = None if transaction_ends is None else (np.flatnonzero(transaction_ends) + 1).tolist()
+        self._open[number] = _Open(offsets, polled, end, ends, self._records, self._batches)
         self._order.append(number)
         self._records += polled
         self._batches += 1

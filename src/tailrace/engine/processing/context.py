@@ -1,4 +1,4 @@
-"""What deliveries are made of: on what terms records are handed over, and by what means."""
+"""What processors are made with: the settings of a task's processing, and the engine's objects for it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, Literal
 from tailrace.backoff import Backoff
 from tailrace.engine.contracts import Clock, Committer
 from tailrace.engine.processing.handlers import Handler, HandlerKind
-from tailrace.engine.processing.in_flight import InFlightLimiter
-from tailrace.engine.processing.task_counts import TaskCounts
+from tailrace.engine.processing.in_flight import InFlightLimiter, TaskCounts
 from tailrace.engine.retry import Retrying
 from tailrace.records.group import Group
 
@@ -21,15 +20,15 @@ Order = Literal["ordered", "unordered", "key"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessingConfig:
-    """How the records of one life of a task are handed over.
+    """How the records of one attempt of a task are handed over.
 
     :param handler: of `on_batch` or `on_record`.
-    :param stopping: set when the task is to end: `process` no longer waits for room then.
+    :param stopping: set when the task is to end: `process` no longer waits for the limiter then.
     :param order: of calls with records; `calls` is what holds for the handler.
     :param threads: of the pool that `initialize` gives; and so many call a handler of records out of order.
     :param backoff: for handlers that want to be called again; default: for ever.
     :param name: of the task, for threads and logs.
-    :param counts_of_task: of the task; it outlives this life.
+    :param counts_of_task: of the task; it outlives this attempt.
     """
 
     handler: Handler
@@ -49,7 +48,7 @@ class ProcessingConfig:
         return self.order if self.handler.takes is HandlerKind.RECORD else "ordered"
 
     def new_limiter(self) -> InFlightLimiter:
-        """Return the room of one life."""
+        """Return the limiter of one attempt."""
         return InFlightLimiter(
             self.queue_batches_max, self.queue_bytes_max, self.stopping, self.counts_of_task
         )
@@ -57,7 +56,7 @@ class ProcessingConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProcessingContext:
-    """What `RecordProcessor.initialize` is given, and the room."""
+    """What `RecordProcessor.initialize` is given, and the limiter."""
 
     executor: Executor
     transform: Callable[[Group], Iterable[Group]] | None

@@ -1,4 +1,4 @@
-"""How much a task may have under way, and the gate before each call of a handler."""
+"""The limit of what a task has in flight, and the gate before each call of a handler."""
 
 from __future__ import annotations
 
@@ -6,38 +6,78 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tailrace.engine.contracts import Committer, StopEngine
-from tailrace.engine.processing.task_counts import TaskCounts
 from tailrace.records.batch import Batch
 
-#: How often who waits for room looks whether the engine wants the task to end.
+#: How often a task that waits for room checks whether the engine wants it to end.
 _LOOK_S = 0.05
 
 #: Records that were delivered are marked together: so many, or after so long.
-SETTLE_RECORDS = 64
+SETTLE_RECORDS = 128
 SETTLE_S = 0.002
+
+
+@dataclass(slots=True)
+class TaskCounts:
+    """Counts of what a task handed over, in all its attempts; the present one's limiter writes them.
+
+    :param delivered: records of batches that were handed over whole.
+    :param dropped: records of them that transformations dropped.
+    :param retries: times that a transformation, a converter or a handler failed and was tried again.
+    :param handling_s: seconds for which threads of this process called handlers, waits before retries among
+        them.
+    :param calls: handlers that run now. Those of an attempt that has ended may still run: the next one begins
+        when they have returned.
+    :param batches: under way now.
+    :param size_bytes: of them.
+    """
+
+    delivered: int = 0
+    dropped: int = 0
+    retries: int = 0
+    handling_s: float = 0.0
+    calls: int = 0
+    batches: int = 0
+    size_bytes: int = 0
 
 
 class InFlight:
     """A batch whose records are delivered one by one.
 
-    :param size_bytes: what it took of the room.
+    :param size_bytes: what the limiter counts for it.
     """
 
-    __slots__ = ("batch", "committer", "done", "left", "places", "size_bytes")
+    __slots__ = ("batch", "committer", "delivered", "done", "dropped", "left", "places", "size_bytes")
 
     def __init__(self, batch: Batch, committer: Committer, size_bytes: int) -> None:
         self.batch = batch
         self.committer = committer
         self.size_bytes = size_bytes
         #: The place of each record, in order.
-        self.places: list[int] = batch.places.tolist()
-        #: Places of records that are delivered and not marked. Any thread appends, without a lock.
+        self.places: list[int] = (
+            list(range(batch.polled)) if len(batch) == batch.polled else batch.places.tolist()
+        )
+        #: Where records are delivered in order: how many are. One thread writes it, without a lock.
+        self.delivered = 0
+        #: Where they are not: places of those that are, and not marked. Any thread appends, without a lock.
         self.done: deque[int] = deque()
         #: Records that are not marked.
         self.left = len(batch)
+        #: How many of the records transformations dropped after delivery began. Under the limiter's lock.
+        self.dropped = 0
+
+    def take_done(self) -> list[int]:
+        """Return the places of delivered records that it did not return before. One thread at a time."""
+        first, delivered = len(self.places) - self.left, self.delivered
+        if first < delivered:
+            found = self.places[first:delivered]
+        else:
+            found = [self.done.popleft() for _ in range(len(self.done))]
+        self.left -= len(found)
+        return found
 
 
 class InFlightLimiter:
@@ -46,8 +86,8 @@ class InFlightLimiter:
     The gate is shut once something failed, a handler wanted the end, or what is under way was given
     up; in the last case nothing is marked any more either. Any thread.
 
-    :param stopping: set when the task is to end: then nobody waits for room any more.
-    :param counts_of_task: is told what becomes of batches, until they are given up.
+    :param stopping: set when the task is to end: waits for room end then.
+    :param counts_of_task: counts what becomes of batches, until they are given up.
     """
 
     def __init__(
@@ -67,8 +107,9 @@ class InFlightLimiter:
         self._finished: list[InFlight] = []
         #: Records of batches in flight that were marked.
         self.settled = 0
-        #: Set once no handler is called any more.
+        #: Set once no handler is called any more, and the same for who looks at each record.
         self.shut = threading.Event()
+        self.is_shut = False
 
     @property
     def batches(self) -> int:
@@ -78,7 +119,7 @@ class InFlightLimiter:
     def take(self, size_bytes: int) -> None:
         """Wait until there is room for a batch, and take it. One batch always has room."""
         while not self._taken(size_bytes):
-            # Whoever delivers may be in a call that hangs.
+            # The thread that delivers may be in a call that hangs.
             self.settle()
 
     def _taken(self, size_bytes: int) -> bool:
@@ -113,50 +154,45 @@ class InFlightLimiter:
             self._mark_done()
             finished, self._finished = self._finished, []
         for one in finished:
-            self.finish(one.batch, one.committer, one.size_bytes)
+            self.finish(one.batch, one.committer, one.size_bytes, one.dropped)
 
-    def finish(self, batch: Batch, committer: Committer, size_bytes: int) -> None:
-        """Give back a batch of which everything is marked that this task will mark."""
-        committer.mark_batch_finished(batch)
-        self.give_back(size_bytes, delivered=len(batch), polled=batch.polled)
+    def finish(self, batch: Batch, committer: Committer, size_bytes: int, dropped: int = 0) -> None:
+        """Give back a batch of which everything is marked that this task will mark.
 
-    def _mark_done(self) -> None:
-        # Under the lock. What is noted as done later is marked the next time.
-        if self._given_up:
-            return
-        for one in tuple(self._in_flight):
-            count = len(one.done)
-            if count:
-                one.committer.mark_places(one.batch, [one.done.popleft() for _ in range(count)])
-                one.left -= count
-                self.settled += count
-            if not one.left:
-                self._in_flight.remove(one)
-                self._finished.append(one)
-
-    def give_back(self, size_bytes: int, *, delivered: int, polled: int) -> None:
-        """Hear that a batch is done.
-
-        :param delivered: how many of its records were handed over, of the `polled`.
+        :param dropped: how many of its records were not handed over.
         """
+        committer.mark_batch_finished(batch)
+        delivered = len(batch) - dropped
         with self._lock:
             self._batches -= 1
             self._bytes -= size_bytes
             self._note_under_way()
             if not self._given_up:
                 self._counts_of_task.delivered += delivered
-                self._counts_of_task.dropped += max(0, polled - delivered)
+                self._counts_of_task.dropped += max(0, batch.polled - delivered)
             self._changed.notify_all()
 
+    def _mark_done(self) -> None:
+        # Under the lock. What is noted as done later is marked the next time.
+        if self._given_up:
+            return
+        for one in tuple(self._in_flight):
+            if places := one.take_done():
+                one.committer.mark_places(one.batch, places)
+                self.settled += len(places)
+            if not one.left:
+                self._in_flight.remove(one)
+                self._finished.append(one)
+
     def tried_again(self) -> None:
-        """Hear that something failed and is tried again."""
+        """Count a failure after which something is tried again."""
         with self._lock:
             self._counts_of_task.retries += 1
 
     def enter(self) -> bool:
-        """Tell whether a handler may be called now; then `leave` must follow.
+        """Return whether a handler may be called now; `leave` must follow then.
 
-        Who calls it several times in between looks at `shut` before each call.
+        A thread that calls it several times in between checks `shut` before each call.
         """
         with self._lock:
             if self.shut.is_set():
@@ -165,7 +201,7 @@ class InFlightLimiter:
             return True
 
     def leave(self, mark: Callable[..., None] | None = None, *args: Any) -> None:
-        """Hear that a call has ended, and mark what it did, unless that was given up meanwhile."""
+        """Note the end of a call, and mark what it did, unless that was given up meanwhile."""
         with self._lock:
             self._counts_of_task.calls -= 1
             if mark is not None and not self._given_up:
@@ -186,6 +222,7 @@ class InFlightLimiter:
             # The first counts; but an error for more than a wish.
             if self._failure is None or isinstance(self._failure, StopEngine):
                 self._failure = error
+            self.is_shut = True
             self.shut.set()
             self._changed.notify_all()
 
@@ -195,7 +232,7 @@ class InFlightLimiter:
             raise self._failure
 
     def wait_until_empty(self, timeout_s: float) -> bool:
-        """Wait until nothing is under way; after a failure, until no handler runs. Tell the first."""
+        """Wait until nothing is under way, or after a failure until no handler runs; return the first."""
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             while self._counts_of_task.calls if self.shut.is_set() else self._batches:
@@ -212,10 +249,11 @@ class InFlightLimiter:
             if not self._given_up:
                 self._counts_of_task.batches = self._counts_of_task.size_bytes = 0
             self._given_up = True
+            self.is_shut = True
             self.shut.set()
             self._changed.notify_all()
 
     def _note_under_way(self) -> None:
-        # Under the lock. What was given up is no longer this task's; the next life has a room of its own.
+        # Under the lock. What was given up is no longer counted here; the next attempt has another limiter.
         if not self._given_up:
             self._counts_of_task.batches, self._counts_of_task.size_bytes = self._batches, self._bytes

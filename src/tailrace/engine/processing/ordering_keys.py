@@ -1,9 +1,9 @@
-"""Order for each key: in which lanes a record stands.
+"""Order for each key: which ordering keys a record has.
 
-Records of a lane are delivered one after another, those of different lanes side by side. A lane is a
-fingerprint of the key as it goes out, whatever the table, or of the table where there is no key. An
-update that changed the key stands in the lanes of both keys; a TRUNCATE in all lanes, and so does the
-first record of a table whose key has another type than before.
+Records of an ordering key are delivered one after another, those of different ones side by side. It is a
+fingerprint of the key as it goes out, whatever the table, or of the table where there is no key. An update
+that changed the key has those of both keys; a TRUNCATE has all of them, and so has the first record of a
+table whose key has another type than before.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tailrace.records.group import Group, Places
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderingKeys:
-    """For each record of a group, where it stands.
+    """The ordering keys of each record of a group.
 
-    :param own: the lane of its key.
-    :param other: the lane of the key that it had before; `own` where that is the same.
-    :param in_all: whether it stands in all lanes.
-    :param key_type: of the keys: lanes of keys of different types say nothing about each other.
+    :param own: that of its key.
+    :param other: that of the key which it had before; `own` where that is the same.
+    :param in_all: whether it has all that there are.
+    :param key_type: of the keys: fingerprints of keys of different types say nothing about each other.
     """
 
     own: Fingerprints
@@ -37,22 +37,22 @@ class OrderingKeys:
     key_type: pa.DataType
 
     def take(self, rows: Places) -> OrderingKeys:
-        """Return where the records at `rows` stand."""
+        """Return those of the records at `rows`."""
         return OrderingKeys(self.own[rows], self.other[rows], self.in_all[rows], self.key_type)
 
 
 def in_order(
-    lanes: Sequence[OrderingKeys], rows: Places
+    keys: Sequence[OrderingKeys], rows: Places
 ) -> tuple[Fingerprints, Fingerprints, npt.NDArray[np.bool_]]:
     """Return `own`, `other` and `in_all` of the records of a batch.
 
-    :param lanes: of its groups.
+    :param keys: of its groups.
     :param rows: the order of its records (`Batch.rows`).
     """
     return (
-        np.concatenate([found.own for found in lanes])[rows],
-        np.concatenate([found.other for found in lanes])[rows],
-        np.concatenate([found.in_all for found in lanes])[rows],
+        np.concatenate([found.own for found in keys])[rows],
+        np.concatenate([found.other for found in keys])[rows],
+        np.concatenate([found.in_all for found in keys])[rows],
     )
 
 
@@ -62,23 +62,23 @@ class KeyTypes:
     def __init__(self) -> None:
         self._types: dict[str, pa.DataType] = {}
 
-    def hear(self, topic: str, lanes: OrderingKeys) -> None:
-        """Have the first record stand in all lanes if its key is of another type than that before."""
-        if self._types.setdefault(topic, lanes.key_type) != lanes.key_type:
-            self._types[topic] = lanes.key_type
-            lanes.in_all[0] = True
+    def note(self, topic: str, keys: OrderingKeys) -> None:
+        """Have the first record wait for all others if its key is of another type than that before."""
+        if self._types.setdefault(topic, keys.key_type) != keys.key_type:
+            self._types[topic] = keys.key_type
+            keys.in_all[0] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """Records that changed their key: places, rising, and the lanes of the keys before."""
+    """Records that changed their key: places, rising, and the ordering keys of before."""
 
     places: Places
-    lanes: Fingerprints
+    keys: Fingerprints
 
 
-def lanes_of(group: Group, moved: Moved | None) -> OrderingKeys:
-    """Return where the records of a group stand.
+def ordering_keys_of(group: Group, moved: Moved | None) -> OrderingKeys:
+    """Return the ordering keys of the records of a group.
 
     :param moved: what is known of the records that they were made of, of these and others.
     """
@@ -91,7 +91,7 @@ def lanes_of(group: Group, moved: Moved | None) -> OrderingKeys:
     if moved is not None:
         at = np.minimum(np.searchsorted(moved.places, group.index), len(moved.places) - 1)
         found = moved.places[at] == group.index
-        other[found] = moved.lanes[at[found]]
+        other[found] = moved.keys[at[found]]
     return OrderingKeys(own, other, _is(group, Op.TRUNCATE), key.type)
 
 
@@ -105,8 +105,8 @@ def moved_of(group: Group) -> Moved | None:
             return None
         rows = np.searchsorted(group.wire.log_offset, old.column("_log_offset").to_numpy())
         columns = [old.column(n) for n in range(old.num_columns - 2)]
-        lanes = fingerprints(pa.StructArray.from_arrays(columns, names=old.schema.names[:-2]))
-        return Moved(group.index[rows], lanes)
+        keys = fingerprints(pa.StructArray.from_arrays(columns, names=old.schema.names[:-2]))
+        return Moved(group.index[rows], keys)
     key, before = group.column("key"), group.column("before")
     if not (pa.types.is_struct(key.type) and pa.types.is_struct(before.type)):
         return None
@@ -118,9 +118,9 @@ def moved_of(group: Group) -> Moved | None:
         return None
     taken = before.take(pa.array(rows))
     fields = dict(zip(taken.type.names, taken.flatten(), strict=True))
-    lanes = fingerprints(pa.StructArray.from_arrays([fields[name] for name in names], names=names))
-    differs = lanes != fingerprints(key.take(pa.array(rows)))
-    return Moved(group.index[rows[differs]], lanes[differs]) if differs.any() else None
+    keys = fingerprints(pa.StructArray.from_arrays([fields[name] for name in names], names=names))
+    differs = keys != fingerprints(key.take(pa.array(rows)))
+    return Moved(group.index[rows[differs]], keys[differs]) if differs.any() else None
 
 
 def _is(group: Group, op: Op) -> npt.NDArray[np.bool_]:

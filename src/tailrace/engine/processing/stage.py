@@ -1,4 +1,4 @@
-"""The stage before delivery: transform, convert, find the lanes; part by part on the pool.
+"""The stage before delivery: transform, convert, find the ordering keys; part by part on the pool.
 
 A batch is cut into parts of about the same number of records, so that all threads share in it: large
 groups are split, small ones put together. What comes of the parts is put together in the batch's
@@ -14,14 +14,19 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from tailrace.engine.processing.ordering_keys import OrderingKeys, lanes_of, moved_of
-from tailrace.records.batch import Batch, Partition
+import numpy as np
+
+from tailrace.engine.processing.ordering_keys import OrderingKeys, moved_of, ordering_keys_of
+from tailrace.records.batch import Batch
 from tailrace.records.events import Converted, Event, Events
 from tailrace.records.group import Group, Places
 from tailrace.records.record import Record
 
 #: Fewer records than this are not worth a thread of their own.
 PART_RECORDS_MIN = 2048
+
+#: Returns what a handler gets of a record, by the record's number in its batch.
+GetRecord = Callable[[int], tuple[Record | Event, ...]]
 
 Transform = Callable[[Group], Iterable[Group]]
 Convert = Callable[[Group], Converted]
@@ -33,7 +38,7 @@ class StagedGroup:
 
     group: Group
     converted: Converted | None
-    lanes: OrderingKeys | None
+    keys: OrderingKeys | None
 
     def take(self, rows: Places) -> StagedGroup:
         """Return the records at `rows` (counted within the group, rising)."""
@@ -42,7 +47,7 @@ class StagedGroup:
         return StagedGroup(
             self.group.take(rows),
             None if self.converted is None else self.converted.of_rows(rows),
-            None if self.lanes is None else self.lanes.take(rows),
+            None if self.keys is None else self.keys.take(rows),
         )
 
 
@@ -51,27 +56,30 @@ class ReadyBatch:
     """A batch that is ready to be delivered.
 
     :param given: what a handler of batches gets, and, iterated, handlers of records.
-    :param lanes: for each group of `batch`; empty if records need no lanes.
+    :param staged: what it was made of; empty if there was nothing to do.
     """
 
     batch: Batch
     given: Batch | Events
-    lanes: Sequence[OrderingKeys]
+    staged: Sequence[StagedGroup]
 
     @classmethod
     def of(cls, batch: Batch, staged: Sequence[StagedGroup]) -> ReadyBatch:
         """Return `batch` with what its records have become."""
         batch = batch.with_groups([one.group for one in staged])
-        lanes = [one.lanes for one in staged if one.lanes is not None]
         converted = tuple(one.converted for one in staged if one.converted is not None)
         # A batch of which nothing is left is given to nobody.
-        return ReadyBatch(batch, Events(batch, converted) if converted else batch, lanes)
+        return ReadyBatch(batch, Events(batch, converted) if converted else batch, staged)
+
+    @property
+    def ordering_keys(self) -> list[OrderingKeys]:
+        """For each group; empty if records were staged without."""
+        return [one.keys for one in self.staged if one.keys is not None]
 
     def by_record(self) -> Iterator[tuple[int, tuple[Record | Event, ...]]]:
         """Yield each record's place, and what of it a handler gets: itself, or its events, if any."""
         places = self.batch.places.tolist()
         if isinstance(self.given, Batch):
-            # Nothing here is called for each record but `Record` itself.
             yield from zip(places, zip(self.given, strict=True), strict=True)
             return
         events = zip(self.given.places.tolist(), self.given, strict=True)
@@ -83,36 +91,42 @@ class ReadyBatch:
                 at, event = next(events, (-1, None))
             yield place, tuple(found)
 
-    def stretches(self, size: int) -> Iterator[tuple[int, int, Callable[[int], tuple[Record | Event, ...]]]]:
-        """Yield stretches of records, numbered in the source's order from `first` to before `last`, and what
+    def in_turn(self) -> Iterator[tuple[int, Record | Event]]:
+        """Return what a handler gets, one after another, each with how many of the batch's records, from the
+        first, are delivered once it has had it.
+        """
+        count = len(self.batch)
+        if isinstance(self.given, Batch):
+            # Nothing here is called for each record but `Record` itself.
+            return zip(range(1, count + 1), self.given, strict=True)
+        # A record is delivered with its last event: when the next event is of another one.
+        numbers = np.searchsorted(self.batch.places, self.given.places)
+        return zip(np.append(numbers[1:], count).tolist(), self.given, strict=False)
+
+    def runs(self, size: int) -> Iterator[tuple[int, int, GetRecord]]:
+        """Yield runs of records, numbered in the source's order from `first` to before `last`, and what
         returns what a handler gets of a record, by its number; on any thread.
         """
-        records, groups, partition = self.by_record(), self.batch.groups, self.batch.partition
+        records = self.by_record()
         for first in range(0, len(self.batch), size):
+            last = min(first + size, len(self.batch))
             if isinstance(self.given, Batch):
-                # Made when it is delivered: thousands of records that wait would have the garbage collector
-                # look through everything.
-                of_group, rows = self.batch.order[first : first + size].T.tolist()
-                yield (
-                    first,
-                    first + len(rows),
-                    functools.partial(_record_of, groups, partition, of_group, rows, first),
-                )
+                yield first, last, _new_records(self.batch, first, last)
             else:
                 found = [given for _, given in itertools.islice(records, size)]
-                yield first, first + len(found), functools.partial(_found_at, found, first)
+                yield first, last, functools.partial(_found_at, found, first)
 
 
-def _record_of(
-    groups: Sequence[Group],
-    partition: Partition,
-    of_group: Sequence[int],
-    rows: Sequence[int],
-    first: int,
-    number: int,
-) -> tuple[Record]:
-    at = number - first
-    return (Record(groups[of_group[at]], rows[at], partition),)
+def _new_records(batch: Batch, first: int, last: int) -> GetRecord:
+    # Records are made when they are delivered: thousands that wait would have the garbage collector look
+    # through everything. Most of what delivering one costs is calling, so these call nothing but `Record`.
+    partition = batch.partition
+    if len(batch.groups) == 1:
+        [group] = batch.groups
+        return lambda number: (Record(group, number, partition),)
+    found, rows = batch.rows_of(first, last)
+    groups = list(found)
+    return lambda number: (Record(groups[number - first], rows[number - first], partition),)
 
 
 def _found_at(
@@ -127,25 +141,27 @@ class Stage:
 
     transform: Transform | None
     convert: Convert | None
-    finds_lanes: bool
+    finds_keys: bool
 
     def __call__(self, part: Sequence[Group]) -> list[StagedGroup]:
         """Return what becomes of some groups. On any thread."""
         out: list[StagedGroup] = []
         for source in part:
-            moved = moved_of(source) if self.finds_lanes else None
+            moved = moved_of(source) if self.finds_keys else None
             for group in (source,) if self.transform is None else self.transform(source):
                 if len(group):
                     converted = None if self.convert is None else self.convert(group)
                     out.append(
-                        StagedGroup(group, converted, lanes_of(group, moved) if self.finds_lanes else None)
+                        StagedGroup(
+                            group, converted, ordering_keys_of(group, moved) if self.finds_keys else None
+                        )
                     )
         return out
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return self.transform is None and self.convert is None and not self.finds_lanes
+        return self.transform is None and self.convert is None and not self.finds_keys
 
 
 class StageExecutor(Protocol):
@@ -160,6 +176,10 @@ class StageExecutor(Protocol):
         """Have a part staged. Any thread."""
         ...
 
+    def close(self) -> None:
+        """Stage nothing more. Any thread; returns soon."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PoolStageExecutor:
@@ -172,6 +192,9 @@ class PoolStageExecutor:
     def stage(self, part: list[Group]) -> Future[list[StagedGroup]]:
         """Have a part staged on one of the threads."""
         return self.executor.submit(self.work, part)
+
+    def close(self) -> None:
+        """What was submitted is cancelled where it waits."""
 
 
 class StageFuture:
@@ -208,13 +231,6 @@ class StageFuture:
         """
         if self._stage_executor is None:
             return ReadyBatch(self.batch, self.batch, ())
-        return ReadyBatch.of(self.batch, self.staged())
-
-    def staged(self) -> list[StagedGroup]:
-        """Wait for the parts, and return what has become of them, in their order.
-
-        :raises BaseException: as `result`.
-        """
         while self._failed:
             part = self._failed.pop()
             assert self._stage_executor is not None
@@ -226,7 +242,7 @@ class StageFuture:
             except BaseException:
                 self._failed.append(part)
                 raise
-        return staged
+        return ReadyBatch.of(self.batch, staged)
 
     def cancel(self) -> None:
         """Give up what has not begun."""

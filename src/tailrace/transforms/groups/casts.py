@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.values.stamps import stamp_texts
 from tailrace.expressions import computing
 from tailrace.expressions.computing import plain
 from tailrace.expressions.language import ExpressionError
-from tailrace.sources.postgres.decode.values.stamps import stamp_texts
 
 TEXT = "VARCHAR"
 

@@ -14,16 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.config import transformations as options
 from tailrace.config.source.column_policy import ColumnMask
-from tailrace.config.steps import ROOTS
+from tailrace.config.transformations import options
+from tailrace.config.transformations.steps import ROOTS
+from tailrace.decode.column_policy import FIXED_TEXT, Salt, reshaped
+from tailrace.decode.values.masks import HASH_LENGTH, hashed_texts
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression
 from tailrace.expressions.language import ExpressionError, require_type
 from tailrace.model import Relation
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.column_policy import FIXED_TEXT, Salt, reshaped
-from tailrace.sources.postgres.decode.values.masks import HASH_LENGTH, hashed_texts
 from tailrace.transforms.fields import (
     BOTH,
     KEY,

@@ -37,7 +37,7 @@ class OddTexts:
             for field in kind
             if not _holds_texts(field.type)
         ]
-        #: For each record the texts that are noted anew, by what they are called in `special`.
+        #: For each record the texts that are noted again, by what they are called in `special`.
         self.moved: dict[int, dict[str, str]] = {}
 
     def column(self, name: str, values: Sequence[Any]) -> pa.Array:

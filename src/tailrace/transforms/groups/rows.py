@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.gather import string_array
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import NoColumnError
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.gather import string_array
 from tailrace.transforms.groups.casts import texts_of
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.engine.contracts import Counter, Gauge, Histogram
 from tailrace.engine.lifecycle import State
+from tailrace.engine.monitoring.views import EngineView, TaskView
 from tailrace.engine.supervision import Phase
-from tailrace.engine.views import EngineView, TaskView
 from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
@@ -55,23 +55,25 @@ COUNTERS = (
     _Own("poll_seconds", "Seconds spent polling, waiting for records among them.", lambda task: task.poll_s),
     _Own("handler_seconds", "Seconds spent in handlers of this process.", lambda task: task.handler_s),
 )
-GAUGES = (
+QUEUE_GAUGES = (
     _Own("queue_batches", "Batches polled and not handed over.", lambda task: task.batches_under_way),
     _Own("queue_bytes", "Bytes of batches polled and not handed over.", lambda task: task.bytes_under_way),
+)
+GAUGES = (
     _Own("source_errors", "Parts of the source that can't be read now.", lambda task: len(task.errors)),
 )
 
 
-def families_of(view: EngineView) -> Iterable[Metric]:
-    """Yield the engine's own numbers."""
+def families_of(view: EngineView, *, polls: bool = True) -> Iterable[Metric]:
+    """Yield the engine's own numbers; without what is counted of polled records, if none are."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    for own in COUNTERS:
+    for own in COUNTERS if polls else ():
         counted = CounterMetricFamily(OWN_PREFIX + own.name, own.description, labels=LABELS)
         for task in view.tasks:
             counted.add_metric((view.name, str(task.number)), own.value(task))
         yield counted
-    for own in GAUGES:
+    for own in (*(QUEUE_GAUGES if polls else ()), *GAUGES):
         level = GaugeMetricFamily(OWN_PREFIX + own.name, own.description, labels=LABELS)
         for task in view.tasks:
             level.add_metric((view.name, str(task.number)), own.value(task))
@@ -97,11 +99,13 @@ class EngineMetrics:
     """The numbers of one engine. Any thread, at any time, also after its end.
 
     :param view: returns the engine as it is now.
+    :param polls: whether its tasks poll records; if not, nothing that is counted of records is shown.
     """
 
-    def __init__(self, name: str, view: Callable[[], EngineView]) -> None:
+    def __init__(self, name: str, view: Callable[[], EngineView], *, polls: bool = True) -> None:
         self._name = name
         self._view = view
+        self._polls = polls
         self._lock = threading.Lock()
         self._registry: CollectorRegistry | None = None
         self._families: dict[str, _Family] = {}
@@ -111,7 +115,7 @@ class EngineMetrics:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """The registry, for whoever shows it beside others, or in a way of his own."""
+        """The registry, for a program that shows it beside others, or in another way."""
         # Who never looks at numbers need not load the library.
         from prometheus_client import CollectorRegistry
 
@@ -129,11 +133,11 @@ class EngineMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Return the engine's own numbers as they are now; for the registry."""
-        return families_of(self._view())
+        return families_of(self._view(), polls=self._polls)
 
     def describe(self) -> Iterable[Metric]:
         """Return the names of the engine's own numbers; for the registry."""
-        return families_of(EngineView(self._name, State.CREATING, (), None, ""))
+        return families_of(EngineView(self._name, State.CREATING, (), None, ""), polls=self._polls)
 
     def of(self, task: str) -> BoundMetrics:
         """Return what a task, or with an empty text the connector, makes its numbers with."""

@@ -1,72 +1,56 @@
-"""Delivery in order: of whole batches, or record by record, on a thread of the task's own."""
+"""The executor in order: whole batches, or record by record, one after another on the dispatching thread."""
 
 from __future__ import annotations
 
-import queue
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tailrace.engine.contracts import Committer, StopEngine
 from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
 from tailrace.engine.processing.handlers import HandlerKind, check_done, where
 from tailrace.engine.processing.in_flight import SETTLE_RECORDS, SETTLE_S, InFlightLimiter
-from tailrace.engine.processing.stage import ReadyBatch, StageExecutor, StageFuture
+from tailrace.engine.processing.stage import ReadyBatch
 from tailrace.engine.retry import GivenUpError
 from tailrace.records.batch import Batch, Offset
+from tailrace.records.record import Record
 
 
-class OrderedDispatcher:
-    """Delivers one thing after another, in the order in which batches were put in."""
+class OrderedExecutor:
+    """Delivers one thing after another, in the order in which batches are added (`PartExecutor`)."""
 
-    def __init__(
-        self, terms: ProcessingConfig, means: ProcessingContext, stage_executor: StageExecutor | None
-    ) -> None:
-        self._stage_executor = stage_executor
+    def __init__(self, terms: ProcessingConfig, means: ProcessingContext) -> None:
         self._handler = terms.handler
         self._limiter = means.limiter
         self._committer = means.committer
         self._guarded = _Guarded(means.committer, means.limiter)
-        self._staging = means.retrying(terms, "transformation and conversion")
         self._retrying = means.retrying(terms, "handler")
-        self._waiting: queue.SimpleQueue[StageFuture | None] = queue.SimpleQueue()
 
-    def put(self, batch: Batch) -> None:
-        """Have a batch staged, and delivered after those before it."""
-        self._waiting.put(StageFuture(batch, self._stage_executor))
+    def has_room(self) -> bool:
+        """As `PartExecutor.has_room`: a batch is delivered when it is added."""
+        return True
 
-    def wake(self) -> None:
-        """Have `run` return once it has heard that nothing more is delivered."""
-        self._waiting.put(None)
-
-    def run(self) -> None:
-        """Deliver until `wake`; on the delivering thread."""
-        while (staging := self._waiting.get()) is not None:
-            if self._limiter.shut.is_set():
-                staging.cancel()
-                continue
-            try:
-                ready = self._staging.call(staging.result)
-                self._deliver(ready, staging.size_bytes)
-            except (GivenUpError, CancelledError):
-                continue
-            except BaseException as error:  # noqa: BLE001 - the task's thread raises it
-                self._limiter.fail(error)
-
-    def _deliver(self, ready: ReadyBatch, size_bytes: int) -> None:
-        batch, committer, limiter = ready.batch, self._committer, self._limiter
-        if not len(ready.given):
-            limiter.mark(committer.mark_processed, batch)
-        elif self._handler.takes is HandlerKind.BATCH:
-            self._call_whole(committer.mark_processed, batch, ready.given)
+    def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:
+        """As `PartExecutor.add`: delivers the batch."""
+        batch, committer = ready.batch, self._committer
+        if self._handler.takes is HandlerKind.RECORD:
+            self._call_each(ready, size_bytes)
         else:
-            limiter.mark(committer.mark_dropped, batch)
-            if self._handler.takes is HandlerKind.RECORD:
-                self._call_each(ready, size_bytes)
-                return
-            self._call_whole(_nothing, batch, ready.given, self._guarded)
-        limiter.finish(batch, committer, size_bytes)
+            if self._handler.takes is HandlerKind.BATCH:
+                self._call_whole(committer.mark_processed, batch, ready.given)
+            else:
+                self._call_whole(_nothing, batch, ready.given, self._guarded)
+            self._limiter.finish(batch, committer, size_bytes)
+        yield
+
+    def go_on(self) -> None:
+        """As `PartExecutor.go_on`."""
+
+    def resume(self, part: object) -> None:
+        """As `PartExecutor.resume`: what fails is tried again at once, before anything after it."""
+
+    def close(self) -> None:
+        """As `PartExecutor.close`."""
 
     def _call_whole(self, mark: Callable[[Batch], None], batch: Batch, *given: Any) -> None:
         """Call the handler with a batch, and mark it."""
@@ -93,28 +77,27 @@ class OrderedDispatcher:
         """Call the handler with each record of a batch, and mark them, many together."""
         limiter, call, clock_s = self._limiter, self._handler.call, time.monotonic
         in_flight = limiter.begin(ready.batch, self._committer, size_bytes)
-        done, is_shut = in_flight.done, limiter.shut.is_set
         if not limiter.enter():
             raise GivenUpError
-        began_s = clock_s()
+        began_s, settle_at = clock_s(), SETTLE_RECORDS
         try:
-            for place, given in ready.by_record():
-                for one in given:
-                    if is_shut():
-                        raise GivenUpError
-                    try:
-                        if (returned := call(one)) is not None:
-                            check_done(returned)
-                    except Exception as error:  # noqa: BLE001 - what is final is raised again
-                        limiter.settle()
-                        self._call_again(error, ready.batch, place, one)
-                done.append(place)
-                if len(done) >= SETTLE_RECORDS or clock_s() - began_s >= SETTLE_S:
+            for delivered, one in ready.in_turn():
+                if limiter.is_shut:
+                    raise GivenUpError
+                try:
+                    if (returned := call(one)) is not None:
+                        check_done(returned)
+                except Exception as error:  # noqa: BLE001 - what is final is raised again
+                    limiter.settle()
+                    place = one.place if isinstance(one, Record) else one.record.place
+                    self._call_again(error, ready.batch, place, one)
+                in_flight.delivered = delivered
+                if delivered >= settle_at or clock_s() - began_s >= SETTLE_S:
                     limiter.settle(clock_s() - began_s)
-                    began_s = clock_s()
+                    began_s, settle_at = clock_s(), delivered + SETTLE_RECORDS
+            in_flight.delivered = len(ready.batch)
         except StopEngine as stop:
-            if one is given[-1]:
-                done.append(place)
+            in_flight.delivered = delivered
             limiter.fail(stop)
         finally:
             limiter.leave()

@@ -17,13 +17,12 @@ from pydantic import ValidationError
 
 from tailrace.backoff import Backoff
 from tailrace.config import EngineConfig, EngineOptions, load_engine
-from tailrace.config.fields import context_for
+from tailrace.config.converters import in_bytes
+from tailrace.config.fields import Extension, context_for
 from tailrace.config.load import from_mapping
 from tailrace.config.problems import from_pydantic
-from tailrace.engine.arguments import check_called, invalid
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.commit_policies import BY_NAME
-from tailrace.engine.connectors import connector_of
 from tailrace.engine.contracts import (
     BatchHandler,
     Clock,
@@ -41,16 +40,21 @@ from tailrace.engine.offsets import stores
 from tailrace.engine.offsets.committer import OffsetCommitter
 from tailrace.engine.processing import Handler, ProcessingConfig, on_batch, on_record
 from tailrace.engine.processing.handlers import Manual
-from tailrace.engine.processing.null_processor import NullProcessor
-from tailrace.engine.processing.runners import Runner, runner_of
-from tailrace.engine.processing.task_counts import TaskCounts
+from tailrace.engine.processing.in_flight import TaskCounts
+from tailrace.engine.processing.processors import NullProcessor, Runner, runner_of
+from tailrace.engine.setup.arguments import check_called, invalid
+from tailrace.engine.setup.connectors import connector_of
 from tailrace.engine.stages import Stages, stages_of
 from tailrace.records.batch import Offset, Partition
 
 log = structlog.get_logger(__name__)
 
-#: Makes the processor of one life of a task: given what is set when it is to end, its name and its tally.
-NewProcessor = Callable[[threading.Event, str, TaskCounts], RecordProcessor]
+#: Makes the processor of one life of a task: given what is set when it is to end, its name, its tally and
+#: its committer.
+NewProcessor = Callable[[threading.Event, str, TaskCounts, TaskCommits], RecordProcessor]
+
+#: Policies that end transactions of Kafka, by `kafka.transaction_boundary`.
+_BOUNDARIES = {"poll": "always", "interval": "periodic", "connector": "transaction"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,9 +83,25 @@ class Parts:
         store: OffsetStore,
         committed: Callable[[Partition, Offset], None],
         claim: Callable[[Partition], None],
-        name: str,
+        number: int,
     ) -> TaskCommits:
         """Return the committer of one life of a task; parameters as `OffsetCommitter` has them."""
+        name = f"task {number}"
+        if self.options.kafka is not None:
+            # Only now: engines without Kafka need not load its client.
+            from tailrace.engine.offsets.transactions import TransactionCommits
+            from tailrace.kafka.offsets.store import KafkaOffsetStore
+
+            assert isinstance(store, KafkaOffsetStore)  # by `_store`
+            return TransactionCommits(
+                store.task_producer(number),
+                self.new_policy(),
+                self.clock,
+                splits=self.options.kafka.transaction_boundary != "connector",
+                committed=committed,
+                name=name,
+                claim=claim,
+            )
         return OffsetCommitter(
             store,
             self.new_policy(),
@@ -134,9 +154,16 @@ def assemble(
         )
     own_settings = {} if file is None or connector is not None else file.as_settings()
     all_settings = {**own_settings, **(settings or {})}
-    wanted = any(one is not None for one in (on_batch, on_record, processor))
+    if chosen.kafka is not None:
+        _require_kafka_alone(
+            on_batch=on_batch, on_record=on_record, processor=processor, offsets=offsets,
+            commit_policy=commit_policy,
+        )  # fmt: skip
+        converter = _in_bytes(converter if converter is not None else chosen.converter)
+    wanted = any(one is not None for one in (on_batch, on_record, processor, chosen.kafka))
     if not wanted and file is not None:
         processor, chosen = NullProcessor, _unheard(chosen)
+    tasks = tasks_max or (file.tasks_max if file else 1)
     called = name or (file.name if file else "engine")
     _warn_of_ignored(chosen, wanted=wanted, is_for_nothing=file is None or file.is_atomic_for_nothing)
     stages = stages_of(transformations, predicates, converter, chosen)
@@ -145,11 +172,11 @@ def assemble(
         name=called,
         connector=found,
         settings=all_settings,
-        tasks_max=tasks_max or (file.tasks_max if file else 1),
+        tasks_max=tasks,
         options=chosen,
         clock=own_clock,
         stages=stages,
-        new_store=_store(offsets, found, called, all_settings, chosen),
+        new_store=_store(offsets, found, called, all_settings, chosen, tasks),
         new_policy=commit_policy or _policy(chosen),
         new_processor=_processor(on_batch, on_record, processor, chosen, own_clock, runner, stages),
         wanted=wanted,
@@ -197,12 +224,15 @@ def _store(
     name: str,
     settings: Settings,
     options: EngineOptions,
+    tasks: int,
 ) -> Callable[[], OffsetStore]:
     storage = options.offset_storage
+    producers = 0 if options.kafka is None else tasks
     if offsets is not None:
         return lambda: offsets
     if storage is not None and storage.type != "log":
-        return lambda: stores.store_for(storage, name, atomic=options.atomic_source_offset_commit)
+        atomic = options.atomic_source_offset_commit
+        return lambda: stores.store_for(storage, name, atomic=atomic, tasks=producers)
     if isinstance(connector, KeepsOffsets):
         return lambda: connector.offset_store(name, settings)
     if storage is not None:
@@ -211,15 +241,49 @@ def _store(
         )
 
     def in_memory() -> OffsetStore:
-        log.warning("offsets are kept in memory alone: the next engine begins anew", engine=name)
+        log.warning(
+            "offsets are kept in memory alone: the next engine starts from the beginning", engine=name
+        )
         return stores.MemoryOffsetStore()
 
     return in_memory
 
 
 def _policy(options: EngineOptions) -> Callable[[], CommitPolicy]:
-    commit = options.offset_commit
-    return lambda: BY_NAME[commit.policy](commit.interval_ms / 1000, commit.records)
+    commit, kafka = options.offset_commit, options.kafka
+    if kafka is None:
+        return lambda: BY_NAME[commit.policy](commit.interval_ms / 1000, commit.records)
+    boundary = kafka.transaction_boundary
+    interval_s = commit.interval_ms / 1000 if boundary == "interval" else 0.0
+    return lambda: BY_NAME[_BOUNDARIES[boundary]](interval_s, commit.records)
+
+
+def _require_kafka_alone(**given: Any) -> None:
+    """Refuse what takes records or offsets beside the option `kafka`.
+
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    for name, one in given.items():
+        if one is not None:
+            raise invalid(
+                f"there are the option kafka and {name}: records and their offsets go to one place",
+                f"leave {name} out, or the option",
+            )
+
+
+def _in_bytes(given: Any) -> Any:
+    """Return the converter of records that go to Kafka; None was given: JSON.
+
+    :raises TailraceError: `CONFIG_INVALID` for one that gives objects.
+    """
+    if given is None:
+        return Extension(type="json")
+    kind = given.get("type") if isinstance(given, Mapping) else getattr(given, "type", given)
+    try:
+        in_bytes(Extension(type=kind if isinstance(kind, str) else type(given).__name__))
+    except ValueError as error:
+        raise invalid(f"converter: {error}", "see docs/engine.md") from None
+    return given
 
 
 def _processor(
@@ -231,6 +295,10 @@ def _processor(
     runner: Runner,
     stages: Stages,
 ) -> NewProcessor:
+    if options.kafka is not None:
+        return lambda stopping, name, counts, commits: runner.processor_for(
+            _terms(on_batch(commits.send), options, clock, stopping, name, counts)  # type: ignore[attr-defined]
+        )
     all_three: dict[str, Any] = {"on_batch": batch, "on_record": record, "processor": processor}
     given = {name: one for name, one in all_three.items() if one is not None}
     if len(given) != 1:
@@ -239,7 +307,8 @@ def _processor(
             "give one of them" if not given else "leave the others out",
         )
     for name, one in given.items():
-        check_called(name, one.call if isinstance(one, Manual) else one)
+        called = one.call if isinstance(one, Manual) else one
+        check_called(name, called, may_be_async=one is not processor)
     processing = options.record_processing
     if batch is not None and processing.order != "ordered":
         raise invalid(
@@ -252,33 +321,44 @@ def _processor(
                 f"runs_on: {processing.runs_on} is for the engine's own processors, and there is another",
                 "leave runs_on out, or give on_batch or on_record",
             )
-        return lambda _stopping, _name, _counts_of_task: processor()
+        return lambda _stopping, _name, _counts_of_task, _commits: processor()
     handler: Handler = on_batch(batch) if batch is not None else on_record(record)  # type: ignore[arg-type]
     runner.check(handler, processing.order, stages.transform, stages.convert)
-    backoff = Backoff(
-        options.errors_retries_max,
-        options.errors_retry_delay_initial_ms / 1000,
-        options.errors_retry_delay_max_ms / 1000,
+    return lambda stopping, name, counts_of_task, _: runner.processor_for(
+        _terms(handler, options, clock, stopping, name, counts_of_task)
     )
-    return lambda stopping, name, counts_of_task: runner.processor_for(
-        ProcessingConfig(
-            handler=handler,
-            clock=clock,
-            stopping=stopping,
-            order=processing.order,
-            threads=processing.thread_count,
-            queue_batches_max=processing.queue_batches_max,
-            queue_bytes_max=processing.queue_bytes_max,
-            backoff=backoff,
-            name=name,
-            counts_of_task=counts_of_task,
-        )
+
+
+def _terms(
+    handler: Handler,
+    options: EngineOptions,
+    clock: Clock,
+    stopping: threading.Event,
+    name: str,
+    counts_of_task: TaskCounts,
+) -> ProcessingConfig:
+    processing = options.record_processing
+    return ProcessingConfig(
+        handler=handler,
+        clock=clock,
+        stopping=stopping,
+        order=processing.order,
+        threads=processing.thread_count,
+        queue_batches_max=processing.queue_batches_max,
+        queue_bytes_max=processing.queue_bytes_max,
+        backoff=Backoff(
+            options.errors_retries_max,
+            options.errors_retry_delay_initial_ms / 1000,
+            options.errors_retry_delay_max_ms / 1000,
+        ),
+        name=name,
+        counts_of_task=counts_of_task,
     )
 
 
 def _warn_of_ignored(options: EngineOptions, *, wanted: bool, is_for_nothing: bool) -> None:
     storage = options.offset_storage
-    in_kafka = storage is not None and storage.type == "kafka"
+    in_kafka = options.kafka is not None or (storage is not None and storage.type == "kafka")
     if options.atomic_source_offset_commit and not in_kafka and (wanted or is_for_nothing):
         log.warning(
             "atomic_source_offset_commit is ignored: the engine's offsets are not kept in Kafka",

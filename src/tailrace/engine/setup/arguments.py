@@ -64,9 +64,10 @@ def check(**arguments: Any) -> None:
             check_called(f"callbacks.{name}", getattr(callbacks, name))
 
 
-def check_called(name: str, given: Any) -> None:
+def check_called(name: str, given: Any, *, may_be_async: bool = False) -> None:
     """Refuse what is no function, and one whose call does nothing until somebody awaits or iterates.
 
+    :param may_be_async: whether somebody awaits.
     :raises TailraceError: `CONFIG_INVALID`.
     """
     if not callable(given):
@@ -75,7 +76,11 @@ def check_called(name: str, given: Any) -> None:
         )
     called = given if inspect.isroutine(given) else getattr(given, "__call__", given)  # noqa: B004
     for each in (given, called):
-        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
+        if inspect.isasyncgenfunction(each):
+            raise invalid(
+                f"{name} is an async generator: calling it would do nothing", "leave out its `yield`"
+            )
+        if inspect.iscoroutinefunction(each) and not may_be_async:
             raise invalid(
                 f"{name} is an async function: calling it would do nothing",
                 "give a plain function; it may run the other one with asyncio.run, or hand it to a loop that "

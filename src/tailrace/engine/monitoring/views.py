@@ -32,20 +32,20 @@ class TaskView:
 
     number: int
     state: Phase
-    polled: int
-    batches: int
-    delivered: int
-    dropped: int
-    processed: int
-    committed: int
-    retries: int
-    restarts: int
-    batches_under_way: int
-    bytes_under_way: int
-    poll_s: float
-    handler_s: float
-    errors: tuple[TailraceError, ...]
-    error: TailraceError | None
+    polled: int = 0
+    batches: int = 0
+    delivered: int = 0
+    dropped: int = 0
+    processed: int = 0
+    committed: int = 0
+    retries: int = 0
+    restarts: int = 0
+    batches_under_way: int = 0
+    bytes_under_way: int = 0
+    poll_s: float = 0.0
+    handler_s: float = 0.0
+    errors: tuple[TailraceError, ...] = ()
+    error: TailraceError | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the view as one JSON object."""

@@ -14,7 +14,7 @@ from tailrace.errors import Kind, TailraceError
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
-    from tailrace.engine.metrics import EngineMetrics
+    from tailrace.engine.monitoring.metrics import EngineMetrics
 
 log = structlog.get_logger(__name__)
 

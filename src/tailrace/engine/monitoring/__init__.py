@@ -1,0 +1,1 @@
+"""What an engine shows of itself: metrics, views, and where its log goes."""

@@ -1,17 +1,16 @@
 """From chunks of frames to the bytes of blocks and segment heads. Pure.
 
 A `Place` is all that the next block must follow on from. Encoding takes one and returns the
-one after; whoever writes the bytes moves on to it only when they are written.
+one after; the writer moves on to it only when the bytes are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tailrace.changelog import format as codec
-from tailrace.changelog.endmark import Tail
-from tailrace.changelog.format import BlockHeader, BlockRef, SegmentHeader
+from tailrace.changelog.format import BlockHeader, BlockRef, SegmentHeader, Tail
 from tailrace.changelog.runs import encode_footer
 from tailrace.protocol import frames
 from tailrace.protocol.frames import Bytes, Numbers, OpenUnit, Summary
@@ -44,28 +43,27 @@ class Encoded(NamedTuple):
     size_to_tail: int  # bytes on disk up to it
 
 
-class Encoder:
-    """Encodes for one task, one epoch and one choice of compression, and of a snapshot's blocks."""
+def up_to_boundary(chunk: Bytes, summary: Summary) -> list[tuple[Bytes, Summary]]:
+    """Return a chunk as it is, or in two, so that its last boundary is an end."""
+    head = summary.to_boundary
+    if head is None:
+        return [(chunk, summary)]
+    rest = chunk[head.size :]
+    after = frames.summarise(rest, frames.new_state(head.position, head.position_time_us))
+    return [(chunk[: head.size], head), (rest, after)]
 
-    def __init__(
-        self, log_id: str, task: str, epoch: int, compression: str, snapshot_compression: str
-    ) -> None:
+
+class Encoder:
+    """Encodes for one task, one epoch and one choice of compression; a snapshot's blocks stay as they are."""
+
+    def __init__(self, log_id: str, task: str, epoch: int, compression: str) -> None:
         self._log_id = bytes.fromhex(log_id)
         self._seed = codec.seed_of(log_id, task)
         self._epoch = epoch
         self._codec = codec.CODECS.index(compression)
-        self._snapshot_codec = codec.CODECS.index(snapshot_compression)
 
-    def chunk(self, chunk: Bytes, summary: Summary, place: Place) -> Encoded:
-        """Return a chunk as one block, or as two, so that none has a boundary inside it."""
-        head = summary.to_boundary
-        if head is None:
-            return self._blocks([(chunk, summary)], place)
-        rest = chunk[head.size :]
-        after = frames.summarise(rest, frames.new_state(head.position, head.position_time_us))
-        return self._blocks([(chunk[: head.size], head), (rest, after)], place)
-
-    def _blocks(self, chunks: list[tuple[Bytes, Summary]], place: Place) -> Encoded:
+    def blocks(self, chunks: Sequence[tuple[Bytes, Summary]], place: Place) -> Encoded:
+        """Return chunks, each with its summary, as a block each."""
         parts: list[codec.Payload] = []
         headers: list[BlockHeader] = []
         size = size_to_tail = 0
@@ -92,8 +90,7 @@ class Encoder:
     def _block(self, raw: Bytes, summary: Summary, place: Place) -> tuple[BlockHeader, codec.Payload]:
         unit = summary.open_at_start
         in_snapshot = unit is not None and unit.kind == frames.SNAPSHOT_OPEN
-        wanted = self._snapshot_codec if in_snapshot else self._codec
-        chosen = wanted if len(raw) >= COMPRESS_BYTES_MIN else 0
+        chosen = 0 if in_snapshot or len(raw) < COMPRESS_BYTES_MIN else self._codec
         stored = codec.compress(raw, chosen)
         if len(stored) >= len(raw):
             chosen, stored = 0, raw

@@ -29,7 +29,7 @@ def keep_disclosure(log: LogDirectory, task: str, rules: ColumnPolicy) -> None:
 
 
 def kept_disclosure(log: LogDirectory, task: str) -> ColumnPolicy:
-    """Return what was last kept; everything is let out of a log that was never told otherwise.
+    """Return what was last kept; of a log without it, everything is let out.
 
     :raises TailraceError: `LOG_CORRUPT`; `LOG_FORMAT_UNKNOWN` if a later version wrote it.
     """
@@ -48,7 +48,7 @@ def kept_disclosure(log: LogDirectory, task: str) -> ColumnPolicy:
 
 
 def disclosure_is_kept(log: LogDirectory, task: str, rules: ColumnPolicy) -> bool:
-    """Tell whether capture has begun with `rules`, and has asked the server under which names it has
+    """Return whether capture has begun with `rules`, and has asked the server under which names it has
     the columns now.
     """
     return log.state_read(_name(task)) == rules.model_dump(mode="json") and (

@@ -1,4 +1,4 @@
-"""The end mark: how far a task's log is durable, told to every process; and the writer's fence.
+"""The end mark: how far a task's log is durable, readable by every process; and the writer's fence.
 
 A writer that takes over puts a *new* file in place of the old one, with a higher epoch. The
 writer before it, should it still live, sees that the file behind its path is no longer the
@@ -11,7 +11,6 @@ power it may lag behind, never run ahead.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.changelog import durable
@@ -20,6 +19,7 @@ from tailrace.changelog.format import (
     MARK_SLOT_SIZE,
     DamageError,
     EndMark,
+    Tail,
     decode_mark,
     encode_mark,
 )
@@ -30,15 +30,6 @@ MARK_NAME = "end"
 UNKNOWN = -1
 #: A reader may catch the writer between two bytes of a slot; it looks again this many times.
 _READ_ATTEMPTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """An end of the log at a boundary: everything up to `position` lies before `offset`."""
-
-    offset: int
-    position: int
-    position_time_us: int
 
 
 class EndMarkFile:

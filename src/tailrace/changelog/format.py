@@ -23,6 +23,8 @@ log offsets.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import crc32c
@@ -181,6 +183,26 @@ class BlockRef(NamedTuple):
     header: RunHeader
     blocks: int
     size_on_disk: int
+
+
+class HeldBlock(NamedTuple):
+    """A block of the log that this process has in memory: what a `BlockRef` would be read from.
+
+    `frames` are read-only, and nobody else's; `schema` has what is in force where it starts, by key.
+    """
+
+    header: BlockHeader
+    frames: Bytes
+    schema: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """An end of the log at a boundary: everything up to `position` lies before `offset`."""
+
+    offset: int
+    position: int
+    position_time_us: int
 
 
 class EndMark(NamedTuple):

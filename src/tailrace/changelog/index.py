@@ -20,7 +20,8 @@ from tailrace.changelog import runs
 from tailrace.changelog.durable import read_fully
 from tailrace.changelog.format import BlockHeader, BlockRef, CutShortError, DamageError, SegmentHeader
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol.frames import Bytes, schema_frames
+from tailrace.protocol.frames import Bytes
+from tailrace.protocol.metadata_frames import schema_frames
 
 _WALK_READ = 1 << 16
 _SEARCH_READ = 1 << 20
@@ -265,7 +266,12 @@ def read_run(fd: int, ref: BlockRef, seed: int) -> Bytes:
 
     :raises DamageAtError: if a single byte of it is not as written.
     """
-    payloads = [raw for _, raw in _each_block(fd, ref, seed)]
+    payloads: list[Bytes] = []
+    for block, stored in _each_block(fd, ref, seed):
+        try:
+            payloads.append(payload_of(stored, block.header, seed))
+        except DamageError as error:
+            raise DamageAtError(str(error), block.file_at) from None
     if len(payloads) == 1:
         return payloads[0]
     joined = np.concatenate(payloads)
@@ -274,14 +280,15 @@ def read_run(fd: int, ref: BlockRef, seed: int) -> Bytes:
 
 
 def run_blocks(fd: int, ref: BlockRef, seed: int) -> list[Block]:
-    """Return the blocks of a run.
+    """Return the blocks of a run; their frames are not looked at.
 
-    :raises DamageAtError: as `read_run`.
+    :raises DamageAtError: if a header of theirs is not as written.
     """
     return [block for block, _ in _each_block(fd, ref, seed)]
 
 
-def _each_block(fd: int, ref: BlockRef, seed: int) -> Iterator[tuple[Block, Bytes]]:
+def _each_block(fd: int, ref: BlockRef, seed: int) -> Iterator[tuple[Block, memoryview]]:
+    # The blocks of a run, each with what is stored of its frames.
     data = memoryview(read_fully(fd, ref.size_on_disk, ref.file_at))
     at, offset, chain = 0, ref.header.log_offset, None
     try:
@@ -290,7 +297,7 @@ def _each_block(fd: int, ref: BlockRef, seed: int) -> Iterator[tuple[Block, Byte
             if header.log_offset != offset or chain not in {None, header.chain}:
                 raise DamageError("a block does not follow on from the block before it")
             stored = data[at + header.header_size : at + header.size_on_disk]
-            yield Block(ref.file_at + at, header), payload_of(stored, header, seed)
+            yield Block(ref.file_at + at, header), stored
             at += header.size_on_disk
             offset, chain = header.end, header.crc
         if chain != ref.header.crc:
@@ -302,7 +309,7 @@ def _each_block(fd: int, ref: BlockRef, seed: int) -> Iterator[tuple[Block, Byte
 def find_block(file: SegmentFile, start: int) -> int | None:
     """Return where, at or after a byte of the file, a sound block header or footer starts.
 
-    This tells a torn tail, after which nothing comes, from damage in the middle.
+    A torn tail, after which nothing comes, is distinguished so from damage in the middle.
     """
     at, size = start, file.size()
     while at < size:

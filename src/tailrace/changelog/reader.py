@@ -24,19 +24,22 @@ from tailrace.changelog import format as codec
 from tailrace.changelog import index
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import kept_renames
-from tailrace.changelog.endmark import MARK_NAME, UNKNOWN, Tail, read_mark
-from tailrace.changelog.format import BlockRef, DamageError, SegmentHeader
+from tailrace.changelog.endmark import MARK_NAME, UNKNOWN, read_mark
+from tailrace.changelog.format import BlockRef, DamageError, HeldBlock, RunHeader, SegmentHeader, Tail
 from tailrace.changelog.index import DamageAtError, SegmentFile, SegmentIndex, corrupt
 from tailrace.changelog.recovery import durable_end
 from tailrace.changelog.runs import RunBuilder
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol.frames import Bytes, Numbers, schema_frames, units_of
+from tailrace.protocol.frames import Bytes, Numbers, units_of
+from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.protocol.renames import Renames, renames_in
 
 #: Segments whose indexes (an entry a MiB) are kept at a time.
 _INDEXES_KEPT = 32
 #: Runs whose units are kept at a time: the ends of ranges are looked at more than once.
 _UNITS_KEPT = 8
+
+_ANY_ROWS = 1 << 62
 
 # Columns of `units_of`, and the fields of the headers that bound them.
 _POSITION, _TIME = 2, 3
@@ -50,6 +53,7 @@ class LogReader:
         """Not for callers: `open` makes readers."""
         self._directory, self._task = directory, task
         self._path = directory.task_path(task)
+        self._mark_path = self._path / MARK_NAME
         self._log_id = bytes.fromhex(directory.identity.log_id)
         self._seed = codec.seed_of(directory.identity.log_id, task)
         self._lock = threading.RLock()
@@ -104,18 +108,7 @@ class LogReader:
         """The first boundary that is still in the log."""
         with self._lock:
             self._see_end()
-            self.refresh()  # retention may have been at work
-            if not self._segments or self._segments[0] >= self._end.offset:
-                return self._end.offset
-            while self._start is None or self._start[0] != self._segments[0]:
-                first = self._segments[0]
-                try:
-                    self._start = (first, self._first_boundary())
-                except TailraceError as error:
-                    # Retention took it after it was listed: the next one is the first now.
-                    if error.kind is not Kind.LOG_RANGE_GONE or self._segments[:1] in ([], [first]):
-                        raise
-            return self._start[1]
+            return self._see_start()
 
     def end(self) -> Tail:
         """Return the durable end of the log, as it is now; it never goes back.
@@ -135,20 +128,43 @@ class LogReader:
         """
         with self._lock:
             self._check_range(start, end)
-            if start == end:
-                return []
-            return [self._clip(ref, start, end) for ref in self._runs(start, end)]
+            return self._blocks(start, end)
 
-    def read(self, ref: BlockRef) -> Bytes:
+    def read_on(
+        self, offset: int, bytes_max: int, until: int | None = None
+    ) -> tuple[int, list[BlockRef]] | None:
+        """Return what comes from `offset` on: up to which boundary, and the runs that hold it; None: nothing.
+
+        The runs are as `blocks` gives them. The log's files are looked at once for all of it.
+
+        :param offset: a place that was read up to, which may lie within a unit.
+        :param bytes_max: as `boundary_within`.
+        :param until: a boundary to go no further than; None: the log's end.
+        :raises TailraceError: as `blocks`.
+        """
+        with self._lock:
+            self._see_end()
+            end = self._end.offset if until is None else min(self._end.offset, until)
+            if end <= offset:
+                return None
+            begin = self._last_boundary(offset, self._see_start())
+            upto = self._boundary_within(begin, _ANY_ROWS, bytes_max, end)
+            return upto, [ref for ref in self._blocks(begin, upto) if ref.header.end > offset]
+
+    def read(self, ref: BlockRef | HeldBlock) -> Bytes:
         """Return the raw frames of a run, read-only, from `ref.header.log_offset` on.
 
         :raises TailraceError: `LOG_RANGE_GONE`, if retention has removed it; `LOG_CORRUPT`.
         """
+        if isinstance(ref, HeldBlock):
+            return ref.frames
         with self._opened(ref) as fd:
             return index.read_run(fd, ref, self._seed)
 
-    def schema_before(self, ref: BlockRef) -> list[bytes]:
+    def schema_before(self, ref: BlockRef | HeldBlock) -> list[bytes]:
         """Return the schema frames in force where a run starts, each key once, oldest first."""
+        if isinstance(ref, HeldBlock):
+            return [frame for key, frame in ref.schema.items() if not key.startswith("S")]
         first_offset = codec.segment_offset(ref.segment)
         if first_offset is None:
             raise self._gone(ref.header.log_offset)
@@ -172,7 +188,7 @@ class LogReader:
             return found
 
     def renames(self) -> Renames:
-        """Return the names that columns have had: as capture keeps them, else as the log tells.
+        """Return the names that columns have had: as capture keeps them, else as the log has them.
 
         :raises TailraceError: `LOG_CORRUPT`, `LOG_FORMAT_UNKNOWN`; `LOG_RANGE_GONE`.
         """
@@ -187,33 +203,7 @@ class LogReader:
         """
         with self._lock:
             self._check_range(start, end)
-            best, rows = start, 0
-            for ref in self._runs(start, end):
-                run = ref.header
-                if (
-                    run.log_offset >= start
-                    and run.end <= min(end, start + bytes_max)
-                    and rows + run.rows <= rows_max
-                ):
-                    rows += run.rows
-                    best = max(best, run.boundary)
-                    continue
-                if run.end == self._end.offset:
-                    # It grows, so that what was known of it would have to be read anew from its start.
-                    ref = self._deciding(ref, start, rows_max - rows, bytes_max, end)  # noqa: PLW2901
-                    run = ref.header
-                units = self._units_in(ref)
-                before, upto = np.searchsorted(units[:, 0], (start, end), side="right")
-                rows_before = int(units[before - 1, 1]) if before else 0
-                units = units[before:upto]
-                fits = (units[:, 0] <= start + bytes_max) & (rows + units[:, 1] - rows_before <= rows_max)
-                fitting = int(fits.sum())  # offsets and rows rise, so these are the first ones
-                if fitting:
-                    best = int(units[fitting - 1, 0])
-                if fitting < len(units):
-                    return best if best > start else int(units[0, 0])
-                rows += run.rows - rows_before
-            return best
+            return self._boundary_within(start, rows_max, bytes_max, end)
 
     def boundaries(self, start: int, end: int) -> Numbers:
         """Return the boundaries in `(start, end]`, in order; both are boundaries themselves.
@@ -231,23 +221,7 @@ class LogReader:
         :raises TailraceError: `LOG_RANGE_GONE`, `LOG_RANGE_INVALID`, `LOG_CORRUPT`.
         """
         with self._lock:
-            first = self.start
-            if offset > self._end.offset:
-                raise self._beyond(first, offset)
-            if offset < first:
-                # The first segment may begin inside of what was removed.
-                raise self._gone(min(offset, self._segments[0] - 1) if self._segments else offset)
-            if offset in {first, self._end.offset}:
-                return offset
-            for ref in self._runs(offset, offset + 1):
-                units = self._units_in(ref)
-                before = int(np.searchsorted(units[:, 0], offset, side="right"))
-                if before:
-                    return int(units[before - 1, 0])
-                if ref.header.open_at_start is None:
-                    return max(ref.header.log_offset, first)
-                return max(self._boundary_up_to(ref.header.log_offset), first)
-            return first
+            return self._last_boundary(offset, self.start)
 
     def boundary_at_position(self, lsn: int) -> int:
         """Return the boundary at which the first unit whose position is past `lsn` starts.
@@ -270,7 +244,7 @@ class LogReader:
     # What follows expects the lock to be held.
 
     def _see_end(self) -> None:
-        mark = read_mark(self._path / MARK_NAME, self._seed)
+        mark = read_mark(self._mark_path, self._seed)
         if mark is not None and mark.offset != UNKNOWN:
             end = Tail(mark.offset, mark.position, mark.position_time_us)
         else:
@@ -279,6 +253,70 @@ class LogReader:
         if end.offset > self._end.offset or not self._segments:
             self._end = max(end, self._end, key=lambda tail: tail.offset)
             self.refresh()
+
+    def _see_start(self) -> int:
+        self.refresh()  # retention may have been at work
+        if not self._segments or self._segments[0] >= self._end.offset:
+            return self._end.offset
+        while self._start is None or self._start[0] != self._segments[0]:
+            first = self._segments[0]
+            try:
+                self._start = (first, self._first_boundary())
+            except TailraceError as error:
+                # Retention took it after it was listed: the next one is the first now.
+                if error.kind is not Kind.LOG_RANGE_GONE or self._segments[:1] in ([], [first]):
+                    raise
+        return self._start[1]
+
+    def _blocks(self, start: int, end: int) -> list[BlockRef]:
+        if start == end:
+            return []
+        return [self._clip(ref, start, end) for ref in self._runs(start, end)]
+
+    def _boundary_within(self, start: int, rows_max: int, bytes_max: int, end: int) -> int:
+        if start == end:
+            return end
+        best, rows = start, 0
+        for ref in self._runs(start, end):
+            run = ref.header
+            if not _is_within(run, start, end, bytes_max) and run.end == self._end.offset:
+                # It grows, so that what was known of it would have to be read again from its start.
+                run = (ref := self._deciding(ref, start, rows_max - rows, bytes_max, end)).header
+            if _is_within(run, start, end, bytes_max) and rows + run.rows <= rows_max:
+                rows += run.rows
+                best = max(best, run.boundary)
+                continue
+            units = self._units_in(ref)
+            before, upto = np.searchsorted(units[:, 0], (start, end), side="right")
+            rows_before = int(units[before - 1, 1]) if before else 0
+            units = units[before:upto]
+            fits = (units[:, 0] <= start + bytes_max) & (rows + units[:, 1] - rows_before <= rows_max)
+            fitting = int(fits.sum())  # offsets and rows rise, so these are the first ones
+            if fitting:
+                best = int(units[fitting - 1, 0])
+            if fitting < len(units):
+                return best if best > start else int(units[0, 0])
+            rows += run.rows - rows_before
+        return best
+
+    def _last_boundary(self, offset: int, first: int) -> int:
+        if offset > self._end.offset:
+            raise self._beyond(first, offset)
+        if offset < first:
+            # The first segment may begin inside of what was removed.
+            raise self._gone(min(offset, self._segments[0] - 1) if self._segments else offset)
+        # To look at the offset alone is quick, also where the run that holds it still grows.
+        if offset in {first, self._end.offset} or self._is_boundary(offset):
+            return offset
+        for ref in self._runs(offset, offset + 1):
+            units = self._units_in(ref)
+            before = int(np.searchsorted(units[:, 0], offset, side="right"))
+            if before:
+                return int(units[before - 1, 0])
+            if ref.header.open_at_start is None:
+                return max(ref.header.log_offset, first)
+            return max(self._boundary_up_to(ref.header.log_offset), first)
+        return first
 
     def _check_range(self, start: int, end: int) -> None:
         first = self.start
@@ -313,14 +351,14 @@ class LogReader:
         return TailraceError(
             Kind.LOG_RANGE_GONE,
             f"read the change log from {offset}: retention has removed it",
-            "take the sink's tables anew from the source, and give log.retention more room; "
+            "take the sink's tables again from the source, and give log.retention more room; "
             "nothing was skipped",
             {"task": self._task, "first_offset": self._segments[0] if self._segments else 0},
         )
 
     def _is_boundary(self, offset: int) -> bool:
         if offset in self._segments:
-            # The segment itself tells: the one before may be going, for nobody needs it any more.
+            # The segment itself shows it: the one before may be going, for nobody needs it any more.
             return any(ref.header.open_at_start is None for ref in self._runs(offset, offset + 1))
         for ref in self._runs(offset - 1, offset):
             if ref.header.end == self._end.offset:
@@ -513,6 +551,11 @@ class LogReader:
             raise corrupt(path, damage.file_at, str(damage)) from None
         finally:
             os.close(fd)
+
+
+def _is_within(run: RunHeader, start: int, end: int, bytes_max: int) -> bool:
+    """Tell whether all of a run lies in a range, and before so many bytes from its start."""
+    return run.log_offset >= start and run.end <= min(end, start + bytes_max)
 
 
 def _run_of(segment: str, blocks: Sequence[index.Block]) -> BlockRef:

@@ -24,11 +24,11 @@ from tailrace import failpoints
 from tailrace.changelog import durable, index
 from tailrace.changelog import format as codec
 from tailrace.changelog.blocks import Place
-from tailrace.changelog.endmark import UNKNOWN, Tail
-from tailrace.changelog.format import DamageError
+from tailrace.changelog.endmark import UNKNOWN
+from tailrace.changelog.format import DamageError, Tail
 from tailrace.changelog.index import Block, SegmentFile, corrupt
 from tailrace.changelog.runs import RunBuilder, encode_footer
-from tailrace.protocol.frames import kept_frames
+from tailrace.protocol.metadata_frames import kept_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ _HINT_CUT = (
     "the source sends what it still has, and anything else is named missing"
 )
 _HINT_DURABLE = (
-    "changes that the source was told are safe are missing: restore the log's directory from a "
+    "changes that were acknowledged to the source are missing: restore the log's directory from a "
     "backup, or set it aside and take a new snapshot"
 )
 

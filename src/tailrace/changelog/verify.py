@@ -17,7 +17,7 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.endmark import MARK_NAME
 from tailrace.changelog.format import BlockHeader, CutShortError, DamageError, SegmentHeader
 from tailrace.changelog.index import Block, SegmentFile, Walk
-from tailrace.changelog.readers import READERS
+from tailrace.changelog.retention.readers import READERS
 from tailrace.changelog.runs import RunBuilder
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
@@ -123,7 +123,7 @@ class _TaskCheck:
         try:
             marks, damage = endmark.read_slots(path.read_bytes(), self._seed)
         except FileNotFoundError:
-            self._problem(path, 0, "the end mark is missing; the next writer makes it anew")
+            self._problem(path, 0, "the end mark is missing; the next writer makes it again")
             return
         for at, what in damage:
             self._problem(path, at, what)

@@ -1,10 +1,12 @@
 """The one writer of a task's log: append, make durable, roll, cut back.
 
 Two threads use it. One appends, and cuts back; another calls `sync`. Appending goes on while
-an fsync runs, so that one fsync covers all that came in during the one before.
+an fsync runs, so that one fsync covers all that came in during the one before. Any thread may
+`insert` a frame, which is written between two transactions.
 
-Two locks: `_fsync_lock` (outer) is held for as long as an fsync runs, and whenever a segment
-is sealed or cut; `_lock` (inner) only guards the few values that both threads look at.
+Three locks, the outer ones first: `_append_lock` is held by who writes; `_fsync_lock` for as long as
+an fsync runs, and whenever a segment is sealed or cut; `_lock` only guards the few values that both
+threads look at.
 
 A write that finds no room is undone and may be tried again. After any other failed write, or
 any failed fsync, nothing is known about the file any more: the writer refuses everything from
@@ -17,26 +19,28 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+import numpy as np
 
 from tailrace import failpoints
 from tailrace.changelog import durable
 from tailrace.changelog import format as codec
-from tailrace.changelog.blocks import Encoder, Place
+from tailrace.changelog.blocks import Encoder, Place, up_to_boundary
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.endmark import MARK_NAME, UNKNOWN, EndMarkFile, Tail, read_mark
-from tailrace.changelog.format import EndMark
+from tailrace.changelog.endmark import MARK_NAME, UNKNOWN, EndMarkFile, read_mark
+from tailrace.changelog.format import BlockHeader, EndMark, Tail
 from tailrace.changelog.lock import take_lock
 from tailrace.changelog.recovery import Recovered, highest_epoch, recover
 from tailrace.changelog.runs import RunBuilder
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol import frames
+from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.frames import Bytes, Numbers, Summary
 
-__all__ = ["LogOptions", "LogWriter", "Tail"]
+__all__ = ["Insertion", "LogListener", "LogOptions", "LogWriter", "Tail"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +48,62 @@ class LogOptions:
     """How the log is written.
 
     `segment_bytes`: a segment is sealed before the block that would come after it has grown
-    past this size on disk. `segment_age_s`: … or when it was begun this long ago; `None`: never.
-    Both are the grain of retention: a segment goes whole or stays.
+    past this size on disk. It is the grain of retention: a segment goes whole or stays.
 
     `compression`: `none`, `lz4` or `zstd`, block by block; readers take any mixture. Measured on
     pgoutput frames of a ten-column table (184 bytes a frame, blocks of 2 MiB, one core): lz4 stores
     44 % at 670 MB/s, zstd 26 % at 560 MB/s; `none` appends 1 to 3 GB/s. So `none` costs capture
     the least, and lz4 halves the log for some 0.2 µs CPU a row.
 
-    `snapshot_compression`: the same for blocks with rows of a snapshot. Measured on COPY's text of that
-    table, 114 bytes a row: lz4 costs 0.15 µs CPU of the 0.34 that a row costs altogether.
+    Blocks with rows of a snapshot are not compressed. Measured on COPY's text of that table, 114 bytes a row:
+    lz4 costs 0.15 µs CPU of the 0.34 that a row costs altogether.
     """
 
     segment_bytes: int = 256 << 20
-    segment_age_s: float | None = None
     compression: str = "none"
-    snapshot_compression: str = "none"
+
+
+class LogListener(Protocol):
+    """Who hears of what a writer does, on the thread that does it. Every method returns at once."""
+
+    def opened(self, writer: LogWriter) -> None:
+        """The log is `writer`'s from now on, and goes on at its `offset`."""
+        ...
+
+    def appended(self, header: BlockHeader, frames: Bytes, schema: Mapping[str, bytes]) -> None:
+        """A block was appended. It is not durable yet.
+
+        :param frames: the caller's, who uses the memory again.
+        :param schema: the schema frames in force where the block starts, by key; does not change any more.
+        """
+        ...
+
+    def cut(self, log_offset: int) -> None:
+        """What was appended from this offset on is not in the log any more."""
+        ...
+
+    def durable(self, tail: Tail) -> None:
+        """Everything before `tail` is durable."""
+        ...
+
+    def closed(self) -> None:
+        """The writer appends nothing more."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Insertion:
+    """A frame that is to stand in the log at its next boundary.
+
+    :param frame_at: given position and time of the log at the boundary, the frame, which changes neither and
+        is always as long.
+    :param rolls: what is appended after it goes into a new segment.
+    :param end: log offset after the frame; -1 as long as it is not appended.
+    """
+
+    frame_at: Callable[[int, int], bytes]
+    rolls: bool = False
+    end: int = -1
 
 
 @dataclass(slots=True)
@@ -72,7 +116,6 @@ class _Segment:
     boundary_at: int  # end of the last block with a boundary
     durable_at: int  # what of it is known to be durable
     runs: RunBuilder
-    begun_s: float = field(default_factory=time.monotonic)
 
 
 class LogWriter:
@@ -86,21 +129,24 @@ class LogWriter:
         wall_clock_us: Callable[[], int],
         mark: EndMarkFile,
         lock_fd: int,
+        listener: LogListener | None,
     ) -> None:
         """Not for callers: `open` makes writers."""
+        self._listener = listener
         self._task, self._options, self._wall_clock_us = task, options, wall_clock_us
         self._log_id = directory.identity.log_id
         self._path = directory.task_path(task)
         self._mark, self._lock_fd = mark, lock_fd
-        self._encoder = Encoder(
-            self._log_id, task, mark.mark.epoch, options.compression, options.snapshot_compression
-        )
+        self._encoder = Encoder(self._log_id, task, mark.mark.epoch, options.compression)
+        self._append_lock = threading.RLock()
         self._fsync_lock, self._lock = threading.Lock(), threading.Lock()
         self._failure: TailraceError | None = None
         self._segment: _Segment | None = None
         self._place = Place(0, 0, 0, 0, 0, None)
         self._tail = self._durable = Tail(0, 0, 0)
-        self._schema: dict[str, bytes] = {}
+        self._schema: dict[str, bytes] = {}  # replaced where it changes
+        self._insertions: list[Insertion] = []
+        self._rolls = False  # what comes next goes into a new segment
         self._replaceable = UNKNOWN  # offset whose segment, without changes, may be replaced
 
     @classmethod
@@ -111,9 +157,11 @@ class LogWriter:
         *,
         options: LogOptions | None = None,
         wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        listener: LogListener | None = None,
     ) -> LogWriter:
         """Take the lock, fence off any writer before, recover the log, and be ready to append.
 
+        :param listener: hears of all that is appended.
         :raises TailraceError: `LOG_LOCKED`, `LOG_CORRUPT` (nothing was changed), `LOG_FULL`,
             `LOG_WRITE_FAILED`, `LOG_FORMAT_UNKNOWN`.
         """
@@ -131,9 +179,11 @@ class LogWriter:
                 before = EndMark(0, epoch or 0, 0 if epoch is None else UNKNOWN, 0, 0)
             mark = EndMarkFile(path / MARK_NAME, seed, before._replace(epoch=before.epoch + 1))
             undo.callback(mark.close)
-            writer = cls(directory, task, options or LogOptions(), wall_clock_us, mark, lock_fd)
+            writer = cls(directory, task, options or LogOptions(), wall_clock_us, mark, lock_fd, listener)
             writer._recover(before.offset)
             undo.pop_all()
+        if listener is not None:
+            listener.opened(writer)
         return writer
 
     @property
@@ -172,34 +222,39 @@ class LogWriter:
         :raises TailraceError: `LOG_FULL`: nothing of the chunk is in the log, the same call may
             be tried again. `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer is done for.
         """
-        self.check_fence()
-        self._check_continues(chunk, summary)
-        with self._repeatable("begin a segment of the change log", self._path):
-            if self._segment is not None and self._is_full(self._segment):
-                self._roll(self._segment)
-            if self._segment is None:
-                self._segment = self._begin_segment()
-                failpoints.hit("log.after_roll")
-        segment = self._segment
-        encoded = self._encoder.chunk(chunk, summary, self._place)
-        file_at = self._write(segment, encoded.parts)
-        if summary.has_schema:
-            self._schema.update(frames.kept_frames(chunk))
-        block_at = segment.file_at
-        for header in encoded.headers:
-            segment.runs.add(block_at, header)
-            block_at += header.size_on_disk
-        self._place = encoded.after
-        with self._lock:
-            if encoded.tail is not None:
-                self._tail = encoded.tail
-                segment.boundary_at = segment.file_at + encoded.size_to_tail
-            segment.file_at = file_at
+        with self._append_lock:
+            self.check_fence()
+            self._check_continues(chunk, summary)
+            chunks = up_to_boundary(chunk, summary)
+            inserted = self._insertions if len(chunks) > 1 else []
+            if inserted:
+                chunks.insert(1, _joined(inserted, chunks[0][1].position, chunks[0][1].position_time_us))
+            headers = self._write_blocks(chunks)
+            if inserted:
+                self._note_inserted(headers[1].log_offset)
+            with contextlib.suppress(TailraceError):  # the chunk is in the log; the next call fails
+                self._write_insertions()
+
+    def insert(self, insertion: Insertion) -> None:
+        """Write a frame at the next boundary, which may be now: from any thread. Not durable before `sync`.
+
+        Where there is no room it is written with what comes next.
+
+        :raises TailraceError: `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer is done for.
+        """
+        with self._append_lock:
+            self.check_fence()
+            self._insertions.append(insertion)
+            try:
+                self._write_insertions()
+            except TailraceError as error:
+                if error.kind is not Kind.LOG_FULL:
+                    raise
 
     def sync(self) -> Tail:
         """Make durable what was appended before this call, tell readers, return its last boundary.
 
-        Called from one thread, another than the one that appends. Cheap if nothing is new.
+        Called from other threads than the one that appends. Cheap if nothing is new.
 
         :raises TailraceError: `LOG_WRITE_FAILED`, `LOG_FENCED`: this writer is done for, and
             nothing more may be acknowledged.
@@ -220,6 +275,8 @@ class LogWriter:
                 self.check_fence()
                 self._mark.publish(target)
             self._durable = target
+            if self._listener is not None:
+                self._listener.durable(target)
             return target
 
     def discard_open_unit(self) -> None:
@@ -228,16 +285,19 @@ class LogWriter:
 
         :raises TailraceError: as `open`; this writer is then done for.
         """
-        self.check_fence()
-        if self._place.offset == self._tail.offset:
-            return
-        with self._fsync_lock:
-            self._close_segment()
-            try:
-                self._recover(self._durable.offset)
-            except TailraceError as error:
-                self._failure = error
-                raise
+        with self._append_lock:
+            self.check_fence()
+            if self._place.offset == self._tail.offset:
+                return
+            with self._fsync_lock:
+                self._close_segment()
+                try:
+                    self._recover(self._durable.offset)
+                except TailraceError as error:
+                    self._failure = error
+                    raise
+            if self._listener is not None:
+                self._listener.cut(self._place.offset)
 
     def close(self) -> None:
         """Make durable what was appended, seal the segment, let go of the lock.
@@ -246,21 +306,24 @@ class LogWriter:
 
         :raises TailraceError: as `sync`; everything is released even then.
         """
-        if self._lock_fd < 0:
-            return
-        try:
-            if self._failure is None:
-                self.sync()
-                if self._segment is not None:
-                    self._seal_if_room(self._segment)
-        finally:
-            self._close_segment()
-            self._mark.close()
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-            self._failure = self._failure or TailraceError(
-                Kind.INTERNAL, "use a writer of the change log: it is closed"
-            )
+        with self._append_lock:
+            if self._lock_fd < 0:
+                return
+            try:
+                if self._failure is None:
+                    self.sync()
+                    if self._segment is not None:
+                        self._seal_if_room(self._segment)
+            finally:
+                if self._listener is not None:
+                    self._listener.closed()
+                self._close_segment()
+                self._mark.close()
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+                self._failure = self._failure or TailraceError(
+                    Kind.INTERNAL, "use a writer of the change log: it is closed"
+                )
 
     def __enter__(self) -> Self:
         return self
@@ -279,11 +342,50 @@ class LogWriter:
         self._schema = dict(recovered.schema)
         self._replaceable = tail.offset if recovered.empty_segment else UNKNOWN
 
-    def _is_full(self, segment: _Segment) -> bool:
-        age_s = self._options.segment_age_s
-        return segment.file_at >= self._options.segment_bytes or (
-            age_s is not None and time.monotonic() - segment.begun_s >= age_s
-        )
+    def _write_blocks(self, chunks: Sequence[tuple[Bytes, Summary]]) -> list[BlockHeader]:
+        """Write a block for each chunk, all or none; return their headers."""
+        with self._repeatable("begin a segment of the change log", self._path):
+            if self._segment is not None and (
+                self._rolls or self._segment.file_at >= self._options.segment_bytes
+            ):
+                self._roll(self._segment)
+            if self._segment is None:
+                self._segment = self._begin_segment()
+                self._rolls = False
+                failpoints.hit("log.after_roll")
+        segment = self._segment
+        encoded = self._encoder.blocks(chunks, self._place)
+        file_at = self._write(segment, encoded.parts)
+        block_at = segment.file_at
+        for header in encoded.headers:
+            segment.runs.add(block_at, header)
+            block_at += header.size_on_disk
+        self._place = encoded.after
+        with self._lock:
+            if encoded.tail is not None:
+                self._tail = encoded.tail
+                segment.boundary_at = segment.file_at + encoded.size_to_tail
+            segment.file_at = file_at
+        for header, (raw, summary) in zip(encoded.headers, chunks, strict=True):
+            if self._listener is not None:
+                self._listener.appended(header, raw, self._schema)
+            if summary.has_schema:
+                self._schema = self._schema | dict(metadata_frames.kept_frames(raw))
+        return encoded.headers
+
+    def _write_insertions(self) -> None:
+        """Write what waits for a boundary, if the log ends at one."""
+        if self._insertions and self._place.unit is None:
+            position, time_us = self._place.position, self._place.position_time_us
+            (header,) = self._write_blocks([_joined(self._insertions, position, time_us)])
+            self._note_inserted(header.log_offset)
+
+    def _note_inserted(self, log_offset: int) -> None:
+        for insertion in self._insertions:
+            log_offset += len(insertion.frame_at(0, 0))
+            insertion.end = log_offset
+            self._rolls |= insertion.rolls
+        self._insertions = []
 
     def _roll(self, segment: _Segment) -> None:
         with self._fsync_lock:
@@ -400,3 +502,10 @@ class LogWriter:
                 "please report this",
                 {"log_offset": self._place.offset, "size": summary.size},
             )
+
+
+def _joined(insertions: Sequence[Insertion], position: int, time_us: int) -> tuple[Bytes, Summary]:
+    """Return frames that are inserted where a log is at `position`, as a chunk."""
+    raw = b"".join(insertion.frame_at(position, time_us) for insertion in insertions)
+    chunk = np.frombuffer(raw, np.uint8)
+    return chunk, frames.summarise(chunk, frames.new_state(position, time_us))

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Numbers
 from tailrace.ranges.changes import DecodedBatch
 from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.records.group import Group, Places
-from tailrace.sources.postgres.decode.changes import TableChanges
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 
 #: The members of an offset.
 LOG, LOG_OFFSET = "log", "log_offset"

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from tailrace.changelog.format import BlockRef
+from tailrace.changelog.format import BlockRef, HeldBlock
 from tailrace.changelog.reader import LogReader
+from tailrace.decode.changes import TableChanges, decode_block
+from tailrace.decode.column_policy import EVERYTHING, TablePolicy
+from tailrace.decode.schemas import Catalog, pending_version
 from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.protocol.facts import Facts
-from tailrace.protocol.frames import Bytes, OpenUnit, control_json, schema_frames
+from tailrace.protocol.frames import Bytes, OpenUnit, control_json
+from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.ranges.plan import MIB, Piece
-from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
-from tailrace.sources.postgres.decode.column_policy import EVERYTHING, TablePolicy
-from tailrace.sources.postgres.decode.schemas import Catalog, pending_version
 
 #: Blocks are decoded together up to this size: capture writes small ones when little happens,
 #: and a decoding call has a fixed cost. It bounds an executor's memory, too.
@@ -81,7 +82,7 @@ def stretches_of(
     # Now that the piece is durable: a new name is kept before the log has rows under it.
     table_policy = with_renames(table_policy, reader)
     schema = _Schema(reader.schema_before(piece.blocks[0]))
-    waiting = list(piece.blocks)
+    waiting: list[BlockRef | HeldBlock] = list(piece.blocks)
     settled: dict[tuple[int, int], bytes] = {}
     while waiting:
         wanted = None if tables is None else schema.oids(tables)
@@ -181,9 +182,11 @@ class _Schema:
 
 
 def _next_stretch(
-    blocks: list[BlockRef], wanted: frozenset[int] | None
-) -> tuple[list[BlockRef], list[BlockRef]]:
+    blocks: list[BlockRef | HeldBlock], wanted: frozenset[int] | None
+) -> tuple[list[BlockRef | HeldBlock], list[BlockRef | HeldBlock]]:
     """Return the next blocks to decode together, which follow each other, and what remains.
+
+    Among blocks in memory, those without changes are missing.
 
     With `wanted`, blocks that touch none of these relations are left out, and a block with
     schema frames ends its stretch: it may say that another relation bears a wanted name.
@@ -194,7 +197,8 @@ def _next_stretch(
     end, size = begin, 0
     while end < len(blocks):
         header = blocks[end].header
-        if end > begin and size + header.raw_size > STRETCH_BYTES_MAX:
+        follows = end == begin or header.log_offset == blocks[end - 1].header.end
+        if not follows or (end > begin and size + header.raw_size > STRETCH_BYTES_MAX):
             break
         if wanted is not None and not _concerns(blocks[end], wanted):
             break
@@ -204,7 +208,7 @@ def _next_stretch(
     return blocks[begin:end], blocks[end:]
 
 
-def _concerns(block: BlockRef, wanted: frozenset[int]) -> bool:
+def _concerns(block: BlockRef | HeldBlock, wanted: frozenset[int]) -> bool:
     header = block.header
     return header.has_schema or header.tables is None or not wanted.isdisjoint(header.tables)
 

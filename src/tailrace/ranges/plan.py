@@ -20,7 +20,7 @@ from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
     # At run time it would load the kernels into processes that only plan.
-    from tailrace.changelog.format import BlockRef
+    from tailrace.changelog.format import BlockRef, HeldBlock
 
 MIB = 1 << 20
 
@@ -45,7 +45,7 @@ class Piece:
     index: int
     start: int
     end: int
-    blocks: tuple[BlockRef, ...]
+    blocks: tuple[BlockRef | HeldBlock, ...]
 
     @property
     def bytes(self) -> int:

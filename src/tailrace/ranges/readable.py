@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.format import BlockRef
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.verify import Damage
 from tailrace.errors import Kind, TailraceError
@@ -36,7 +37,8 @@ def _stop_in(reader: LogReader, log: LogDirectory, piece: Piece) -> Damage | Non
     except TailraceError as error:
         if error.kind in {Kind.LOG_RANGE_GONE, Kind.SCHEMA_PENDING}:
             return None  # retention took it meanwhile, or capture has yet to learn what it is
-        block = next(block for block in piece.blocks if block.header.end > reached)
+        blocks = (block for block in piece.blocks if isinstance(block, BlockRef))
+        block = next(block for block in blocks if block.header.end > reached)
         inside = (log.task_path(piece.task) / block.segment).relative_to(log.path)
         return Damage(str(inside), block.file_at, f"no reader gets past offset {reached}: {error.message}")
     return None

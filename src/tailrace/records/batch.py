@@ -88,16 +88,33 @@ class Batch(Sequence[Record]):
         return Record(self.groups[group], int(row), self.partition)
 
     def __iter__(self) -> Iterator[Record]:
-        groups, partition = self.groups, self.partition
-        for first in range(0, len(self), _AT_ONCE):
-            # Two lists of numbers: thousands of pairs would have the garbage collector look at everything.
-            of_group, rows = self.order[first : first + _AT_ONCE].T.tolist()
-            for group, row in zip(of_group, rows, strict=True):
-                yield Record(groups[group], row, partition)
+        return itertools.chain.from_iterable(
+            self.records(first, min(first + _AT_ONCE, len(self))) for first in range(0, len(self), _AT_ONCE)
+        )
+
+    def records(self, first: int, last: int) -> Iterator[Record]:
+        """Return the records from `first` to before `last` in the source's order, made as they are taken.
+
+        Several threads may take from it at once.
+        """
+        groups, rows = self.rows_of(first, last)
+        return map(Record, groups, rows, itertools.repeat(self.partition))
+
+    def rows_of(self, first: int, last: int) -> tuple[Iterable[Group], Sequence[int]]:
+        """Return of the records from `first` to before `last` in the source's order, which there are, the
+        groups, and the row in its group of each.
+        """
+        if len(self.groups) == 1:
+            return itertools.repeat(self.groups[0]), range(first, last)
+        # Lists of numbers: thousands of pairs would have the garbage collector look at everything.
+        of_group, rows = self.order[first:last].T.tolist()
+        return map(self.groups.__getitem__, of_group), rows
 
     @functools.cached_property
     def order(self) -> npt.NDArray[np.int64]:
         """Pairs (group, row in the group) in the source's order: an array of shape (len, 2)."""
+        if len(self.groups) == 1:
+            return np.stack([np.zeros(len(self), np.int64), np.arange(len(self))], axis=1)
         of_group = [np.full(len(group), g, np.int64) for g, group in enumerate(self.groups)]
         rows = [np.arange(len(group), dtype=np.int64) for group in self.groups]
         if not rows:
@@ -108,6 +125,8 @@ class Batch(Sequence[Record]):
     @property
     def rows(self) -> npt.NDArray[np.int64]:
         """For each record in the source's order, its row where the groups are laid end to end."""
+        if len(self.groups) == 1:
+            return np.arange(len(self))
         starts = np.cumsum([0, *(len(group) for group in self.groups)])
         return starts[self.order[:, 0]] + self.order[:, 1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -39,14 +39,25 @@ class Converted:
     def __len__(self) -> int:
         return len(self.values)
 
+    def part(self, first: int, last: int) -> Converted:
+        """Return the events from the `first` on and before the `last`, counted from 0."""
+        return Converted(
+            None if self.keys is None else self.keys[first:last],
+            self.values[first:last],
+            None if self.headers is None else self.headers[first:last],
+            None if self.rows is None else self.rows[first:last],
+        )
+
     def of_rows(self, rows: Places) -> Converted:
         """Return the events of the group's records at `rows` (rising), for the group of those alone."""
         if self.rows is None:
-            entries, of = rows, None
-        else:
-            at = np.searchsorted(rows, self.rows)
-            entries = np.flatnonzero(np.append(rows, -1)[at] == self.rows)
-            of = at[entries]
+            return replace(self.take(rows), rows=None)
+        at = np.searchsorted(rows, self.rows)
+        entries = np.flatnonzero(np.append(rows, -1)[at] == self.rows)
+        return replace(self.take(entries), rows=at[entries])
+
+    def take(self, entries: Places) -> Converted:
+        """Return the events at `entries` (rising), each still of its row."""
         chosen = pa.array(entries)
 
         def taken(found: pa.Array | Sequence[Any]) -> pa.Array | Sequence[Any]:
@@ -56,7 +67,7 @@ class Converted:
             None if self.keys is None else taken(self.keys),
             taken(self.values),
             None if self.headers is None else self.headers.take(chosen),
-            of,
+            entries if self.rows is None else self.rows[entries],
         )
 
 
@@ -129,6 +140,18 @@ class Events(Sequence[Event]):
         order = np.argsort(np.concatenate(self._places()), kind="stable")
         return np.stack([np.concatenate(of_group)[order], np.concatenate(entries)[order]], axis=1)
 
+    def by_topic(self, first: int, last: int) -> Iterator[tuple[str, Converted]]:
+        """Yield events of the places in `[first, last)`, those of a topic in the source's order."""
+        found: dict[str, list[tuple[Places, Converted]]] = {}
+        for group, converted, places in zip(self.batch.groups, self.converted, self._places(), strict=True):
+            begin, end = np.searchsorted(places, (first, last)).tolist()
+            if begin < end:
+                part = places[begin:end], converted.part(begin, end)
+                found.setdefault(group.topic, []).append(part)
+        for topic, parts in found.items():
+            for converted in _interleaved(parts):
+                yield topic, converted
+
     def _places(self) -> list[Places]:
         parts = zip(self.batch.groups, self.converted, strict=True)
         return [group.index if found.rows is None else group.index[found.rows] for group, found in parts]
@@ -169,6 +192,18 @@ class Events(Sequence[Event]):
         return _Entries(self.batch.groups[group], self.converted[group], 1).event(entry, self.batch.partition)
 
 
+def _interleaved(parts: Sequence[tuple[Places, Converted]]) -> Iterator[Converted]:
+    """Yield events of several groups by their places: as many at once as come from one group."""
+    order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
+    of_part = np.repeat(np.arange(len(parts)), [len(places) for places, _ in parts])[order]
+    done, first = [0] * len(parts), 0
+    for last in [*(np.flatnonzero(np.diff(of_part)) + 1).tolist(), len(order)]:
+        part, count = int(of_part[first]), last - first
+        yield parts[part][1].part(done[part], done[part] + count)
+        done[part] += count
+        first = last
+
+
 class _Entries:
     # The events of a group, made one by one, in order; values are made Python's in runs.
     def __init__(self, group: Group, found: Converted, run: int = _RUN) -> None:
@@ -200,3 +235,20 @@ class _Entries:
         if not isinstance(values, pa.Array):
             return values[self._first : self._last]
         return python_values(values.slice(self._first, self._last - self._first))
+
+
+def header_text(values: pa.Array) -> pa.Array:
+    """Return the values of a header as texts or bytes, as Kafka has them; numbers and flags become texts."""
+    return values if _is_text(values.type) else values.cast(pa.large_string())
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(
+        is_it(kind)
+        for is_it in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
+    )

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tailrace.decode import images
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.model import Relation
 from tailrace.records.values import python_values, with_specials
-from tailrace.sources.postgres.decode import images
-from tailrace.sources.postgres.decode.changes import TableChanges
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 
 #: Places of records: 64-bit, rising.
 Places = npt.NDArray[np.int64]
@@ -34,13 +34,19 @@ ENVELOPE = (*images.NAMES, "headers")
 #: The columns of a group whose records are no longer changes (flattened, outbox events).
 PLAIN = ("op", "key", "value", "source", "headers")
 
+#: Columns that are decoded without the others.
+_DECODED_APART = frozenset(images.NAMES) - {"special"}
+
 #: Columns of which `special` may hold values.
 _ROWS = frozenset({"key", "before", "after", "value"})
 
 #: Rows whose values are made Python's together: one by one costs ten times as much.
 _RUN = 1024
-#: Runs of values that a group keeps, at most; then it begins anew.
+#: Runs of values that a group keeps, at most; then the oldest goes.
 _RUNS_MAX = 64
+
+#: Stands for a value in `Group.made`.
+NOT_MADE: Any = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +61,7 @@ class Group:
     :param relation: the table, as it is let out; None for what belongs to none.
     :param origin: what the source is called, as far as it is known; converters write it.
     :param earlier: how many records of the first one's transaction and table came before the group.
+    :param made: by column, each row's value as Python's, or `NOT_MADE`: see `value_at`, which fills it.
     """
 
     topic: str
@@ -64,8 +71,12 @@ class Group:
     _columns: pa.RecordBatch | None = None
     #: Named columns that come beside those of `_changes`: headers, so far.
     _beside: dict[str, pa.Array] = field(default_factory=dict)
-    # By column and run, values as Python's; None: a single one was asked for so far. Changed under the lock.
-    _values: dict[tuple[str, int], list[Any] | None] = field(default_factory=dict, init=False, repr=False)
+    # Changed under the lock, as `made` is. By column and run, whether the whole run was made, or a single one
+    # of it.
+    made: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False)
+    _runs: dict[tuple[str, int], bool] = field(default_factory=dict, init=False, repr=False)
+    # By name, what of the changes was decoded apart, and its `special`.
+    _images: dict[str, tuple[pa.Array, pa.Array | None]] = field(default_factory=dict, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     origin: SourceInfo | None = None
     earlier: int = 0
@@ -140,9 +151,7 @@ class Group:
     @property
     def keys(self) -> pa.Array:
         """The column `key`; nulls if there is none. Decodes nothing else."""
-        if self._changes is not None and "columns" not in self.__dict__:
-            return self._changes.keys()
-        return self.column("key")
+        return self._image("key")[0]
 
     def member(self, column: str, name: str) -> pa.Array | None:
         """Return a field of `key`, `before` or `after`, decoded alone where nothing is decoded yet.
@@ -150,8 +159,9 @@ class Group:
         None: that can't be, or there is none; `column` has it then, or not.
         :raises TailraceError: `DECODE_FAILED`.
         """
-        if self._changes is None or "columns" in self.__dict__ or column not in ("key", "before", "after"):
+        if not self._is_on_the_wire or column not in ("key", "before", "after"):
             return None
+        assert self._changes is not None
         return self._changes.image_column(column, name)
 
     @property
@@ -168,32 +178,61 @@ class Group:
 
         Who asks for several rows near each other pays for converting a whole run of them once.
         """
-        values = self._values.get((name, row // _RUN))
-        return self._value_at(name, row) if values is None else values[row % _RUN]
+        values = self.made.get(name)
+        if values is None or (value := values[row]) is NOT_MADE:
+            return self._made(name, row)
+        return value
 
-    def _value_at(self, name: str, row: int) -> Any:
+    def _made(self, name: str, row: int) -> Any:
         run = row // _RUN
         # Threads that deliver want the same run at about the same time: one of them converts it.
         with self._lock:
-            values = self._values.get((name, run))
+            values = self.made.get(name)
             if values is None:
-                if len(self._values) >= _RUNS_MAX:
-                    self._values.clear()
-                # Who begins at the beginning, or was in the run before, goes on.
-                if row and (name, run) not in self._values and not self._values.get((name, run - 1)):
-                    self._values[name, run] = None
-                    return self._python(name, row, 1)[0]
-                values = self._values[name, run] = self._python(name, run * _RUN, _RUN)
-        return values[row % _RUN]
+                values = self.made[name] = [NOT_MADE] * len(self)
+            if values[row] is not NOT_MADE:
+                return values[row]
+            if len(self._runs) >= _RUNS_MAX and (name, run) not in self._runs:
+                self._forget(*next(iter(self._runs)))
+            # Who begins at the beginning, or was in the run before, goes on.
+            if row and (name, run) not in self._runs and not self._runs.get((name, run - 1)):
+                self._runs[name, run] = False
+                values[row] = self._python(name, row, 1)[0]
+            else:
+                self._runs[name, run] = True
+                first, last = run * _RUN, min(run * _RUN + _RUN, len(self))
+                values[first:last] = self._python(name, first, last - first)
+            return values[row]
+
+    def _forget(self, name: str, run: int) -> None:
+        del self._runs[name, run]
+        values, first = self.made[name], run * _RUN
+        values[first : first + _RUN] = [NOT_MADE] * len(values[first : first + _RUN])
 
     def _python(self, name: str, first: int, count: int) -> list[Any]:
         if name == "headers":
             return python_values(self.headers.slice(first, count))
-        values = python_values(self.column(name).slice(first, count))
-        if name not in _ROWS:
+        column, special = self._image(name)
+        values = python_values(column.slice(first, count))
+        if special is None:
             return values
-        special, after = (self.column(each).slice(first, count) for each in ("special", "after"))
-        return with_specials(values, name, special, after)
+        after = None if self._is_on_the_wire else self.column("after").slice(first, count)
+        return with_specials(values, name, special.slice(first, count), after)
+
+    def _image(self, name: str) -> tuple[pa.Array, pa.Array | None]:
+        # A column, and what of `special` is about its values, if anything is.
+        if self._is_on_the_wire and name in _DECODED_APART:
+            assert self._changes is not None
+            found = self._images.get(name)
+            if found is None:
+                found = self._images[name] = self._changes.image(name)
+        else:
+            found = self.column(name), self.column("special") if name in _ROWS else None
+        return found
+
+    @property
+    def _is_on_the_wire(self) -> bool:
+        return self._changes is not None and "columns" not in self.__dict__
 
     def take(self, rows: Places) -> Group:
         """Return the records at `rows` (counted within the group, rising)."""

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tailrace.records.group import Group
+from tailrace.records.group import NOT_MADE, Group
 
+_NOTHING: Mapping[str, Any] = {}
 _REPLACEABLE = {"topic", "key", "before", "after", "value", "headers"}
 
 
 class Record:
-    """A view of one row of a group. Values are Python's own, made when they are asked for."""
+    """A view of one row of a group. Values are Python's own, made when they are asked for.
 
-    #: What `replace` was given: the record differs from its row in this.
-    replaced: Mapping[str, Any] = MappingProxyType({})
+    :param replaced: what `replace` was given: the record differs from its row in this.
+    """
+
+    __slots__ = ("group", "partition", "replaced", "row")
 
     def __init__(
         self,
         group: Group,
         row: int,
         partition: Mapping[str, str],
-        replaced: Mapping[str, Any] | None = None,
+        replaced: Mapping[str, Any] = _NOTHING,
     ) -> None:
         self.group = group
         self.row = row
         self.partition = partition
-        if replaced:
-            self.replaced = replaced
+        self.replaced = replaced
 
     def __repr__(self) -> str:
         # No values: records end up in logs.
@@ -67,7 +66,13 @@ class Record:
     @property
     def after(self) -> Mapping[str, Any] | None:
         """The row after; a value that was not sent is None, its name in `unchanged`."""
-        found: Mapping[str, Any] | None = self._get("after")
+        found: Mapping[str, Any] | None
+        if not self.replaced:
+            # Most of what reading a record costs here is calling: what is made is looked up without it.
+            made = self.group.made.get("after")
+            if made is not None and (found := made[self.row]) is not NOT_MADE:
+                return found
+        found = self._get("after")
         return found
 
     @property
@@ -87,7 +92,7 @@ class Record:
         """Columns whose value was not sent, because it is stored apart and did not change."""
         return tuple(self._get("unchanged") or ())
 
-    @functools.cached_property
+    @property
     def headers(self) -> Mapping[str, Any]:
         """Headers by name; those that are null are left out."""
         found = self._get("headers") or {}

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.sources.postgres.decode.values.stamps import stamp_texts
+from tailrace.decode.values.stamps import stamp_texts
 
 _EPOCH = dt.date(1970, 1, 1).toordinal()
 _DAYS_MIN, _DAYS_MAX = dt.date.min.toordinal() - _EPOCH, dt.date.max.toordinal() - _EPOCH
@@ -35,21 +35,26 @@ def python_values(array: pa.Array) -> list[Any]:
     """Return the values as `to_pylist` does; dates and timestamps before year 1 or after 9999, and infinite
     ones, as texts.
     """
-    kind = array.type
-    if pa.types.is_struct(kind):
-        parts = [python_values(array.field(place)) for place in range(kind.num_fields)]
-        rows = _dicts_of(tuple(field.name for field in kind))(zip(*parts, strict=True))
-        return _with_nulls(rows or [{} for _ in range(len(array))], array)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        items = python_values(array.flatten())
-        ends = np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)).tolist()
-        return _with_nulls([items[a:b] for a, b in zip([0, *ends], ends, strict=False)], array)
-    if pa.types.is_decimal128(kind) and kind.scale >= 0:
-        return _decimals(array)
-    if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.unit in _PER_DAY):
-        return _stamps(array)
+    read = _READERS.get(array.type.id, _as_arrow_gives)
+    return read(array)
+
+
+def _as_arrow_gives(array: pa.Array) -> list[Any]:
     found: list[Any] = array.to_pylist()
     return found
+
+
+def _structs(array: pa.StructArray) -> list[Any]:
+    kind = array.type
+    parts = [python_values(array.field(place)) for place in range(kind.num_fields)]
+    rows = _dicts_of(tuple(kind.names))(zip(*parts, strict=True))
+    return _with_nulls(rows or [{} for _ in range(len(array))], array)
+
+
+def _lists(array: pa.ListArray) -> list[Any]:
+    items = python_values(array.flatten())
+    ends = np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)).tolist()
+    return _with_nulls([items[a:b] for a, b in zip([0, *ends], ends, strict=False)], array)
 
 
 @functools.lru_cache(maxsize=256)
@@ -68,6 +73,8 @@ def _dicts_of(names: tuple[str, ...]) -> Callable[[Iterable[tuple[Any, ...]]], l
 def _decimals(array: pa.Array) -> list[Any]:
     if not len(array):
         return []
+    if array.type.scale < 0:
+        return _as_arrow_gives(array)
     low, high = np.frombuffer(array.buffers()[1], np.int64).reshape(-1, 2)[array.offset :][: len(array)].T
     if array.null_count or (high != low >> 63).any():
         return [None if text is None else Decimal(text) for text in array.cast(pa.string()).to_pylist()]
@@ -82,19 +89,34 @@ def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
     return [value if is_there else None for value, is_there in zip(values, there, strict=True)]
 
 
+def _dates(array: pa.Array) -> list[Any]:
+    array = array.cast(pa.date32())
+    if _lies_within(array.cast(pa.int32()), _DAYS_MIN, _DAYS_MAX):
+        return _as_arrow_gives(array)
+    return _with_texts(array, array.cast(pa.int32()), _DAYS_MIN, _DAYS_MAX)
+
+
 def _stamps(array: pa.Array) -> list[Any]:
-    first, last = _DAYS_MIN, _DAYS_MAX
-    if pa.types.is_date(array.type):
-        array = array.cast(pa.date32())
-        numbers = array.cast(pa.int32())
-    else:
-        numbers = array.cast(pa.int64())
-        if array.type.tz not in {None, "UTC"}:
-            first, last = first + 1, last - 1  # as another zone's clock shows it
-        first, last = first * _PER_DAY[array.type.unit], (last + 1) * _PER_DAY[array.type.unit] - 1
-    bounds = pc.min_max(numbers).as_py()
-    if bounds["min"] is None or (bounds["min"] >= first and bounds["max"] <= last):
-        return _inside(array)
+    kind = array.type
+    if kind.unit not in _PER_DAY:
+        return _as_arrow_gives(array)
+    # As another zone's clock shows it, a day less.
+    less = kind.tz not in {None, "UTC"}
+    first, last = (_DAYS_MIN + less) * _PER_DAY[kind.unit], (_DAYS_MAX + 1 - less) * _PER_DAY[kind.unit] - 1
+    numbers = array.view(pa.int64())
+    return _inside(array) if _lies_within(numbers, first, last) else _with_texts(array, numbers, first, last)
+
+
+def _lies_within(numbers: pa.Array, first: int, last: int) -> bool:
+    if numbers.null_count == len(numbers):
+        return True
+    if numbers.null_count:
+        numbers = numbers.drop_null()
+    found = numbers.to_numpy()
+    return bool(first <= found.min() and found.max() <= last)
+
+
+def _with_texts(array: pa.Array, numbers: pa.Array, first: int, last: int) -> list[Any]:
     odd = pc.fill_null(pc.or_(pc.less(numbers, first), pc.greater(numbers, last)), False)
     found: list[Any] = pc.if_else(odd, pa.scalar(None, array.type), array).to_pylist()
     texts = stamp_texts(array.filter(odd)).to_pylist()
@@ -104,25 +126,39 @@ def _stamps(array: pa.Array) -> list[Any]:
 
 
 def _inside(array: pa.Array) -> list[Any]:
-    if array.type != pa.timestamp("us") and array.type != pa.timestamp("us", "UTC"):
-        found: list[Any] = array.to_pylist()
-        return found
+    if array.type.unit != "us" or array.type.tz not in {None, "UTC"}:
+        return _as_arrow_gives(array)
     # numpy makes moments without a time zone in one go, and what is added to one that has a zone: a tenth of
     # what giving each its zone takes.
-    plain = array.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False)
+    plain = array.view(pa.timestamp("us")).to_numpy(zero_copy_only=False)
     if array.type.tz is None:
         return list(plain.astype(object))
     epoch = pa.scalar(0, array.type).as_py()  # with the very zone that pyarrow gives
     since: list[Any] = (plain - np.datetime64(0, "us")).astype(object).tolist()
+    if array.null_count == 0:
+        return list(map(epoch.__add__, since))
     return [None if each is None else epoch + each for each in since]
 
 
-def with_specials(values: list[Any], name: str, special: pa.Array, after: pa.Array) -> list[Any]:
+#: By Arrow's number of the type.
+_READERS: dict[int, Callable[[pa.Array], list[Any]]] = {
+    pa.struct([]).id: _structs,
+    pa.list_(pa.null()).id: _lists,
+    pa.large_list(pa.null()).id: _lists,
+    pa.decimal128(1).id: _decimals,
+    pa.date32().id: _dates,
+    pa.date64().id: _dates,
+    pa.timestamp("us").id: _stamps,
+}
+
+
+def with_specials(values: list[Any], name: str, special: pa.Array, after: pa.Array | None) -> list[Any]:
     """Put the texts of values that their columns don't hold into the dicts of a column of records.
 
     :param values: of the column `name`: `key`, `before`, `after` or `value`.
     :param special: the records' column `special`; of a key it names the row's column: that after the change,
         or before a delete.
+    :param after: the records' column `after`; None where `special` is of this column alone.
     """
     if not pa.types.is_map(special.type) or special.null_count == len(special):
         return values
@@ -132,7 +168,11 @@ def with_specials(values: list[Any], name: str, special: pa.Array, after: pa.Arr
             place, dot, column = path.partition(".")
             meant = place == name or (
                 name == "key"
-                and (not dot or place == "after" or (place == "before" and not after[row].is_valid))
+                and (
+                    not dot
+                    or place == "after"
+                    or (place == "before" and after is not None and not after[row].is_valid)
+                )
             )
             if meant and (column or path) in held:
                 held[column or path] = text

@@ -14,8 +14,8 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.endmark import MARK_NAME, UNKNOWN, read_mark
 from tailrace.changelog.format import DamageError
 from tailrace.changelog.index import SegmentFile, corrupt
-from tailrace.changelog.readers import Readers
-from tailrace.changelog.retention import RetentionRules, SegmentFacts, now_of, plan
+from tailrace.changelog.retention.policy import RetentionRules, SegmentFacts, now_of, plan
+from tailrace.changelog.retention.readers import Readers
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Readers:
     def register(self, name: str, offsets: Mapping[str, int]) -> RegisteredReader:
         """Make a reader known, from these offsets on; one that is known stays where it is.
 
-        Tasks that it did not know are added. A dropped reader begins anew at `offsets`.
+        Tasks that it did not know are added. A dropped reader begins again at `offsets`.
 
         :raises TailraceError: `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
@@ -108,7 +108,7 @@ class Readers:
                 Kind.LOG_RANGE_GONE,
                 f"go on as reader {name!r}: it was dropped, because it held back more of the log "
                 "than log.retention allows",
-                "take its tables anew from the source, then register it again; or set "
+                "take its tables again from the source, then register it again; or set "
                 "log.retention.on_slow_reader to hold",
                 {"path": str(self._path)},
             )

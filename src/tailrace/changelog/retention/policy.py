@@ -22,7 +22,7 @@ class RetentionRules:
 
     `on_slow_reader`: what gives when a registered reader still needs what the limits would
     remove. `hold`: the limits; the log grows. `drop`: the reader; it gets an error and must
-    begin anew.
+    begin again.
     """
 
     size_bytes: int | None = None

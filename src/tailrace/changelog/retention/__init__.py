@@ -1,0 +1,1 @@
+"""Which segments may go, who still reads them, and their removal."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tailrace import __version__
 from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
 from tailrace.config.sections import DeltaSinkConfig as DeltaConfig
 from tailrace.config.sections import JsonlSink as JsonlConfig
@@ -16,11 +15,12 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta.append import DeltaAppend
-from tailrace.sinks.delta.mirror import DeltaMirror
+from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaMode, DeltaSink, recorded_delta_position
-from tailrace.sinks.files.jsonl import jsonl_sink
-from tailrace.sinks.files.parquet import parquet_sink
-from tailrace.sinks.files.sink import recorded_files_position
+from tailrace.sinks.files.jsonl import JSONL
+from tailrace.sinks.files.parquet import parquet_format
+from tailrace.sinks.files.sink import FileSink, recorded_files_position
+from tailrace.sinks.write_job import SinkInput
 from tailrace.transforms.tables import NO_STEPS, TableChain, table_chain
 
 if TYPE_CHECKING:
@@ -49,17 +49,16 @@ def build(config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: 
 
 
 def _of_tables(config: FolderSink, rules: ColumnPolicy, modes: ValueModes) -> Sink:
-    chain = chain_of(config)
-    common = (config.name, config.path, config.tables)
+    given = SinkInput(config.tables, rules, modes, chain_of(config))
     if isinstance(config, ParquetConfig):
-        return parquet_sink(*common, config.compression, rules, modes, chain)
+        return FileSink(config.name, config.path, parquet_format(config.compression), given)
     if isinstance(config, JsonlConfig):
-        return jsonl_sink(*common, rules, modes, chain)
+        return FileSink(config.name, config.path, JSONL, given)
     if isinstance(config, DeltaConfig):
         mode: DeltaMode = DeltaAppend(config.on_type_change)
         if config.mode == "mirror":
             mode = DeltaMirror(config.keyless, config.on_type_change)
-        return DeltaSink(*common, mode, rules, modes, chain)
+        return DeltaSink(config.name, config.path, mode, given)
     raise _unknown(config)
 
 
@@ -104,7 +103,7 @@ def _kafka(config: KafkaConfig, rules: ColumnPolicy, modes: ValueModes) -> Sink:
 
     converter = converters.build(config.converter.type, config.converter_options())
     chain = transformations.build(config.transformations, config.predicates)
-    return KafkaSink(config, converter, chain, rules, modes, __version__)
+    return KafkaSink(config, converter, chain, rules, modes)
 
 
 def _unknown(config: SinkConfig) -> TailraceError:

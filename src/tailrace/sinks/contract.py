@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, StopEngine, TailraceError
 from tailrace.model import LogRange
 
 if TYPE_CHECKING:
@@ -116,20 +116,23 @@ class Sink(Protocol):
 
 @runtime_checkable
 class Beats(Protocol):
-    """A sink whose target hears from it also while there is nothing to write."""
+    """A sink that sends heartbeats while there is nothing to write."""
 
     def beat(self) -> None:
-        """Tell the target that the pipeline lives, if that is due.
+        """Send the target a heartbeat, if one is due.
 
         Called by the thread that calls `write`, about every 50 ms while there is nothing to write.
         :raises TailraceError: as `Sink.write`.
         """
 
 
-def require_within_log(sink: Sink, task: str, log_end: int) -> None:
+def require_within_log(
+    sink: Sink, task: str, log_end: int, restart: str = "give the sink a new, empty path"
+) -> None:
     """Check, before writing, that the sink has nothing that the log has not.
 
     :param log_end: the durable end of the task's log.
+    :param restart: what has the sink read the log from its start.
     :raises TailraceError: `SINK_AHEAD_OF_LOG`.
     """
     reach = sink.reach(task)
@@ -139,7 +142,7 @@ def require_within_log(sink: Sink, task: str, log_end: int) -> None:
             f"compared the sink with the log: the sink holds changes up to {reach}, "
             f"the log ends at {log_end}",
             "the log was restored from an older copy, or lost its end: restore the newer log, or "
-            "give the sink a new, empty path and let it read the log from its start",
+            f"{restart} and let it read the log from its start",
             {"sink": sink.name, "task": task},
         )
 
@@ -162,3 +165,24 @@ def first_missing(name: str, span: LogRange, position: int | None) -> int:
             {"sink": name, "task": span.task},
         )
     return position
+
+
+def function_failure(error: Exception, attempted: str, sink: str) -> TailraceError:
+    """Return what a sink raises where a function of the user's raised `error`: of its words only its type,
+    since they may quote a row.
+
+    `SINK_WRITE_FAILED`, which is tried again; `TASK_FAILED` for `StopEngine`, which only an engine obeys.
+    """
+    if isinstance(error, StopEngine):
+        return TailraceError(
+            Kind.TASK_FAILED,
+            f"{attempted}: it asked for the engine's end, which a sink can't have",
+            "stop the pipeline from outside",
+            {"sink": sink},
+        )
+    return TailraceError(
+        Kind.SINK_WRITE_FAILED,
+        f"{attempted}: it raised {type(error).__name__}",
+        "the cause of this error has its words and its trace (--debug shows them)",
+        {"sink": sink},
+    )

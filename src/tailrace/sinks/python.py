@@ -9,7 +9,6 @@ they have, by log offset.
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import sys
@@ -24,11 +23,14 @@ from tailrace.backoff import Backoff
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory, encode_name
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.readers import READERS, Readers
+from tailrace.changelog.retention.readers import READERS, Readers
+from tailrace.config.engine_options import RecordProcessing
 from tailrace.config.sections import PythonSinkConfig as PythonConfig
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.converters.contract import Converter
 from tailrace.converters.factory import Converting, build
+from tailrace.decode.column_policy import TablePolicy
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.engine.clock import SystemClock
 from tailrace.engine.processing import ProcessingConfig, on_batch, on_record, processor_for
 from tailrace.engine.threads import Pool
@@ -37,9 +39,8 @@ from tailrace.model import LogRange, ValueModes
 from tailrace.ranges.batches import LOG_OFFSET, batches_of, log_offset_of
 from tailrace.ranges.changes import DecodedBatch, stretches_of
 from tailrace.records.batch import Batch, Offset
-from tailrace.sinks.contract import SinkCommit, first_missing
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.sinks.contract import SinkCommit, first_missing, function_failure
+from tailrace.sinks.target import locked
 from tailrace.transforms import factory as transformations
 from tailrace.transforms.chain import Chain
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 #: How often the position is kept while a range is delivered.
 KEEP_INTERVAL_S = 1.0
 _DRAIN_S = 0.5
+_THREADS = RecordProcessing().thread_count
 #: Batches that are decoded ahead of the function.
 _BATCHES_AHEAD = 4
 
@@ -88,10 +90,12 @@ class PythonSink:
         self._chain = transformations.build(self._config.transformations, self._config.predicates)
         if self._config.converter is not None:
             self._converter = build(self._config.converter.type, self._config.converter.options)
-        self._lock = _take(self._log_path, self.name)
+        durable.make_directory(self._log_path / READERS)
+        file = self._log_path / READERS / f".{encode_name(self.name)}.lock"
+        self._lock = locked(file, self.name, self._log_path)
         self._origin = SourceInfo(pipeline, log.source.database, __version__, log.source.type)
         self._partition = {"pipeline": pipeline, "slot": log.source.slot}
-        self._pool = Pool(_cores(), f"sink {self.name}", self)
+        self._pool = Pool(_THREADS, f"sink {self.name}", self)
 
     def position(self, task: str) -> int | None:
         """Return the boundary before which everything was delivered; single records may be further."""
@@ -169,9 +173,9 @@ class PythonSink:
             handler=(on_batch if self._config.batch else on_record)(self._function),
             clock=SystemClock(),
             stopping=threading.Event(),
-            threads=_cores(),
+            threads=_THREADS,
             queue_batches_max=_BATCHES_AHEAD,
-            # What may pass is tried again by whoever feeds the sink.
+            # What may pass is tried again by the sink worker.
             backoff=Backoff(0),
             name=f"sink {self.name}",
         )
@@ -189,28 +193,10 @@ class PythonSink:
         except TailraceError:
             raise
         except Exception as error:
-            raise self._failure(error) from error
+            raise function_failure(error, f"call {self._config.handler}", self.name) from error
         finally:
             processor.close()
         return rows
-
-    def _failure(self, error: Exception) -> TailraceError:
-        from tailrace.engine.contracts import StopEngine
-
-        if isinstance(error, StopEngine):
-            return TailraceError(
-                Kind.TASK_FAILED,
-                f"call {self._config.handler}: it asked for the engine's end, which a sink can't have",
-                "stop the pipeline from outside; the position behind that record is kept",
-                {"sink": self.name},
-            )
-        # The text of its error may quote a row, so only its type is shown.
-        return TailraceError(
-            Kind.SINK_WRITE_FAILED,
-            f"call {self._config.handler}: it raised {type(error).__name__}",
-            "the cause of this error has its words and its trace (--debug shows them)",
-            {"sink": self.name},
-        )
 
 
 class _Progress:
@@ -299,24 +285,3 @@ def _exact(directory: LogDirectory, sink: str, task: str) -> int | None:
     reader = Readers(directory).get(sink)
     kept = None if reader is None else reader.kept.get(task)
     return None if kept is None else int(kept[LOG_OFFSET])
-
-
-def _take(log_path: Path, sink: str) -> int:
-    durable.make_directory(log_path / READERS)
-    path = log_path / READERS / f".{encode_name(sink)}.lock"
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, durable.FILE_MODE)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise TailraceError(
-            Kind.SINK_LOCKED,
-            f"open the sink {sink!r}: another process calls its handler",
-            "stop that process",
-            {"sink": sink, "path": str(log_path)},
-        ) from None
-    return lock
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

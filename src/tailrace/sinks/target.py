@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.changelog import durable
 from tailrace.errors import Kind, TailraceError
-from tailrace.sinks import folders
+from tailrace.sinks import names
 
 if TYPE_CHECKING:
     from tailrace.changelog.directory import LogIdentity
@@ -47,15 +47,14 @@ class Target:
         :raises TailraceError: `SINK_LOCKED`, `SINK_FOREIGN`, `SINK_WRITE_FAILED`.
         """
         with writing(sink, f"open {path}"):
-            (path / folders.STATE).mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / folders.STATE / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            (path / names.STATE).mkdir(parents=True, exist_ok=True)
+        lock = locked(path / names.STATE / "lock", sink, path)
         try:
-            _take(lock, sink, path)
             if not require_ours(sink, path, kind, log, pipeline):
                 _require_unused(path, sink)
                 with writing(sink, f"write {_IDENTITY}"):
                     content = durable.encode_state(_identity(kind, log, pipeline))
-                    durable.write_atomically(path / folders.STATE / _IDENTITY, content)
+                    durable.write_atomically(path / names.STATE / _IDENTITY, content)
                     durable.sync_directory(path)
         except BaseException:
             os.close(lock)
@@ -64,11 +63,11 @@ class Target:
 
     @property
     def state(self) -> Path:
-        return self.path / folders.STATE
+        return self.path / names.STATE
 
     def staging(self, task: str, start: int) -> Path:
         """Return the folder in which executors leave files of the range that begins at `start`."""
-        return self.state / folders.staging_directory(task, start)
+        return self.state / names.staging_directory(task, start)
 
     def clear_staging(self) -> None:
         """Remove what earlier writes left behind. Only while no job of this process runs."""
@@ -161,19 +160,29 @@ def sync_directories(directories: set[Path]) -> None:
         durable.sync_directory(directory)
 
 
-def _take(lock: int, sink: str, path: Path) -> None:
+def locked(file: Path, sink: str, path: Path) -> int:
+    """Return a lock file's descriptor, locked for this process until it is closed.
+
+    :param path: of what is locked.
+
+    :raises TailraceError: `SINK_LOCKED`, `SINK_WRITE_FAILED`.
+    """
+    with writing(sink, f"open {file}"):
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
         raise TailraceError(
             Kind.SINK_LOCKED,
             f"open the sink: another engine writes to it (process {holder})",
-            "stop that engine, or give this sink a path of its own",
+            "stop that engine, or give this sink a name and a path of its own",
             {"sink": sink, "path": str(path)},
         ) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
 
 
 def require_ours(sink: str, path: Path, kind: str, log: LogIdentity, pipeline: str) -> bool:
@@ -182,7 +191,7 @@ def require_ours(sink: str, path: Path, kind: str, log: LogIdentity, pipeline: s
     :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
     """
     wanted = _identity(kind, log, pipeline)
-    found = read_checked(path / folders.STATE / _IDENTITY, sink)
+    found = read_checked(path / names.STATE / _IDENTITY, sink)
     if found is None:
         return False
     differing = [name for name in wanted if found.get(name) != wanted[name]]
@@ -208,8 +217,8 @@ def _identity(kind: str, log: LogIdentity, pipeline: str) -> dict[str, Any]:
 
 
 _FOREIGN_HINTS = {
-    "log_id": "the log was made anew, or this is another pipeline's target: restore the old log, or "
-    "give the sink a new, empty path; to begin anew in place, move the old data away first",
+    "log_id": "the log was created again, or this is another pipeline's target: restore the old log, or "
+    "give the sink a new, empty path; to start again in place, move the old data away first",
     "format_version": "use the version of tailrace that wrote it",
 }
 
@@ -218,7 +227,7 @@ def _require_unused(path: Path, sink: str) -> None:
     """Refuse to mix with tables that somebody else put here."""
     for entry in sorted(os.listdir(path)):
         folder = path / entry
-        if (folder / folders.STATE).is_dir():
+        if (folder / names.STATE).is_dir():
             raise TailraceError(
                 Kind.SINK_FOREIGN,
                 f"open the sink: {entry!r} is a target itself, of one of several sources",

@@ -19,7 +19,7 @@ import os
 import secrets
 import socket
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,14 +29,16 @@ import pyarrow as pa
 
 from tailrace import failpoints
 from tailrace.config.patterns import matches_any
+from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.column_policy import TablePolicy
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import OWN_FORMS, Relation, ValueModes
+from tailrace.model import OWN_FORMS, LogRange, Relation, ValueModes
 from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import Piece
-from tailrace.sinks import folders
-from tailrace.sources.postgres.decode.changes import TableChanges
-from tailrace.sources.postgres.decode.column_policy import EVERYTHING, TablePolicy
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.sinks import names
+from tailrace.sinks.target import Target, remove_folder, writing
 from tailrace.spark import jobs
 from tailrace.spark.folders import not_shared
 from tailrace.transforms.tables import NO_STEPS, TableChain
@@ -54,13 +56,47 @@ OPEN_FILES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
+class SinkInput:
+    """What of a log a sink of folders writes.
+
+    :param tables: patterns; None: all tables.
+    :param rules: what of the tables is let out of the log.
+    :param modes: how values are given.
+    :param chain: what is done to the changes.
+    """
+
+    tables: tuple[str, ...] | None = None
+    rules: ColumnPolicy = field(default_factory=ColumnPolicy)
+    modes: ValueModes = OWN_FORMS
+    chain: TableChain = NO_STEPS
+
+    def wants(self, schema: str, table: str) -> bool:
+        """Tell whether the sink gets a table."""
+        return self.tables is None or matches_any(self.tables, schema, table)
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """How a sink's files are written.
+
+    :param suffix: of their names.
+    :param names: gives a table as the target holds it. Importable, as what `opener` returns.
+    :param opener: returns what opens a writer, for changes of this origin and task.
+    """
+
+    suffix: str
+    names: Callable[[Relation], Relation]
+    opener: Callable[[SourceInfo, str], OpenWriter]
+
+
+@dataclass(frozen=True, slots=True)
 class WriteJob:
-    """What every task of a range's job is told.
+    """What every task of a range's job is given.
 
     `have` maps tables, by their folders, to the log offset up to which the sink has them
     already: their changes before it are left out. Tables that it does not name are `have_all` far.
     `names` gives a table, as it is let out and transformed, as the target holds it. `table_policy` and
-    `chain` hold secrets: a job is only ever part of a task's closure, which nothing shows.
+    the chain hold secrets: a job is only ever part of a task's closure, which nothing shows.
     `have_relations` maps relations, by oid, where the sink knows whose rows a folder has; it goes first,
     since tables change their names. `origin` is what transformations are given as the changes' source.
     """
@@ -70,20 +106,14 @@ class WriteJob:
     task: str
     start: int
     end: int
+    given: SinkInput
+    table_policy: TablePolicy
     suffix: str
-    tables: tuple[str, ...] | None
-    have_all: int
-    have: dict[str, int]
     names: Callable[[Relation], Relation]
-    table_policy: TablePolicy = EVERYTHING
-    modes: ValueModes = OWN_FORMS
-    have_relations: dict[int, int] = field(default_factory=dict)
-    chain: TableChain = NO_STEPS
-    origin: SourceInfo | None = None
-
-    def wants(self, relation: Relation) -> bool:
-        """Tell whether the sink gets the table."""
-        return self.tables is None or matches_any(self.tables, relation.schema, relation.table)
+    origin: SourceInfo
+    have_all: int
+    have: Mapping[str, int]
+    have_relations: Mapping[int, int]
 
     def first_missing(self, relation: Relation, directory: str) -> int:
         """Return the log offset from which on the sink lacks what of a table goes into a folder."""
@@ -134,14 +164,14 @@ def write_piece(job: WriteJob, open_writer: OpenWriter, piece: Piece) -> list[St
     """Write the changes of one piece, and return the files; all of them are on disk then."""
     failpoints.hit("sink.in_task")
     files = _Files(job, open_writer, piece.index)
-    wanted = changes_of(job.log, piece, modes=job.modes, table_policy=job.table_policy)
+    wanted = changes_of(job.log, piece, modes=job.given.modes, table_policy=job.table_policy)
     for changes in itertools.chain.from_iterable(wanted):
         relation = changes.relation
         # A logical message belongs to no table.
-        if relation is None or not job.wants(relation):
+        if relation is None or not job.given.wants(relation.schema, relation.table):
             continue
-        for target, made in job.chain.apply(changes, job.origin):
-            directory = folders.table_directory(*target)
+        for target, made in job.given.chain.apply(changes, job.origin):
+            directory = names.table_directory(*target)
             part = made.slice(job.first_missing(relation, directory), job.end)
             if part.count:
                 files.write(directory, relation, part)
@@ -191,7 +221,7 @@ class _Files:
 
 
 class _Writing:
-    """A file on its way into staging, under a name of its own until it is complete."""
+    """A file on its way into staging, under a temporary name until it is complete."""
 
     def __init__(
         self,
@@ -208,8 +238,8 @@ class _Writing:
         self._held = job.names(relation)
         self._first = first
         self._directory = directory
-        self._name = folders.file_name(job.task, job.start, job.end, piece, part, job.suffix)
-        self._path = os.path.join(job.staging, folders.staged_name(self._directory, self._name))
+        self._name = names.file_name(job.task, job.start, job.end, piece, part, job.suffix)
+        self._path = os.path.join(job.staging, names.staged_name(self._directory, self._name))
         self._temporary = f"{self._path}.{secrets.token_hex(4)}.tmp"
         self._writer = open_writer(self._temporary, self._held)
 
@@ -228,13 +258,45 @@ class _Writing:
         )  # fmt: skip
 
 
-def sync_file(path: str) -> None:
+def sync_file(path: str | Path) -> None:
     """Put a file's content on disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def write_files(
+    spark: SparkSession | None,
+    target: Target,
+    log: Path,
+    span: LogRange,
+    pieces: Sequence[Piece],
+    given: SinkInput,
+    form: FileFormat,
+    origin: SourceInfo,
+    have: Mapping[str, int],
+    have_relations: Mapping[int, int],
+) -> list[StagedFile]:
+    """Write what the pieces have of `span` into the range's staging folder, and return the files.
+
+    :param have: as `WriteJob` has it, like `have_relations`.
+    :raises TailraceError: as `run`; `SINK_WRITE_FAILED`.
+    """
+    wanted = [piece for piece in pieces if piece.end > span.start]
+    if not any(piece.rows for piece in wanted):
+        return []
+    staging = target.staging(span.task, span.start)
+    with writing(target.sink, "make the staging folder"):
+        remove_folder(staging)  # of a write that failed, with another end perhaps
+        staging.mkdir(parents=True)
+    job = WriteJob(
+        str(log), str(staging), span.task, span.start, span.end, given, TablePolicy.of(given.rules),
+        form.suffix, form.names, origin, span.start, have, have_relations,
+    )  # fmt: skip
+    done = run(spark, wanted, partial(write_piece, job, form.opener(origin, span.task)), target.sink)
+    return [file for files in done for file in files]
 
 
 def run(

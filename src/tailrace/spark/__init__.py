@@ -1,4 +1,4 @@
-"""Spark's side of Tailrace: the data source `tailrace`, and what pipelines run on.
+"""Spark's side of Tailrace: the data sources `tailrace` and `tailrace-join`, and what pipelines run on.
 
 Importing this package does not import PySpark; what needs it imports it when it is called.
 """
@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("tailrace")` known to a session.
+    """Make `format("tailrace")` and `format("tailrace-join")` known to a session.
 
-    Seldom needed: PySpark finds the source by itself where Tailrace is installed (see
+    Seldom needed: PySpark finds the sources by itself where Tailrace is installed (see
     `pyspark_tailrace`). Doing both does no harm.
     """
     from tailrace.spark.datasource import TailraceDataSource
+    from tailrace.spark.join.datasource import JoinDataSource
 
     spark.dataSource.register(TailraceDataSource)
+    spark.dataSource.register(JoinDataSource)

@@ -59,8 +59,8 @@ class TailraceDataSource(DataSource):
         For a batch it also settles which range that is, so that a DataFrame that Spark
         evaluates twice reads the same changes twice while capture goes on.
         """
+        from tailrace.decode.envelope import SCHEMA as ENVELOPE
         from tailrace.ranges.changes import with_renames
-        from tailrace.sources.postgres.decode.envelope import SCHEMA as ENVELOPE
         from tailrace.spark import position, schema
 
         options = self._options()
@@ -216,7 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Let retention have what lies before `end`, if the query is a registered reader."""
-        from tailrace.changelog.readers import Readers
+        from tailrace.changelog.retention.readers import Readers
 
         if self._options.reader_name is not None:
             Readers.open(self._options.path).commit(
@@ -224,7 +224,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _register(self, offset: int) -> None:
-        from tailrace.changelog.readers import Readers
+        from tailrace.changelog.retention.readers import Readers
 
         if self._registered or self._options.reader_name is None:
             return

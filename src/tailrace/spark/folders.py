@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.errors import Kind, TailraceError
+from tailrace.spark.java import cores_of
 from tailrace.spark.jobs import on_every_core
-from tailrace.spark.master import cores_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

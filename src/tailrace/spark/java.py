@@ -1,4 +1,4 @@
-"""Is there a Java that Spark can run on? Asked before anything is downloaded or started."""
+"""What Spark needs before it is started: a Java that it can run on, and what its master's address says."""
 
 from __future__ import annotations
 
@@ -13,10 +13,24 @@ from tailrace.errors import Kind, TailraceError
 JAVA_VERSION_MIN = 17
 
 _ANSWER_TIMEOUT_S = 30
+_IN_PROCESS = re.compile(r"local(?:\[(?P<cores>\*|\d+)(?:,\s*\d+)?\])?")
 _INSTALL = (
     f"install Java {JAVA_VERSION_MIN} or later (Debian and Ubuntu: `apt install openjdk-17-jre-headless`, "
     "macOS: `brew install openjdk@17`) and put it on PATH, or point JAVA_HOME at it"
 )
+
+
+def cores_of(master: str) -> int | None:
+    """Return how many tasks run at a time under a master in this process; None for a cluster.
+
+    `local-cluster[…]` is a cluster: its executors are processes of their own.
+    """
+    found = _IN_PROCESS.fullmatch(master.strip())
+    if found is None:
+        return None
+    if found["cores"] == "*":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(found["cores"] or 1)
 
 
 def require_java() -> int:
@@ -44,7 +58,7 @@ def require_java() -> int:
 
 
 def major_version(answer: str) -> int | None:
-    """Return the major version that `java -version` told; 8 for "1.8.0_402"."""
+    """Return the major version that `java -version` reports; 8 for "1.8.0_402"."""
     found = re.search(r'version "(?:1\.)?(\d+)', answer)
     return int(found[1]) if found else None
 

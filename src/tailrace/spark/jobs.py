@@ -1,20 +1,34 @@
-"""Python functions as Spark jobs: run on executors, errors as values, cancelled by their group."""
+"""Python functions as Spark jobs: run on executors, errors as values, cancelled by their group or tags.
+
+An error that an executor raises reaches the driver as text inside a Java exception. The text of a
+`TailraceError` holds its kind, message, circumstances and hint, so it can be read back: a person is told what
+went wrong, not that "stage 3 failed four times".
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from tailrace.errors import TailraceError
-from tailrace.spark.failures import translated
+from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
+
+_RAISED = re.compile(
+    r"tailrace\.errors\.TailraceError: (?P<kind>[a-z_]+): (?P<message>[^\n]*)"
+    r"(?:\n\s*hint: (?P<hint>[^\n]*))?"
+)
+_CONTEXT = re.compile(r" \((\w+=[^()]*)\)$")
+_KINDS = frozenset(str(kind) for kind in Kind)
+#: Spark repeats itself over many lines; the first says it.
+_MESSAGE_CHARS_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +57,7 @@ def collect(
     """Run `function` as one job, each of its `tasks` on a part of `work`; return all results in order.
 
     :param group: of this job, and of later ones that the calling thread begins without one.
-    :raises Exception: of PySpark or py4j; `failures.translated` says what it means.
+    :raises Exception: of PySpark or py4j; `translated` says what it means.
     """
     context = session.sparkContext
     if group is not None:
@@ -58,7 +72,7 @@ def on_every_core(
     """Run `function` in as many tasks as executors have cores; return all results.
 
     A task that is done at once may be followed by another one on the same core.
-    :raises TailraceError: as `failures.translated` has it.
+    :raises TailraceError: as `translated` has it.
     """
     count = session.sparkContext.defaultParallelism
     try:
@@ -116,3 +130,48 @@ def _each(
             yield function(each)
         except Exception as error:  # noqa: BLE001 - `run` raises it on the driver
             yield ExecutorFailure(error_of(error))
+
+
+def bearing(spark: SparkSession | None) -> Callable[[], None]:
+    """Return what a new thread calls first, so that its jobs bear the tags of the calling thread's.
+
+    Jobs are cancelled by their tags, which are those of the thread that begins them.
+    """
+    if spark is None:
+        return lambda: None
+    context = spark.sparkContext
+    tags = set(context.getJobTags())
+
+    def bear() -> None:
+        for tag in tags:
+            context.addJobTag(tag)
+
+    return bear
+
+
+def translated(error: BaseException) -> TailraceError:
+    """Return the `TailraceError` that an executor raised, or `SPARK_FAILED` with Spark's words.
+
+    :param error: anything that PySpark or py4j raised; a `TailraceError` is returned as it is.
+    """
+    if isinstance(error, TailraceError):
+        return error
+    text = str(error)
+    found = next((raised for raised in _RAISED.finditer(text) if raised["kind"] in _KINDS), None)
+    if found is None:
+        return TailraceError(
+            Kind.SPARK_FAILED,
+            f"run a Spark job: {type(error).__name__}: {_first_line(text)}",
+            "Spark's own log, on standard error, tells more",
+        )
+    message = found["message"].strip()
+    context: dict[str, str] = {}
+    if (at := _CONTEXT.search(message)) is not None:
+        context = dict(item.partition("=")[::2] for item in at[1].split(", ") if "=" in item)
+        message = message[: at.start()]
+    return TailraceError(Kind(found["kind"]), message, (found["hint"] or "").strip(), context)
+
+
+def _first_line(text: str) -> str:
+    lines = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if line), "no message")[:_MESSAGE_CHARS_MAX]

@@ -13,9 +13,9 @@ from typing import Any
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
+from tailrace.decode.column_policy import EVERYTHING, TablePolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import parse_lsn
-from tailrace.sources.postgres.decode.column_policy import EVERYTHING, TablePolicy
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)

@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.column_policy import EVERYTHING, TablePolicy
+from tailrace.decode.schemas import Catalog
+from tailrace.decode.types import METADATA, row_schema
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, Relation, ValueModes
-from tailrace.protocol.frames import schema_frames
-from tailrace.sources.postgres.decode.changes import TableChanges
-from tailrace.sources.postgres.decode.column_policy import EVERYTHING, TablePolicy
-from tailrace.sources.postgres.decode.schemas import Catalog
-from tailrace.sources.postgres.decode.types import METADATA, row_schema
+from tailrace.protocol.metadata_frames import schema_frames
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.spark import jvm
-from tailrace.spark.java import require_java
+from tailrace.spark.java import cores_of, require_java
 from tailrace.spark.jobs import on_every_core
-from tailrace.spark.master import cores_of
 from tailrace.warm import load_kernels
 
 if TYPE_CHECKING:

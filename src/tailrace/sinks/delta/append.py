@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tailrace.decode.types import METADATA, OLD_KEY
 from tailrace.sinks.delta.evolution import history_plan
 from tailrace.sinks.delta.rewrite import conformed, reshape_table
 from tailrace.sinks.files.parquet import open_parquet
-from tailrace.sinks.target_names import as_history
-from tailrace.sources.postgres.decode.types import METADATA, OLD_KEY
+from tailrace.sinks.names import as_history
+from tailrace.sinks.write_job import FileFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.sinks.delta.sink import TableWork
-    from tailrace.sinks.write_job import OpenWriter
 
 
 class DeltaAppend:
@@ -30,15 +30,13 @@ class DeltaAppend:
     kind = "append"
     commits_at_once = 8
     follows_names = False
-    names = staticmethod(as_history)
+    format = FileFormat(
+        "parquet", as_history, lambda _origin, _task: partial(open_parquet, compression="zstd")
+    )
 
     def __init__(self, on_type_change: str = "stop") -> None:
         """:param on_type_change: `stop`, or `follow`: what no other type holds becomes text."""
         self._follow = on_type_change == "follow"
-
-    def opener(self) -> OpenWriter:
-        """As `DeltaMode.opener`."""
-        return partial(open_parquet, compression="zstd")
 
     def commit(self, spark: SparkSession | None, work: TableWork) -> None:
         """As `DeltaMode.commit`.

@@ -4,8 +4,6 @@ A target's columns carry, as metadata of their fields, which column of which rel
 (`tailrace.column`): oid of the table, number and type of the column. So the target itself tells
 how far it has followed, a rename is told from a drop and an addition, and doing a step again
 changes nothing.
-
-Pure.
 """
 
 from __future__ import annotations
@@ -18,14 +16,13 @@ from typing import NoReturn
 import pyarrow as pa
 from deltalake import Schema as DeltaSchema
 
+from tailrace.decode.postgres_types import FIRST_NOT_BUILT_IN, OIDS
+from tailrace.decode.types import known_type, value_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ValueType
 from tailrace.sinks.delta.shapes import ShapeStep
 from tailrace.sinks.delta.type_changes import SAME, Coercion, coercion, type_as_json, type_from_json
-from tailrace.sinks.target_names import beside
-from tailrace.sources.postgres.decode.constants import value_of
-from tailrace.sources.postgres.decode.postgres_types import FIRST_NOT_BUILT_IN, OIDS
-from tailrace.sources.postgres.decode.types import known_type
+from tailrace.sinks.names import beside
 from tailrace.spark.schema import widened
 
 _COLUMN = b"tailrace.column"
@@ -228,7 +225,7 @@ def _choices(context: dict[str, str]) -> str:
     again = shlex.join(["tailrace", "snapshot", "FILE", "--table", context.get("table", "T")])
     return (
         "choose: set `on_type_change: follow` for the sink and start again, so that rows have what can be "
-        f"told, then have the table's rows sent anew: `{again}`; or begin with a new log, a new snapshot and "
+        f"known, then have its rows sent again: `{again}`; or begin with a new log, a new snapshot and "
         "an empty path; or leave the table out of the sink's `tables`"
     )
 
@@ -247,7 +244,7 @@ def _refuse_type(
         found += f"{column.type_oid} ({column.type_modifier}) now"
     raise TailraceError(
         Kind.SINK_SCHEMA_REFUSED,
-        f"follow a change of schema: {found}; PostgreSQL wrote the table's rows anew and did not send them",
+        f"follow a change of schema: {found}; PostgreSQL rewrote the table's rows and did not send them",
         _choices(context),
         {**context, "column": name},
     )

@@ -32,6 +32,7 @@ from tailrace.changelog import durable
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.delta.evolution import held_columns
 from tailrace.sinks.delta.key_bounds import NOTHING
+from tailrace.sinks.write_job import sync_file
 
 #: What a table may have of Delta without its files being more, or less, than its rows.
 _PLAIN_FEATURES = frozenset({"timestampNtz"})
@@ -72,7 +73,7 @@ class DeltaFolder:
     def committed(self) -> int | None:
         """Return the log offset up to which the table has everything; None: nothing.
 
-        Read anew from the table. None, too, for a table that is not this pipeline's.
+        Read again from the table. None, too, for a table that is not this pipeline's.
 
         :raises TailraceError: `SINK_WRITE_FAILED` if it can't be read.
         """
@@ -88,7 +89,7 @@ class DeltaFolder:
             raise TailraceError(
                 Kind.SINK_FOREIGN,
                 "write to a Delta table: it has no record of this pipeline and log",
-                "another writer made it, or made it anew: move the table away, or give the sink a "
+                "another writer made it, or created it again: move the table away, or give the sink a "
                 "path of its own",
                 self.context,
             )
@@ -261,8 +262,8 @@ class DeltaFolder:
             # Not `splitlines`: a table's statistics may hold U+2028, which JSON does not escape.
             actions = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
             for path in (action["add"]["path"] for action in actions if "add" in action):
-                _sync(self.path / urllib.parse.unquote(path))
-            _sync(commit)
+                sync_file(self.path / urllib.parse.unquote(path))
+            sync_file(commit)
         durable.sync_directory(log)
         durable.sync_directory(self.path)
         self._durable = delta.version()
@@ -440,11 +441,3 @@ def _add(file: AddedFile) -> AddAction:
         data_change=True,
         stats=json.dumps(statistics),
     )
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tailrace.decode.column_policy import TablePolicy
+from tailrace.decode.gather import Cells
+from tailrace.decode.kernel import TEXT
+from tailrace.decode.postgres_types import OIDS, item_of
+from tailrace.decode.types import column_types, known_type
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ValueType
 from tailrace.sinks.delta.evolution import held_columns
+from tailrace.sinks.names import as_mirror
 from tailrace.sinks.target import Target
-from tailrace.sinks.target_names import as_mirror
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.decode.gather import Cells
-from tailrace.sources.postgres.decode.kernel import TEXT
-from tailrace.sources.postgres.decode.postgres_types import OIDS, item_of
-from tailrace.sources.postgres.decode.types import column_types, known_type
 from tailrace.transforms.tables import TableChain
 
 if TYPE_CHECKING:

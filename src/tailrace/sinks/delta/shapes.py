@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.values.stamps import stamp_texts
 from tailrace.sinks.delta.type_changes import SAME, Coercion
-from tailrace.sources.postgres.decode.values.stamps import stamp_texts
 
 #: PostgreSQL's infinities are the outermost values of their types.
 _OUTERMOST_DAYS = pa.array([2**31 - 1, -(2**31)], pa.int32())

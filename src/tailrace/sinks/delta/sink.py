@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -22,24 +21,22 @@ from typing import TYPE_CHECKING, Protocol
 from tailrace import __version__, failpoints
 from tailrace.changelog.reader import LogReader
 from tailrace.config.patterns import matches_any
-from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.decode.column_policy import TablePolicy
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import OWN_FORMS, LogRange, Relation, ValueModes
+from tailrace.model import LogRange
 from tailrace.protocol import frames
 from tailrace.protocol.facts import Facts
 from tailrace.ranges.changes import with_renames
-from tailrace.sinks import folders
+from tailrace.sinks import names
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.delta.folder import AddedFile, DeltaFolder
-from tailrace.sinks.delta.merge import remove_unread
+from tailrace.sinks.delta.mirror.merge import remove_unread
 from tailrace.sinks.delta.settings import require_same_settings
 from tailrace.sinks.delta.table_identity import Displaced, Holder, home_folders, name_now, place
 from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
-from tailrace.sinks.write_job import OpenWriter, StagedFile, WriteJob, run, write_piece
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
-from tailrace.spark.tags import bearing
-from tailrace.transforms.tables import NO_STEPS, TableChain
+from tailrace.sinks.write_job import FileFormat, SinkInput, StagedFile, write_files
+from tailrace.spark.jobs import bearing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +60,7 @@ class TableWork:
 
     def staged(self, directory: str, name: str) -> str:
         """Return the path of a file in staging."""
-        return str(self.staging / folders.staged_name(directory, name))
+        return str(self.staging / names.staged_name(directory, name))
 
     def place(self, file: StagedFile) -> AddedFile:
         """Move a staged file into the table's folder. Nobody sees it before a commit names it."""
@@ -81,12 +78,7 @@ class DeltaMode(Protocol):
     commits_at_once: int
     #: Whether a folder belongs to a relation and follows its name, or to a name.
     follows_names: bool
-
-    def names(self, relation: Relation) -> Relation:
-        """Return a table as the target holds it, its columns' names among others. Importable."""
-
-    def opener(self) -> OpenWriter:
-        """Return what executors open a file with."""
+    format: FileFormat
 
     def commit(self, spark: SparkSession | None, work: TableWork) -> None:
         """Bring the files into the table and move its transaction, in one Delta commit."""
@@ -101,23 +93,13 @@ class DeltaSink:
         self,
         name: str,
         path: Path,
-        tables: tuple[str, ...] | None,
         mode: DeltaMode,
-        rules: ColumnPolicy | None = None,
-        modes: ValueModes = OWN_FORMS,
-        chain: TableChain = NO_STEPS,
+        given: SinkInput | None = None,
     ) -> None:
-        """:param rules: what of the tables is let out; None: everything.
-        :param modes: how values are given.
-        :param chain: what is done to the changes.
-        """
         self.name = name
         self._path = path
-        self._tables = tables
         self._mode = mode
-        self._rules = rules or ColumnPolicy()
-        self._modes = modes
-        self._chain = chain
+        self._given = given or SinkInput()
         self._origin: SourceInfo | None = None
         self._target: Target | None = None
         self._folders: dict[tuple[str, str], DeltaFolder] = {}
@@ -165,7 +147,13 @@ class DeltaSink:
         started = time.perf_counter()
         failpoints.hit("sink.before_write")
         try:
-            staged = self._write_files(spark, log, span, have, pieces)
+            assert self._origin is not None, "open comes first"
+            missing = LogRange(span.task, have, span.end)
+            tables, relations = self._tables_have(span.task), self._relations_have(span.task)
+            staged = write_files(
+                spark, self._opened(), log, missing, pieces, self._given, self._mode.format, self._origin,
+                tables, relations,
+            )  # fmt: skip
             failpoints.hit("sink.after_write")
             written = time.perf_counter()
             self._commit(spark, log, span, have, staged)
@@ -210,24 +198,6 @@ class DeltaSink:
             )
         self._record(span.task, span.start)
 
-    def _write_files(
-        self, spark: SparkSession | None, log: Path, span: LogRange, have: int, pieces: Sequence[Piece]
-    ) -> list[StagedFile]:
-        wanted = [piece for piece in pieces if piece.end > have]
-        if not any(piece.rows for piece in wanted):
-            return []
-        staging = self._opened().staging(span.task, have)
-        with writing(self.name, "make the staging folder"):
-            remove_folder(staging)
-            staging.mkdir(parents=True)
-        job = WriteJob(
-            str(log), str(staging), span.task, have, span.end, "parquet", self._tables,
-            have, self._tables_have(span.task), self._mode.names, TablePolicy.of(self._rules),
-            self._modes, self._relations_have(span.task), self._chain, self._origin,
-        )  # fmt: skip
-        done = run(spark, wanted, partial(write_piece, job, self._mode.opener()), self.name)
-        return [file for files in done for file in files]
-
     def _commit(
         self, spark: SparkSession | None, log: Path, span: LogRange, have: int, staged: Sequence[StagedFile]
     ) -> None:
@@ -238,8 +208,8 @@ class DeltaSink:
         ]
         if self._mode.kind == "mirror":
             with LogReader.open(log, span.task) as reader:
-                table_policy = with_renames(TablePolicy.of(self._rules), reader)
-            require_same_settings(self._opened(), table_policy, self._chain, work)
+                table_policy = with_renames(TablePolicy.of(self._given.rules), reader)
+            require_same_settings(self._opened(), table_policy, self._given.chain, work)
         with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit", bearing(spark)) as pool:
             # Every table is given its chance; the first that failed is what is raised.
             outcomes = [pool.submit(self._commit_table, spark, each) for each in work]
@@ -262,9 +232,9 @@ class DeltaSink:
         """
         if not any(block.header.has_schema for piece in pieces for block in piece.blocks):
             return
-        name = f"read-{folders.task_name(span.task)}.json"
+        name = f"read-{names.task_name(span.task)}.json"
         done: dict[str, int] = self._opened().read(name) or {}
-        found = read_from(log, span, self._tables)
+        found = read_from(log, span, self._given.tables)
         due = {oid: offset for oid, offset in found.items() if offset > done.get(str(oid), 0)}
         if not due:
             return
@@ -298,7 +268,7 @@ class DeltaSink:
         self, log: Path, span: LogRange, staged: Sequence[StagedFile], holders: Mapping[str, Holder]
     ) -> dict[int, Displaced]:
         """Return the relations new to this sink that had rows under a name which it does not want."""
-        if self._tables is None:
+        if self._given.tables is None:
             return {}
         held = {holder.relation for holder in holders.values()}
         # A relation whose first version this is was never called anything else.
@@ -309,7 +279,7 @@ class DeltaSink:
         return {
             facts.relation: Displaced(facts.qualified_name, new[facts.relation])
             for facts in facts_within(log, span)
-            if facts.relation in new.keys() - held and not self._wants(facts.schema, facts.table)
+            if facts.relation in new.keys() - held and not self._given.wants(facts.schema, facts.table)
         }
 
     def _require_rows_again(
@@ -325,13 +295,10 @@ class DeltaSink:
             own = latest.get(oid)
             if own is None:
                 lost[oid] = each.before
-            elif own.read_from < each.since and (name := name_now(own, facts)) and self._wants(*name):
+            elif own.read_from < each.since and (name := name_now(own, facts)) and self._given.wants(*name):
                 lost[oid] = ".".join(name)
         if lost:
             raise _displaced(self.name, lost, {file.source.oid for file in staged if not file.relation.key})
-
-    def _wants(self, schema: str, table: str) -> bool:
-        return self._tables is None or matches_any(self._tables, schema, table)
 
     def _commit_table(self, spark: SparkSession | None, work: TableWork) -> None:
         committed = work.folder.committed()
@@ -369,7 +336,7 @@ class DeltaSink:
         """Return how far each table of the target is, by its folder."""
         if task not in self._have:
             found: dict[str, int] = {}
-            parked = self._path.glob(f"{folders.STATE}/parked/*/_delta_log")  # by an earlier version
+            parked = self._path.glob(f"{names.STATE}/parked/*/_delta_log")  # by an earlier version
             for log in sorted([*self._path.glob("*/_delta_log"), *parked]):
                 directory = str(log.parent.relative_to(self._path))
                 committed = self._folder(task, directory, directory).committed()
@@ -457,7 +424,7 @@ def _refuse_begun_moves(target: Target) -> None:
 
 
 def _position_file(task: str) -> str:
-    return f"position-{folders.task_name(task)}.json"
+    return f"position-{names.task_name(task)}.json"
 
 
 def recorded_delta_position(
@@ -466,5 +433,5 @@ def recorded_delta_position(
     """Return the position of a Delta sink, without opening it; see `build`."""
     if not require_ours(name, path, f"delta {mode}", log, pipeline):
         return None
-    content = read_checked(path / folders.STATE / _position_file(task), name)
+    content = read_checked(path / names.STATE / _position_file(task), name)
     return None if content is None else int(content["position"])

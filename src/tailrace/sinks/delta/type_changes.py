@@ -1,6 +1,6 @@
 """What PostgreSQL does to the values of a column whose type is changed, as far as it can be known.
 
-`ALTER TABLE … ALTER c TYPE` writes rows anew by an assignment cast and sends none of them. Where the
+`ALTER TABLE … ALTER c TYPE` rewrites rows by an assignment cast and sends none of them. Where the
 target holds both types alike, as text above all, the cast must be known for the target to follow it;
 where it is not, the sink stops. Domains are resolved, arrays go by their items.
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from tailrace.decode.postgres_types import FIRST_NOT_BUILT_IN, OIDS, item_of
+from tailrace.decode.types import numeric_shape
 from tailrace.model import ValueType
-from tailrace.sources.postgres.decode.postgres_types import FIRST_NOT_BUILT_IN, OIDS, item_of
-from tailrace.sources.postgres.decode.types import numeric_shape
 
 _BPCHAR, _VARCHAR, _TEXT, _NAME = OIDS["bpchar"], OIDS["varchar"], OIDS["text"], OIDS["name"]
 _NUMERIC = OIDS["numeric"]

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tailrace import __version__
-from tailrace.config.source.column_policy import ColumnPolicy
-from tailrace.model import OWN_FORMS, Relation, ValueModes
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.json.debezium import SourceInfo
+from tailrace.model import Relation
 from tailrace.ranges.batches import VALUES_MAX
-from tailrace.sinks.files.sink import FileSink
-from tailrace.sinks.target_names import as_it_is
-from tailrace.sinks.write_job import OpenWriter
-from tailrace.sources.postgres.decode.changes import TableChanges
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
-from tailrace.transforms.tables import NO_STEPS, TableChain
+from tailrace.sinks.names import as_it_is
+from tailrace.sinks.write_job import FileFormat
 
 if TYPE_CHECKING:
-    from tailrace.changelog.directory import LogIdentity
+    pass
 
 
 class JsonlWriter:
@@ -55,23 +50,5 @@ def open_jsonl(path: str, _relation: Relation, task: str, source: SourceInfo) ->
     return JsonlWriter(path, task, source)
 
 
-def jsonl_sink(
-    name: str,
-    path: Path,
-    tables: tuple[str, ...] | None,
-    rules: ColumnPolicy | None = None,
-    modes: ValueModes = OWN_FORMS,
-    chain: TableChain = NO_STEPS,
-) -> FileSink:
-    """Return a sink that writes JSON Lines files, a folder a table, every change a line.
-
-    :param rules: what of the tables is let out; None: everything.
-    :param modes: how values are given.
-    :param chain: what is done to the changes.
-    """
-
-    def opener(log: LogIdentity, pipeline: str, task: str) -> OpenWriter:
-        source = SourceInfo(pipeline, log.source.database, __version__, log.source.type)
-        return partial(open_jsonl, task=task, source=source)
-
-    return FileSink(name, "jsonl", path, tables, opener, as_it_is, rules or ColumnPolicy(), modes, chain)
+#: Every change a line.
+JSONL = FileFormat("jsonl", as_it_is, lambda origin, task: partial(open_jsonl, task=task, source=origin))

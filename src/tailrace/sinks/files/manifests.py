@@ -1,9 +1,10 @@
 """The commit record of a sink that writes plain files: a chain of manifests.
 
 A manifest lists the files of one range and is put in place by a hard link, which fails where
-one is already: at most one manifest can follow each position, whoever writes. That link is
+one is already: at most one manifest can follow each position, by any writer. That link is
 the commit. Files become visible after it, so the last manifest, and only the last, may have
-files that are still in staging.
+files that are still in staging. Until they are moved, a mark beside the manifest says so: without
+it, files that are not there were published, and taken away since by somebody.
 
 A manifest's name is its range's start, so the greatest name is the last, and the chain has no
 hole: each start is the end before it, or an offset up to which the log was read and found to
@@ -90,6 +91,7 @@ class Manifests:
         path = self._directory / f"{manifest.start:016x}.json"
         with writing(self._sink, "commit a range"):
             self._directory.mkdir(parents=True, exist_ok=True)
+            self._mark(manifest).touch()
             temporary = durable.write_temporary(path, [durable.encode_state(asdict(manifest))])
             try:
                 path.hardlink_to(temporary)
@@ -103,6 +105,27 @@ class Manifests:
             finally:
                 temporary.unlink(missing_ok=True)
             durable.sync_directory(self._directory)
+
+    def is_published(self, manifest: Manifest) -> bool:
+        """Tell whether a commit's files were moved to their folders; an older version's count as moved."""
+        return not self._mark(manifest).exists()
+
+    def note_published(self, manifest: Manifest) -> None:
+        """Record that a commit's files are in their folders, where they are durable."""
+        self._mark(manifest).unlink(missing_ok=True)
+
+    def take_back(self, manifest: Manifest) -> None:
+        """Remove the last commit, of whose files there is none: its range is to be written again.
+
+        :raises TailraceError: `SINK_WRITE_FAILED`.
+        """
+        with writing(self._sink, "take back a range"):
+            (self._directory / f"{manifest.start:016x}.json").unlink()
+            durable.sync_directory(self._directory)
+            self.note_published(manifest)
+
+    def _mark(self, manifest: Manifest) -> Path:
+        return self._directory / f"{manifest.start:016x}.unpublished"
 
     def note_idle(self, position: int) -> None:
         """Record that everything before `position` was read and gave nothing to write.

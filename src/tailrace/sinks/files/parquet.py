@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tailrace.config.source.column_policy import ColumnPolicy
-from tailrace.model import OWN_FORMS, Relation, ValueModes
-from tailrace.sinks.files.sink import FileSink
-from tailrace.sinks.target_names import as_files
-from tailrace.sinks.write_job import ArrowBuffer, OpenWriter
-from tailrace.sources.postgres.decode.changes import TableChanges
-from tailrace.sources.postgres.decode.types import OLD_KEY
-from tailrace.transforms.tables import NO_STEPS, TableChain
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.types import OLD_KEY
+from tailrace.model import Relation
+from tailrace.sinks.names import as_files
+from tailrace.sinks.write_job import ArrowBuffer, FileFormat
 
 if TYPE_CHECKING:
-    from tailrace.changelog.directory import LogIdentity
+    pass
 
 ROW_GROUP_ROWS_MAX = 1 << 20
 
@@ -116,25 +112,10 @@ def open_parquet(path: str, _relation: Relation, compression: str = "snappy") ->
     return ParquetWriter(path, compression)
 
 
-def parquet_sink(
-    name: str,
-    path: Path,
-    tables: tuple[str, ...] | None,
-    compression: str = "snappy",
-    rules: ColumnPolicy | None = None,
-    modes: ValueModes = OWN_FORMS,
-    chain: TableChain = NO_STEPS,
-) -> FileSink:
-    """Return a sink that writes Parquet files, a folder a table, every change a row.
+def parquet_format(compression: str = "snappy") -> FileFormat:
+    """Return the format of a sink's Parquet files: every change a row.
 
     :param compression: `none`, `snappy` or `zstd`.
-    :param rules: what of the tables is let out; None: everything.
-    :param modes: how values are given.
-    :param chain: what is done to the changes.
     """
     open_writer = partial(open_parquet, compression=compression)
-
-    def opener(_log: LogIdentity, _pipeline: str, _task: str) -> OpenWriter:
-        return open_writer
-
-    return FileSink(name, "parquet", path, tables, opener, as_files, rules or ColumnPolicy(), modes, chain)
+    return FileFormat("parquet", as_files, lambda _origin, _task: open_writer)

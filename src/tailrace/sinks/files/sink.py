@@ -10,24 +10,22 @@ not committed; it may see the files of one range appear one after another.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from tailrace import __version__, failpoints
 from tailrace.changelog import durable
-from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
-from tailrace.model import LogRange, Relation, ValueModes
-from tailrace.sinks import folders
+from tailrace.model import LogRange
+from tailrace.sinks import names
 from tailrace.sinks.contract import SinkCommit, first_missing
 from tailrace.sinks.files.manifests import DataFile, Manifest, Manifests
 from tailrace.sinks.target import Target, remove_folder, require_ours, sync_directories, writing
-from tailrace.sinks.write_job import OpenWriter, StagedFile, WriteJob, run, write_piece
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
-from tailrace.transforms.tables import TableChain
+from tailrace.sinks.write_job import FileFormat, SinkInput, StagedFile, write_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,8 +33,7 @@ if TYPE_CHECKING:
     from tailrace.changelog.directory import LogIdentity
     from tailrace.ranges.plan import Piece
 
-#: Gives the function that executors open a file with, for one log, pipeline and task.
-OpenerFor = Callable[["LogIdentity", str, str], OpenWriter]
+log = structlog.get_logger(__name__)
 
 
 class FileSink:
@@ -45,26 +42,17 @@ class FileSink:
     def __init__(
         self,
         name: str,
-        kind: str,
         path: Path,
-        tables: tuple[str, ...] | None,
-        opener: OpenerFor,
-        names: Callable[[Relation], Relation],
-        rules: ColumnPolicy,
-        modes: ValueModes,
-        chain: TableChain,
+        form: FileFormat,
+        given: SinkInput | None = None,
     ) -> None:
         self.name = name
-        self.type = kind
+        self.type = form.suffix
         self._path = path
-        self._tables = tables
-        self._opener = opener
-        self._names = names
-        self._rules = rules
-        self._modes = modes
-        self._chain = chain
+        self._format = form
+        self._given = given or SinkInput()
         self._target: Target | None = None
-        self._log: LogIdentity | None = None
+        self._origin: SourceInfo | None = None
         self._positions: dict[str, int | None] = {}
         self._settled = False
 
@@ -72,7 +60,7 @@ class FileSink:
         """As `contract.Sink.open`: the last manifest's files are brought to their folders."""
         self.close()
         self._target = Target.open(self.name, self._path, self.type, log, pipeline)
-        self._log = log
+        self._origin = SourceInfo(pipeline, log.source.database, __version__, log.source.type)
         try:
             self._settle()
             self._target.clear_staging()
@@ -103,7 +91,11 @@ class FileSink:
         # Until the range is in as a whole, what this object knows of the target is in doubt.
         self._settled = False
         failpoints.hit("sink.before_write")
-        staged = self._write_files(spark, log, span, have, pieces)
+        assert self._origin is not None, "open comes first"
+        missing = LogRange(span.task, have, span.end)
+        staged = write_files(
+            spark, self._opened(), log, missing, pieces, self._given, self._format, self._origin, {}, {}
+        )
         failpoints.hit("sink.after_write")
         written = time.perf_counter()
         committed = self._commit(span, have, staged)
@@ -127,35 +119,12 @@ class FileSink:
             return
         self._positions = {}
         for folder in self._manifest_folders():
-            last = Manifests(folder, self.name).last()
-            if last is not None:
-                self._publish(last)
+            manifests = Manifests(folder, self.name)
+            if (last := manifests.last()) is not None:
+                self._publish(manifests, last)
         self._settled = True
 
     # ------------------------------------------------------------------ steps of a write
-
-    def _write_files(
-        self, spark: SparkSession | None, log: Path, span: LogRange, have: int, pieces: Sequence[Piece]
-    ) -> list[StagedFile]:
-        wanted = [piece for piece in pieces if piece.end > have]
-        if not any(piece.rows for piece in wanted):
-            return []
-        target = self._opened()
-        staging = target.staging(span.task, have)
-        with writing(self.name, "make the staging folder"):
-            remove_folder(staging)  # of a write that failed, with another end perhaps
-            staging.mkdir(parents=True)
-        assert self._log is not None
-        source = self._log.source
-        origin = SourceInfo(target.pipeline, source.database, __version__, source.type)
-        job = WriteJob(
-            str(log), str(staging), span.task, have, span.end, self.type, self._tables, have, {},
-            self._names, TablePolicy.of(self._rules), self._modes,
-            chain=self._chain, origin=origin,
-        )  # fmt: skip
-        opener = self._opener(self._log, target.pipeline, span.task)
-        done = run(spark, wanted, partial(write_piece, job, opener), self.name)
-        return [file for files in done for file in files]
 
     def _commit(self, span: LogRange, have: int, staged: Sequence[StagedFile]) -> float:
         """Commit the range and make its files visible; return when it was committed."""
@@ -175,10 +144,10 @@ class FileSink:
         committed = time.perf_counter()
         failpoints.hit("sink.after_commit")
         if staged:
-            self._publish(manifest)
+            self._publish(manifests, manifest)
         return committed
 
-    def _publish(self, manifest: Manifest) -> None:
+    def _publish(self, manifests: Manifests, manifest: Manifest) -> None:
         """Move a committed range's files to their tables' folders; again is harmless.
 
         The staging folder goes last, when the moves are durable: while it is there, the range
@@ -187,6 +156,8 @@ class FileSink:
         target = self._opened()
         staging = target.staging(manifest.task, manifest.start)
         if not staging.exists():
+            if not manifests.is_published(manifest):
+                self._go_without_staging(manifests, manifest)
             return
         with writing(self.name, "move files to their folders"):
             made = False
@@ -195,14 +166,38 @@ class FileSink:
                     (target.path / directory).mkdir(exist_ok=True)
                     made = True
             for file in manifest.files:
-                self._move(staging / folders.staged_name(file.directory, file.name), file)
+                self._move(staging / names.staged_name(file.directory, file.name), file)
             failpoints.hit("sink.after_publish")
             failpoints.hit("sink.before_position")
             sync_directories({target.path / file.directory for file in manifest.files})
             if made:
                 durable.sync_directory(target.path)
+            # First: once it is noted, somebody may delete the files, and they are not written again.
+            manifests.note_published(manifest)
             remove_folder(staging)
             failpoints.hit("sink.after_position")
+
+    def _go_without_staging(self, manifests: Manifests, manifest: Manifest) -> None:
+        """Go on where the staging folder of a committed range went before it was noted as published.
+
+        :raises TailraceError: `SINK_DAMAGED` if some of its files were published, and others are gone.
+        """
+        path = self._opened().path
+        gone = [file for file in manifest.files if not (path / file.directory / file.name).exists()]
+        if not gone:
+            manifests.note_published(manifest)
+        elif len(gone) == len(manifest.files):
+            # Nobody has seen any of it. Its range is in the log, or what reads it says that it is not.
+            log.warning(
+                "the staging folder of a committed range is gone: the range is written again",
+                sink=self.name,
+                task=manifest.task,
+                start=manifest.start,
+                end=manifest.end,
+            )
+            manifests.take_back(manifest)
+        else:
+            raise _gone(self.name, gone[0])
 
     def _move(self, source: Path, file: DataFile) -> None:
         goal = self._opened().path / file.directory / file.name
@@ -210,12 +205,7 @@ class FileSink:
             source.replace(goal)
         except FileNotFoundError:
             if not goal.exists():
-                raise TailraceError(
-                    Kind.SINK_DAMAGED,
-                    f"publish a committed range: its file {file.name} is gone",
-                    "give the sink a new, empty path and let it read the log from its start",
-                    {"sink": self.name, "table": file.table},
-                ) from None
+                raise _gone(self.name, file) from None
 
     # ------------------------------------------------------------------ its own record
 
@@ -230,14 +220,23 @@ class FileSink:
         return _manifests_of(self._opened().state, task, self.name)
 
 
+def _gone(sink: str, file: DataFile) -> TailraceError:
+    return TailraceError(
+        Kind.SINK_DAMAGED,
+        f"publish a committed range: its file {file.name} is gone",
+        "give the sink a new, empty path and let it read the log from its start",
+        {"sink": sink, "table": file.table},
+    )
+
+
 def recorded_files_position(
     name: str, path: Path, kind: str, pipeline: str, log: LogIdentity, task: str
 ) -> int | None:
     """Return the position of a sink of plain files, without opening it; see `build`."""
     if not require_ours(name, path, kind, log, pipeline):
         return None
-    return _manifests_of(path / folders.STATE, task, name).position()
+    return _manifests_of(path / names.STATE, task, name).position()
 
 
 def _manifests_of(state: Path, task: str, sink: str) -> Manifests:
-    return Manifests(state / "manifests" / folders.task_name(task), sink)
+    return Manifests(state / "manifests" / names.task_name(task), sink)

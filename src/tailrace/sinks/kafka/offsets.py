@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import TailraceError
-from tailrace.kafka.offsets.topic import OffsetsTopic, parsed, task_in
-from tailrace.kafka.producer.account import Account
+from tailrace.kafka.offsets.topic import parsed, task_in
 from tailrace.kafka.producer.layout import Head
 from tailrace.sinks.kafka.sink import ASK_TIMEOUT_S, account_of, furthest_whole
 
@@ -61,7 +60,7 @@ def committed(config: KafkaConfig, pipeline: str, *, lenient: bool = False) -> l
         try:
             reached = furthest_whole(replace(account, task=task), offsets, Head.of(value))
         except TailraceError:
-            reached = -1  # it is shown, and may be set anew
+            reached = -1  # it is shown, and may be set again
         found.append(
             Committed(
                 task,
@@ -78,7 +77,7 @@ def committed(config: KafkaConfig, pipeline: str, *, lenient: bool = False) -> l
 def commit_from_outside(
     config: KafkaConfig, pipeline: str, tasks: Sequence[str], offset: Mapping[str, Any] | None
 ) -> None:
-    """Commit `offset` for some tasks in the place of whoever did so far; None takes theirs back.
+    """Commit `offset` for some tasks in the place of their present producer; None takes theirs back.
 
     With transactions each task's transactional id is taken first: a process that still had it can
     commit nothing more, and stops. Likewise the ids of producers that shared the task.
@@ -94,20 +93,9 @@ def commit_from_outside(
         before = [writer.open() for writer in writers]
         for writer in writers:
             writer.commit(offset)
-        # Only now: whoever opens one of these later finds that the lease is another's (`kafka.layout`).
+        # Only now: who opens one of these later finds that the lease is another's (`kafka.layout`).
         for task, found in zip(tasks, before, strict=True):
-            fence_members(replace(account, task=task), offsets, found)
+            replace(account, task=task).fence_members(offsets, found)
     finally:
         for writer in writers:
             writer.close()
-
-
-def fence_members(account: Account, offsets: OffsetsTopic, head: Mapping[str, Any] | None) -> None:
-    """Take the ids of those who shared a task, if `head` says that there were some."""
-    producers = 0 if head is None else head.get("producers", 0)
-    for number in range(producers if isinstance(producers, int) else 0):
-        member = account.member(offsets, number)
-        try:
-            member.open()
-        finally:
-            member.close()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +22,21 @@ import pyarrow as pa
 import structlog
 
 from tailrace.changelog.reader import LogReader
-from tailrace.config.patterns import matches_any
 from tailrace.converters.contract import Converter, KeysFirst
 from tailrace.converters.factory import Converting
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.column_policy import TablePolicy
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, RetriableError, StopEngine, TailraceError
 from tailrace.kafka.client.settings import SAFE_BATCH_BYTES
-from tailrace.kafka.client.topics import TopicCreation, Topics, legal
+from tailrace.kafka.client.topics import Topics, legal
 from tailrace.kafka.events import side_records
 from tailrace.kafka.events.boundaries import Boundaries
-from tailrace.kafka.events.dead_letters import letters
-from tailrace.kafka.events.heartbeats import Heartbeats
-from tailrace.kafka.events.table_schemas import ShapeChange, shape_changes
-from tailrace.kafka.producer.partitioner import by_key, by_transaction
-from tailrace.kafka.producer.record_sizes import OVERHEAD, largest, sizes, taken
+from tailrace.kafka.events.dead_letters import OVERHEAD, largest, letters, message_bytes_max, sizes
+from tailrace.kafka.events.side_records import Heartbeats, ShapeChange, shape_changes
+from tailrace.kafka.producer.account import Account
+from tailrace.kafka.producer.partitioner import Share, by_key, by_transaction
 from tailrace.kafka.producer.sender import Partitions
-from tailrace.kafka.producer.shares import Share
 from tailrace.kafka.producer.writer import Writer
 from tailrace.model import Op, ValueModes, format_lsn
 from tailrace.protocol.frames import Numbers
@@ -45,10 +45,7 @@ from tailrace.ranges.plan import Piece
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
 from tailrace.records.parts import converted_in_parts
-from tailrace.secrets import Secret, resolved
-from tailrace.sources.postgres.decode.changes import TableChanges
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.sinks.contract import function_failure
 from tailrace.transforms.chain import Chain
 
 if TYPE_CHECKING:
@@ -57,9 +54,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-
-#: librdkafka's own limit for a message, where the options give none.
-MESSAGE_BYTES_MAX = 1_000_000
 
 
 @dataclass(slots=True)
@@ -106,15 +100,10 @@ class Outgoing:
 
     def part(self, first: int, last: int) -> Outgoing:
         """Return the records from the `first` on and before the `last`, counted from 0."""
-        events, partitions = self.events, self.partitions
         return Outgoing(
             self.topic,
-            Converted(
-                None if events.keys is None else events.keys[first:last],
-                events.values[first:last],
-                None if events.headers is None else events.headers[first:last],
-            ),
-            None if partitions is None else partitions[first:last],
+            self.events.part(first, last),
+            None if self.partitions is None else self.partitions[first:last],
             self.changes,
             self.rows[first:last],
         )
@@ -130,38 +119,40 @@ class Outgoing:
             raise _placed(error, self.changes, self.rows) from error
 
 
-class Records:
-    """Sends changes as records, for one writer after another.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the records of a sink are made with. May be pickled.
 
     :param converter: form of keys and values.
     :param chain: transformations that changes go through before.
-    :param topics: where they go.
-    :param options: of librdkafka.
+    :param prefix: begins the names of topics.
     """
 
-    def __init__(
-        self,
-        config: KafkaConfig,
-        converter: Converter,
-        chain: Chain,
-        topics: Topics,
-        origin: SourceInfo,
-        table_policy: TablePolicy,
-        modes: ValueModes,
-        options: Mapping[str, str | Secret],
-    ) -> None:
-        self._config = config
-        self._converter = converter
-        self._converting = Converting(converter)
-        self._chain = chain
-        self._topics = topics
-        self._origin = origin
-        self._table_policy = table_policy
-        self._modes = modes
+    config: KafkaConfig
+    converter: Converter
+    chain: Chain
+    prefix: str
+    origin: SourceInfo
+    table_policy: TablePolicy
+    modes: ValueModes
+
+
+class Records:
+    """Sends changes as records, for one writer after another.
+
+    :param counted: as `Topics` has it.
+    """
+
+    def __init__(self, form: Form, account: Account, counted: Mapping[str, int] | None = None) -> None:
+        self._form = form
+        self._config = config = form.config
+        self._converting = Converting(form.converter)
+        self._topics = Topics(config, account.admin(), form.prefix, account.timeout_s, counted)
+        self._origin = form.origin
         self._heartbeats = Heartbeats(config.heartbeat_interval_ms / 1000)
-        self._message_max = int(resolved(options.get("message.max.bytes", str(MESSAGE_BYTES_MAX))))
-        for topic in config.fixed_topics(origin.name):
-            topics.require_data(topic)
+        self._message_max = message_bytes_max(account.options)
+        for topic in config.fixed_topics(form.origin.name):
+            self._topics.require_data(topic)
 
     def send(
         self,
@@ -182,7 +173,7 @@ class Records:
         """
         sent = Sent()
         if self._config.schema_changes_topic and (share is None or share.number == 0):
-            for change in shape_changes(log, pieces, start, end, self._modes, self._table_policy):
+            for change in shape_changes(log, pieces, start, end, self._form.modes, self._form.table_policy):
                 self._send_shape(writer, change)
         for outgoing in self.outgoing(log, pieces, start, end, sent, share):
             outgoing.send(writer)
@@ -208,7 +199,7 @@ class Records:
         for piece in pieces:
             if piece.end <= start:
                 continue
-            for stretch in changes_of(log, piece, None, self._modes, self._table_policy):
+            for stretch in changes_of(log, piece, None, self._form.modes, self._form.table_policy):
                 for changes in stretch:
                     yield from self._outgoing(changes.slice(start, end), sent, share)
 
@@ -268,7 +259,7 @@ class Records:
         topics = self._topics
         topic = topics.of_table(relation.schema, relation.table) if relation else topics.beside("message")
         group = Group.of_changes(topic, np.arange(changes.count, dtype=np.int64), changes, self._origin)
-        for made in self._own(self._chain.apply, group):
+        for made in self._own(self._form.chain.apply, group):
             if share is None:
                 yield from self._of_group(made, changes, sent)
             elif len(mine := self._narrowed(made, share)):
@@ -280,31 +271,18 @@ class Records:
     def _own(self, step: Callable[[Group], T], group: Group) -> T:
         """Return what a step makes of a group; what it asks of an engine is said in the words of a sink.
 
-        :raises TailraceError: of the step; `SINK_WRITE_FAILED`, which is tried again, for `RetriableError`;
-            `TASK_FAILED` for `StopEngine`, which is none of its rights.
+        :raises TailraceError: of the step; as `function_failure`.
         """
         try:
             return step(group)
-        except RetriableError as error:
-            raise TailraceError(
-                Kind.SINK_WRITE_FAILED,
-                f"transform or convert records: {type(error).__name__} was raised",
-                "the cause of this error has its words and its trace (--debug shows them)",
-                {"sink": self._config.name},
-            ) from error
-        except StopEngine as error:
-            raise TailraceError(
-                Kind.TASK_FAILED,
-                "transform or convert records: it asked for the engine's end, which a sink can't have",
-                "stop the pipeline from outside",
-                {"sink": self._config.name},
-            ) from error
+        except (RetriableError, StopEngine) as error:
+            raise function_failure(error, "transform or convert records", self._config.name) from error
 
     def _narrowed(self, group: Group, share: Share) -> Group:
         """Return the records of which some event may be in the share: the others need no values."""
-        if not isinstance(self._converter, KeysFirst):
+        if not isinstance(self._form.converter, KeysFirst):
             return group
-        keys, rows = self._converter.keys(group)
+        keys, rows = self._form.converter.keys(group)
         count = len(group) if rows is None else len(rows)
         mine = np.flatnonzero(share.has(keys, group.topic, count))
         return group.take(mine if rows is None else np.unique(rows[mine]))
@@ -344,7 +322,7 @@ class Records:
         too_large = self._too_large(group.topic, events, rows, changes)
         if too_large is not None:
             yield self._letters(group.topic, events, rows, changes, too_large, sent)
-            events, rows = taken(events, ~too_large), rows[~too_large]
+            events, rows = events.take(np.flatnonzero(~too_large)), rows[~too_large]
         if self._config.provide_transaction_metadata:
             _note(changes, events, rows, sent.boundaries)
         partitions = self._partitions(group.topic, events, changes, rows)
@@ -396,50 +374,12 @@ class Records:
         """Return the dead letters of events that are too large."""
         target = self._config.dead_letter_topic
         self._topics.require(target)
-        refused, of_refused = taken(events, too_large), rows[too_large]
+        refused, of_refused = events.take(np.flatnonzero(too_large)), rows[too_large]
         made = letters(refused, of_refused, changes, topic, self._largest(topic))
         sent.dead_letters += len(refused)
         found = changes.relation.qualified_name if changes.relation else ""
         log.warning("records too large: dead letters", topic=topic, table=found, records=len(refused))
         return Outgoing(target, made, None, changes, of_refused)
-
-
-def topics_of(
-    config: KafkaConfig,
-    admin: dict[str, Any],
-    prefix: str,
-    timeout_s: float,
-    counted: Mapping[str, int] | None = None,
-) -> Topics:
-    """Return the topics of a sink.
-
-    :param prefix: begins each name.
-    :param counted: as `Topics` has it.
-    """
-
-    def making(schema: str, table: str) -> TopicCreation:
-        for rule in config.topics:
-            if matches_any(rule.tables, schema, table):
-                return TopicCreation(rule.partitions, rule.replication_factor, rule.settings)
-        return TopicCreation()
-
-    def routed(schema: str, table: str) -> str | None:
-        for route in config.routes:
-            if matches_any(route.tables, schema, table):
-                return route.topic_of(prefix, schema, table)
-        return None
-
-    create = config.create_topics
-    return Topics(
-        admin,
-        prefix,
-        making,
-        routed=routed,
-        refused=config.topics_refused,
-        create=create,
-        timeout_s=timeout_s,
-        counted=counted,
-    )
 
 
 def _too_large(topic: str, size: int, limit: int, changes: TableChanges, row: int) -> TailraceError:

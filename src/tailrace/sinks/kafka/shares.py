@@ -13,15 +13,14 @@ Python feeds slowly: a task needs no other's result, and one that is repeated gi
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from tailrace import failpoints
-from tailrace.converters.contract import Converter
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.failures import LIMIT_S
 from tailrace.kafka.offsets.topic import History, OffsetsTopic
@@ -33,17 +32,14 @@ from tailrace.kafka.producer.layout import (
     WriteShare,
     sharing,
 )
-from tailrace.kafka.producer.shares import Share
+from tailrace.kafka.producer.partitioner import Share
+from tailrace.kafka.producer.preemption import is_taken, raise_out_of_time
 from tailrace.kafka.producer.writer import Writer
-from tailrace.model import ValueModes
 from tailrace.ranges.plan import Piece
-from tailrace.sinks.kafka.records import Records, topics_of
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
-from tailrace.transforms.chain import Chain
+from tailrace.sinks.kafka.records import Form, Records
 
 if TYPE_CHECKING:
-    from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
+    pass
 
 log = structlog.get_logger(__name__)
 
@@ -52,46 +48,11 @@ log = structlog.get_logger(__name__)
 PATIENCE_S = (2.0, 10.0, 60.0, 300.0)
 
 _LOOK_S = 0.5
-#: The part of its time after which a batch may have been ended for it: clocks differ.
-_NEARLY = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What the records of a sink are made with. May be pickled.
-
-    :param prefix: begins the names of topics.
-    """
-
-    config: KafkaConfig
-    converter: Converter
-    chain: Chain
-    prefix: str
-    origin: SourceInfo
-    table_policy: TablePolicy
-    modes: ValueModes
-
-    def records(self, account: Account, counted: Mapping[str, int] | None = None) -> Records:
-        """Return what sends them.
-
-        :param counted: as `Topics` has it.
-        """
-        topics = topics_of(self.config, account.admin(), self.prefix, account.timeout_s, counted)
-        return Records(
-            self.config,
-            self.converter,
-            self.chain,
-            topics,
-            self.origin,
-            self.table_policy,
-            self.modes,
-            account.options,
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class ShareJob:
-    """What every task of a range's job is told. Salts of masks are in it: only ever part of a task's closure.
+    """What every task of a range's job is given. It has salts of masks: only ever part of a closure.
 
     :param head: as the driver wrote it.
     :param end: of the range.
@@ -192,7 +153,7 @@ class _Attempt:
         share = Share(step.number, job.head.producers)
         started = time.perf_counter()
         failpoints.hit("kafka.in_share")
-        records = job.form.records(job.account, job.counted)
+        records = Records(job.form, job.account, job.counted)
         try:
             found = records.send(self._writer, Path(job.log), job.pieces, step.start, step.end, share)
             sent = time.perf_counter()
@@ -215,56 +176,6 @@ class _Attempt:
         if self._writer.progress.seconds < self._writer.limit_s:
             return False
         return not is_taken(self._offsets, self._job.account, {self._job.head.lease})
-
-
-def is_taken(offsets: OffsetsTopic, account: Account, ours: Collection[str | None]) -> bool:
-    """Tell whether another engine has taken a task: whether its head has a lease that is none of `ours`.
-
-    :param ours: None: there was no head.
-    :raises TailraceError: where that can't be looked up.
-    """
-    try:
-        found = offsets.settled(account.key, account.isolation)
-        head = None if found is None else Head.of(found)
-    except TailraceError as error:
-        attempted = f"look whether another engine has taken over: {error.message}"
-        raise TailraceError(error.kind, attempted, error.hint, error.context) from error
-    return (None if head is None else head.lease) not in ours
-
-
-def raise_out_of_time(error: TailraceError, writer: Writer) -> NoReturn:
-    """Raise what a batch met that nobody else has ended: where its time was too short, with what that was.
-
-    An error of kind `SINK_PREEMPTED` is one that may pass then: the cluster has ended the transaction.
-    :raises TailraceError: always.
-    """
-    progress, limit_s = writer.progress, writer.limit_s
-    is_over = progress.seconds >= limit_s * _NEARLY
-    if error.kind not in (Kind.SINK_PREEMPTED, Kind.SINK_WRITE_FAILED) or (
-        error.kind is Kind.SINK_WRITE_FAILED and not is_over
-    ):
-        raise error
-    found = (
-        f"{progress.delivered} of {progress.records} records ({progress.bytes} bytes) were delivered in "
-        f"{progress.seconds:.0f} s"
-    )
-    if not is_over:
-        raise TailraceError(
-            Kind.SINK_WRITE_FAILED,
-            f"write a batch: the cluster has ended its transaction; {found}; nobody else has taken over",
-            "it is begun again",
-            error.context,
-        ) from error
-    context = error.context
-    if progress.idle_s < limit_s / 2:
-        context[LIMIT_S] = round(limit_s, 3)
-    raise TailraceError(
-        Kind.SINK_WRITE_FAILED,
-        f"write a batch: {found}, and {limit_s:g} s are the most that it may take",
-        "it is begun again, with less where it holds several transactions of the source; this process may "
-        "have stood still, or the cluster is slow: see its quotas",
-        context,
-    ) from error
 
 
 def _is_done_within(job: ShareJob, number: int, offsets: OffsetsTopic, patience_s: float) -> bool:

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tailrace import failpoints
+from tailrace import __version__, failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.converters.contract import Converter
+from tailrace.decode.column_policy import TablePolicy
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client import settings
 from tailrace.kafka.client.failures import LIMIT_S, REFUSED_BY, REFUSED_LIMIT
@@ -36,16 +38,15 @@ from tailrace.kafka.producer.layout import (
     beginning,
     taking,
 )
+from tailrace.kafka.producer.preemption import is_taken, raise_out_of_time, too_long
 from tailrace.kafka.producer.writer import Writer
 from tailrace.model import LogRange, ValueModes
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.contract import SinkCommit, first_missing
-from tailrace.sinks.kafka.records import Sent
-from tailrace.sinks.kafka.shares import Form, ShareJob, is_taken, raise_out_of_time, write_share
+from tailrace.sinks.kafka.records import Form, Records, Sent
+from tailrace.sinks.kafka.shares import ShareJob, write_share
 from tailrace.sinks.kafka.transactions import TransactionWriter
 from tailrace.sinks.write_job import run
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 from tailrace.transforms.chain import Chain
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class KafkaSink:
     :param chain: what changes go through before.
     """
 
+    type = "kafka"
+
     def __init__(
         self,
         config: KafkaConfig,
@@ -81,28 +84,17 @@ class KafkaSink:
         chain: Chain,
         rules: ColumnPolicy,
         modes: ValueModes,
-        version: str,
     ) -> None:
+        self.name = config.name
         self._config = config
         self._converter = converter
         self._chain = chain
         self._rules = rules
         self._modes = modes
-        self._version = version
         self._open: _Open | None = None
 
-    @property
-    def name(self) -> str:
-        """As `contract.Sink.name`."""
-        return self._config.name
-
-    @property
-    def type(self) -> str:
-        """As `contract.Sink.type`."""
-        return "kafka"
-
     def open(self, log: LogIdentity, pipeline: str) -> None:
-        """As `contract.Sink.open`: with transactions, whoever wrote for this pipeline before is fenced.
+        """As `contract.Sink.open`: with transactions, the pipeline's producer of before is fenced.
 
         :raises TailraceError: `SINK_FOREIGN` if the offset is another log's; `SINK_PREEMPTED`,
             `SINK_REFUSED`, `SINK_MISCONFIGURED`, `OFFSETS_UNREADABLE`, `SINK_WRITE_FAILED`.
@@ -113,7 +105,7 @@ class KafkaSink:
         offsets = account.offsets()
         offsets.require(create=config.create_topics)
         prefix = config.topic_prefix or pipeline
-        origin = SourceInfo(prefix, log.source.database, self._version, log.source.type)
+        origin = SourceInfo(prefix, log.source.database, __version__, log.source.type)
         table_policy = TablePolicy.of(self._rules)
         if account.atomic:
             # Before anybody is fenced: who has no business here must not stop the one who has.
@@ -154,7 +146,7 @@ class KafkaSink:
             self._open.beat()
 
     def close(self) -> None:
-        """As `contract.Sink.close`; that of a transformation or converter may fail, and is told of only."""
+        """As `contract.Sink.close`; that of a transformation or converter may fail, which is logged only."""
         self._let_go()
         for close in (self._chain.close, self._converter.close):
             try:
@@ -177,18 +169,18 @@ class _Open:
         self._offsets = offsets
         self._log_id = log_id
         self._writer: Writer | None = None
-        self._records = form.records(account)
+        self._records = Records(form, account)
         self._by_transaction = TransactionWriter(TASK, self._records)
         self._commit_s = 0.0  # of the range that is being written
         self._counted: dict[str, int] = {}
         self.standing = AssignmentState()
         # Leases that the head has if nobody else has taken the task; None: there is no head.
         self._ours: set[str | None] = set()
-        # Kept: one that begins anew looks through all of the segment that is being written.
+        # Kept: a new one looks through all of the segment that is being written.
         self._reader: LogReader | None = None
 
     def take(self) -> None:
-        """Take the task from whoever has it."""
+        """Take the task from its present producer."""
         self.standing = self._carry_out(taking(self._producers, _fresh, fenced=self._account.atomic))
 
     def write(
@@ -234,7 +226,8 @@ class _Open:
             return True
         if attempts < _ATTEMPTS:
             return True  # whatever slowed it down may be over
-        raise _too_long(error, have)
+        way_out = "let it be written without one of Kafka's: atomic_source_offset_commit: false"
+        raise too_long(error, way_out, log_offset=have)
 
     def _is_one_unit(self, log: Path, have: int, span: LogRange) -> bool:
         """Tell whether what was written at once has no boundary within: a transaction of the source, or a
@@ -352,10 +345,7 @@ class _Open:
 
     @contextlib.contextmanager
     def _telling_apart(self, writer: Writer) -> Iterator[None]:
-        """Have what the own producer meets say whether another engine has taken the task, or time ran out.
-
-        The cluster fences a producer in either case. The lease in the head is another's in the first alone.
-        """
+        """Have what the own producer meets say whether another engine has taken the task, or time ran out."""
         try:
             yield
         except TailraceError as error:
@@ -404,7 +394,7 @@ class _Open:
 
 
 def recorded_kafka_position(config: KafkaConfig, pipeline: str, log: LogIdentity) -> int | None:
-    """Return the offset that was committed last, whoever writes now; nobody is fenced.
+    """Return the offset that was committed last, by any producer; nobody is fenced.
 
     :raises TailraceError: `SINK_FOREIGN`, `OFFSETS_UNREADABLE`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
     """
@@ -462,17 +452,6 @@ def _head_in(
             {"sink": config.name, "pipeline": pipeline, "log_id": head.log_id},
         )
     return head
-
-
-def _too_long(error: TailraceError, log_offset: int) -> TailraceError:
-    return TailraceError(
-        Kind.SINK_TRANSACTION_TOO_LONG,
-        f"write a transaction of the source: {error.message.removeprefix('write a batch: ')}",
-        "raise transaction.timeout.ms in `options` (and transaction.max.timeout.ms of the brokers, which "
-        "bounds it), or the client's quota; or let the transaction be written without one of Kafka's: "
-        "atomic_source_offset_commit: false",
-        {**error.context, "log_offset": log_offset},
-    )
 
 
 def _fresh() -> str:

@@ -1,4 +1,8 @@
-"""Spark jobs of one life of a task: what is asked for while jobs run goes together into the next.
+"""Spark jobs of one attempt of a task: what is submitted while jobs run goes together into the next one.
+
+A function is pickled once for an attempt of a task, and unpickled once in each Python worker: what it keeps
+(a connection, say) is there for the next call. What it raises is an outcome like others, so that Spark
+does not try again what is ours to decide about.
 
 A job has its price whatever it does, so many small batches share one, and a large one is many tasks
 of one. Jobs run from threads of the engine's pool, several at once; Spark's own order (first
@@ -8,19 +12,21 @@ come, first served) has earlier batches done first.
 from __future__ import annotations
 
 import threading
+import traceback
 import uuid
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import structlog
+from pyspark.serializers import CPickleSerializer
 
+from tailrace.engine.failures import named, raised_elsewhere
 from tailrace.engine.retry import GivenUpError
 from tailrace.errors import Kind, TailraceError
-from tailrace.spark.failures import translated
-from tailrace.spark.jobs import JobGroup, collect
-from tailrace.spark.processing.executor_calls import ExecutorCall, wire
+from tailrace.spark.jobs import JobGroup, collect, translated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +38,63 @@ Done = TypeVar("Done")
 
 #: Bytes that a job carries at most, unless it has one load alone; each is copied through the JVM.
 JOB_BYTES_MAX = 64 << 20
+
+
+#: Of Spark's own connections between processes; nothing of it is kept.
+wire: Any = CPickleSerializer()
+
+#: Functions that a Python worker keeps.
+_KEPT_MAX = 16
+
+_kept: OrderedDict[str, Callable[[Any], Any]] = OrderedDict()
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCall:
+    """A function with its own name, as executors get it.
+
+    :param name: no other function of any attempt has it.
+    :param pickled: the function, of one argument.
+    """
+
+    name: str
+    pickled: bytes
+
+    def __call__(self, loads: Iterable[bytes]) -> Iterator[bytes]:
+        """Call the function with each of `loads`; yield whether it returned, and what or why not."""
+        for load in loads:
+            try:
+                outcome = (True, self._function()(wire.loads(load)))
+                carried = wire.dumps(outcome)
+            except BaseException as error:  # noqa: BLE001 - what it means is decided on the driver
+                carried = wire.dumps((False, portable(error)))
+            yield carried
+
+    def _function(self) -> Callable[[Any], Any]:
+        found = _kept.get(self.name)
+        if found is None:
+            found = _kept[self.name] = wire.loads(self.pickled)
+            while len(_kept) > _KEPT_MAX:
+                _kept.popitem(last=False)
+        return found
+
+
+def portable(error: BaseException) -> BaseException:
+    """Return `error` as it can be carried to the driver, with where it was raised."""
+    place = named(error)
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    try:
+        raised_elsewhere(error, place)
+        error.add_note(f"raised on an executor:\n{frames}")
+        found = wire.loads(wire.dumps(error))
+        assert isinstance(found, type(error))
+    except Exception:  # noqa: BLE001 - whatever its pickling does
+        return TailraceError(
+            Kind.TASK_FAILED,
+            f"run on an executor: {place}, an error that can't be pickled",
+            "let what handlers and transformations raise be picklable, so that it can be reported whole",
+        )
+    return found
 
 
 class Jobs(Generic[Load, Done]):
@@ -59,7 +122,7 @@ class Jobs(Generic[Load, Done]):
         self._shut = shut
         self._what = what
         self._group = JobGroup(f"tailrace-{uuid.uuid4()}", what)
-        self._errand = ExecutorCall(self._group.name, function)
+        self._call = ExecutorCall(self._group.name, function)
         self._lock = threading.Lock()
         self._waiting: deque[tuple[bytes, Future[Done]]] = deque()
         self._running = 0
@@ -141,7 +204,7 @@ class Jobs(Generic[Load, Done]):
     def _run(self, taken: Sequence[tuple[bytes, Future[Done]]]) -> None:
         try:
             outcomes = self._job([load for load, _ in taken])
-        except BaseException as error:  # noqa: BLE001 - whoever asked hears of it
+        except BaseException as error:  # noqa: BLE001 - the futures have it
             failure = GivenUpError() if self._cancelled else translated(error)
             for _, future in taken:
                 future.set_exception(failure)
@@ -156,11 +219,11 @@ class Jobs(Generic[Load, Done]):
     def _job(self, loads: Sequence[bytes]) -> list[bytes]:
         session = self._session()
         tasks = min(len(loads), 2 * session.sparkContext.defaultParallelism)
-        return collect(session, self._errand, loads, tasks, self._group)
+        return collect(session, self._call, loads, tasks, self._group)
 
 
 def _drop(future: Future[Any]) -> None:
-    # `concurrent.futures.wait` takes one that is cancelled for done only once it was told so.
+    # `concurrent.futures.wait` takes one that is cancelled for done only once it was notified.
     future.cancel()
     future.set_running_or_notify_cancel()
 

@@ -1,5 +1,5 @@
-"""Which records go together: those of a lane to one Spark task, in order; between records that stand in
-all lanes, one step after another. Pure.
+"""Which records go together: those of an ordering key to one Spark task, in order; before and after
+records that have all keys, one step after another.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class TaskRecords:
 def spread(batches: Sequence[Sequence[StagedGroup]], width: int) -> list[list[list[TaskRecords]]]:
     """Return steps, each of at most `width` loads, each of shares in the order of the batches.
 
-    A load holds all records of its lanes in its step. All of a step must be handed over before the next.
+    A load holds all records of its ordering keys in its step. All of a step must be handed over before the
+    next.
 
-    :param batches: staged with lanes, in order.
+    :param batches: staged with ordering keys, in order.
     """
     steps: list[list[tuple[int, StagedGroup]]] = [[]]
     for number, staged in enumerate(batches):
@@ -41,8 +42,8 @@ def spread(batches: Sequence[Sequence[StagedGroup]], width: int) -> list[list[li
 
 
 def _between_walls(staged: Sequence[StagedGroup]) -> list[list[StagedGroup]]:
-    # What comes before the first record that stands in all lanes, that record, what comes then, …
-    found = [one.group.index[_lanes(one).in_all] for one in staged]
+    # What comes before the first record that has all ordering keys, that record, what comes then, …
+    found = [one.group.index[_keys(one).in_all] for one in staged]
     walls = np.sort(np.concatenate([np.empty(0, np.int64), *found]))
     if not len(walls):
         return [list(staged)]
@@ -57,46 +58,46 @@ def _between_walls(staged: Sequence[StagedGroup]) -> list[list[StagedGroup]]:
 
 
 def _loads(step: Sequence[tuple[int, StagedGroup]], width: int) -> list[list[TaskRecords]]:
-    joined = _joined([_lanes(one) for _, one in step])
+    joined = _joined([_keys(one) for _, one in step])
     loads: list[dict[int, list[StagedGroup]]] = [{} for _ in range(width)]
     for number, one in step:
-        load_of = joined(_lanes(one).own) % width
+        load_of = joined(_keys(one).own) % width
         for load in np.unique(load_of).tolist():
             loads[load].setdefault(number, []).append(one.take(np.flatnonzero(load_of == load)))
     return [[TaskRecords(number, found) for number, found in load.items()] for load in loads if load]
 
 
 class _Joined:
-    # Lanes that records of two lanes tie together count as one: the least of them.
+    # Ordering keys that records of two tie together count as one: the least of them.
     def __init__(self, ties: Iterable[tuple[int, int]]) -> None:
         parents: dict[int, int] = {}
 
-        def root(lane: int) -> int:
-            while (parent := parents.setdefault(lane, lane)) != lane:
-                parents[lane] = lane = parents[parent]
-            return lane
+        def root(key: int) -> int:
+            while (parent := parents.setdefault(key, key)) != key:
+                parents[key] = key = parents[parent]
+            return key
 
         for one, other in ties:
             low, high = sorted((root(one), root(other)))
             parents[high] = low
         self._from = np.array(sorted(parents), np.uint64)
-        self._to = np.array([root(lane) for lane in self._from.tolist()], np.uint64)
+        self._to = np.array([root(key) for key in self._from.tolist()], np.uint64)
 
-    def __call__(self, lanes: Fingerprints) -> Fingerprints:
+    def __call__(self, keys: Fingerprints) -> Fingerprints:
         if not len(self._from):
-            return lanes
-        at = np.minimum(np.searchsorted(self._from, lanes), len(self._from) - 1)
-        return np.where(self._from[at] == lanes, self._to[at], lanes)
+            return keys
+        at = np.minimum(np.searchsorted(self._from, keys), len(self._from) - 1)
+        return np.where(self._from[at] == keys, self._to[at], keys)
 
 
-def _joined(lanes: Sequence[OrderingKeys]) -> _Joined:
+def _joined(keys: Sequence[OrderingKeys]) -> _Joined:
     ties: list[tuple[int, int]] = []
-    for found in lanes:
+    for found in keys:
         moved = np.flatnonzero(found.own != found.other)
         ties += zip(found.own[moved].tolist(), found.other[moved].tolist(), strict=True)
     return _Joined(ties)
 
 
-def _lanes(staged: StagedGroup) -> OrderingKeys:
-    assert staged.lanes is not None, "staged for order by key"
-    return staged.lanes
+def _keys(staged: StagedGroup) -> OrderingKeys:
+    assert staged.keys is not None, "staged for order by key"
+    return staged.keys

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
 
 from tailrace.config import SparkConfig
 from tailrace.engine.contracts import RecordProcessor
 from tailrace.engine.processing.context import Order, ProcessingConfig, ProcessingContext
+from tailrace.engine.processing.dispatcher import Dispatcher, PartExecutor
 from tailrace.engine.processing.handlers import Handler, HandlerKind
-from tailrace.engine.processing.ordered import OrderedDispatcher
-from tailrace.engine.processing.processors import Delivery, Flow
-from tailrace.engine.processing.stage import Convert, Stage, Transform
-from tailrace.records.batch import Batch
+from tailrace.engine.processing.ordered_executor import OrderedExecutor
+from tailrace.engine.processing.processors import Flow
+from tailrace.engine.processing.stage import Convert, Stage, StagedGroup, Transform
+from tailrace.records.group import Group
+from tailrace.spark.processing.executor import SparkExecutor
 from tailrace.spark.processing.jobs import Jobs, pickled
-from tailrace.spark.processing.keyed import SparkKeyedDispatcher
-from tailrace.spark.processing.stage_jobs import Preparing, SparkStageExecutor
 from tailrace.spark.processing.task_function import TaskFunction
-from tailrace.spark.processing.unordered import SparkUnorderedDispatcher
 from tailrace.spark.session import is_alive, restarted, session_or_new
 
 if TYPE_CHECKING:
@@ -49,13 +53,13 @@ class SparkRunner:
 
         :raises TailraceError: `CONFIG_INVALID`.
         """
-        pickled(Stage(transform, convert, finds_lanes=False), "a transformation or the converter")
+        pickled(Stage(transform, convert, finds_keys=False), "a transformation or the converter")
         if handler.takes is HandlerKind.RECORD and order != "ordered":
             pickled(handler.call, "the handler")
 
     def processor_for(self, terms: ProcessingConfig) -> RecordProcessor:
-        """Return the processor of one life of a task; each thread of the pool waits for a Spark job."""
-        return Flow(terms, self._delivery)
+        """Return the processor of one attempt of a task; each thread of the pool waits for a Spark job."""
+        return Flow(terms, self._dispatcher)
 
     def session(self) -> SparkSession:
         """Return the session; started if there is none, and again if its JVM has died.
@@ -77,12 +81,11 @@ class SparkRunner:
                 self._session.stop()
             self._session = None
 
-    def _delivery(self, terms: ProcessingConfig, means: ProcessingContext) -> Delivery:
+    def _dispatcher(self, terms: ProcessingConfig, means: ProcessingContext) -> Dispatcher[Any]:
         width = self.session().sparkContext.defaultParallelism
-        all_jobs: list[Jobs[Any, Any]] = []
 
         def jobs(function: Callable[[Any], Any], what: str) -> Jobs[Any, Any]:
-            made: Jobs[Any, Any] = Jobs(
+            return Jobs(
                 self.session,
                 pickled(function, what),
                 means.executor,
@@ -90,41 +93,81 @@ class SparkRunner:
                 means.limiter.shut,
                 f"{self._name}, {terms.name}: {what}",
             )
-            all_jobs.append(made)
-            return made
 
-        def stage_executor(stage: Stage) -> SparkStageExecutor:
-            return SparkStageExecutor(jobs(Preparing(stage), "transformation and conversion"), width)
+        stage = Stage(means.transform, means.convert, finds_keys=terms.calls == "key")
+        # Without order a record is staged by the task that hands it over.
+        is_staged_before = terms.calls == "key" or (terms.calls == "ordered" and not stage.is_empty)
+        stage_executor = None
+        if is_staged_before:
+            stage_executor = SparkStageExecutor(
+                jobs(Preparing(stage), "transformation and conversion"), width
+            )
 
-        call = terms.handler.call
-        stage = Stage(means.transform, means.convert, finds_lanes=terms.calls == "key")
-        delivery: Delivery
-        if terms.calls == "ordered":
-            delivery = OrderedDispatcher(terms, means, None if stage.is_empty else stage_executor(stage))
-        elif terms.calls == "unordered":
-            delivery = SparkUnorderedDispatcher(
-                terms, means, jobs(TaskFunction(stage, call), "handler"), width
-            )
-        else:
-            delivery = SparkKeyedDispatcher(
-                terms, means, jobs(TaskFunction(None, call), "handler"), stage_executor(stage), width
-            )
-        return _WithJobs(delivery, tuple(all_jobs))
+        def executor(dispatcher: Dispatcher[Any]) -> PartExecutor[Any]:
+            if terms.calls == "ordered":
+                return OrderedExecutor(terms, means)
+            call = TaskFunction(None if is_staged_before else stage, terms.handler.call)
+            return SparkExecutor(dispatcher, terms, means, jobs(call, "handler"), width)
+
+        return Dispatcher(terms, means, stage_executor, executor)
+
+
+#: In the place of a group that is not sent back.
+_NOTHING = Group("", np.empty(0, np.int64), _columns=pa.RecordBatch.from_pydict({}))
 
 
 @dataclass(frozen=True, slots=True)
-class _WithJobs:
-    # A delivery whose jobs end with it.
-    delivery: Delivery
-    jobs: tuple[Jobs[Any, Any], ...]
+class Preparing:
+    """The stage, as executors call it. A group that it left as it was is not sent back."""
 
-    def put(self, batch: Batch) -> None:
-        self.delivery.put(batch)
+    stage: Stage
 
-    def run(self) -> None:
-        self.delivery.run()
+    def __call__(self, part: list[Group]) -> list[tuple[int, StagedGroup]]:
+        """Return what becomes of groups; with the number of the one that it is, or -1."""
+        numbers = {id(group): number for number, group in enumerate(part)}
+        found = []
+        for staged in self.stage(part):
+            number = numbers.get(id(staged.group), -1)
+            found.append((number, staged if number < 0 else replace(staged, group=_NOTHING)))
+        return found
 
-    def wake(self) -> None:
-        self.delivery.wake()
-        for jobs in self.jobs:
-            jobs.cancel()
+
+class SparkStageExecutor:
+    """Has parts staged on executors (`engine.processing.stage.StageExecutor`).
+
+    :param width: tasks that run at a time there.
+    """
+
+    def __init__(self, jobs: Jobs[list[Group], list[tuple[int, StagedGroup]]], width: int) -> None:
+        self._jobs = jobs
+        self._width = width
+
+    @property
+    def width(self) -> int:
+        """Into how many parts a batch is cut, about."""
+        return self._width
+
+    def close(self) -> None:
+        """Give up Spark jobs that run, and begin no other."""
+        self._jobs.cancel()
+
+    def stage(self, part: list[Group]) -> Future[list[StagedGroup]]:
+        """Have a part staged by a Spark job."""
+        outcome: Future[list[StagedGroup]] = Future()
+        self._jobs.submit(part).add_done_callback(functools.partial(_settle, outcome, part))
+        return outcome
+
+
+def _settle(
+    outcome: Future[list[StagedGroup]], part: Sequence[Group], found: Future[list[tuple[int, StagedGroup]]]
+) -> None:
+    if found.cancelled():
+        outcome.cancel()
+    if not outcome.set_running_or_notify_cancel():
+        return
+    if (error := found.exception()) is not None:
+        outcome.set_exception(error)
+        return
+    outcome.set_result(
+        [staged if number < 0 else replace(staged, group=part[number]) for number, staged in found.result()]
+    )

@@ -1,6 +1,6 @@
 """Handing records over to a handler on an executor: what goes there, and what comes back.
 
-Here everything is on the executor, and a function of what is given: what failed is told, and when it
+Everything here runs on the executor, as a function of what is given: what failed is returned, and when it
 is tried again is decided on the driver.
 """
 
@@ -18,7 +18,7 @@ from tailrace.engine.processing.ordering_keys import in_order
 from tailrace.engine.processing.stage import ReadyBatch, Stage, StagedGroup
 from tailrace.records.batch import Batch, Partition
 from tailrace.records.group import Group
-from tailrace.spark.processing.executor_calls import portable
+from tailrace.spark.processing.jobs import portable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class Portion:
     """
 
     partition: Partition
-    groups: Sequence[Group] | Sequence[StagedGroup]
+    groups: Sequence[Group | StagedGroup]
     begun: Mapping[int, int]
 
 
@@ -70,7 +70,7 @@ class TaskFunction:
     def __call__(self, portions: Sequence[Portion]) -> list[ChunkOutcome]:
         """Return what became of each portion.
 
-        A record that fails and is to be tried again holds up those after it in its lanes.
+        A record that fails and is to be tried again holds up those after it that share an ordering key.
         :raises BaseException: what a transformation or the converter raised, before anything was handed over.
         """
         staged = [self._staged(portion) for portion in portions]
@@ -80,14 +80,14 @@ class TaskFunction:
         for portion, groups in zip(portions, staged, strict=True):
             found = ChunkOutcome()
             for record in _records(portion, groups):
-                if not (goes_on and found.goes_on and held.isdisjoint(record.lanes)):
+                if not (goes_on and found.goes_on and held.isdisjoint(record.keys)):
                     found.left[record.place] = record.begun
                 elif (begun := self._call(record, found)) < len(record.given):
                     found.left[record.place] = begun
                 else:
                     found.delivered += 1
                     continue
-                held.update(record.lanes)
+                held.update(record.keys)
             goes_on = goes_on and found.goes_on
             outcomes.append(found)
         return outcomes
@@ -120,14 +120,14 @@ class _Record(NamedTuple):
     place: int
     given: Sequence[Any]
     begun: int
-    lanes: tuple[int, ...]
+    keys: tuple[int, ...]
 
 
 def _records(portion: Portion, staged: Sequence[StagedGroup]) -> Iterator[_Record]:
     ready = ReadyBatch.of(Batch(portion.partition, (), 0, ()), staged)
     stands: Iterator[tuple[int, ...]] = itertools.repeat(())
-    if ready.lanes:
-        own, other, _ = in_order(ready.lanes, ready.batch.rows)
+    if keys := ready.ordering_keys:
+        own, other, _ = in_order(keys, ready.batch.rows)
         stands = zip(own.tolist(), other.tolist(), strict=True)
-    for (place, given), lanes in zip(ready.by_record(), stands, strict=False):
-        yield _Record(place, given, portion.begun.get(place, 0), lanes)
+    for (place, given), own_keys in zip(ready.by_record(), stands, strict=False):
+        yield _Record(place, given, portion.begun.get(place, 0), own_keys)

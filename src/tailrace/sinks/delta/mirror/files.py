@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Op, Relation
-from tailrace.sinks import folders
-from tailrace.sinks.delta.net_changes import (
+from tailrace.sinks import names
+from tailrace.sinks.delta.mirror.net_changes import (
     LOG_OFFSET,
     ORIGIN,
     SPECIAL,
@@ -31,10 +32,10 @@ from tailrace.sinks.delta.net_changes import (
     events_of,
     net,
     origin_type,
+    replaced,
 )
 from tailrace.sinks.files.parquet import ParquetWriter
 from tailrace.sinks.write_job import BUFFERED_BYTES_MAX
-from tailrace.sources.postgres.decode.changes import TableChanges
 
 POSITION = "_position"
 POSITION_TYPE = pa.struct([("log_offset", pa.int64()), ("special", pa.map_(pa.string(), pa.string()))])
@@ -149,7 +150,7 @@ def write_events(path: str, events: pa.Table | None, relation: Relation) -> dict
 
 def empty_events(relation: Relation) -> pa.Table:
     """Return no events of a table, in their schema."""
-    from tailrace.sources.postgres.decode.types import row_schema
+    from tailrace.decode.types import row_schema
 
     rows = row_schema(relation)
     own = [rows.field(column.name) for column in relation.columns]
@@ -215,7 +216,7 @@ def compose(work: Composition) -> dict[str, Any]:
     events = net(pa.concat_tables(parts), key, np.concatenate(steps))
     if work.rows_only:
         events = _rows_that_are_there(events)
-    path = os.path.join(work.staging, folders.staged_name(work.name, f"net-{work.bucket:05d}.parquet"))
+    path = os.path.join(work.staging, names.staged_name(work.name, f"net-{work.bucket:05d}.parquet"))
     facts = write_events(path, events, work.relation)
     return {**facts, "path": path, "rows": len(events), "bytes": os.stat(path).st_size}
 
@@ -228,20 +229,12 @@ def _rows_that_are_there(events: pa.Table) -> pa.Table:
     unknown = events[UNCHANGED].to_pylist() if len(pc.list_flatten(events[UNCHANGED])) else None
     if unknown is not None:
         special = [
-            list({**dict(held or ()), **dict.fromkeys(names)}.items()) or None
-            for held, names in zip(events[SPECIAL].to_pylist(), unknown, strict=True)
+            list({**dict(held or ()), **dict.fromkeys(columns)}.items()) or None
+            for held, columns in zip(events[SPECIAL].to_pylist(), unknown, strict=True)
         ]
-        at = events.column_names.index(SPECIAL)
-        events = events.set_column(
-            at, events.schema.field(at), pa.array(special, events.schema.field(at).type)
-        )
-    for name, values in (
-        (UNCHANGED, _empty_lists(len(events))),
-        (ORIGIN, pa.nulls(len(events), events.schema.field(ORIGIN).type)),
-    ):
-        at = events.column_names.index(name)
-        events = events.set_column(at, events.schema.field(at), values)
-    return events
+        events = replaced(events, SPECIAL, pa.array(special, events.schema.field(SPECIAL).type))
+    events = replaced(events, UNCHANGED, _empty_lists(len(events)))
+    return replaced(events, ORIGIN, pa.nulls(len(events), events.schema.field(ORIGIN).type))
 
 
 def bounds_of(path: str, column: str, buckets: int) -> pa.Array | None:

@@ -34,8 +34,7 @@ from tailrace.sinks.delta.evolution import (
 )
 from tailrace.sinks.delta.folder import AddedFile
 from tailrace.sinks.delta.key_bounds import apart, beyond
-from tailrace.sinks.delta.merge import NetSource, merge
-from tailrace.sinks.delta.mirror_files import (
+from tailrace.sinks.delta.mirror.files import (
     KEPT,
     POSITION,
     POSITION_TYPE,
@@ -45,18 +44,18 @@ from tailrace.sinks.delta.mirror_files import (
     compose,
     open_net,
 )
+from tailrace.sinks.delta.mirror.merge import NetSource, merge
+from tailrace.sinks.delta.mirror.small_merge import SmallMerge, is_small, merge_small
+from tailrace.sinks.delta.mirror.whole_rows import WholeRowWriter, merge_rows
 from tailrace.sinks.delta.rewrite import conformed, reshape_table
 from tailrace.sinks.delta.shapes import ShapeStep
-from tailrace.sinks.delta.small_merge import SmallMerge, is_small, merge_small
-from tailrace.sinks.delta.whole_rows import WholeRowWriter, merge_rows
-from tailrace.sinks.target_names import as_mirror
-from tailrace.sinks.write_job import StagedFile, run
+from tailrace.sinks.names import as_mirror
+from tailrace.sinks.write_job import FileFormat, StagedFile, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.sinks.delta.sink import TableWork
-    from tailrace.sinks.write_job import OpenWriter
 
 #: A merge reads what it may change, several times as large in memory: beside capture only so much.
 IN_PROCESS_TARGET_BYTES_MAX = 16 << 20
@@ -70,7 +69,6 @@ class DeltaMirror:
     kind = "mirror"
     commits_at_once = 3
     follows_names = True
-    names = staticmethod(as_mirror)
 
     def __init__(self, keyless: str = "refuse", on_type_change: str = "stop") -> None:
         """Make a mirror's way of writing.
@@ -79,12 +77,9 @@ class DeltaMirror:
         :param on_type_change: `stop`, or `follow`: what rows have after a change that can't be
             followed exactly is what their old values give, or NULL.
         """
-        self._whole_rows = keyless == "full_row"
+        opener = open_by_key_or_row if keyless == "full_row" else open_net
+        self.format = FileFormat("parquet", as_mirror, lambda _origin, _task: opener)
         self._follow = on_type_change == "follow"
-
-    def opener(self) -> OpenWriter:
-        """As `DeltaMode.opener`."""
-        return open_by_key_or_row if self._whole_rows else open_net
 
     def commit(self, spark: SparkSession | None, work: TableWork) -> None:
         """As `DeltaMode.commit`; a commit for each key that the table has on the way.
@@ -94,17 +89,17 @@ class DeltaMirror:
         files = _since_truncate(work.files)
         # A table that was dropped and created again begins empty, as one that was truncated does.
         other = work.folder.relation() not in (0, files[-1].relation.oid)
-        anew = bool(files[0].facts["truncated"]) or not work.folder.exists() or other
-        stretches = [tuple(held) for _, held in groupby(files, lambda file: key_of(file.relation))]
-        for number, stretch in enumerate(stretches):
+        from_empty = bool(files[0].facts["truncated"]) or not work.folder.exists() or other
+        by_key = [tuple(held) for _, held in groupby(files, lambda file: key_of(file.relation))]
+        for number, alike in enumerate(by_key):
             if number > 0:
-                work.folder.committed()  # read anew: executors or Spark may have merged the stretch before
-            last = number + 1 == len(stretches)
-            version = work.version if last else stretches[number + 1][0].first
-            part = replace(work, files=stretch, version=version)
-            self._commit_stretch(spark, part, anew=anew and number == 0)
+                work.folder.committed()  # read again: executors or Spark may have merged the files before
+            last = number + 1 == len(by_key)
+            version = work.version if last else by_key[number + 1][0].first
+            part = replace(work, files=alike, version=version)
+            self._commit_alike(spark, part, from_empty=from_empty and number == 0)
 
-    def _commit_stretch(self, spark: SparkSession | None, work: TableWork, *, anew: bool) -> None:
+    def _commit_alike(self, spark: SparkSession | None, work: TableWork, *, from_empty: bool) -> None:
         """Bring in files whose rows have one key, in the shape of the last of them."""
         relation = work.files[-1].relation
         own = _own_schema(work.files[-1])
@@ -119,11 +114,11 @@ class DeltaMirror:
         ]
         files = conformed(spark, work, plans, KEPT)
         schema = own.append(pa.field(POSITION, POSITION_TYPE))
-        if not anew:
+        if not from_empty:
             self._reshape(spark, work, own, schema)
         if not relation.key:
-            _commit_whole_rows(spark, work, files, schema, anew=anew)
-        elif anew:
+            _commit_whole_rows(spark, work, files, schema, from_empty=from_empty)
+        elif from_empty:
             _begin(work, schema, _rows(spark, work, files, schema))
         elif _all_new(files, work):
             work.folder.append(
@@ -202,9 +197,14 @@ def _begin(work: TableWork, schema: pa.Schema, files: Sequence[AddedFile]) -> No
 
 
 def _commit_whole_rows(
-    spark: SparkSession | None, work: TableWork, files: Sequence[StagedFile], schema: pa.Schema, *, anew: bool
+    spark: SparkSession | None,
+    work: TableWork,
+    files: Sequence[StagedFile],
+    schema: pa.Schema,
+    *,
+    from_empty: bool,
 ) -> None:
-    if anew and all(file.facts["plain"] for file in files):
+    if from_empty and all(file.facts["plain"] for file in files):
         _begin(work, schema, [_placed(work, file) for file in files if file.facts["net_rows"]])
         return
     if not work.folder.exists():
@@ -212,7 +212,7 @@ def _commit_whole_rows(
     paths = [work.staged(file.directory, file.name) for file in files if file.facts["net_rows"]]
     columns = [name for name in schema.names if name != POSITION]
     if paths:
-        merge_rows(spark, work.folder, paths, columns, work.version, anew=anew)
+        merge_rows(spark, work.folder, paths, columns, work.version, from_empty=from_empty)
 
 
 def _since_truncate(files: Sequence[StagedFile]) -> Sequence[StagedFile]:

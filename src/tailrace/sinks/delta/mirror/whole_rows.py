@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Op, Relation
-from tailrace.sinks.delta.merge import committing, quoted
-from tailrace.sinks.delta.mirror_files import POSITION
-from tailrace.sinks.delta.net_changes import LOG_OFFSET, SPECIAL, UPSERT
+from tailrace.sinks.delta.mirror.files import POSITION
+from tailrace.sinks.delta.mirror.merge import committing, quoted
+from tailrace.sinks.delta.mirror.net_changes import LOG_OFFSET, SPECIAL, UPSERT
 from tailrace.sinks.files.parquet import ParquetWriter
-from tailrace.sources.postgres.decode.changes import TableChanges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,11 +96,11 @@ def merge_rows(
     columns: list[str],
     version: int,
     *,
-    anew: bool,
+    from_empty: bool,
 ) -> None:
     """Bring the rows that came and went, in files at `paths`, into the table, in one commit.
 
-    :param anew: the table was emptied before the first of them.
+    :param from_empty: the table was emptied before the first of them.
     :raises TailraceError: `SPARK_FAILED` if it did not happen; `SINK_DAMAGED` if a row went that
         the mirror does not have.
     """
@@ -112,7 +112,7 @@ def merge_rows(
         ranked = _ranked(changes, columns)
         came = ranked.where(f"{UPSERT} and _rank <= _more").select(*map(quoted, columns), POSITION, UPSERT)
         source = came
-        if not anew:
+        if not from_empty:
             went = ranked.where(f"not {UPSERT} and _rank <= - _more")
             source = came.unionByName(_victims(went, target.toDF(), columns))
         written = Path(paths[0]).with_name(f"rows-{Path(paths[0]).name}")
@@ -128,7 +128,7 @@ def merge_rows(
                 f"s.{UPSERT}", {quoted(name): f"s.{quoted(name)}" for name in (*columns, POSITION)}
             )
         )
-        (merging.whenNotMatchedBySourceDelete() if anew else merging).execute()
+        (merging.whenNotMatchedBySourceDelete() if from_empty else merging).execute()
 
 
 def _ranked(rows: DataFrame, columns: list[str]) -> DataFrame:

@@ -1,6 +1,6 @@
-"""What a stretch of the log does to each row of a table, all told: its net changes.
+"""The net changes of a range of the log: what it does to each row of a table in the end.
 
-Pure: Arrow tables in, Arrow tables out. An *event* says that at one step a key got a row
+Arrow tables in, Arrow tables out. An *event* says that at one step a key got a row
 (`_upsert`) or lost it. Net events have one event a key, the last. The net of net events of
 stretches that follow each other is the net of all of them, so executors reduce pieces side by
 side and the results are reduced once more.
@@ -29,9 +29,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.decode.changes import TableChanges
 from tailrace.model import Op
 from tailrace.records.values import python_values
-from tailrace.sources.postgres.decode.changes import TableChanges
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -289,14 +289,14 @@ def _filled(
         source = np.where(mask[winners] & ~unknown, order[np.maximum(found, 0)], winners)
         sources[name], still_open[name] = source, unknown & upsert[winners]
         if name in result.column_names:
-            at = result.column_names.index(name)
-            result = result.set_column(at, result.schema.field(at), events[name].take(source))
-    result = _replaced(result, SPECIAL, _specials(events, winners, sources))
-    result = _replaced(result, UNCHANGED, _unchanged(still_open, len(winners)))
-    return _replaced(result, ORIGIN, _origin(events, key, winners, labels, ids, still_open))
+            result = replaced(result, name, events[name].take(source))
+    result = replaced(result, SPECIAL, _specials(events, winners, sources))
+    result = replaced(result, UNCHANGED, _unchanged(still_open, len(winners)))
+    return replaced(result, ORIGIN, _origin(events, key, winners, labels, ids, still_open))
 
 
-def _replaced(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+def replaced(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return the table with other values in a column."""
     at = table.column_names.index(name)
     return table.set_column(at, table.schema.field(at), values)
 

@@ -9,6 +9,7 @@ of whole numbers, texts and booleans, plain names, and rows that stay at their k
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,20 +19,21 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.sinks.delta.merge import NetSource
-from tailrace.sinks.delta.net_changes import open_columns_of
+from tailrace.sinks.delta.mirror.files import POSITION
+from tailrace.sinks.delta.mirror.merge import Dialect, NetSource, statement
+from tailrace.sinks.delta.mirror.net_changes import UNCHANGED, UPSERT, open_columns_of
 
 #: Larger targets and larger changes are Spark's.
 TARGET_BYTES_MAX = 128 << 20
 SOURCE_ROWS_MAX = 200_000
 
 _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
-_POSITION, _SENT, _OFFSET, _UPSERT = "_position", "_sent", "_offset", "_upsert"
+_SENT = "_sent"
 
 
 @dataclass(frozen=True, slots=True)
 class SmallMerge:
-    """What an executor is told: `path` of the table, and its transaction after the merge."""
+    """What an executor is given: `path` of the table, and its transaction after the merge."""
 
     path: str
     application: str
@@ -66,21 +68,23 @@ def merge_small(work: SmallMerge) -> bool:
     if source.open and (source.special or _has_special_texts(table)):
         return False
     same = " and ".join(f't."{name}" = s."{name}"' for name in source.key)
-    newer = f's."{_OFFSET}" > t."{_POSITION}"[\'log_offset\']'
-    inserts = {name: f's."{name}"' for name in (*source.columns, _POSITION)}
-    updates = {**inserts, _POSITION: f's."{_SENT}"'}
-    for number, name in enumerate(sorted(source.open & set(source.columns))):
-        updates[name] = f'case when s."_left_{number}" then t."{name}" else s."{name}" end'
+    left = {name: f"_left_{number}" for number, name in enumerate(sorted(source.open))}
+    sql = Dialect(
+        lambda name: f'"{name}"',
+        lambda side: f"{side}.\"{POSITION}\"['log_offset']",
+        lambda name: f's."{left[name]}"',
+    )
+    found = statement(source, sql, f's."{_SENT}"', f's."{POSITION}"')
     properties = CommitProperties(
         app_transactions=[Transaction(work.application, work.version)], max_commit_retries=1
     )
-    changes = pa.concat_tables([_read(path, source) for path in source.paths])
+    changes = pa.concat_tables([_read(path, source, left) for path in source.paths])
     try:
         (
             table.merge(changes, same, source_alias="s", target_alias="t", commit_properties=properties)
-            .when_matched_delete(f'not s."{_UPSERT}" and {newer}')
-            .when_matched_update(updates, f's."{_UPSERT}" and {newer}')
-            .when_not_matched_insert(inserts, f's."{_UPSERT}"')
+            .when_matched_delete(found.delete_if)
+            .when_matched_update(found.updates, found.update_if)
+            .when_not_matched_insert(found.inserts, found.insert_if)
             .execute()
         )
     except (DeltaError, CommitFailedError) as error:
@@ -96,34 +100,34 @@ def merge_small(work: SmallMerge) -> bool:
 
 
 def _has_special_texts(table: DeltaTable) -> bool:
-    held = table.to_pyarrow_table(columns=[_POSITION])[_POSITION]
+    held = table.to_pyarrow_table(columns=[POSITION])[POSITION]
     return any(part.field("special").null_count < len(part) for part in held.chunks)
 
 
-def _read(path: str, source: NetSource) -> pa.Table:
+def _read(path: str, source: NetSource, left: Mapping[str, str]) -> pa.Table:
     """Return a file's events with a column for each question that the merge asks of them.
 
     `_position` is what a new row gets: its special texts have a null for each value that was
     never sent; `_sent` is what a row gets that is there already.
     """
     held = pq.read_table(path)
-    position = held[_POSITION].combine_chunks()
+    position = held[POSITION].combine_chunks()
     columns = {name: held[name] for name in source.columns}
-    columns |= {_POSITION: position, _SENT: position, _OFFSET: position.field("log_offset")}
-    plain = _UPSERT not in held.column_names
-    columns[_UPSERT] = pa.repeat(True, len(held)) if plain else held[_UPSERT]
-    left = {} if plain else open_columns_of(held["_unchanged"].combine_chunks())
-    if left:
+    columns |= {POSITION: position, _SENT: position}
+    plain = UPSERT not in held.column_names
+    columns[UPSERT] = pa.repeat(True, len(held)) if plain else held[UPSERT]
+    opened = {} if plain else open_columns_of(held[UNCHANGED].combine_chunks())
+    if opened:
         marks = np.empty(len(held), object)
-        for row in np.flatnonzero(np.logical_or.reduce(list(left.values()))):
-            marks[row] = [(name, None) for name in left if left[name][row]]
+        for row in np.flatnonzero(np.logical_or.reduce(list(opened.values()))):
+            marks[row] = [(name, None) for name in opened if opened[name][row]]
         special = pa.array(marks.tolist(), position.type.field("special").type)
-        columns[_POSITION] = pa.StructArray.from_arrays(
+        columns[POSITION] = pa.StructArray.from_arrays(
             [position.field("log_offset"), special], fields=list(position.type)
         )
     none = np.zeros(len(held), np.bool_)
-    for number, name in enumerate(sorted(source.open & set(source.columns))):
-        columns[f"_left_{number}"] = pa.array(left.get(name, none))
+    for name, column in left.items():
+        columns[column] = pa.array(opened.get(name, none))
     return pa.table(columns)
 
 

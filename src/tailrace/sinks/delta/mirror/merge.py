@@ -1,9 +1,11 @@
-"""The MERGE of net changes into a mirror, by Spark, in one commit with its transaction."""
+"""The MERGE of net changes into a mirror: what it says, for any engine; and Spark's, in one commit with its
+transaction.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.contract import required
 from tailrace.sinks.delta.folder import DeltaFolder
+from tailrace.sinks.delta.mirror.files import POSITION
+from tailrace.sinks.delta.mirror.net_changes import UPSERT
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -26,6 +30,7 @@ _SETTINGS = {
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
 }
 
+_NONE: Mapping[str, str] = {}
 _EMPTY = "cast(map() as map<string,string>)"
 
 
@@ -49,6 +54,59 @@ class NetSource:
     special: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How an engine's SQL says what a MERGE asks of net changes `s` and the mirror `t`.
+
+    :param quoted: a column's name.
+    :param log_offset: the guard of a side.
+    :param is_left: whether a change leaves a column as it is.
+    """
+
+    quoted: Callable[[str], str]
+    log_offset: Callable[[str], str]
+    is_left: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeStatement:
+    """What becomes of rows that have a change's key, and of changes whose key no row has.
+
+    `updates` and `inserts` are values by column, `_position` among them, both unquoted.
+    """
+
+    delete_if: str
+    update_if: str
+    updates: dict[str, str]
+    insert_if: str
+    inserts: dict[str, str]
+
+
+def statement(source: NetSource, sql: Dialect, updated: str, inserted: str) -> MergeStatement:
+    """Return the MERGE of `source`. A change that is not newer than the row, by its guard, does nothing.
+
+    :param updated: the `_position` of a row that is there, and `inserted`, of one that comes.
+    """
+
+    def given(name: str) -> str:
+        return f"s.{sql.quoted(name)}"
+
+    def stays_or_given(name: str) -> str:
+        return f"case when {sql.is_left(name)} then t.{sql.quoted(name)} else {given(name)} end"
+
+    newer = f"{sql.log_offset('s')} > {sql.log_offset('t')}"
+    upsert = given(UPSERT)
+    updates = {name: (stays_or_given if name in source.open else given)(name) for name in source.columns}
+    inserts = {name: given(name) for name in source.columns}
+    return MergeStatement(
+        f"not {upsert} and {newer}",
+        f"{upsert} and {newer}",
+        {**updates, POSITION: updated},
+        upsert,
+        {**inserts, POSITION: inserted},
+    )
+
+
 def merge(spark: SparkSession | None, folder: DeltaFolder, source: NetSource, version: int) -> None:
     """Bring `source` into the table and move its transaction to `version`, in one commit.
 
@@ -58,15 +116,24 @@ def merge(spark: SparkSession | None, folder: DeltaFolder, source: NetSource, ve
         changes = _read(session, source)
         if source.moved:
             changes = _brought_along(session, changes, target.toDF(), source)
-        newer = "s._position.log_offset > t._position.log_offset"
+        updated = inserted = "s._position"
+        if source.open:
+            # A value that stays keeps its text; one that was never sent stays marked as unknown.
+            updated = _position(_joint(_texts_kept("t"), _texts("s")))
+            inserted = _position(_joint(_marks(), _texts("s")))
+        found = statement(source, _SPARK, updated, inserted)
         (
             target.alias("t")
             .merge(changes.alias("s"), same_key("t", "s", source))
-            .whenMatchedDelete(f"not s._upsert and {newer}")
-            .whenMatchedUpdate(f"s._upsert and {newer}", _updates(source))
-            .whenNotMatchedInsert("s._upsert", _inserts(source))
+            .whenMatchedDelete(found.delete_if)
+            .whenMatchedUpdate(found.update_if, _by_quoted(found.updates))
+            .whenNotMatchedInsert(found.insert_if, _by_quoted(found.inserts))
             .execute()
         )
+
+
+def _by_quoted(values: Mapping[str, str]) -> dict[str, str | Column]:
+    return {quoted(name): value for name, value in values.items()}
 
 
 def remove_unread(spark: SparkSession | None, folder: DeltaFolder, offset: int) -> None:
@@ -79,11 +146,8 @@ def remove_unread(spark: SparkSession | None, folder: DeltaFolder, offset: int) 
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    session = required(spark).newSession()
-    for name, value in _SETTINGS.items():
-        session.conf.set(name, value)
     try:
-        DeltaTable.forPath(session, str(folder.path)).delete(f"_position.log_offset < {offset}")
+        DeltaTable.forPath(_session(spark), str(folder.path)).delete(f"_position.log_offset < {offset}")
     except (PySparkException, Py4JError) as error:
         raise _failed(error, folder) from error
 
@@ -100,18 +164,25 @@ def committing(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    # A session of its own: the transaction is a setting, and tables are merged side by side.
-    session = required(spark).newSession()
-    session.conf.set("spark.databricks.delta.write.txnAppId", folder.application)
-    session.conf.set("spark.databricks.delta.write.txnVersion", str(version))
-    for name, value in _SETTINGS.items():
-        session.conf.set(name, value)
+    transaction = {
+        "spark.databricks.delta.write.txnAppId": folder.application,
+        "spark.databricks.delta.write.txnVersion": str(version),
+    }
+    session = _session(spark, transaction)
     try:
         yield session, DeltaTable.forPath(session, str(folder.path))
     except (PySparkException, Py4JError) as error:
         # It may have been committed all the same: look.
         if folder.committed() != version:
             raise _failed(error, folder) from error
+
+
+def _session(spark: SparkSession | None, transaction: Mapping[str, str] = _NONE) -> SparkSession:
+    # Of its own: the transaction is a setting, and tables are merged side by side.
+    session = required(spark).newSession()
+    for name, value in {**_SETTINGS, **transaction}.items():
+        session.conf.set(name, value)
+    return session
 
 
 def quoted(name: str) -> str:
@@ -148,25 +219,6 @@ def _read(session: SparkSession, source: NetSource) -> DataFrame:
     )
 
 
-def _updates(source: NetSource) -> dict[str, str | Column]:
-    updates: dict[str, str | Column] = {quoted(name): f"s.{quoted(name)}" for name in source.columns}
-    updates["_position"] = "s._position"
-    for name in source.open & set(source.columns):
-        updates[quoted(name)] = (
-            f"case when {_left('s', name)} then t.{quoted(name)} else s.{quoted(name)} end"
-        )
-    if source.open:
-        # A value that stays keeps its text; one that was never sent stays marked as unknown.
-        updates["_position"] = _position(_joint(_texts_kept("t"), _texts("s")))
-    return updates
-
-
-def _inserts(source: NetSource) -> dict[str, str | Column]:
-    inserts: dict[str, str | Column] = {quoted(name): f"s.{quoted(name)}" for name in source.columns}
-    inserts["_position"] = _position(_joint(_marks(), _texts("s"))) if source.open else "s._position"
-    return inserts
-
-
 def _left(side: str, name: str) -> str:
     return f"array_contains({side}._unchanged, {_literal(name)})"
 
@@ -195,6 +247,9 @@ def _position(special: str) -> str:
         "named_struct('log_offset', s._position.log_offset, "
         f"'special', case when size({special}) > 0 then {special} end)"
     )
+
+
+_SPARK = Dialect(quoted, lambda side: f"{side}._position.log_offset", lambda name: _left("s", name))
 
 
 def _brought_along(

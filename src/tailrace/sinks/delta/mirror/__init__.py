@@ -1,0 +1,1 @@
+"""Delta tables that are as the source's tables are."""

@@ -1,0 +1,154 @@
+"""Where things lie in a sink's directory, and under which names a target holds tables and columns.
+
+    <path>/<schema>.<table>/                     one folder a table: data files, a Delta log
+    <path>/_tailrace/identity.json               whose data this is
+    <path>/_tailrace/lock                        held by the engine that writes
+    <path>/_tailrace/staging/<task>-<start>/     files of the range that is being written
+    <path>/_tailrace/manifests/<task>/           Parquet and JSON Lines: one file a commit
+    <path>/_tailrace/position-<task>.json        Delta: a lower bound of what is in
+
+Names come from the source, so they are treated as an attacker's: letters, digits, `_` and `-`
+stand for themselves, every other byte of the name's UTF-8 becomes `~` and two hex digits. (Not
+`%`: delta-rs decodes it in paths, in one place but not in another.) So a name can hold no `/`,
+no dot that could be taken for the one between schema and table, no control character; a schema
+whose name begins with `_` gets it encoded, too, since readers skip such folders. Two tables never
+share a folder, save on file systems that ignore case.
+
+Most names of columns stand for themselves. What a target can't hold is written otherwise, so that no name
+stops a sink, in a way that is a function of the table's own names and never gives one name twice:
+
+- A character that Delta refuses, and `~`, becomes `~` and two hex digits, as in names of folders.
+- A name that the target needs for itself gets `~own` at its end.
+- Delta ignores case. Of columns whose names differ by case alone one keeps its name, the one in
+  lower case if there is one, else the first; the others get `~~` and a hash of their name.
+
+Pure: functions of their arguments alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Collection, Sequence
+
+from tailrace.decode.types import METADATA, OLD_KEY
+from tailrace.model import Relation
+
+STATE = "_tailrace"
+#: File systems allow 255 bytes; staging adds a file's name to a folder's.
+TABLE_DIRECTORY_BYTES_MAX = 150
+
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+_REFUSED = frozenset(" ,;{}()\n\t=~")
+_OWN = "~own"
+
+#: What every row of a history carries.
+HISTORY = frozenset(field.name for field in (*METADATA, OLD_KEY))
+#: What a mirror and the net changes on the way to it carry.
+MIRROR = HISTORY | {"_position", "_upsert", "_origin", "_sent", "_offset"}
+
+
+def table_directory(schema: str, table: str) -> str:
+    """Return the name of a table's folder; different tables give different names.
+
+    A name that would be too long is cut and ends in `~~` and a hash, which no other has.
+    """
+    name = f"{_encoded(schema)}.{_encoded(table)}"
+    if name.startswith("_"):
+        name = "~5f" + name[1:]
+    if len(name) <= TABLE_DIRECTORY_BYTES_MAX:
+        return name
+    whole = f"{len(schema)}.{schema}.{table}".encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(whole).hexdigest()[:32]
+    return f"{name[: TABLE_DIRECTORY_BYTES_MAX - 34].rstrip('~')}~~{digest}"
+
+
+def file_name(task: str, start: int, end: int, piece: int, part: int, suffix: str) -> str:
+    """Return a data file's name: a function of the range, its piece and the part in the piece.
+
+    :param part: counts the files of one table, and of one name, in one piece, from 0: a new one begins where
+        the table's schema or name changes.
+    """
+    return f"{_encoded(task)}-{start:016x}-{end:016x}-{piece:05d}-{part:03d}.{suffix}"
+
+
+def staging_directory(task: str, start: int) -> str:
+    """Return the folder, below `STATE`, in which executors leave the files of a range."""
+    return f"staging/{_encoded(task)}-{start:016x}"
+
+
+def staged_name(directory: str, name: str) -> str:
+    """Return a file's name in the staging folder, where files of all tables lie side by side."""
+    return f"{directory}@{name}"
+
+
+def task_name(task: str) -> str:
+    """Return `task` as a part of file names."""
+    return _encoded(task)
+
+
+def _encoded(name: str) -> str:
+    encoded = name.encode("utf-8", "surrogatepass")
+    return "".join(chr(byte) if byte in _PLAIN else f"~{byte:02x}" for byte in encoded) or "~"
+
+
+@functools.lru_cache(maxsize=1024)
+def as_files(relation: Relation) -> Relation:
+    """Return the table as Parquet files hold it: all names but those of their own columns."""
+    return _renamed(relation, [_not_own(column.name, HISTORY) for column in relation.columns])
+
+
+@functools.lru_cache(maxsize=1024)
+def as_history(relation: Relation) -> Relation:
+    """Return the table as a Delta table with every change as a row holds it."""
+    return _renamed(relation, delta_names([column.name for column in relation.columns], HISTORY))
+
+
+@functools.lru_cache(maxsize=1024)
+def as_mirror(relation: Relation) -> Relation:
+    """Return the table as a Delta table with its current rows holds it."""
+    return _renamed(relation, delta_names([column.name for column in relation.columns], MIRROR))
+
+
+def as_it_is(relation: Relation) -> Relation:
+    """Return the table itself: JSON holds any name."""
+    return relation
+
+
+def delta_names(names: Sequence[str], own: Collection[str]) -> list[str]:
+    """Return what a Delta table calls columns of these names; `own`: names of its own columns."""
+    held = [_not_own(_encoded_column(name), own) for name in names]
+    keeps: dict[str, str] = {}
+    for name in held:
+        lower = name.lower()
+        if name == lower or lower not in keeps:
+            keeps[lower] = name
+    return [name if keeps[name.lower()] == name else beside(name) for name in held]
+
+
+def beside(name: str) -> str:
+    """Return the name for a column whose own name another has but for case."""
+    return f"{name}~~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+def _encoded_column(name: str) -> str:
+    return "".join(f"~{ord(letter):02x}" if letter in _REFUSED else letter for letter in name)
+
+
+def _not_own(name: str, own: Collection[str]) -> str:
+    return name + _OWN if name.lower() in own else name
+
+
+def _renamed(relation: Relation, names: Sequence[str]) -> Relation:
+    held = {column.name: name for column, name in zip(relation.columns, names, strict=True)}
+    if all(name == other for name, other in held.items()):
+        return relation
+    columns = tuple(dataclasses.replace(column, name=held[column.name]) for column in relation.columns)
+    return dataclasses.replace(
+        relation,
+        columns=columns,
+        primary_key=tuple(held[name] for name in relation.primary_key),
+        chosen_key=tuple(held[name] for name in relation.chosen_key),
+    )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tailrace import config
 from tailrace.cli.conversation import DONE, FAILED, UNUSABLE, print_json, printable
+from tailrace.errors import TailraceError
 from tailrace.pipeline.preflight.preflight import Finding, Severity, preflight
+from tailrace.sources.findings import from_failure
 
 
 def check_pipeline(file: Path, *, as_json: bool) -> int:
     """Print every problem that the pipeline of `file` has; return the exit status."""
-    found = preflight(file)
+    found = preflight(file) + _of_subscriptions(file)
     errors = [finding for finding in found if finding.severity is Severity.ERROR]
     if as_json:
         print_json({"ok": not errors, "problems": [finding.as_json() for finding in found]})
@@ -19,6 +22,19 @@ def check_pipeline(file: Path, *, as_json: bool) -> int:
     if any(finding.is_configuration for finding in errors):
         return UNUSABLE
     return FAILED if errors else DONE
+
+
+def _of_subscriptions(file: Path) -> list[Finding]:
+    pipeline, _ = config.read(file)
+    if pipeline is None or pipeline.subscriptions is None:
+        return []
+    from tailrace.subscriptions.server import require_ready
+
+    try:
+        require_ready(pipeline.subscriptions)
+    except TailraceError as failure:
+        return [from_failure(failure)]
+    return []
 
 
 def words(found: list[Finding]) -> list[str]:

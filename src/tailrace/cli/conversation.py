@@ -57,14 +57,14 @@ def conversation(
     except TailraceError as error:
         fail(error, debug=debug, as_json=as_json)
     except BrokenPipeError:
-        # Whoever read our output has seen enough, as with `| head`.
+        # The reader of our output has seen enough, as with `| head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(DONE) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
-    except Exception as error:  # noqa: BLE001 - a person is told in words, whatever it is
+    except Exception as error:  # noqa: BLE001 - a person gets words, whatever it is
         from tailrace.pipeline.background import as_failure
 
         fail(as_failure(error), debug=debug, as_json=as_json)
@@ -85,8 +85,8 @@ def fail(error: TailraceError, *, debug: bool = False, as_json: bool = False) ->
 def block(error: TailraceError) -> str:
     """Return `error` as a person reads it: kind, message, where, hint."""
     # Only what is wrong with the file comes as several lines; a name could forge one elsewhere.
-    told = error.message.split("\n") if error.kind is Kind.CONFIG_INVALID else [error.message]
-    message, *more = map(printable, told)
+    lines_of_message = error.message.split("\n") if error.kind is Kind.CONFIG_INVALID else [error.message]
+    message, *more = map(printable, lines_of_message)
     lines = [f"error: {error.kind}: {message}", *more]
     shown = {name: value for name, value in error.context.items() if value not in ("", None)}
     if shown:

@@ -13,6 +13,7 @@ from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
     from tailrace.config import ColumnPolicy
+    from tailrace.expressions.computing import Expression
     from tailrace.model import ValueModes
     from tailrace.pipeline.log.positions import LogPoint
 
@@ -24,6 +25,20 @@ LogPath = Annotated[
         metavar="PATH", help="The log's directory, or the pipeline's YAML file.", show_default=False
     ),
 ]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="EXPRESSION",
+        help="Only changes of which this is true: after.qty > 3 and op = 'u'.",
+    ),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many changes.")]
+Raw = Annotated[
+    bool,
+    typer.Option("--raw", help="As the log holds it, without the pipeline's masks and with all columns."),
+]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON document a change and nothing else.")]
 
 
 @log_app.command("ls")
@@ -54,6 +69,7 @@ def show(
     transaction: Annotated[
         int | None, typer.Option("--transaction", metavar="XID", help="Only this transaction.")
     ] = None,
+    where: Where = None,
     begin: Annotated[
         str | None,
         typer.Option("--from", metavar="POSITION|TIME", help="From this log offset, LSN or time on."),
@@ -62,16 +78,11 @@ def show(
         str | None,
         typer.Option("--to", metavar="POSITION|TIME", help="Up to, without, this log offset, LSN or time."),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many changes.")] = None,
+    limit: Limit = None,
     source: SourceName = None,
     task: TaskName = "0",
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", help="As the log holds it, without the pipeline's masks and with all columns."),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document a change and nothing else.")
-    ] = False,
+    raw: Raw = False,
+    as_json: JsonLines = False,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
@@ -80,15 +91,63 @@ def show(
     Given the pipeline's file, in the form that its handling modes ask for.
     """
     with conversation(verbose=verbose, debug=debug):
-        from tailrace.cli.log_changes import show_changes
+        from tailrace.cli.log_contents import show_changes
         from tailrace.config import ColumnPolicy
         from tailrace.pipeline.log.inspection import Selection
 
         log, rules, modes = _log_and_forms(path, source)
         wanted = Selection(
-            table, _key(key), transaction, _point(begin, "--from"), _point(end, "--to"), limit, modes
+            table=table,
+            key=_key(key),
+            xid=transaction,
+            begin=_point(begin, "--from"),
+            end=_point(end, "--to"),
+            limit=limit,
+            modes=modes,
+            where=_condition(where),
         )
         show_changes(log, task, wanted, ColumnPolicy() if raw else rules, as_json=as_json)
+
+
+def tail(
+    path: LogPath,
+    *,
+    table: TableName = None,
+    where: Where = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="POSITION|TIME",
+            help="From this log offset, LSN or time on. Default: what is committed from now on.",
+        ),
+    ] = None,
+    limit: Limit = None,
+    source: SourceName = None,
+    raw: Raw = False,
+    as_json: JsonLines = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Show changes as they are committed, until Ctrl-C or --limit; at the end, say where to go on.
+
+    Reads the log, from any process, beside whatever runs: it is slower or faster than nobody else. What
+    retention has removed before it was shown is an error.
+    """
+    with conversation(verbose=verbose, debug=debug):
+        from tailrace.cli.log_contents import tail_changes
+        from tailrace.config import ColumnPolicy
+        from tailrace.pipeline.log.inspection import Selection
+
+        log, rules, modes = _log_and_forms(path, source)
+        wanted = Selection(
+            table=table,
+            begin=_point(begin, "--from"),
+            limit=limit,
+            modes=modes,
+            where=_condition(where),
+        )
+        tail_changes(log, wanted, ColumnPolicy() if raw else rules, as_json=as_json)
 
 
 @log_app.command("forget")
@@ -129,7 +188,7 @@ def schemas(
 ) -> None:
     """Show every version of each table's schema in a log, and where it begins."""
     with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.log_schemas import show_schemas
+        from tailrace.cli.log_contents import show_schemas
         from tailrace.config import ColumnPolicy
 
         log, rules, _ = _log_and_forms(path, source)
@@ -205,6 +264,19 @@ def _key(parts: list[str] | None) -> dict[str, str] | None:
     if any("=" not in part for part in parts):
         raise typer.BadParameter("with several --key, each must be COLUMN=VALUE", param_hint="--key")
     return dict(part.split("=", 1) for part in parts)
+
+
+def _condition(text: str | None) -> Expression | None:
+    if text is None:
+        return None
+    from tailrace.config.transformations.steps import ROOTS
+    from tailrace.expressions.computing import Expression
+    from tailrace.expressions.language import ExpressionError
+
+    try:
+        return Expression(text, ROOTS)
+    except ExpressionError as error:
+        raise typer.BadParameter(str(error), param_hint="--where") from None
 
 
 def _point(text: str | None, option: str) -> LogPoint | None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.format import segment_name
-from tailrace.changelog.prune import segment_facts
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.prune import segment_facts
+from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.verify import VerifyReport, verify
 from tailrace.cli.conversation import print_json, printable
 from tailrace.errors import Kind, TailraceError

@@ -10,9 +10,10 @@ import typer
 
 from tailrace import __version__
 from tailrace.cli.conversation import DONE, FAILED, UNUSABLE, conversation, note_root_options
-from tailrace.cli.log_commands import log_app
+from tailrace.cli.log_commands import LogPath, log_app, tail
 from tailrace.cli.offset_commands import offsets_app
 from tailrace.cli.parameters import AsJson, ConfigFile, Debug, SourceName, Verbose, group
+from tailrace.cli.realtime_commands import realtime_app
 from tailrace.errors import Kind, TailraceError
 
 app = group(
@@ -22,6 +23,8 @@ app = group(
 )
 app.add_typer(log_app, name="log")
 app.add_typer(offsets_app, name="offsets")
+app.add_typer(realtime_app, name="realtime")
+app.command("tail")(tail)
 
 
 def _tool(name: str) -> Any:
@@ -86,6 +89,42 @@ def run(
 
 
 @app.command()
+def serve(
+    path: LogPath,
+    *,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65_535, help="Port on 127.0.0.1; default: 8765.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            metavar="REFERENCE",
+            help="What clients have to send, as a reference: ${env:NAME} or ${file:/path}. Default: "
+            "${env:TAILRACE_TOKEN}.",
+        ),
+    ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--origin", metavar="URL", help="A web site whose pages may subscribe; may be repeated."
+        ),
+    ] = None,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Serve changes to other processes as they are committed, over HTTP on this machine, until Ctrl-C.
+
+    Reads the log, from any process, beside whatever runs. Options go before what the file has under
+    `subscriptions`.
+    """
+    with conversation(verbose=verbose, debug=debug, chatty=True):
+        from tailrace.cli.serve import serve_changes
+
+        serve_changes(path, port, token, origin or [])
+
+
+@app.command()
 def check(
     file: ConfigFile, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False
 ) -> None:
@@ -139,7 +178,7 @@ def replay(
 ) -> None:
     """Deliver what is in the log to one sink again, and end.
 
-    To rebuild a sink, move its directory away or delete it, then replay: it is written anew from
+    To rebuild a sink, move its directory away or delete it, then replay: it is written again from
     the log. Tailrace never wipes a target itself. With the target intact nothing is doubled: what
     it holds stays as it is, and only what it lacks is added. `--into` builds a second copy beside
     the first. Nothing else may be writing the sink; the source is not needed.
@@ -238,7 +277,7 @@ def bench(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure on this machine; which benchmarks there are, an unknown name tells."""
+    """Measure on this machine; the error for an unknown name lists the benchmarks."""
     with conversation(debug=debug, as_json=as_json):
         benchmarks = _tool("tailrace_bench")
 

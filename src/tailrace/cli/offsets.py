@@ -126,7 +126,7 @@ def _meaning(change: Change) -> str:
     if change.effect is Effect.UNKNOWN:
         return (
             "what is committed is of another log, or there is no log to compare it with: which changes come "
-            "again and which never come can't be told"
+            "again and which never come can't be known"
         )
     if change.effect is Effect.SKIPS:
         end = "be written to the topics" if for_sink else "come to the handler"

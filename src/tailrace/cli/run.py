@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from tailrace import config
+from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.log.positions import parse_point
 from tailrace.pipeline.replay import Replay, choose_sink
@@ -24,8 +26,9 @@ def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
     pipeline = config.load_engine(file)
     with ProgressDisplay() as progress:
         run = Run(pipeline, until_caught_up=until_caught_up, observe=progress.turn)
-        _stop_on_signals(run.stop)
-        run.run()
+        stop_on_signals(run.stop)
+        with _served(pipeline):
+            run.run()
 
 
 def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, into: Path | None) -> None:
@@ -42,12 +45,26 @@ def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, in
     target = None if into is None else into.expanduser().absolute()
     with ProgressDisplay() as progress:
         replay = Replay(pipeline, chosen, begin=point, into=target, observe=progress.turn)
-        _stop_on_signals(replay.stop)
+        stop_on_signals(replay.stop)
         replay.run()
     print(replay.summary())
 
 
-def _stop_on_signals(stop: Callable[[], None]) -> None:
+@contextlib.contextmanager
+def _served(pipeline: EngineConfig) -> Iterator[None]:
+    """Serve subscriptions while what is inside runs, if the file asks for it."""
+    if pipeline.subscriptions is None:
+        yield
+        return
+    from tailrace.subscriptions.served_log import places_of
+    from tailrace.subscriptions.server import serving
+
+    with serving(places_of(pipeline), pipeline.subscriptions):
+        yield
+
+
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """Have the first SIGINT or SIGTERM call `stop`, and the second end the process."""
     asked = False
 
     def on_signal(number: int, _frame: FrameType | None) -> None:

@@ -45,11 +45,19 @@ def words(found: dict[str, Any]) -> list[str]:
         lines.append(f"  {name:<15} {sink['state']:<10} {place}, {behind} behind the log")
         if sink.get("dead_letters"):
             lines.append(f"    {sink['dead_letters']:,} records were too large and are dead letters")
+        if "realtime" in sink:
+            lines.append(f"    {_realtime(sink['realtime'])}")
         if sink["error"]:
             lines += _error(sink["error"], "    ")
     if found["error"]:
         lines += _error(found["error"], "  ")
     return lines
+
+
+def _realtime(found: dict[str, Any]) -> str:
+    because = f" ({printable(found['because'])})" if found["because"] else ""
+    held = f", {found['buffer_bytes']:,} of {found['buffer_capacity_bytes']:,} bytes held"
+    return f"real time {found['mode']}{because}{held if found['mode'] != 'off' else ''}"
 
 
 def _snapshot(task: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from tailrace.config.fields import Extension, FileName, Section, Setting
-from tailrace.config.removed import instead_of
+from tailrace.config.problems import instead_of
 
 
 def _url(text: str) -> str:
@@ -60,11 +60,6 @@ class JsonOptions(_InPart):
 class CloudEventsOptions(_InPart):
     """CloudEvents 1.0 in JSON: `type: cloudevents`."""
 
-    mode: Literal["structured", "binary"] = Field(
-        default="structured",
-        description="`structured`: the value is the whole event; `binary`: the value is its data, and its "
-        "attributes are headers (`ce_id`, …).",
-    )
     schemas_enable: bool = Field(
         default=False, description="Whether `data` carries its schema: `{schema, payload}`."
     )
@@ -80,8 +75,8 @@ _STRATEGY = (
 )
 
 
-class RegistryOptions(_Named):
-    """What converters have in common whose schemas are in a registry."""
+class RegistryAddress(Section):
+    """Where a schema registry is, and how to be let in."""
 
     registry_url: Annotated[str, AfterValidator(_url)] | tuple[Annotated[str, AfterValidator(_url)], ...] = (
         Field(description="Address of the schema registry, or a list of addresses of one that has several.")
@@ -89,12 +84,6 @@ class RegistryOptions(_Named):
     registry_username: Setting = Field(default="", description="User, for basic authentication.")
     registry_password: Setting = Field(default="", description="Its password: a reference.")
     registry_token: Setting = Field(default="", description="Bearer token instead: a reference.")
-    registry_logical_cluster: Setting = Field(
-        default="", description="With a token for Confluent's cloud: the id of the registry there (`lsrc-…`)."
-    )
-    registry_identity_pool: Setting = Field(
-        default="", description="With a token for Confluent's cloud: the id of the identity pool (`pool-…`)."
-    )
     registry_ca_file: FileName = Field(
         default="", validate_default=False, description="Roots that the registry's certificate is checked by."
     )
@@ -109,18 +98,6 @@ class RegistryOptions(_Named):
         description="Longest that one request may take. It is made up to three times at each address; "
         "Kafka's transaction stays open meanwhile.",
     )
-    auto_register_schemas: bool = Field(
-        default=True,
-        description="Whether schemas that are new are registered; else one that is not there stops the sink.",
-    )
-    normalize_schemas: bool = Field(
-        default=False, description="Whether the registry compares schemas in a normal form."
-    )
-    key_subject: _Strategy = Field(default="topic", description=_STRATEGY.format("keys", "key"))
-    value_subject: _Strategy = Field(default="topic", description=_STRATEGY.format("values", "value"))
-    keys: Literal["same", "json"] = Field(
-        default="same", description="Form of the keys: that of the values, or JSON without a schema."
-    )
 
     @model_validator(mode="after")
     def _secrets_by_reference(self) -> Self:
@@ -133,9 +110,6 @@ class RegistryOptions(_Named):
     def _one_way_in(self) -> Self:
         if self.registry_token and (self.registry_username or self.registry_password):
             raise ValueError("registry_token stands in the place of a user and password: give either")
-        for name in ("registry_logical_cluster", "registry_identity_pool"):
-            if getattr(self, name) and not self.registry_token:
-                raise ValueError(f"{name} needs registry_token")
         if self.registry_password and not self.registry_username:
             raise ValueError("registry_password needs registry_username")
         if self.registry_key_file and not self.registry_certificate_file:
@@ -146,6 +120,20 @@ class RegistryOptions(_Named):
     def urls(self) -> tuple[str, ...]:
         """The addresses, in the order to ask them in."""
         return (self.registry_url,) if isinstance(self.registry_url, str) else self.registry_url
+
+
+class RegistryOptions(RegistryAddress, _Named):
+    """What converters have in common whose schemas are in a registry."""
+
+    auto_register_schemas: bool = Field(
+        default=True,
+        description="Whether schemas that are new are registered; else one that is not there stops the sink.",
+    )
+    key_subject: _Strategy = Field(default="topic", description=_STRATEGY.format("keys", "key"))
+    value_subject: _Strategy = Field(default="topic", description=_STRATEGY.format("values", "value"))
+    keys: Literal["same", "json"] = Field(
+        default="same", description="Form of the keys: that of the values, or JSON without a schema."
+    )
 
 
 class AvroOptions(RegistryOptions):
@@ -204,3 +192,15 @@ def problems_of(error: ValidationError) -> str:
 
 #: A converter's section; options of those that come with Tailrace are checked with the file.
 ConverterSection = Annotated[Extension, AfterValidator(_checked)]
+
+
+def in_bytes(converter: Extension) -> Extension:
+    """Return a converter whose keys and values can be written to a topic.
+
+    :raises ValueError: they are objects.
+    """
+    if converter.type in ("arrow", "python"):
+        raise ValueError(
+            f"{converter.type} gives objects, not bytes: take json, avro, json_schema or cloudevents"
+        )
+    return converter

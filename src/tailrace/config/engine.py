@@ -14,9 +14,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from tailrace.config.engine_options import EngineOptions
-from tailrace.config.fields import Name, Section
+from tailrace.config.fields import Name
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.config.predicates import AnyPredicate
+from tailrace.config.realtime import RealtimeConfig, RealtimeSection
 from tailrace.config.sections import (
     LogConfig,
     PipelineConfig,
@@ -27,14 +27,15 @@ from tailrace.config.sections import (
 from tailrace.config.sinks import FolderSink
 from tailrace.config.source.postgres import SLOT_BYTES_MAX, slot_named_after
 from tailrace.config.source.types import AnyNamedSource, AnySource
-from tailrace.config.transformations import AnyTransformation
+from tailrace.config.subscriptions import SubscriptionsConfig
+from tailrace.config.transformations.predicates import WithTransformations
 from tailrace.errors import Kind, TailraceError
 
 #: Each has three threads for its capture and one for each sink.
 SOURCES_MAX = 100
 
 
-class EngineConfig(Section):
+class EngineConfig(WithTransformations):
     """What one engine runs."""
 
     name: Name = Field(description="Name of the pipeline; part of what sinks record, so keep it.")
@@ -57,15 +58,17 @@ class EngineConfig(Section):
     sinks: tuple[Sink, ...] = Field(
         default=(), description="Where changes go; none: they are only kept in the log."
     )
-    transformations: Annotated[tuple[AnyTransformation, ...], Field(max_length=100)] = Field(
-        default=(),
-        description="What changes go through on their way to each sink, before its own: see "
-        "[Transformations](transformations.md). `engine.transformations` are those of handlers.",
-    )
-    predicates: dict[str, AnyPredicate] = Field(
-        default={}, description="By name, what chooses changes for transformations, of the sinks too."
-    )
     spark: SparkConfig = Field(default=SparkConfig(), description="Settings of Spark.")
+    subscriptions: SubscriptionsConfig | None = Field(
+        default=None,
+        description="Serve changes to other processes while `tailrace run` runs: see "
+        "[Subscriptions](subscriptions.md). Default: no.",
+    )
+    realtime: RealtimeSection = Field(
+        default=RealtimeConfig(),
+        description="Feed handlers and sinks from memory while they keep up, `on` or a section: see "
+        "[Real time](realtime.md).",
+    )
     engine: EngineOptions = Field(
         default=EngineOptions(), description="How the engine works: see [engine](engine.md)."
     )
@@ -94,6 +97,8 @@ class EngineConfig(Section):
     def _offsets_topics(self) -> frozenset[str]:
         storage = self.engine.offset_storage
         of_engine = {storage.topic} if storage is not None and storage.type == "kafka" else set()
+        if self.engine.kafka is not None:
+            of_engine.add(self.engine.kafka.offsets_topic)
         return frozenset(
             of_engine | {sink.offsets_topic for sink in self.sinks if isinstance(sink, KafkaSinkConfig)}
         )
@@ -114,7 +119,20 @@ class EngineConfig(Section):
         has_any = any(isinstance(sink, KafkaSinkConfig) for sink in self.sinks) or (
             storage is not None and storage.type == "kafka"
         )
+        has_any |= self.engine.kafka is not None
         return self.engine.atomic_source_offset_commit and not has_any
+
+    def require_no_delivery(self) -> None:
+        """Check that the file asks for nothing that only a program's engine does.
+
+        :raises TailraceError: `CONFIG_INVALID` if the engine's records are to go to Kafka.
+        """
+        if self.engine.kafka is not None:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                "run the pipeline: engine.kafka is for records of tailrace.Engine in a program",
+                "leave engine.kafka out, and write `type: kafka` among the sinks",
+            )
 
     @property
     def folders(self) -> Iterator[FolderSink]:
@@ -141,7 +159,12 @@ class EngineConfig(Section):
         if self.source is not None:
             return (
                 PipelineConfig(
-                    name=self.name, source=self.source, log=self.log, sinks=self._sinks, spark=self.spark
+                    name=self.name,
+                    source=self.source,
+                    log=self.log,
+                    sinks=self._sinks,
+                    spark=self.spark,
+                    realtime=self.realtime,
                 ),
             )
         return tuple(self._part(source) for source in self.sources)
@@ -177,4 +200,5 @@ class EngineConfig(Section):
             log=self.log.model_copy(update={"path": self.log.path / source.source_name}),
             sinks=tuple(sink.of_source(source.source_name) for sink in self._sinks),
             spark=self.spark,
+            realtime=self.realtime,
         )

@@ -10,14 +10,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrace.config.converters import ConverterSection
+from tailrace.config.converters import ConverterSection, in_bytes
 from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section
-from tailrace.config.kafka_clients import ClientOptions, TopicName
-from tailrace.config.predicates import AnyPredicate
-from tailrace.config.transformations import AnyTransformation
+from tailrace.config.kafka_clients import ClientOptions, KafkaSection, TopicName
+from tailrace.config.transformations.predicates import WithTransformations
 
 #: Beyond this a thread more is memory and nothing else.
 THREADS_MAX = 256
+
+#: Times in a row that a task is started again under `on_task_failure: restart`; then as `stop`.
+TASK_RESTARTS_MAX = 10
 
 #: No batch has more records than this.
 BATCH_RECORDS_MAX = 65_536
@@ -49,7 +51,7 @@ class RecordProcessing(Section):
     shutdown_timeout_ms: Milliseconds = Field(
         default=1000,
         description="How long records under way may take when the engine stops; then they are given up, "
-        "and come again in the next life. 0: at once.",
+        "and come again at the next start. 0: at once.",
     )
     batch_records_max: Annotated[int, Field(ge=1, le=BATCH_RECORDS_MAX)] = Field(
         default=BATCH_RECORDS_MAX,
@@ -88,12 +90,12 @@ class OffsetCommit(Section):
     )
 
 
-class OffsetStorage(Section):
+class OffsetStorage(KafkaSection):
     """Where offsets are kept."""
 
     type: Literal["log", "file", "memory", "kafka"] = Field(
         description="`log`: beside the change log; `file`: at `path`; `kafka`: in a compacted topic; "
-        "`memory`: nowhere, each life begins anew."
+        "`memory`: nowhere, each start begins at the log's start."
     )
     path: LocalPath | None = Field(default=None, description="The file, for `file`.")
     bootstrap_servers: str | None = Field(
@@ -104,15 +106,6 @@ class OffsetStorage(Section):
         description="Compacted topic, for `kafka`. Engines and sinks may share it.",
     )
     create_topic: bool = Field(default=True, description="Whether it is made if it is missing.")
-    group: Name = Field(
-        default="tailrace", description="With the engine's name the owner of its offsets, for `kafka`."
-    )
-    consumer_isolation_level: Literal["read_committed", "read_uncommitted"] = Field(
-        default="read_committed", description="How offsets are read from `kafka`."
-    )
-    options: ClientOptions = Field(
-        default={}, description="Options of librdkafka, for `kafka`: as those of the sink."
-    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -123,13 +116,49 @@ class OffsetStorage(Section):
         return self
 
 
-class EngineOptions(Section):
+class KafkaDelivery(Section):
+    """Topics of a Kafka cluster that records go to, and their offsets with them."""
+
+    bootstrap_servers: str = Field(min_length=1, description="`host:port`, several with commas between.")
+    group: Name = Field(
+        default="tailrace",
+        description="Begins the transactional ids, `<group>-<engine>-offsets` and, for each task, "
+        "`<group>-<engine>-offsets:<task>`; with the engine's name the owner of its offsets.",
+    )
+    offsets_topic: TopicName = Field(
+        default="tailrace-offsets",
+        description="Compacted topic of the offsets; made if missing. Engines and sinks may share it.",
+    )
+    create_topics: bool = Field(default=True, description="Whether topics that are missing are made.")
+    transaction_boundary: Literal["poll", "interval", "connector"] = Field(
+        default="poll",
+        description="Where a transaction of Kafka ends (or, without, offsets follow): `poll`, behind each "
+        "batch that a task polled; `interval`, every `offset_commit.interval_ms`; `connector`, where no "
+        "transaction of the source is open. Under the first two also once it has 16 MiB of values, or a "
+        "quarter of `transaction.timeout.ms` has passed.",
+    )
+    options: ClientOptions = Field(default={}, description="Options of librdkafka: as those of the sink.")
+
+    @property
+    def storage(self) -> OffsetStorage:
+        """Where the offsets are kept."""
+        return OffsetStorage(
+            type="kafka",
+            bootstrap_servers=self.bootstrap_servers,
+            topic=self.offsets_topic,
+            create_topic=self.create_topics,
+            group=self.group,
+            options=self.options,
+        )
+
+
+class EngineOptions(WithTransformations):
     """How the engine works."""
 
     errors_retries_max: Annotated[int, Field(ge=-1)] = Field(
         default=-1,
         description="Times in a row that what failed with an error that may pass is tried again; -1: for "
-        "ever. Counted anew after each success. Without a handler the default is 0: capture and sinks try "
+        "ever. A success sets the count back. Without a handler the default is 0: capture and sinks try "
         "again by themselves.",
     )
     errors_retry_delay_initial_ms: Annotated[int, Field(ge=1, le=3_600_000)] = Field(
@@ -141,13 +170,9 @@ class EngineOptions(Section):
     on_task_failure: Literal["stop", "restart", "isolate"] = Field(
         default="stop",
         description="When a task fails for good: `stop` stops all others in good order, and the engine fails "
-        "with its error; `restart` starts that task again, alone; `isolate` lets the others go on, and the "
+        "with its error; `restart` starts that task again, alone, up to 10 times without a record "
+        "processed between; `isolate` lets the others go on, and the "
         "engine fails with its error at its end. Without a handler the default is `isolate`.",
-    )
-    task_restarts_max: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        default=10,
-        description="Times in a row that a task is started again under `restart`, without a batch processed "
-        "between; then as `stop`.",
     )
     task_management_timeout_ms: Annotated[int, Field(ge=1, le=86_400_000)] = Field(
         default=180_000, description="Longest that the start of all tasks may take, and their stop."
@@ -161,12 +186,12 @@ class EngineOptions(Section):
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = Field(
         default=None,
         description="Port on which the engine's numbers are served to Prometheus, at `/metrics`, while it "
-        "runs; 0: any that is free, which the log tells. Default: none.",
+        "runs; 0: any that is free; it is logged. Default: none.",
     )
     metrics_host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="Address of this machine that they are served on, for `metrics_port`. Whoever reaches it "
+        description="Address of this machine that they are served on, for `metrics_port`. Who reaches it "
         "can read them.",
     )
     record_processing: RecordProcessing = Field(
@@ -184,20 +209,41 @@ class EngineOptions(Section):
         default=None,
         description="Where offsets are kept. Default: with the connector's log; in memory where it has none.",
     )
-    transformations: Annotated[tuple[AnyTransformation, ...], Field(max_length=100)] = Field(
-        default=(),
-        description="What each record goes through, in this order: see "
-        "[Transformations](transformations.md).",
-    )
-    predicates: dict[str, AnyPredicate] = Field(
-        default={}, description="By name, what chooses records for transformations."
+    kafka: KafkaDelivery | None = Field(
+        default=None,
+        description="Topics that records go to in place of a handler, with their offsets in the same "
+        "transaction under `atomic_source_offset_commit`: see "
+        "[Records into Kafka](engine.md#records-into-kafka).",
     )
     converter: ConverterSection | None = Field(
-        default=None, description="In what form handlers get records. Default: as they are."
+        default=None,
+        description="In what form handlers get records. Default: as they are; for `kafka` as `json`.",
     )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.errors_retry_delay_initial_ms > self.errors_retry_delay_max_ms:
             raise ValueError("errors_retry_delay_initial_ms is larger than errors_retry_delay_max_ms")
+        if self.kafka is not None:
+            self._require_fit_for(self.kafka)
+            object.__setattr__(self, "offset_storage", self.kafka.storage)
         return self
+
+    def _require_fit_for(self, kafka: KafkaDelivery) -> None:
+        if self.offset_storage not in (None, kafka.storage):
+            raise ValueError(
+                "offset_storage: kafka keeps the offsets in its offsets_topic: leave one of them out"
+            )
+        processing, commit = self.record_processing, self.offset_commit
+        if processing.order != "ordered":
+            raise ValueError(
+                f"record_processing.order: kafka takes records in order, and not {processing.order}"
+            )
+        if processing.runs_on != "threads":
+            raise ValueError("record_processing.runs_on: kafka's producers are this process': leave it out")
+        if {"policy", "records"} & commit.model_fields_set:
+            raise ValueError(
+                "offset_commit: offsets are committed with their records, as kafka.transaction_boundary says"
+            )
+        if self.converter is not None:
+            in_bytes(self.converter)

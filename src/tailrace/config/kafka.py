@@ -9,19 +9,21 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
-from tailrace.config.converters import ConverterSection
+from tailrace.config.converters import ConverterSection, in_bytes
 from tailrace.config.engine_options import Milliseconds
-from tailrace.config.fields import Extension, Name, Section
-from tailrace.config.kafka_clients import ClientOptions, TopicName
+from tailrace.config.fields import Extension, Section
+from tailrace.config.kafka_clients import KafkaSection, TopicName
 from tailrace.config.patterns import Patterns
-from tailrace.config.sinks import Pacing, SinkConfig
-from tailrace.config.transformations import Route
+from tailrace.config.sinks import SinkConfig
+from tailrace.config.transformations.options import Route
+from tailrace.model import Pacing
 from tailrace.secrets import Secret
 
 #: The part of `offset_flush_timeout_ms` that a batch should take.
 _TIME_SHARE = 4
 _TOPIC_LIMIT = "max.message.bytes"
-_KAFKAS_OWN = ("__consumer_offsets", "__transaction_state")
+#: Topics that Kafka itself keeps.
+KAFKAS_OWN = ("__consumer_offsets", "__transaction_state")
 #: librdkafka's own `batch.size`.
 _BATCH_BYTES = 1_000_000
 
@@ -29,7 +31,6 @@ _BATCH_BYTES = 1_000_000
 #: Settings that count only beside another: what that must be, and how it is written.
 _BESIDE: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "offset_flush_interval_ms": ("transaction_boundary", "interval".__eq__, "transaction_boundary: interval"),
-    "transaction_records": ("transaction_boundary", "records".__eq__, "transaction_boundary: records"),
     "transaction_topic": ("provide_transaction_metadata", bool, "provide_transaction_metadata: true"),
     "heartbeat_topic_prefix": ("heartbeat_interval_ms", bool, "heartbeat_interval_ms"),
 }
@@ -46,14 +47,6 @@ class TopicRule(Section):
         default=None, description="Copies of each partition. Default: the cluster's."
     )
     settings: dict[str, str] = Field(default={}, description="Settings of the topic, under Kafka's names.")
-
-
-def _in_bytes(converter: Extension) -> Extension:
-    if converter.type in ("arrow", "python"):
-        raise ValueError(
-            f"{converter.type} gives objects, not bytes: take json, avro, json_schema or cloudevents"
-        )
-    return converter
 
 
 def _placeholders(topic: str) -> str:
@@ -80,7 +73,7 @@ class TopicRoute(Section):
         return re.sub(r"\{\w+\}", lambda name: found[name[0]], self.topic)
 
 
-class KafkaSinkConfig(SinkConfig):
+class KafkaSinkConfig(KafkaSection, SinkConfig):
     """Topics of a Kafka cluster, one for each table."""
 
     type: Literal["kafka"] = Field(description="Kind of the sink.")
@@ -88,11 +81,6 @@ class KafkaSinkConfig(SinkConfig):
     topic_prefix: str = Field(
         default="",
         description="Begins the names of topics: `<prefix>.<schema>.<table>`. Default: the pipeline's name.",
-    )
-    group: Name = Field(
-        default="tailrace",
-        description="Begins the transactional id, `<group>-<pipeline>-<task>`: who shares it on one cluster "
-        "fences each other.",
     )
     atomic_source_offset_commit: bool | None = Field(
         default=None,
@@ -109,27 +97,17 @@ class KafkaSinkConfig(SinkConfig):
         description="What becomes one transaction of Kafka (or, without, is followed by an offset): `poll`, "
         "what is there at a look at the log, within `batch_rows_max` and `batch_bytes_max`, and what is "
         "written in about a quarter of `offset_flush_timeout_ms`; `interval`, what comes, or can be written, "
-        "in `offset_flush_interval_ms`; `records`, `transaction_records` "
-        "changes; `transaction`, each transaction of the source by itself. Whatever is chosen, none of the "
-        "source's transactions is split.",
+        "in `offset_flush_interval_ms`; `records`, `batch_rows_max` changes, fewer if no more come within "
+        "`interval_ms`; `transaction`, each transaction of the source by itself. Whatever is chosen, none "
+        "of the source's transactions is split.",
     )
     offset_flush_interval_ms: Milliseconds = Field(
         default=1000, description="Milliseconds from commit to commit, under `interval`."
-    )
-    transaction_records: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
-        default=10_000,
-        description="Changes in a transaction of Kafka, under `records`; fewer if no more come within "
-        "`interval_ms`, more only if a single transaction of the source has more.",
     )
     offset_flush_timeout_ms: Milliseconds = Field(
         default=60_000,
         description="Longest that a commit may take once the batch's records are delivered, and longest to "
         "wait for these while none is.",
-    )
-    consumer_isolation_level: Literal["read_committed", "read_uncommitted"] = Field(
-        default="read_committed",
-        description="How offsets are read. With `read_uncommitted`, offsets of a transaction that was never "
-        "committed count: changes may be lost.",
     )
     runs_on: Literal["process", "spark"] = Field(
         default="process",
@@ -179,13 +157,8 @@ class KafkaSinkConfig(SinkConfig):
         description="Where the shape of a table is written when the first of its changes comes, and whenever "
         "it has become another. Default: nowhere.",
     )
-    converter: Annotated[ConverterSection, AfterValidator(_in_bytes)] = Field(
+    converter: Annotated[ConverterSection, AfterValidator(in_bytes)] = Field(
         default=Extension.model_validate({"type": "json"}), description="Form of keys and values."
-    )
-    options: ClientOptions = Field(
-        default={},
-        description="Options of librdkafka under their own names: security, compression, batching. Values "
-        "may be references; passwords and keys must be.",
     )
 
     # Topics of offsets of others in the same file.
@@ -204,7 +177,7 @@ class KafkaSinkConfig(SinkConfig):
     @property
     def topics_refused(self) -> frozenset[str]:
         """Topics that hold offsets, ours or Kafka's own: no record goes there."""
-        return self._offsets_topics | {self.offsets_topic, *_KAFKAS_OWN}
+        return self._offsets_topics | {self.offsets_topic, *KAFKAS_OWN}
 
     def fixed_topics(self, prefix: str) -> list[str]:
         """Return the topics that follow from the file alone.
@@ -263,7 +236,7 @@ class KafkaSinkConfig(SinkConfig):
             within_s = min(interval_s, usual.within_s or interval_s)
             return replace(usual, interval_s=interval_s, within_s=within_s)
         if self.transaction_boundary == "records":
-            return replace(usual, rows_max=self.transaction_records, begins_full=True)
+            return replace(usual, begins_full=True)
         if self.transaction_boundary == "transaction":
             # In process the sink ends a transaction of Kafka where one of the source ends, within a batch.
             return replace(usual, rows_max=1) if self.on_spark else replace(usual, interval_s=0, within_s=1.0)
@@ -280,5 +253,5 @@ class KafkaSinkConfig(SinkConfig):
 
     def converter_options(self) -> dict[str, Any]:
         """Return the converter's options, with what follows from the sink's own."""
-        told = {"provide_transaction_metadata": True} if self.provide_transaction_metadata else {}
-        return {**told, **self.converter.options}
+        own = {"provide_transaction_metadata": True} if self.provide_transaction_metadata else {}
+        return {**own, **self.converter.options}

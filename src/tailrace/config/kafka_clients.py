@@ -1,14 +1,14 @@
-"""Options of librdkafka that a file may give, wherever it names a cluster."""
+"""What a file says of a client of Kafka, wherever it names a cluster: its options above all."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
-from tailrace.config.fields import Setting
+from tailrace.config.fields import Name, Section, Setting
 from tailrace.secrets import REFUSAL, Secret, is_reference, remember, resolved
 
 #: By name or by beginning. Others are either our own affair (what guarantees rest on) or make no sense here.
@@ -48,6 +48,26 @@ def _allowed(options: dict[str, Any]) -> dict[str, Any]:
 
 #: Options by their own names; secrets among them only as references.
 ClientOptions = Annotated[dict[str, Setting], AfterValidator(_allowed)]
+
+
+class KafkaSection(Section):
+    """What a client of Kafka is set to, wherever a file names a cluster."""
+
+    group: Name = Field(
+        default="tailrace",
+        description="With the names of pipeline and task the owner of offsets, and the transactional id, "
+        "`<group>-<pipeline>-<task>`: who shares it on one cluster fences each other.",
+    )
+    consumer_isolation_level: Literal["read_committed", "read_uncommitted"] = Field(
+        default="read_committed",
+        description="How offsets are read. With `read_uncommitted`, offsets of a transaction that was never "
+        "committed count: changes may be lost.",
+    )
+    options: ClientOptions = Field(
+        default={},
+        description="Options of librdkafka under their own names: security, compression, batching. Values "
+        "may be references; passwords and keys must be.",
+    )
 
 
 def client_settings(options: Mapping[str, str | Secret]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tailrace.config.engine import EngineConfig
 from tailrace.config.fields import context_for
 from tailrace.config.problems import ConfigProblem, from_pydantic
 from tailrace.config.sections import SINK_TYPES, PipelineConfig
-from tailrace.config.table_transformations import refusals
+from tailrace.config.transformations.tables import refusals
 from tailrace.errors import Kind, TailraceError
 
 

@@ -83,29 +83,42 @@ Patterns = Annotated[tuple[TablePattern, ...], AfterValidator(_some)]
 
 
 def matches(pattern: str, schema: str, table: str) -> bool:
-    """Tell whether `pattern` means this table."""
+    """Return whether `pattern` means this table."""
     return _fits(pattern, (schema, table))
 
 
 def matches_any(patterns: Iterable[str], schema: str, table: str) -> bool:
-    """Tell whether one of `patterns` means this table."""
+    """Return whether one of `patterns` means this table."""
     return any(matches(pattern, schema, table) for pattern in patterns)
 
 
 def matches_column(pattern: str, schema: str, table: str, column: str) -> bool:
-    """Tell whether `pattern`, one of columns, means this column."""
+    """Return whether `pattern`, one of columns, means this column."""
     return _fits(pattern, (schema, table, column))
 
 
 def matches_any_prefix(patterns: Iterable[str], prefix: str) -> bool:
-    """Tell whether one of `patterns`, of prefixes, means the prefix of a logical message."""
+    """Return whether one of `patterns`, of prefixes, means the prefix of a logical message."""
     return any(_fits(pattern, (prefix,)) for pattern in patterns)
 
 
 def is_exact(pattern: str) -> bool:
-    """Tell whether a pattern of tables names just one."""
+    """Return whether a pattern of tables names just one."""
     found = None if _expression(pattern) is not None else _TABLE.fullmatch(pattern)
     return found is not None and not any("*" in part and part[0] != '"' for part in found.groups())
+
+
+def table_expression(pattern: str, schema: str) -> str | None:
+    """Return a regular expression for the names of the tables of `schema` that a pattern of tables means.
+
+    Empty: it means none of them. None: the pattern is a regular expression itself.
+    """
+    if _expression(pattern) is not None:
+        return None
+    found = _TABLE.fullmatch(pattern)
+    if found is None or not re.fullmatch(_of_part(found[1]), schema, re.DOTALL):
+        return ""
+    return f"^{_of_part(found[2])}$"
 
 
 def one_column(pattern: str) -> tuple[str, str, str] | None:

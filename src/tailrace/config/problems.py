@@ -15,14 +15,43 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from tailrace.config.fields import Section
-from tailrace.config.removed import instead_of
 from tailrace.secrets import REFUSAL
 
 Path = tuple[str | int, ...]
+
+_OFFSETS = "keep offsets by `type: log`, `file` or `kafka`, where the engine begins with the log's start"
+_CLOUD = "give `registry_username` and `registry_password`: an API key of Confluent's cloud and its secret"
+
+#: By section and key, and value where the key has others: what takes its place.
+REMOVED: Mapping[str, str] = {
+    "source.snapshot_chunk_bytes": "leave it out, or set `snapshot_chunk_rows`: chunks have at most 16 MiB",
+    "slot_watch.safe_wal_share_warned": "leave it out: less than 30 % left is a warning",
+    "log.snapshot_compression": "leave it out: rows of a snapshot are not compressed",
+    "engine.task_restarts_max": "leave it out: a task is started again up to 10 times in a row",
+    "converter.registry_logical_cluster": _CLOUD,
+    "converter.registry_identity_pool": _CLOUD,
+    "converter.normalize_schemas": "leave it out: the registry's own configuration has `normalize`",
+    "sinks.transaction_records": "set `batch_rows_max`, which `transaction_boundary: records` goes by",
+    "source.snapshot_read_on": "leave it out: snapshots are read over `snapshot_connections` connections",
+    "offset_storage.type: postgresql": _OFFSETS,
+    "offset_storage.dsn": _OFFSETS,
+    "offset_storage.table": _OFFSETS,
+    "converter.mode": "leave it out: a value is the whole event, as Debezium writes it",
+    "converter.registry_deadline_ms": "set `registry_timeout_ms`: a request is made up to three times at "
+    "each address of the registry",
+    "sinks.dead_letter_value_bytes": "leave it out: `tailrace log show` at the letter's "
+    "`tailrace.log_offset` has the change",
+    "sinks.too_large": "set `dead_letter_topic` for dead letters, such as `<topic_prefix>.dead-letter`; "
+    "without it a record that is too large stops the sink",
+    "sinks.schema_changes": "set `schema_changes_topic`, such as to `<topic_prefix>`; without it there are "
+    "none",
+    "sinks.heartbeat_topic": "set `heartbeat_topic_prefix`: the topic is "
+    "`<heartbeat_topic_prefix>.<topic_prefix>`",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +91,19 @@ def from_pydantic(error: ValidationError, model: type[Section], tags: Iterable[s
         message = _message(detail, model, tags)
         problems.setdefault((path, message), ConfigProblem(path, message))
     return list(problems.values())
+
+
+def instead_of(path: tuple[str | int, ...], value: object = None) -> str | None:
+    """Return why a key, or a value of it, is refused that an earlier version had; None if none had it.
+
+    :param path: of the key in the file.
+    :param value: None: any.
+    """
+    names = [str(part) for part in path if not isinstance(part, int)]
+    names = ["source" if name == "sources" else name for name in names]
+    key = ".".join(names[-2:])
+    found = REMOVED.get(key if value is None else f"{key}: {value}")
+    return None if found is None else f"is not a setting any more: {found}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -147,28 +189,34 @@ def _plain_message(kind: str, context: Mapping[str, Any]) -> str:
 
 def _names_at(model: type[Section], loc: Path) -> list[str]:
     # Follows the path through the models, a tag choosing among the models of a union.
-    candidates: list[type[Section]] = [model]
+    candidates: list[tuple[str, type[Section]]] = [("", model)]
     for part in loc:
         if isinstance(part, int):
             continue
         deeper = [
             found
-            for candidate in candidates
+            for _, candidate in candidates
             if part in candidate.model_fields
             for found in _models_in(candidate.model_fields[str(part)].annotation)
         ]
-        chosen = [c for c in candidates if _tag(c) == str(part).strip("<>")]
+        chosen = [found for found in candidates if found[0] == str(part)]
         candidates = deeper or chosen or candidates
-    return sorted({name for candidate in candidates for name in candidate.key_names()})
+    return sorted({name for _, candidate in candidates for name in candidate.key_names()})
 
 
-def _models_in(annotation: Any) -> list[type[Section]]:
+def _models_in(annotation: Any, tag: str = "") -> list[tuple[str, type[Section]]]:
+    """Return the sections that a field may hold, each with the tag that chooses it."""
     if inspect.isclass(annotation) and issubclass(annotation, Section):
-        return [annotation]
-    return [found for inner in typing.get_args(annotation) for found in _models_in(inner)]
+        return [(tag or _type_of(annotation), annotation)]
+    tags = [mark.tag for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Tag)]
+    return [
+        found
+        for inner in typing.get_args(annotation)
+        for found in _models_in(inner, tags[0] if tags else tag)
+    ]
 
 
-def _tag(model: type[Section]) -> str | None:
+def _type_of(model: type[Section]) -> str:
     field = model.model_fields.get("type")
     values = typing.get_args(field.annotation) if field else ()
-    return str(values[0]) if values else None
+    return str(values[0]) if values else ""

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from tailrace.config.converters import ConverterSection
 from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section, Setting
 from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.config.realtime import RealtimeConfig, RealtimeSection
 from tailrace.config.sinks import FolderSink, SinkConfig
 from tailrace.config.source.types import PipelineSource
 from tailrace.secrets import resolved
@@ -41,11 +42,9 @@ class LogConfig(Section):
         default=256 * MIB, ge=64 * 1024, le=16 * 1024 * MIB, description="Size at which a segment is sealed."
     )
     compression: Literal["none", "lz4", "zstd"] = Field(
-        default="lz4", description="Compression of the log's blocks."
-    )
-    snapshot_compression: Literal["none", "lz4", "zstd"] = Field(
-        default="none",
-        description="Compression of the blocks with rows of a snapshot, where it is what takes longest.",
+        default="lz4",
+        description="Compression of the log's blocks, but for those with rows of a snapshot, which it would "
+        "slow down.",
     )
     retention: RetentionConfig = Field(
         default=RetentionConfig(), description="What may be removed, and when."
@@ -76,6 +75,7 @@ class DeltaSinkConfig(FolderSink):
 class FileSinkConfig(FolderSink):
     """A sink of plain files."""
 
+    mode: Literal["append"] = Field(default="append", description="`append`: every change a row, or a line.")
     interval_ms: int = Field(
         default=150,
         ge=0,
@@ -88,7 +88,6 @@ class ParquetSink(FileSinkConfig):
     """Parquet files."""
 
     type: Literal["parquet"] = Field(description="Kind of the sink.")
-    mode: Literal["append"] = Field(default="append", description="`append`: every change a row.")
     compression: Literal["none", "snappy", "zstd"] = Field(
         default="zstd", description="Compression of the files."
     )
@@ -98,7 +97,6 @@ class JsonlSink(FileSinkConfig):
     """JSON Lines files, one change a line."""
 
     type: Literal["jsonl"] = Field(description="Kind of the sink.")
-    mode: Literal["append"] = Field(default="append", description="`append`: every change a line.")
 
 
 def _handler(value: str) -> str:
@@ -196,17 +194,20 @@ class SparkConfig(Section):
         return {name: resolved(value) for name, value in self.conf.items()}
 
 
-class PipelineConfig(Section):
+class PipelineConfig(BaseModel):
     """One pipeline: a source, its log, and the sinks that are fed from the log.
 
     What a file describes is `EngineConfig`, which has one of these for each source.
     """
+
+    model_config = Section.model_config
 
     name: Name
     source: PipelineSource
     log: LogConfig
     sinks: tuple[Sink, ...] = ()
     spark: SparkConfig = SparkConfig()
+    realtime: RealtimeSection = RealtimeConfig()
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

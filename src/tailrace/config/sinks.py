@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field
 
-from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section
+from tailrace.config.fields import MIB, ByteCount, LocalPath, Name
 from tailrace.config.patterns import Patterns, matches_any
-from tailrace.config.predicates import AnyPredicate
-from tailrace.config.transformations import AnyTransformation
+from tailrace.config.transformations.options import AnyTransformation
+from tailrace.config.transformations.predicates import AnyPredicate, WithTransformations
+from tailrace.model import Pacing
 
 
-@dataclass(frozen=True, slots=True)
-class Pacing:
-    """How much a batch holds, and how often there is one.
-
-    :param rows_max: rows at most; a single transaction of the source may have more.
-    :param bytes_max: bytes of the log at most, likewise.
-    :param interval_s: least seconds from batch to batch while less than a batch waits.
-    :param within_s: with a backlog, a batch is what can be written in about so many seconds; None: as
-        much as the limits allow.
-    :param begins_full: whether the first one has as much as the limits allow.
-    """
-
-    rows_max: int
-    bytes_max: int
-    interval_s: float
-    within_s: float | None = None
-    begins_full: bool = False
-
-
-class SinkConfig(Section):
+class SinkConfig(WithTransformations):
     """What all sinks have in common."""
 
     name: Name = Field(
@@ -65,17 +46,9 @@ class SinkConfig(Section):
         "pass. -1: as often as it takes; 8 times in a row in a run that is to end (`--until-caught-up`, "
         "`replay`).",
     )
-    transformations: Annotated[tuple[AnyTransformation, ...], Field(max_length=100)] = Field(
-        default=(),
-        description="What changes go through before they are written, in this order, after those of the "
-        "pipeline: see [Transformations](transformations.md).",
-    )
-    predicates: dict[str, AnyPredicate] = Field(
-        default={}, description="By name, what chooses changes for transformations, beside the pipeline's."
-    )
 
     def wants(self, schema: str, table: str) -> bool:
-        """Tell whether this sink gets the changes of the table."""
+        """Return whether this sink gets the changes of the table."""
         return self.tables is None or matches_any(self.tables, schema, table)
 
     @property
@@ -90,7 +63,7 @@ class SinkConfig(Section):
 
     @property
     def target(self) -> str:
-        """A word for where it goes, for its default name; empty where nothing tells."""
+        """A word for where it goes, for its default name; empty: there is none."""
         return ""
 
     @property

@@ -1,4 +1,4 @@
-"""A function on a thread of its own, whose outcome is kept for whoever looks after it."""
+"""A function on its own thread, whose outcome is kept until it is asked for."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Background:
         return self._error
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end, at most `timeout_s`; tell whether it came."""
+        """Wait for the end, at most `timeout_s`; return whether it came."""
         return self._ended.wait(timeout_s)
 
     def _run(self) -> None:
@@ -53,9 +53,9 @@ class Background:
 
 
 def _is_of_spark(error: BaseException) -> bool:
-    """Tell whether Spark's Python raised it, or fell over a context that was stopped or died under it.
+    """Return whether Spark's Python raised it, or fell over a context that was stopped or died under it.
 
-    It forgets such a context's parts, and whoever still works with it meets an AttributeError there.
+    It forgets such a context's parts: who works with it afterwards gets an AttributeError from there.
     """
     place = type(error).__module__
     if isinstance(error, AttributeError):
@@ -69,7 +69,7 @@ def as_failure(error: BaseException) -> TailraceError:
     if isinstance(error, TailraceError):
         return error
     if _is_of_spark(error):
-        from tailrace.spark.failures import translated
+        from tailrace.spark.jobs import translated
 
         found = translated(error)
         return TailraceError(found.kind, redact(found.message), found.hint, found.context)

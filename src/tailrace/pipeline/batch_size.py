@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tailrace.config.fields import MIB
-from tailrace.config.sinks import Pacing
+from tailrace.model import Pacing
 
 #: Where it begins, and the least it comes down to, with a time to keep to. A single transaction of the source
 #: may have more.
-_ROWS_FIRST, _BYTES_FIRST = 10_000, 8 * MIB
+_ROWS_FIRST, _BYTES_FIRST = 10_000, 8 << 20
 _ROWS_MIN, _BYTES_MIN = 1_000, 64 * 1024
 #: From one batch to the next it is multiplied or divided by this at most: one measurement may be off.
 _STEP_MAX = 4.0

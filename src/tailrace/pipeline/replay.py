@@ -1,7 +1,7 @@
 """Replay: one sink fed from the log as it stands, without source or engine.
 
 What a replay may do follows from the sinks' promise that a change is never in them twice. A
-target that is new, or was emptied by its owner, is built anew from the log. A target that
+target that is new, or was emptied by its owner, is built again from the log. A target that
 holds data keeps it: only what it lacks is added. Nothing is ever wiped here.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.config import ColumnPolicy, FolderSink, PipelineConfig, SinkConfig
 from tailrace.config.patterns import one_column
 from tailrace.errors import Kind, TailraceError
@@ -25,8 +25,7 @@ from tailrace.pipeline.log.positions import LogPoint, locate
 from tailrace.pipeline.log.schemas import versions
 from tailrace.pipeline.sink_worker import TASK, SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.pipeline.status.views import CaptureView, PipelineView, SourceView
+from tailrace.pipeline.status.views import CaptureView, PipelineState, PipelineView, SourceView
 from tailrace.protocol.renames import Renames
 from tailrace.sinks.build import build
 from tailrace.spark.java import require_java
@@ -170,7 +169,7 @@ class Replay:
             if not isinstance(self._sink, FolderSink):
                 return held
             return (
-                f"{held} To build it anew, move {os.fspath(self._sink.path)} away first, or name another "
+                f"{held} To build it again, move {os.fspath(self._sink.path)} away first, or name another "
                 "place with --into."
             )
         return f"sink {view.name}: {view.rows:,} rows written, now at {view.position}"

@@ -1,19 +1,225 @@
-"""A pipeline's file, run by the engine: what `tailrace run` does, with somebody who watches it."""
+"""What `tailrace run` does: a source worker for each source of a file, until the end.
+
+`Run` is the whole of it. An engine with a handler (`connector.py`) has the same source workers,
+those of a task in a `SourceGroup`, and reads their logs beside.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
+import structlog
+
+from tailrace.backoff import Backoff
 from tailrace.config import EngineConfig
-from tailrace.engine.engine import Engine
-from tailrace.errors import TailraceError
-from tailrace.pipeline.postgres_connector import UNTIL_CAUGHT_UP, PostgresConnector
-from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.pipeline.status.views import PipelineView
+from tailrace.config.engine_options import TASK_RESTARTS_MAX
+from tailrace.engine.lifecycle import State
+from tailrace.engine.monitoring.endpoint import MetricsEndpoint
+from tailrace.engine.monitoring.logs import to_logging
+from tailrace.engine.monitoring.metrics import EngineMetrics
+from tailrace.engine.monitoring.views import EngineView, TaskView
+from tailrace.engine.supervision import Phase
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.fair_semaphore import FairSemaphore
+from tailrace.pipeline.background import Background
+from tailrace.pipeline.log.root import take_root
+from tailrace.pipeline.source_worker import SourceWorker
+from tailrace.pipeline.spark_host import SparkHost
+from tailrace.pipeline.status.publisher import StatusPublisher
+from tailrace.pipeline.status.realtime_metrics import RealtimeMetrics
+from tailrace.pipeline.status.sink_metrics import SinkMetrics
+from tailrace.pipeline.status.views import PipelineView, SourceView
 
-#: How soon a wish to stop is heard.
-_TURN_S = 0.05
+log = structlog.get_logger(__name__)
+
+TURN_S = 0.05
+#: How often numbers are counted, and consumers are committed to the log.
+KEEP_INTERVAL_S = 1.0
+#: States of a source that its server was reached for.
+AT_WORK = frozenset({"snapshot", "streaming", "waiting_for_disk"})
+#: How long sinks may take to finish their batch at the end; then it is given up, which is safe: it is written
+#: again at the next start.
+DRAIN_DEADLINE_S = 8.0
+GIVE_UP_DEADLINE_S = 4.0
+CAPTURE_STOP_DEADLINE_S = 10.0
+#: Batches of one sink at a time, over all sources: while one is committed, another is decoded.
+BATCHES_AT_ONCE = 2
+
+Item = TypeVar("Item")
+
+
+class PipelineResources:
+    """What the sources of a running pipeline share: Spark, the status, the sinks' turns, the logs' directory.
+
+    :param on_spark: whether sources are captured on executors.
+    :param observe: as `StatusPublisher` has it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        on_spark: bool,
+        observe: Callable[[PipelineView], None] = lambda _: None,
+    ) -> None:
+        self._config = config
+        self.remote_tasks = len(config.pipelines) if on_spark else 0
+        self.spark = SparkHost(config)
+        self.status = StatusPublisher(config, observe)
+        # One queue a sink: a sink that hangs keeps the sources waiting for itself, not the other sinks.
+        self.writing = [FairSemaphore(BATCHES_AT_ONCE) for _ in config.sinks]
+        self._root_lock: int | None = None
+        self._started = False
+
+    def start(self) -> None:
+        """Lock the directory that several logs lie in, and begin to show the status.
+
+        :raises TailraceError: `LOG_LOCKED`, `LOG_FOREIGN`, `SINK_FOREIGN`; `ENVIRONMENT_UNFIT` if something
+            is to run on Spark and there is no Java.
+        """
+        if self._needs_spark:
+            from tailrace.spark.java import require_java
+
+            require_java()
+        if self._config.has_several:
+            self._root_lock = take_root(self._config)
+        self._started = True
+        self.status.start()
+
+    def start_spark(self) -> None:
+        """Begin to start Spark, where something needs it from the start; returns at once."""
+        if self._needs_spark:
+            self.spark.start()
+
+    def stop(self) -> None:
+        """Stop Spark, where it ran, show the last status, and unlock the logs' directory."""
+        self.spark.stop()
+        if self._started:
+            self.status.stop()
+        if self._root_lock is not None:
+            os.close(self._root_lock)
+            self._root_lock = None
+
+    @property
+    def _needs_spark(self) -> bool:
+        return self.remote_tasks > 0 or self._config.needs_spark_at_start
+
+
+class SourceGroup:
+    """Source workers that start, are looked after on one thread, and end together.
+
+    :param make: makes the worker at a place; called again for one whose capture is begun again.
+    :param keep: called every `KEEP_INTERVAL_S` on that thread, and once at the end.
+    """
+
+    def __init__(
+        self, spark: SparkHost, count: int, make: Callable[[int], SourceWorker], keep: Callable[[], None]
+    ) -> None:
+        self._spark = spark
+        self._make = make
+        self._keep = keep
+        self.workers = tuple(make(place) for place in range(count))
+        self._recovering: list[SourceWorker] = []
+        self._running = False
+        self._stop_wanted = threading.Event()
+        self._looking_after = Background("look-after", self._look_after)
+
+    def check(self) -> None:
+        """Refuse what can be refused without a server.
+
+        :raises TailraceError: `LOG_LOCKED` if another process writes a log; `SECRET_MISSING`.
+        """
+        for worker in self.workers:
+            worker.refuse_if_written()
+            worker.require_salts()
+
+    def start(self) -> None:
+        """Start every worker; returns at once."""
+        self._running = True
+        for worker in self.workers:
+            worker.start()
+        self._looking_after.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do for any source."""
+        return all(worker.is_over for worker in self.workers)
+
+    @property
+    def failed(self) -> list[SourceWorker]:
+        """The workers that can't go on."""
+        return [worker for worker in self.workers if worker.error is not None]
+
+    @property
+    def broken(self) -> TailraceError | None:
+        """What failed while the workers were looked after, and is no source's."""
+        return self._looking_after.error
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether captures were begun again, and none of them has got to its server's changes yet."""
+        if any(worker.view().task.state in AT_WORK for worker in self._recovering):
+            self._recovering = []
+        return bool(self._recovering)
+
+    def note_sink_failures(self) -> None:
+        """Have workers that are over take what stopped a sink for their own failure."""
+        for worker in self.workers:
+            worker.note_sink_failure()
+
+    def capture_again(self) -> None:
+        """Put a new worker in the place of each that failed and has ended."""
+        again: list[SourceWorker] = []
+        workers = list(self.workers)
+        for place, worker in enumerate(self.workers):
+            if worker.error is not None and worker.capture_ended(0) and worker.sinks_ended():
+                workers[place] = self._make(place)
+                again.append(workers[place])
+        self.workers = tuple(workers)
+        self._recovering = again
+        for worker in again:
+            worker.start()
+
+    def stop(self) -> None:
+        """End captures and sinks in good order, within their deadlines."""
+        self._stop_wanted.set()
+        if self._running:
+            self._stop_workers()
+            self._looking_after.join(2 * TURN_S)
+            self.note_sink_failures()
+        self._keep()
+
+    def _stop_workers(self) -> None:
+        workers = self.workers
+        for worker in workers:
+            worker.stop()
+        if not _wait_until(lambda: all(worker.sinks_ended() for worker in workers), DRAIN_DEADLINE_S):
+            log.warning("a sink did not finish its batch in time; it is given up and written again next time")
+            self._spark.cancel_jobs(tag for worker in workers for tag in worker.job_tags)
+            # Nothing but a job can be cancelled: what waits for a cluster in this process ends with it.
+            _wait_until(lambda: all(worker.spark_ended() for worker in workers), GIVE_UP_DEADLINE_S)
+        deadline = time.monotonic() + CAPTURE_STOP_DEADLINE_S
+        for worker in workers:
+            if not worker.capture_ended(max(0.0, deadline - time.monotonic())):
+                log.warning(
+                    "capture did not stop in time; what is durable stays, the rest is sent again",
+                    source=worker.name,
+                )
+
+    def _look_after(self) -> None:
+        keep_s = 0.0
+        while not self._stop_wanted.wait(TURN_S):
+            for worker in self.workers:
+                worker.turn()
+            if time.monotonic() >= keep_s:
+                keep_s = time.monotonic() + KEEP_INTERVAL_S
+                self._keep()
 
 
 class Run:
@@ -21,7 +227,7 @@ class Run:
 
     :param until_caught_up: end by itself when everything that the sources had committed at the start
         is in the log and in every sink.
-    :param observe: called with the engine's view again and again, on a thread of its own, and once at
+    :param observe: called with the pipeline's view again and again, on a thread of its own, and once at
         the very end; it must return at once and not raise.
     """
 
@@ -32,17 +238,37 @@ class Run:
         until_caught_up: bool = False,
         observe: Callable[[PipelineView], None] = lambda _: None,
     ) -> None:
-        self._name = config.name
-        self._connector = PostgresConnector(observe)
-        settings = {**config.as_settings(), UNTIL_CAUGHT_UP: until_caught_up}
-        self._engine = Engine(config, connector=self._connector, settings=settings)
+        to_logging()
+        self._config = config
+        self._until_caught_up = until_caught_up
+        options = config.engine
+        self._resources = PipelineResources(config, on_spark=options.tasks_on == "spark", observe=observe)
+        # By number of a task, the places of its sources.
+        self._tasks = spread(range(len(config.pipelines)), config.tasks_max)
+        self._beginning = [FairSemaphore(1) for _ in self._tasks]
+        self._sources = SourceGroup(
+            self._resources.spark, len(config.pipelines), self._worker, self._count_sinks
+        )
+        self._metrics = EngineMetrics(config.name, self._view_for_metrics, polls=False)
+        of_tasks = [self._metrics.of(str(task)) for task in range(len(self._tasks))]
+        self._sink_metrics = [(SinkMetrics(metrics), RealtimeMetrics(metrics)) for metrics in of_tasks]
+        self._endpoint = MetricsEndpoint(config.name)
+        # Capture has tried again by itself before it fails: so there is no more to it unless it is asked for.
+        retries_max = options.errors_retries_max if "errors_retries_max" in options.model_fields_set else 0
+        waits_s = options.errors_retry_delay_initial_ms / 1000, options.errors_retry_delay_max_ms / 1000
+        self._retries = Backoff(retries_max, *waits_s)
+        self._restarts = Backoff(TASK_RESTARTS_MAX, *waits_s)
+        given = "on_task_failure" in options.model_fields_set
+        self._on_failure = options.on_task_failure if given else "isolate"
+        self._state = State.CREATING
         self._stop_wanted = threading.Event()
+        self._ending = threading.Event()
 
     def run(self) -> None:
         """Run until `stop`, until caught up, or until it can't go on. Once, on one thread.
 
         A source fails alone, and so does a sink while its source has another one; when no source
-        can go on, nor can the engine.
+        can go on, the run ends.
 
         :raises TailraceError: at once, `LOG_LOCKED` if a log has a writer, `SECRET_MISSING` or
             `CONFIG_INVALID` if a mask has no salt; at the end, the first
@@ -52,12 +278,18 @@ class Run:
             failed after it.
         """
         try:
-            with self._engine as engine:
-                while not self._stop_wanted.is_set() and not engine.wait(_TURN_S):
-                    pass
-        except TailraceError as error:
-            # Of several sources it tells more than the task's error.
-            raise self._connector.failure or error from error.__cause__
+            self._start()
+            self._wait()
+        finally:
+            self._ending.set()
+            self._state = State.STOPPING
+            with contextlib.ExitStack() as afterwards:
+                afterwards.callback(self._endpoint.close)
+                afterwards.callback(self._resources.stop)
+                self._sources.stop()
+            self._state = State.STOPPED
+        if failed := self._sources.failed:
+            raise self._resources.status.failure or failure_of(failed)
 
     def stop(self) -> None:
         """Ask for the end: sinks finish their batch, capture makes durable and acknowledges.
@@ -68,4 +300,117 @@ class Run:
 
     def view(self) -> PipelineView:
         """Return the pipeline as it is now. Any thread."""
-        return self._connector.view() or PipelineView(self._name, PipelineState.STARTING, (), None)
+        return self._resources.status.view()
+
+    def _start(self) -> None:
+        self._config.require_no_delivery()
+        if self._config.is_atomic_for_nothing:
+            log.warning("atomic_source_offset_commit is ignored: no offsets are kept in Kafka")
+        self._endpoint.open(self._config.engine, self._metrics)
+        self._resources.start()
+        self._sources.check()
+        for number, places in enumerate(self._tasks):
+            self._resources.status.show(number, functools.partial(self._views, places), self._ending)
+        self._resources.start_spark()
+        self._sources.start()
+        self._state = State.POLLING_TASKS
+
+    def _wait(self) -> None:
+        """Wait for the end; capture what failed again, as often as the file says."""
+        sources = self._sources
+        while not self._stop_wanted.wait(TURN_S):
+            if sources.broken is not None:
+                self._resources.status.fail(sources.broken)
+                raise sources.broken
+            if not sources.is_recovering:
+                self._retries, self._restarts = self._retries.after_success(), self._restarts.after_success()
+            if over := sources.is_over:
+                sources.note_sink_failures()
+            failed = sources.failed
+            if failed and (over or len(failed) == len(sources.workers) or self._on_failure != "isolate"):
+                error = failure_of(failed)
+                retries, restarts, wait_s = self._next_attempt(error)
+                if wait_s is None:
+                    return
+                if all(worker.is_over for worker in failed):
+                    self._retries, self._restarts = retries, restarts
+                    log.warning("capture failed; it begins again", error=str(error), wait_s=wait_s)
+                    self._stop_wanted.wait(wait_s)
+                    sources.capture_again()
+            elif over:
+                return
+
+    def _next_attempt(self, error: TailraceError) -> tuple[Backoff, Backoff, float | None]:
+        """Return the state of retries and restarts after a failure, and the wait; None: the run ends."""
+        retries, wait_s = self._retries.after(error)
+        if wait_s is not None or self._on_failure != "restart":
+            return retries, self._restarts, wait_s
+        return retries, *self._restarts.after_failure()
+
+    def _worker(self, place: int) -> SourceWorker:
+        task = next(number for number, places in enumerate(self._tasks) if place in places)
+        return SourceWorker(
+            self._config.pipelines[place],
+            task,
+            self._resources.spark,
+            beginning=self._beginning[task],
+            writing=self._resources.writing,
+            until_caught_up=self._until_caught_up,
+            remote_tasks=self._resources.remote_tasks,
+        )
+
+    def _views(self, places: Iterable[int]) -> list[SourceView]:
+        workers = self._sources.workers
+        return [workers[place].view() for place in places]
+
+    def _count_sinks(self) -> None:
+        for metrics, places in zip(self._sink_metrics, self._tasks, strict=True):
+            views = self._views(places)
+            for each in metrics:
+                each.note(views)
+
+    def _view_for_metrics(self) -> EngineView:
+        tasks = []
+        for number, places in enumerate(self._tasks):
+            errors = tuple(view.task.error for view in self._views(places) if view.task.error is not None)
+            failed = all(self._sources.workers[place].error is not None for place in places)
+            at_work = Phase.POLLING if self._state is State.POLLING_TASKS else Phase.STOPPED
+            tasks.append(TaskView(number, Phase.FAILED if failed else at_work, errors=errors))
+        return EngineView(self._config.name, self._state, tuple(tasks), None, "")
+
+
+def spread(items: Sequence[Item], groups_max: int) -> list[tuple[Item, ...]]:
+    """Deal `items` out, one after another, to as many groups as there may be.
+
+    Sizes differ by one at most, and no group is empty. While there are `groups_max` groups, an
+    item that is added at the end moves none of the others.
+    """
+    count = min(groups_max, len(items))
+    return [tuple(items[number::count]) for number in range(count)]
+
+
+def failure_of(failed: Sequence[SourceWorker]) -> TailraceError:
+    """Return the first failure, naming the other sources that failed; one that stays comes first."""
+    errors = [(_of_sinks(worker.error), worker.name) for worker in failed if worker.error is not None]
+    errors.sort(key=lambda found: found[0].policy is Policy.RETRY)
+    first = errors[0][0]
+    if len(errors) == 1:
+        return first
+    others = ", ".join(name for _, name in errors[1:])
+    return TailraceError(first.kind, first.message, first.hint, {**first.context, "failed_too": others})
+
+
+def _of_sinks(error: TailraceError) -> TailraceError:
+    """Return `error`; as one that is final where it is that of sinks, which have had their attempts."""
+    if error.policy is not Policy.RETRY or "sinks" not in error.context:
+        return error
+    return TailraceError(Kind.TASK_FAILED, f"{error.kind}: {error.message}", error.hint, error.context)
+
+
+def _wait_until(is_so: Callable[[], bool], deadline_s: float) -> bool:
+    until = time.monotonic() + deadline_s
+    while not is_so():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(TURN_S)
+    return True

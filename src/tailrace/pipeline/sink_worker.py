@@ -26,8 +26,9 @@ import structlog
 from tailrace.backoff import Backoff
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import disclosure_is_kept
+from tailrace.changelog.format import BlockRef, HeldBlock
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.config import ColumnPolicy, FolderSink, SinkConfig
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.errors import Kind, TailraceError
@@ -38,6 +39,7 @@ from tailrace.pipeline.batch_size import BatchGoal
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.views import SinkState, SinkView
 from tailrace.ranges import plan
+from tailrace.realtime.path import RealtimePath
 from tailrace.sinks.contract import Beats, Sink, SparkNeededError, require_within_log
 
 if TYPE_CHECKING:
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tailrace.changelog.format import BlockRef
     from tailrace.ranges.plan import Piece
 
 log = structlog.get_logger(__name__)
@@ -55,7 +56,7 @@ TASK = "0"
 
 #: Retries in a row of a run that is to end (`--until-caught-up`, `replay`), where the file says nothing.
 ATTEMPTS_AT_END_MAX = 8
-#: How often an idle sink looks for new changes that it is not told of.
+#: How often an idle sink looks for new changes that `look` does not announce.
 POLL_S = 0.05
 #: How often it is looked again for what capture has yet to learn of a table.
 PENDING_S = 1.0
@@ -70,7 +71,7 @@ QUIET_RECORD_S = 30.0
 
 
 class SinkWorker:
-    """Feeds one sink from the log until it is told to stop, or has reached `finish_at`.
+    """Feeds one sink from the log until `stop`, or until it has reached `finish_at`.
 
     :param make: makes the sink; called on the feed's own thread.
     :param begin_at: where a sink that holds nothing begins; None: at the log's very start.
@@ -78,6 +79,7 @@ class SinkWorker:
     :param source: whose changes these are, among several sources; empty: the only one's.
     :param rules: of columns and masks, under which capture must have begun first: it asks the server which
         columns they name today. None: nothing is waited for.
+    :param realtime: feeds the sink from memory while it keeps up; None: it is fed from the log alone.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class SinkWorker:
         semaphore: FairSemaphore | None = None,
         source: str = "",
         rules: ColumnPolicy | None = None,
+        realtime: RealtimePath | None = None,
     ) -> None:
         #: Spark's jobs for the sink bear it.
         self.job_tag = f"tailrace-{secrets.token_hex(8)}"
@@ -105,6 +108,10 @@ class SinkWorker:
         self._semaphore = semaphore or FairSemaphore(1)
         self._source = source
         self._rules = rules
+        #: Feeds it from memory, while it keeps up.
+        self.realtime = realtime
+        self._generation = 0  # of the real-time path
+        self._held: Sequence[HeldBlock] = ()  # what was taken from memory and is not written
         self._stop = threading.Event()
         self._hurry = threading.Event()  # set with `_stop` and `_finish_at`: nothing more is waited for
         self._news = threading.Event()  # set when there may be something to do
@@ -113,7 +120,7 @@ class SinkWorker:
         # Up to here the log holds no rows beyond the sink's position.
         self._quiet_until = -1
         self._recorded_s = time.monotonic()
-        # What the log's list of readers has, and when it was told that.
+        # The position in the log's list of readers, and when it was written there.
         self._noted, self._noted_s = -1, -REGISTER_S
         self._goal = BatchGoal.first(config.pacing)
         self._in_process = config.small_ranges_in_process
@@ -172,7 +179,7 @@ class SinkWorker:
                 backoff, wait_s = backoff.after(failure)
                 if wait_s is None or self._is_vain(backoff):
                     self._show(state=SinkState.FAILED, error=failure)
-                    log.error(  # noqa: TRY400 - the trace is whose who waits for the end
+                    log.error(  # noqa: TRY400 - the trace is logged where the end is waited for
                         "sink stopped; the pipeline goes on without it",
                         sink=self.view.name,
                         error=str(failure),
@@ -193,7 +200,7 @@ class SinkWorker:
         return at_end and backoff.attempts > ATTEMPTS_AT_END_MAX
 
     def _attempt(self) -> None:
-        # Each attempt opens the sink anew: what a failed one left is brought to its end there.
+        # Each attempt opens the sink again: what a failed one left is completed there.
         directory = self._wait_for_log()
         if directory is None:
             return
@@ -206,16 +213,21 @@ class SinkWorker:
 
     def _follow(self, sink: Sink, directory: LogDirectory) -> None:
         with LogReader.open(directory, TASK) as reader:
-            require_within_log(sink, TASK, reader.end().offset)
             readers = Readers(directory)
             if isinstance(self._config, KafkaSinkConfig):
+                restart = f"take its offset back (`tailrace offsets reset FILE {self._which}`)"
+                require_within_log(sink, TASK, reader.end().offset, restart)
                 self._require_offset(readers, sink.position(TASK))
+            else:
+                require_within_log(sink, TASK, reader.end().offset)
             start = self._first_offset(reader, sink.position(TASK))
             self._noted = readers.register(self.view.name, {TASK: start}).offsets[TASK]
             if self._noted > start:
                 # Its owner has emptied the target: the sink needs again what it had read.
                 readers.remove(self.view.name)
                 self._noted = readers.register(self.view.name, {TASK: start}).offsets[TASK]
+            if self.realtime is not None and not self.realtime.is_open:
+                self.realtime.open(directory, start)
             self._registered.set()
             self._show(position=start)
             self._feed(sink, reader, readers, start)
@@ -227,14 +239,14 @@ class SinkWorker:
                 break
             self._note(readers, start)
             self._news.clear()
-            span, blocks = self._next(reader, start)
+            span, blocks = self._next_held(reader, start) if self._turn(start) else self._next(reader, start)
             if span is None:
                 if isinstance(sink, Beats):
                     sink.beat()
                 if not self._stop.is_set():
                     self._news.wait(POLL_S)
                 continue
-            pieces = plan.pieces(TASK, blocks, span.start, span.end)
+            pieces = _pieces(span, blocks)
             is_small = self._is_small(span, pieces)
             if self.on_spark and (not is_small or self._spark.comes_first):
                 # Only now: a sink that lacks nothing does not wait for Spark.
@@ -254,7 +266,7 @@ class SinkWorker:
                     self._goal = self._goal.after_failure(time.monotonic() - began_s)
                     self._count_part(sink, span)
                     raise
-            start = span.end
+            start, self._held = span.end, ()
             self._recorded_s = time.monotonic()
             took_s = self._recorded_s - began_s
             self._show(
@@ -282,9 +294,13 @@ class SinkWorker:
         :raises TailraceError: as `Readers.commit`.
         """
         now = time.monotonic()
-        if position > self._noted and (at_once or now - self._noted_s >= REGISTER_S):
-            readers.commit(self.view.name, TASK, position)
-            self._noted, self._noted_s = position, now
+        if not at_once and now - self._noted_s < REGISTER_S:
+            return
+        self._noted_s = now
+        released = position if self.realtime is None else self.realtime.keep(position)
+        if released > self._noted:
+            readers.commit(self.view.name, TASK, released)
+            self._noted = released
 
     def _count_part(self, sink: Sink, span: LogRange) -> None:
         """Count a batch of which a part was committed before it failed: that is progress."""
@@ -293,7 +309,7 @@ class SinkWorker:
                 self._show(position=reached, batches=self.view.batches + 1)
 
     def _is_small(self, span: LogRange, pieces: Sequence[Piece]) -> bool:
-        """Tell whether the range is written in this process."""
+        """Return whether the range is written in this process."""
         return self._in_process and len(pieces) <= 1 and span.size <= IN_PROCESS_BYTES_MAX
 
     def _bytes_wanted(self, waiting: int) -> int:
@@ -312,9 +328,11 @@ class SinkWorker:
             self._spark.require_shared(folders)
         return session
 
-    def _next(self, reader: LogReader, start: int) -> tuple[LogRange | None, Sequence[BlockRef]]:
+    def _next(self, reader: LogReader, start: int) -> tuple[LogRange | None, Sequence[BlockRef | HeldBlock]]:
         """Return the next range and its blocks; None if there is nothing worth a batch yet."""
         end = reader.end().offset
+        if self.realtime is not None and self.realtime.reads_until is not None:
+            end = min(end, self.realtime.reads_until)
         seen = max(start, self._quiet_until)
         finishing = self._finish_at is not None and end >= self._finish_at > start
         if end <= seen and not finishing:
@@ -333,6 +351,36 @@ class SinkWorker:
         elif fresh:
             self._show(position=seen, pending_since_us=fresh[0].header.position_time_us or None)
         return LogRange(TASK, start, upto), blocks
+
+    def _turn(self, start: int) -> bool:
+        """Have the real-time path do what is to be done; return whether memory feeds the sink."""
+        if self.realtime is None:
+            return False
+        self.realtime.turn(max(start, self._quiet_until), self.view.rows)
+        if self.realtime.generation != self._generation:
+            self._generation, self._held = self.realtime.generation, ()
+        self._show(realtime=self.realtime.view())
+        # At the end, what is left of the log is recorded, with rows or without.
+        return self.realtime.works and self._finish_at is None
+
+    def _next_held(
+        self, reader: LogReader, start: int
+    ) -> tuple[LogRange | None, Sequence[BlockRef | HeldBlock]]:
+        """As `_next`, from memory."""
+        assert self.realtime is not None
+        durable = self.realtime.durable_offset
+        # After a failure, what is left of what was taken.
+        held = self._held or self.realtime.take(min(self._goal.bytes, IN_PROCESS_BYTES_MAX))
+        self._held = [block for block in held if block.header.end > start]
+        if not self._held:
+            self._show(state=SinkState.RUNNING, position=max(start, durable), pending_since_us=None)
+            return None, ()
+        first, last = self._held[0].header, self._held[-1].header
+        self._show(pending_since_us=first.position_time_us or None)
+        span = LogRange(TASK, start, last.end)
+        if self.on_spark and not (self._in_process and span.size <= IN_PROCESS_BYTES_MAX):
+            return span, reader.blocks(start, span.end)  # executors read it where they find it
+        return span, self._held
 
     def _pace(self, reader: LogReader, start: int, took_s: float) -> None:
         # With a backlog the next batch begins at once; without one, small batches are not
@@ -367,6 +415,12 @@ class SinkWorker:
             {"sink": name},
         )
 
+    @property
+    def _which(self) -> str:
+        """The options of commands that mean this sink."""
+        named = f"--sink {self.view.name}"
+        return f"--source {self._source} {named}" if self._source else named
+
     def _require_offset(self, readers: Readers, position: int | None) -> None:
         """Check that an offset which does not lie with the data is no older than the last one of this log."""
         known = readers.get(self.view.name)
@@ -374,9 +428,8 @@ class SinkWorker:
         # Where nothing was ever committed, it was registered at the place where it was to begin.
         if committed <= ((self._begin_at or 0) if position is None else position):
             return
-        name = self.view.name
+        name, which = self.view.name, self._which
         found = "there is none" if position is None else f"it is {position}"
-        which = f"--source {self._source} --sink {name}" if self._source else f"--sink {name}"
         raise TailraceError(
             Kind.SINK_DAMAGED,
             f"go on after the offset of sink {name!r}: {found}, and the log knows that {committed} was "
@@ -401,6 +454,8 @@ class SinkWorker:
                         return directory
                     if self._finish_at is not None:
                         return None  # capture has ended, and has not come that far
+            if self._finish_at == 0:
+                return None  # capture has ended, and has written nothing
             self._stop.wait(POLL_S)
         return None
 
@@ -408,5 +463,12 @@ class SinkWorker:
         self.view = replace(self.view, **changes)  # type: ignore[arg-type]
 
 
-def _rows_in(blocks: Sequence[BlockRef]) -> int:
+def _pieces(span: LogRange, blocks: Sequence[BlockRef | HeldBlock]) -> Sequence[Piece]:
+    if blocks and isinstance(blocks[0], HeldBlock):
+        return [plan.Piece(TASK, 0, span.start, span.end, tuple(blocks))]
+    refs = [block for block in blocks if isinstance(block, BlockRef)]
+    return plan.pieces(TASK, refs, span.start, span.end)
+
+
+def _rows_in(blocks: Sequence[BlockRef | HeldBlock]) -> int:
     return sum(block.header.rows for block in blocks)

@@ -18,22 +18,30 @@ from dataclasses import replace
 import structlog
 
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.lock_probe import refuse_if_written, wait_until_unwritten
+from tailrace.changelog.lock import refuse_if_written, wait_until_unwritten
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, SinkConfig
+from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, Stopped, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.log.consumer import LogConsumer
 from tailrace.pipeline.log.retention import RetentionTimer
-from tailrace.pipeline.remote import RemoteCapture
+from tailrace.pipeline.remote.capture import RemoteCapture
 from tailrace.pipeline.sink_worker import TASK, SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.pipeline.status.views import CaptureView, SinkState, SinkView, SourceView, tables_left
+from tailrace.pipeline.status.views import (
+    CaptureView,
+    PipelineState,
+    SinkState,
+    SinkView,
+    SourceView,
+    tables_left,
+)
+from tailrace.realtime.handover import Handover
+from tailrace.realtime.path import RealtimePath
 from tailrace.sinks.build import build
 from tailrace.sources.contract import Capture
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
 from tailrace.sources.registry import source_type
 
 log = structlog.get_logger(__name__)
@@ -55,7 +63,8 @@ class SourceWorker:
     :param until_caught_up: end when everything that the source had committed at the start is in
         the log and in every sink.
     :param reading: reads the log for the engine's handler; None: there is none.
-    :param on_durable: as `Source.capture` has it; not called where capture runs on executors.
+    :param on_durable: called when transactions have become durable in the log, on the thread that made them
+        so; returns at once. Not called where capture runs on executors.
     :param remote_tasks: how many captures run on executors, this one among them; 0: they run here.
     """
 
@@ -80,6 +89,11 @@ class SourceWorker:
         self._reading = reading
         self._is_remote = remote_tasks > 0
         self._source = source_type(pipeline.source.type)
+        self._on_durable = on_durable
+        self._feeds = [
+            self._feed(sink, semaphore) for sink, semaphore in zip(pipeline.sinks, writing, strict=True)
+        ]
+        listener = self._handover()
         self._capture_task: Capture = (
             RemoteCapture(pipeline, spark, remote_tasks)
             if remote_tasks
@@ -89,14 +103,10 @@ class SourceWorker:
                 pipeline.log,
                 name=pipeline.name,
                 semaphore=beginning,
-                on_durable=self._durable,
+                listener=listener,
             )
         )
-        self._on_durable = on_durable
         self._capture = self._background("capture", self._capture_task.run)
-        self._feeds = [
-            self._feed(sink, semaphore) for sink, semaphore in zip(pipeline.sinks, writing, strict=True)
-        ]
         self._feeding = [self._background(f"sink-{feed.view.name}", feed.run) for feed in self._feeds]
         self._retaining = RetentionTimer(pipeline.log, TASK, self._source.snapshots(pipeline.log.path))
         self._target = self._background("ask-source", self._ask_for_target)
@@ -173,19 +183,19 @@ class SourceWorker:
         return [feed.job_tag for feed in self._feeds]
 
     def sinks_ended(self) -> bool:
-        """Tell whether every feed has come to its end."""
+        """Return whether every sink worker has ended."""
         return all(feeding.ended for feeding in self._feeding)
 
     def spark_ended(self) -> bool:
-        """Tell likewise of those that have Spark write."""
+        """Return whether those that Spark writes for have ended."""
         both = zip(self._feeds, self._feeding, strict=True)
         return all(feeding.ended for feed, feeding in both if feed.on_spark)
 
     def capture_ended(self, timeout_s: float) -> bool:
-        """Wait for the end of the capture; tell whether it came."""
+        """Wait for the end of the capture; return whether it came."""
         return self._capture.join(timeout_s)
 
-    def close_the_books(self) -> None:
+    def note_sink_failure(self) -> None:
         """Look once more, when all has stopped, for a failure that the engine answers for.
 
         `error` has it then: what ended the capture, or else what stopped a sink, also beside others that
@@ -290,6 +300,16 @@ class SourceWorker:
             else:
                 return
 
+    def _handover(self) -> Handover | None:
+        """Return what capture hands its blocks to, for the handler and the sinks; None: it runs elsewhere."""
+        paths = [feed.realtime for feed in self._feeds if feed.realtime is not None]
+        if self._reading is not None:
+            paths.append(self._reading.realtime)
+        handover = None if self._is_remote else Handover([path.buffer for path in paths], self._durable)
+        for path in paths:
+            path.attach(handover)
+        return handover
+
     def _durable(self) -> None:
         if self._on_durable is not None:
             self._on_durable()
@@ -308,6 +328,7 @@ class SourceWorker:
             semaphore=semaphore,
             source=self.name,
             rules=None if rules.discloses_all else rules,
+            realtime=RealtimePath(config.name, pipeline.realtime, pipeline.log.segment_bytes),
         )
 
     def _background(self, work: str, function: Callable[[], None]) -> Background:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import structlog
 from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
-from tailrace.spark.master import cores_of
+from tailrace.spark.java import cores_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,11 +39,12 @@ class SparkHost:
         self._lock = threading.Lock()
         self._start = Background("spark", self._begin)
         self._started = False
+        self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Begin to start Spark, if nobody has yet; returns at once."""
+        """Begin to start Spark, if nobody has yet and it was not stopped; returns at once."""
         with self._lock:
-            if not self._started:
+            if not self._started and not self._stopped.is_set():
                 self._started = True
                 self._start.start()
 
@@ -58,7 +60,7 @@ class SparkHost:
         return spark.start == "eager" and cores_of(spark.master) is None
 
     def session(self, stop: threading.Event, tag: str = "") -> SparkSession | None:
-        """Return the session, started now if need be; None if `stop` was set meanwhile.
+        """Return the session, started now if need be; None if `stop` was set meanwhile, or the host stopped.
 
         :param tag: for jobs that the calling thread begins from now on; `cancel_jobs` knows them by it.
         :raises TailraceError: `ENVIRONMENT_UNFIT` or `SPARK_FAILED` if it does not start.
@@ -68,7 +70,7 @@ class SparkHost:
         waited_s = 0.0
         while not self._start.join(_POLL_S):
             waited_s += _POLL_S
-            if stop.is_set():
+            if stop.is_set() or not self._started:
                 return None
             if waited_s > START_DEADLINE_S:
                 raise TailraceError(
@@ -95,7 +97,7 @@ class SparkHost:
     def cancel_jobs(self, tags: Iterable[str]) -> None:
         """Have Spark give up the jobs that bear one of `tags`, and no others.
 
-        Other tasks may be at work in the session, captures on executors, and whoever it belongs to. Sinks
+        Other tasks may be at work in the session, captures on executors, and jobs of its owner. Sinks
         see an error, which is safe at any point.
         """
         session = self._session
@@ -108,12 +110,22 @@ class SparkHost:
             log.warning("Spark's jobs could not be cancelled", error=str(as_failure(error)))
 
     def stop(self) -> None:
-        """Stop Spark, within a deadline; a session that was there before is left running."""
-        if self._session is None or not self._is_own:
+        """Stop Spark, within a deadline; a session that was there before is left running.
+
+        One that is still starting is stopped when it is there.
+        """
+        deadline_s = time.monotonic() + STOP_DEADLINE_S
+        self._stopped.set()
+        if not self._lock.acquire(timeout=STOP_DEADLINE_S):  # held while a new JVM starts
+            log.warning("Spark is still starting; it is stopped when it is there")
             return
-        stopping = Background("spark-stop", self._session.stop)
+        session = self._session if self._is_own else None
+        self._lock.release()
+        if session is None:
+            return
+        stopping = Background("spark-stop", session.stop)
         stopping.start()
-        if not stopping.join(STOP_DEADLINE_S):
+        if not stopping.join(deadline_s - time.monotonic()):
             log.warning("Spark did not stop in time; the process ends without it")
 
     def _revive(self) -> None:
@@ -121,15 +133,22 @@ class SparkHost:
         from tailrace.spark.session import is_alive, restarted
 
         with self._lock:
-            if self._session is None or is_alive(self._session):
+            if self._session is None or self._stopped.is_set() or is_alive(self._session):
                 return
             log.warning("Spark's JVM is gone; starting it again")
-            self._session = restarted(self._config.spark, f"tailrace {self._config.name}")
-            self._is_own = True
+            self._take(restarted(self._config.spark, f"tailrace {self._config.name}"), is_own=True)
 
     def _begin(self) -> None:
         from tailrace.spark.session import session_or_new, warm
 
-        found, self._is_own = session_or_new(self._config.spark, f"tailrace {self._config.name}")
-        warm(found)
-        self._session = found
+        found, is_own = session_or_new(self._config.spark, f"tailrace {self._config.name}")
+        with self._lock:
+            self._take(found, is_own=is_own)
+        if not self._stopped.is_set():
+            warm(found)
+
+    def _take(self, session: SparkSession, *, is_own: bool) -> None:
+        # Under the lock. Who stopped the host meanwhile found no session to stop.
+        self._session, self._is_own = session, is_own
+        if is_own and self._stopped.is_set():
+            session.stop()

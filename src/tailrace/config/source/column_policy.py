@@ -17,16 +17,11 @@ from tailrace.config.patterns import ColumnPattern, TablePattern, matches, match
 from tailrace.secrets import Secret
 
 
-def mask_method(value: object) -> object:
-    """Return the name of a mask's method."""
+def _mask_method(value: object) -> object:
     return "null" if value is None else value  # YAML reads a bare null as nothing
 
 
-def mask_constant(value: object) -> object:
-    """Return what a mask puts in the place of values.
-
-    :raises ValueError: if it is neither text nor a finite number.
-    """
+def _mask_constant(value: object) -> object:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number and not isinstance(value, str):
         raise ValueError("must be text or a number")
@@ -47,15 +42,14 @@ def _key(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-class ColumnMask(Section):
-    """What becomes of the values of some columns."""
+MaskMethod = Annotated[Literal["hash", "fixed", "truncate", "null"], BeforeValidator(_mask_method)]
 
-    columns: Annotated[tuple[ColumnPattern, ...], AfterValidator(_columns)] = Field(
-        description="Columns: `schema.table.column`, `*` for any run of characters; or "
-        "`/a regular expression/` for the whole name."
-    )
-    method: Annotated[Literal["hash", "fixed", "truncate", "null"], BeforeValidator(mask_method)] = Field(
-        description="`hash`: HMAC-SHA-256 of PostgreSQL's text, 64 hexadecimal digits; `fixed`: `value`; "
+
+class MaskOptions(Section):
+    """What is put in the place of values that are masked."""
+
+    method: MaskMethod = Field(
+        description="`hash`: HMAC-SHA-256 of the value's text, 64 hexadecimal digits; `fixed`: `value`; "
         "`truncate`: the first `length` characters; `null`: NULL. NULL stays NULL under each."
     )
     salt: Secret | None = Field(
@@ -63,7 +57,7 @@ class ColumnMask(Section):
         description="Key of `hash`, by reference only. Equal values under one salt have equal hashes, in "
         "whichever table.",
     )
-    value: Annotated[str | int | float, PlainValidator(mask_constant)] | None = Field(
+    value: Annotated[str | int | float, PlainValidator(_mask_constant)] | None = Field(
         default=None,
         description="Value of `fixed`; default `****`. Under a number a column of numbers keeps its type.",
     )
@@ -82,8 +76,17 @@ class ColumnMask(Section):
             raise ValueError("truncate needs a length")
         return self
 
+
+class ColumnMask(MaskOptions):
+    """What becomes of the values of some columns."""
+
+    columns: Annotated[tuple[ColumnPattern, ...], AfterValidator(_columns)] = Field(
+        description="Columns: `schema.table.column`, `*` for any run of characters; or "
+        "`/a regular expression/` for the whole name."
+    )
+
     def means(self, schema: str, table: str, column: str) -> bool:
-        """Tell whether the column is masked by this."""
+        """Return whether the column is masked by this."""
         return any(matches_column(pattern, schema, table, column) for pattern in self.columns)
 
 
@@ -195,7 +198,7 @@ class ColumnPolicy(Section):
         return {column: each for column, each in found.items() if each}
 
     def conflicts(self, schema: str, table: str, columns: ColumnRoles) -> list[Conflict]:
-        """Return why rows of a table could not be told apart under these settings."""
+        """Return why rows of a table would be indistinguishable under these settings."""
         found: list[Conflict] = []
         chosen = self.key_of(schema, table)
         key = columns.key(chosen)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
 
-from tailrace.config.fields import MIB, ByteCount
+from tailrace.config.fields import MIB, ByteCount, Section
 from tailrace.config.patterns import (
     Patterns,
     PrefixPattern,
@@ -25,7 +25,6 @@ from tailrace.config.patterns import (
 )
 from tailrace.config.source.libpq import OWN_OPTIONS, LibpqOptions, parse_dsn, secret_options
 from tailrace.config.source.section import SourceSection
-from tailrace.config.source.slot_care import HeartbeatConfig, SlotWatchConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import Secret, anchored, check_references, is_reference, remember, resolved
 
@@ -73,7 +72,7 @@ def slot_named_after(pipeline: str) -> str:
 
 
 def _source_name(value: str) -> str:
-    # No dot: beside folders of tables, `<schema>.<table>`, that of a source is told at a glance.
+    # No dot: beside folders of tables, `<schema>.<table>`, that of a source is seen at a glance.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,51}", value):
         raise ValueError("must be 1 to 52 letters, digits, _ or -, with a letter or digit first")
     return value
@@ -94,6 +93,64 @@ def _publication_name(value: str) -> str:
 
 SourceName = Annotated[str, AfterValidator(_source_name)]
 Dsn = Annotated[str | Secret, BeforeValidator(_dsn), PlainSerializer(str, return_type=str)]
+
+
+class HeartbeatConfig(Section):
+    """How the slot's position follows the server while nothing comes for this pipeline."""
+
+    interval_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=3600,
+        description="Seconds after which the acknowledged position follows an idle server, and from one "
+        "`action` or `query` to the next.",
+    )
+    action: Literal["keepalive", "message", "transaction"] = Field(
+        default="keepalive",
+        description="`keepalive`: the server's own keepalives are acknowledged, nothing is written; "
+        "`message`: also write a logical message (`pg_logical_emit_message`) outside transactions; "
+        "`transaction`: as `message`, in a transaction. A standby can't write: there it is `keepalive`.",
+    )
+    query: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=10_000,
+        description="SQL to run instead of `action`, such as an `UPDATE` of a table of your own. Names in it "
+        "need their schema. Tables that are captured can't be written to. That it changes no row is a "
+        "warning.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.query is not None and self.action != "keepalive":
+            raise ValueError("action and query exclude each other: take one of them out")
+        return self
+
+    @property
+    def writes(self) -> bool:
+        """Whether a heartbeat does anything at the source."""
+        return self.query is not None or self.action != "keepalive"
+
+
+class SlotWatchConfig(Section):
+    """What is asked about the slot while the pipeline runs, and when it is worth a warning."""
+
+    interval_s: float = Field(
+        default=10.0,
+        ge=0,
+        le=3600,
+        description="Seconds from one look at the slot to the next, on a connection of its own; 0: never.",
+    )
+    retained_bytes_warned: ByteCount = Field(
+        default=8192 * MIB,
+        ge=MIB,
+        description="Warn when the server keeps more WAL than this for the slot.",
+    )
+    transaction_age_warned_s: float = Field(
+        default=300.0,
+        ge=0,
+        description="Warn of transactions older than this many seconds that keep WAL from being removed.",
+    )
 
 
 class PostgresSource(SourceSection, LibpqOptions):
@@ -176,12 +233,6 @@ class PostgresSource(SourceSection, LibpqOptions):
     snapshot_chunk_rows: int = Field(
         default=100_000, ge=1, description="Rows that a chunk of a snapshot is planned to have at most."
     )
-    snapshot_chunk_bytes: ByteCount = Field(
-        default=16 * MIB,
-        ge=64 * 1024,
-        le=256 * MIB,
-        description="Size on the server's disk that a chunk of a snapshot is planned to have at most.",
-    )
     snapshot_tables: Patterns | None = Field(
         default=None,
         description="Tables whose rows the initial snapshot reads, in this order of patterns; of the others, "
@@ -220,7 +271,7 @@ class PostgresSource(SourceSection, LibpqOptions):
         return self
 
     def captures(self, schema: str, table: str) -> bool:
-        """Tell whether `tables` means this table and `tables_exclude` does not."""
+        """Return whether `tables` means this table and `tables_exclude` does not."""
         return matches_any(self.tables, schema, table) and not matches_any(self.tables_exclude, schema, table)
 
     def identity_of(self, schema: str, table: str) -> str:
@@ -234,7 +285,7 @@ class PostgresSource(SourceSection, LibpqOptions):
         return self.message_prefixes != ("*",) or bool(self.message_prefixes_exclude)
 
     def captures_message(self, prefix: str) -> bool:
-        """Tell whether logical messages of this prefix are captured."""
+        """Return whether logical messages of this prefix are captured."""
         return matches_any_prefix(self.message_prefixes, prefix) and not matches_any_prefix(
             self.message_prefixes_exclude, prefix
         )

@@ -5,36 +5,57 @@
                 transaction that is larger becomes several batches
     commit   ── to the log's list of readers, so that retention knows what is still needed
 
-What an offset says is told in `ranges.batches`.
+What an offset means is described in `ranges.batches`.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tailrace import __version__
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import disclosure_is_kept
+from tailrace.changelog.format import HeldBlock
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.config import PipelineConfig
 from tailrace.config.engine_options import BATCH_RECORDS_MAX
+from tailrace.decode.column_policy import TablePolicy
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.sink_worker import TASK
 from tailrace.pipeline.status.views import SinkState, SinkView
 from tailrace.ranges.batches import LOG_OFFSET, REMOVE_OFFSETS, batches_of, log_offset_of, offset_of
 from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import MIB, Piece
+from tailrace.realtime.path import RealtimePath
 from tailrace.records.batch import Batch, Offset, Partition
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 
 #: So much of the log is planned at a time; what is planned is read and decoded stretch by stretch.
 RANGE_BYTES_MAX = 256 * MIB
-_ANY_ROWS = 1 << 62
+
+
+def next_piece(
+    reader: LogReader,
+    task: str,
+    start: int,
+    *,
+    bytes_max: int = RANGE_BYTES_MAX,
+    until: int | None = None,
+) -> Piece | None:
+    """Return what comes in the log from `start` on, as much as is planned at a time; None: nothing yet.
+
+    :param until: a boundary to go no further than; None: the log's end.
+    :raises TailraceError: as `LogReader.read_on`.
+    """
+    found = reader.read_on(start, bytes_max, until)
+    if found is None:
+        return None
+    upto, blocks = found
+    return Piece(task, 0, start, upto, tuple(blocks))
 
 
 def partition_of(pipeline: PipelineConfig) -> Partition:
@@ -75,14 +96,19 @@ class LogConsumer:
         self._batches: Iterator[Batch] | None = None
         self._reader: LogReader | None = None
         self._readers: Readers | None = None
-        self._done: Offset | None = None  # as the store has it, and retention has not heard of
+        self._done: Offset | None = None  # as the store has it, not committed to the log yet
+        self._handled = self._released = 0  # that offset; what the log knows of it
         self._lock = threading.Lock()
+        self._reading = threading.Lock()  # held while something is given out
+        #: What feeds it from memory, while it keeps up.
+        self.realtime = RealtimePath(self._name, pipeline.realtime, pipeline.log.segment_bytes)
+        self._generation = 0  # of the path, that `_batches` come from
+        self._held: Sequence[HeldBlock] = ()  # what `_batches` come from, if from memory
         self._rows = 0  # given out
-        #: What it shows of itself among the sinks; replaced whole.
-        self.view = SinkView(self._name, "engine")
+        self._view = SinkView(self._name, "engine")  # replaced whole
 
     def open(self) -> bool:
-        """Find the place to begin at and register there; tell whether there is a log yet.
+        """Find the place to begin at and register there; return whether there is a log yet.
 
         :raises TailraceError: `LOG_RANGE_GONE` if retention has removed what is needed;
             `OFFSETS_FOREIGN` if the offset is another log's or beyond this one's end.
@@ -108,8 +134,10 @@ class LogConsumer:
         self._origin = SourceInfo(self._pipeline.name, of.database, __version__, of.type)
         self._at = self._first(reader)
         self._register(Readers(directory), reader.boundary_up_to(self._at))
+        self._handled = self._released = self._at
         self._reader = reader
-        self.view = replace(self.view, state=SinkState.RUNNING, position=self._at)
+        self.realtime.open(directory, self._at)
+        self._view = replace(self._view, state=SinkState.RUNNING, position=self._at)
         return True
 
     def next(self) -> Batch | None:
@@ -119,8 +147,11 @@ class LogConsumer:
 
         :raises TailraceError: as `open`; `LOG_CORRUPT`, `DECODE_FAILED`.
         """
-        if not self.open():
-            return None
+        with self._reading:
+            return self._next() if self.open() else None
+
+    def _next(self) -> Batch | None:
+        self._turn()
         while self._batches is not None or self._plan():
             assert self._batches is not None
             try:
@@ -133,13 +164,18 @@ class LogConsumer:
                 self._at = batch.end[LOG_OFFSET]
                 self._rows += batch.polled
                 return batch
-            self._batches = None
+            self._batches, self._held = None, ()
         return None
 
     @property
     def offset(self) -> Offset | None:
         """The offset behind the last batch that was given out; None: at the very beginning."""
         return self._begin if self._reader is None else offset_of(self._log_id, self._at)
+
+    @property
+    def view(self) -> SinkView:
+        """What it shows of itself among the sinks. Any thread."""
+        return replace(self._view, realtime=self.realtime.view())
 
     @property
     def is_registered(self) -> bool:
@@ -150,7 +186,7 @@ class LogConsumer:
         """Take note that everything up to `offset` is done and kept; returns at once."""
         with self._lock:
             self._done = offset
-        self.view = replace(self.view, position=log_offset_of(offset, self._log_id), rows=self._rows)
+        self._view = replace(self._view, position=log_offset_of(offset, self._log_id), rows=self._rows)
 
     def keep(self) -> None:
         """Tell the log what was noted, so that retention may go on.
@@ -159,17 +195,26 @@ class LogConsumer:
             `LOG_WRITE_FAILED`, `LOG_FULL`, `LOG_CORRUPT`.
         """
         done = self._done
-        if done is None or self._reader is None or self._readers is None:
+        if self._reader is None or self._readers is None:
             return
-        boundary = self._reader.boundary_up_to(log_offset_of(done, self._log_id))
-        self._readers.commit(self._name, TASK, boundary)
+        if self._reading.acquire(blocking=False):  # else the reading thread does it
+            try:
+                self._turn()
+            finally:
+                self._reading.release()
+        if done is not None:
+            self._handled = log_offset_of(done, self._log_id)
+        released = self.realtime.keep(self._handled)
+        if released != self._released:
+            self._readers.commit(self._name, TASK, self._reader.boundary_up_to(released))
+            self._released = released
         with self._lock:
             if self._done is done:
                 self._done = None
 
     def close(self) -> None:
         """Let go of what is kept in memory."""
-        self.view = replace(self.view, state=SinkState.STOPPED)
+        self._view = replace(self._view, state=SinkState.STOPPED)
         if self._reader is not None:
             self._reader.close()
 
@@ -198,8 +243,9 @@ class LogConsumer:
                 Kind.LOG_RANGE_GONE,
                 f"go on as {self._name!r}: it needs the log from {needed} on, retention has removed what "
                 f"lies before {reader.start}",
-                "begin a new log, with a new snapshot; and give log.retention more room, or set "
-                "log.retention.on_slow_reader to hold",
+                "begin a new log, with a new snapshot: set log.path to a new directory, drop the slot, and "
+                f"{REMOVE_OFFSETS}; and give log.retention more room, or set log.retention.on_slow_reader "
+                "to hold",
                 {"path": str(self._pipeline.log.path)},
             )
         return needed
@@ -211,16 +257,22 @@ class LogConsumer:
             readers.register(self._name, {TASK: boundary})
         self._readers = readers
 
+    def _turn(self) -> None:
+        """Have the real-time path do what is to be done; nothing is given out meanwhile."""
+        self.realtime.turn(self._at, self._rows)
+        if self.realtime.generation != self._generation:
+            self._generation, self._batches, self._held = self.realtime.generation, None, ()
+            self._at = max(self._at, self.realtime.read_from)
+
     def _plan(self) -> bool:
-        """Plan the next part of the log; tell whether there is any."""
+        """Plan the next part of the log; return whether there is any."""
         assert self._reader is not None
-        end = self._reader.end().offset
-        if end <= self._at:
+        if not self.realtime.works:
+            piece = next_piece(self._reader, TASK, self._at, until=self.realtime.reads_until)
+        else:
+            piece = self._piece_in_memory()
+        if piece is None:
             return False
-        begin = self._reader.boundary_up_to(self._at)
-        upto = self._reader.boundary_within(begin, _ANY_ROWS, RANGE_BYTES_MAX, end)
-        blocks = (block for block in self._reader.blocks(begin, upto) if block.header.end > self._at)
-        piece = Piece(TASK, 0, self._at, upto, tuple(blocks))
         modes = self._pipeline.source.value_modes
         rows_max, origin = self._rows_max, self._origin
         stretches = stretches_of(self._reader, piece, None, modes, self._table_policy)
@@ -228,3 +280,11 @@ class LogConsumer:
             batches_of(self.partition, self._log_id, stretch, rows_max, origin) for stretch in stretches
         )
         return True
+
+    def _piece_in_memory(self) -> Piece | None:
+        # After an error, what is left of what was taken.
+        held = self._held or self.realtime.take(RANGE_BYTES_MAX)
+        self._held = [block for block in held if block.header.end > self._at]
+        if not self._held:
+            return None
+        return Piece(TASK, 0, self._at, self._held[-1].header.end, tuple(self._held))

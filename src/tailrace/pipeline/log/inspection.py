@@ -1,4 +1,4 @@
-"""Looking into a log: which changes it holds, chosen by place, table, key or transaction.
+"""Looking into a log: which changes it holds, chosen by place, table, key, transaction or condition.
 
 Blocks that can't hold what is asked for are not read; the rest is decoded and filtered by
 whole columns, a stretch of the log at a time.
@@ -6,27 +6,43 @@ whole columns, a stretch of the log at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 
 from tailrace import __version__
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import is_exact, matches
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.column_policy import TablePolicy
+from tailrace.decode.json.debezium import SourceInfo
+from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, ValueModes
+from tailrace.pipeline.log.consumer import next_piece
 from tailrace.pipeline.log.positions import LogPoint, locate
+from tailrace.pipeline.sink_worker import PENDING_S
 from tailrace.ranges import plan
-from tailrace.ranges.changes import changes_of
-from tailrace.sources.postgres.decode.changes import TableChanges
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
+from tailrace.ranges.batches import MESSAGES_TOPIC
+from tailrace.ranges.changes import changes_of, stretches_of
+from tailrace.records.group import Group
+
+if TYPE_CHECKING:
+    from tailrace.expressions.computing import Expression
+
+log = structlog.get_logger(__name__)
 
 Mask = npt.NDArray[np.bool_]
+
+#: Between looks at the end of a log that is followed.
+LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +51,7 @@ class Selection:
 
     `key` maps key columns to PostgreSQL's text of their values; the column "" stands for the
     only column of a key. `begin` is inclusive, `end` exclusive. `modes` say how values are
-    given.
+    given. `where` is true of them.
     """
 
     table: str | None = None
@@ -45,6 +61,15 @@ class Selection:
     end: LogPoint | None = None
     limit: int | None = None
     modes: ValueModes = OWN_FORMS
+    where: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Changes that came, as JSON Lines; `end`: the log offset to go on at once they are seen."""
+
+    lines: Sequence[str]
+    end: int
 
 
 def json_lines(
@@ -53,25 +78,83 @@ def json_lines(
     """Yield the wanted changes in log order, each as the JSON Lines sink writes it, with newline.
 
     :param table_policy: what of the tables is let out.
-    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`.
+    :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`; `CONFIG_INVALID` if `where` does
+        not fit a table.
     """
-    source = directory.identity.source
-    facts = SourceInfo(source.slot.removeprefix("tailrace_"), source.database, __version__, source.type)
     left = wanted.limit
     for stretch in _stretches(directory, task, wanted, table_policy):
-        chosen = [(changes, mask) for changes in stretch if (mask := _mask(changes, task, wanted)).any()]
-        if not chosen:
-            continue
-        offsets = np.concatenate([changes.log_offset[mask] for changes, mask in chosen])
-        lines = pa.chunked_array(
-            [changes.json_lines(task, facts).filter(pa.array(mask)) for changes, mask in chosen]
-        )
-        ordered = lines.take(pa.array(np.argsort(offsets, kind="stable")[:left]))
-        yield from (line.as_py() for line in ordered)
+        lines, _ = _lines(directory, task, stretch, replace(wanted, limit=left))
+        yield from lines
         if left is not None:
-            left -= len(ordered)
+            left -= len(lines)
             if left <= 0:
                 return
+
+
+def follow(
+    directory: LogDirectory, task: str, wanted: Selection, table_policy: TablePolicy, stop: Event
+) -> Iterator[Followed]:
+    """Yield the wanted changes as they become durable, for ever, or until there are as many as wanted.
+
+    A part of the log without any gives one without lines. Nothing is registered: retention may remove what
+    was not read yet.
+
+    :param wanted: without `begin`, what comes from now on.
+    :param stop: ends it.
+    :raises TailraceError: as `json_lines`.
+    """
+    left, waits_at = wanted.limit, -1
+    with LogReader.open(directory, task) as reader:
+        at = reader.end().offset if wanted.begin is None else locate(reader, wanted.begin)
+        while not stop.is_set():
+            piece = next_piece(reader, task, at)
+            if piece is None:
+                stop.wait(LOOK_S)
+                continue
+            try:
+                for stretch in stretches_of(reader, piece, _exact(wanted), wanted.modes, table_policy):
+                    lines, last = _lines(directory, task, stretch.changes, replace(wanted, limit=left))
+                    left = None if left is None else left - len(lines)
+                    at = last + 1 if left == 0 else stretch.end
+                    yield Followed(lines, at)
+                    if left == 0:
+                        return
+                at = piece.end
+            except TailraceError as error:
+                if error.kind is not Kind.SCHEMA_PENDING:
+                    raise
+                if at != waits_at:
+                    log.warning("waiting until capture has learnt of a table", error=error.message)
+                waits_at = at
+                stop.wait(PENDING_S)
+
+
+def _lines(
+    directory: LogDirectory, task: str, found: Sequence[TableChanges], wanted: Selection
+) -> tuple[list[str], int]:
+    """Return the wanted changes among those of a stretch in log order, and the log offset of the last one."""
+    chosen = [(changes, mask) for changes in found if (mask := _mask(changes, task, wanted)).any()]
+    if not chosen:
+        return [], -1
+    facts = origin_of(directory)
+    offsets = np.concatenate([changes.log_offset[mask] for changes, mask in chosen])
+    order = np.argsort(offsets, kind="stable")[: wanted.limit]
+    lines = pa.chunked_array(
+        [changes.json_lines(task, facts).filter(pa.array(mask)) for changes, mask in chosen]
+    )
+    return lines.take(pa.array(order)).to_pylist(), int(offsets[order[-1]])
+
+
+def origin_of(directory: LogDirectory) -> SourceInfo:
+    """Return what `source` says of changes in this log."""
+    source = directory.identity.source
+    return SourceInfo(source.slot.removeprefix("tailrace_"), source.database, __version__, source.type)
+
+
+def _exact(wanted: Selection) -> tuple[str, ...] | None:
+    """Return the one table that can be wanted; None: several can."""
+    exact = wanted.table is not None and is_exact(wanted.table) and '"' not in wanted.table
+    return (wanted.table,) if exact and wanted.table is not None else None
 
 
 def _stretches(
@@ -83,10 +166,8 @@ def _stretches(
         # A place that was named may lie inside a transaction: pieces are cut anywhere.
         begin = start if wanted.begin is None else locate(reader, wanted.begin)
         until = end if wanted.end is None else min(end, locate(reader, wanted.end))
-    exact = wanted.table is not None and is_exact(wanted.table) and '"' not in wanted.table
-    tables = (wanted.table,) if exact and wanted.table is not None else None
     for piece in plan.pieces(task, blocks, begin, until):
-        yield from changes_of(directory.path, piece, tables, wanted.modes, table_policy)
+        yield from changes_of(directory.path, piece, _exact(wanted), wanted.modes, table_policy)
 
 
 def _mask(changes: TableChanges, task: str, wanted: Selection) -> Mask:
@@ -100,7 +181,32 @@ def _mask(changes: TableChanges, task: str, wanted: Selection) -> Mask:
         mask &= changes.xid == wanted.xid
     if wanted.key is not None and mask.any():
         mask &= _key_mask(changes, task, wanted.key)
+    if wanted.where is not None and mask.any():
+        rows = np.flatnonzero(mask)
+        mask[rows] = truths(changes.take(rows), wanted.where)
     return mask
+
+
+def truths(changes: TableChanges, where: Expression) -> Mask:
+    """Return of which changes an expression is true; null is not.
+
+    :raises TailraceError: `CONFIG_INVALID` if it does not fit the table.
+    """
+    from tailrace.expressions.language import ExpressionError  # loads DuckDB
+    from tailrace.transforms.groups.rows import GroupRows
+
+    name = MESSAGES_TOPIC if changes.relation is None else changes.relation.qualified_name
+    group = Group.of_changes(name, np.arange(changes.count), changes)
+    try:
+        found = where.truths(GroupRows(group))
+    except ExpressionError as error:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"look for changes of which an expression is true: {error}",
+            "correct the expression (where), or choose the tables that it is for (table)",
+            {"table": name},
+        ) from error
+    return np.asarray(pc.fill_null(found, fill_value=False).to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _key_mask(changes: TableChanges, task: str, key: dict[str, str]) -> Mask:

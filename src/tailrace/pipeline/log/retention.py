@@ -7,8 +7,8 @@ import time
 import structlog
 
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.prune import apply
-from tailrace.changelog.retention import RetentionRules
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
 from tailrace.config import LogConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.contract import Snapshots

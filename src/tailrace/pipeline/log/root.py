@@ -15,12 +15,11 @@ from pathlib import Path
 
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.lock import LOCK_NAME, take_lock
-from tailrace.changelog.lock_probe import is_locked, is_written
+from tailrace.changelog.lock import LOCK_NAME, is_locked, is_written, take_lock
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.sink_worker import TASK
-from tailrace.sinks import folders as layout
+from tailrace.sinks import names as layout
 
 _IDENTITY = "identity.json"
 #: What else a root may hold.
@@ -71,7 +70,7 @@ def check_roots(config: EngineConfig) -> None:
 
 
 def is_running(config: EngineConfig) -> bool:
-    """Tell whether an engine runs this configuration now."""
+    """Return whether an engine runs this configuration now."""
     if config.has_several:
         return is_locked(config.log.path / LOCK_NAME)
     return is_written(config.log.path, TASK)

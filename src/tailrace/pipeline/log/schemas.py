@@ -10,14 +10,14 @@ import numpy as np
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import ColumnPolicy, matches
+from tailrace.decode.column_policy import columns_of
+from tailrace.decode.schemas import Catalog, pending_version
 from tailrace.model import Column, Relation
-from tailrace.protocol import frames
+from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.facts import ColumnFacts, Facts, differences
 from tailrace.protocol.frames import Bytes
 from tailrace.protocol.renames import Renames
 from tailrace.ranges.changes import settled_facts
-from tailrace.sources.postgres.decode.column_policy import columns_of
-from tailrace.sources.postgres.decode.schemas import Catalog, pending_version
 
 _Column = TypeVar("_Column", Column, ColumnFacts)
 
@@ -96,7 +96,7 @@ class _Listing:
 
     def _apply(self, frame: bytes, log_offset: int) -> str:
         """Take a frame that stands at `log_offset` or later; return its key, "" if it describes nothing."""
-        found = frames.schema_frames(np.frombuffer(frame, np.uint8))
+        found = metadata_frames.schema_frames(np.frombuffer(frame, np.uint8))
         if not found:
             return ""
         if (version := pending_version(frame)) is not None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.lock import take_lock
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.config import EngineConfig, PipelineConfig
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.config.kafka import KafkaSinkConfig
@@ -65,7 +65,7 @@ class OffsetHolder(Protocol):
         """Return what is committed now; nobody is disturbed."""
 
     def put(self, tasks: Sequence[str], log_id: str, log_offset: int | None) -> None:
-        """Commit this for these tasks in the place of whoever did so far; None takes it back."""
+        """Commit this for these tasks, and fence the producers that did so far; None takes it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def chosen_sink(pipeline: PipelineConfig, which: str | None) -> KafkaSinkConfig:
         raise TailraceError(
             Kind.CONFIG_INVALID,
             f"choose sink {sink.name!r}: it keeps how far it is in the same act as its data, in its target",
-            "`tailrace status FILE` shows it, and `tailrace replay` builds a target anew",
+            "`tailrace status FILE` shows it, and `tailrace replay` builds a target again",
         )
     found = [sink for sink in pipeline.sinks if isinstance(sink, KafkaSinkConfig)]
     if len(found) == 1:
@@ -287,7 +287,7 @@ def planned_reset(pipeline: PipelineConfig, holder: OffsetHolder) -> Change:
 
 
 def carry_out(change: Change) -> None:
-    """Make the change; whoever wrote under the holder's transactional ids before can commit no more.
+    """Make the change; producers of the holder's transactional ids are fenced.
 
     :raises TailraceError: as `offsets.commit_from_outside`, or as `KafkaOffsetStore.start` and `write`.
     """

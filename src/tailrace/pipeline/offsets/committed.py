@@ -27,7 +27,7 @@ def kept(config: EngineConfig, which: str | None = None, source: str | None = No
     """Return what is kept, an entry for each task of a sink and each source of the engine's.
 
     :param which: only of this sink.
-    :raises TailraceError: `CONFIG_INVALID`. What can't be read is told in its entry's `error`.
+    :raises TailraceError: `CONFIG_INVALID`. An entry that can't be read has an `error`.
     """
     parts = config.pipelines if source is None else (config.pipeline(source),)
     found: list[dict[str, Any]] = []
@@ -73,7 +73,7 @@ def _of_engine(config: EngineConfig, parts: tuple[PipelineConfig, ...]) -> Itera
     try:
         with _opened(storage, config) as store:
             offsets = {} if store is None else store.read(partitions)
-    except Exception as error:  # noqa: BLE001 - told in the entry, whatever a store meets
+    except Exception as error:  # noqa: BLE001 - the entry's `error` has it, whatever a store meets
         yield {"engine": config.name, "store": kind, "error": as_failure(error).as_json()}
         return
     for number, part in enumerate(parts):

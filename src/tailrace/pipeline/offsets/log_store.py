@@ -1,7 +1,7 @@
 """The offset store `log`: an engine's offsets lie with the change logs that they are about.
 
 Each log keeps them in its list of readers, in the same file and the same act as what the engine
-lets go of the log. So whoever moves, restores or removes a log has the offsets with it.
+releases of the log. So a log that is moved, restored or removed has its offsets with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.config import PipelineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.log.consumer import partition_of, reader_name

@@ -19,16 +19,16 @@ from tailrace import config
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config import EngineConfig, FolderSink, PipelineConfig, PythonSinkConfig, SinkConfig
 from tailrace.config.kafka import KafkaSinkConfig
+from tailrace.decode.changes import no_changes
+from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.log.root import check_roots, logs_in
-from tailrace.pipeline.remote.requirements import too_few
+from tailrace.pipeline.remote.capture import too_few
 from tailrace.sources.contract import SourceCheck
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
-from tailrace.sources.postgres.decode.changes import no_changes
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
 from tailrace.sources.registry import source_type
-from tailrace.spark.master import cores_of
+from tailrace.spark.java import cores_of
 
 __all__ = ["Finding", "Severity", "preflight"]
 
@@ -160,6 +160,7 @@ def _java() -> Iterator[Finding]:
 
 def _settings(pipeline: EngineConfig) -> Iterator[Finding]:
     pipeline.spark.settings()
+    pipeline.require_no_delivery()
     if pipeline.is_atomic_for_nothing:
         yield warning(
             Kind.CONFIG_INVALID,
@@ -205,8 +206,7 @@ def _offset_storage(pipeline: EngineConfig) -> Iterator[Finding]:
 def _kafka(pipeline: PipelineConfig) -> Iterator[Finding]:
     for sink in pipeline.sinks:
         if isinstance(sink, KafkaSinkConfig):
-            from tailrace.pipeline.preflight.kafka import cluster_findings
-            from tailrace.pipeline.preflight.registry import converter_findings
+            from tailrace.pipeline.preflight.kafka import cluster_findings, converter_findings
 
             yield from cluster_findings(sink, pipeline)
             yield from converter_findings(sink)
@@ -215,8 +215,7 @@ def _kafka(pipeline: PipelineConfig) -> Iterator[Finding]:
 def _topics(check: SourceCheck, pipeline: PipelineConfig) -> Iterator[Finding]:
     for sink in pipeline.sinks:
         if isinstance(sink, KafkaSinkConfig):
-            from tailrace.pipeline.preflight.kafka import topic_findings
-            from tailrace.pipeline.preflight.registry import schema_findings
+            from tailrace.pipeline.preflight.kafka import schema_findings, topic_findings
 
             yield from topic_findings(sink, pipeline, check.tables())
             yield from schema_findings(sink, pipeline, check)
@@ -232,7 +231,7 @@ def _mirrors(check: SourceCheck, pipeline: PipelineConfig) -> Iterator[Finding]:
         try:
             chain = chain_of(sink)
         except TailraceError:
-            continue  # told by `_transformations`
+            continue  # `_transformations` has it
         for relation in check.relations(sink.wants) if chain.keeps_keys else ():
             shape = no_changes(relation, TablePolicy.of(pipeline.source.disclosure)).relation
             assert shape is not None, "no messages were asked for"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from tailrace.config import PipelineConfig
-from tailrace.engine.logs import to_logging
+from tailrace.engine.monitoring.logs import to_logging
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.remote.channel import Channel, Report
@@ -106,7 +106,7 @@ class Attempt:
         self._process = f"pid {os.getpid()} on {socket.gethostname()}"
         self._parent = os.getppid()
         self._beat = -1
-        self._heard_s = time.monotonic()
+        self._beat_s = time.monotonic()
         self._told_s = 0.0
         self._position = self._caught_up = 0
         #: Nothing more is to be captured by this attempt.
@@ -139,9 +139,9 @@ class Attempt:
             elif wanted.stop:
                 self.must_end = True
             if wanted.beat != self._beat:
-                self._beat, self._heard_s = wanted.beat, now_s
+                self._beat, self._beat_s = wanted.beat, now_s
             self._position = wanted.position
-        if now_s - self._heard_s > SILENCE_S:
+        if now_s - self._beat_s > SILENCE_S:
             self._supersede("the driver was silent for too long")
         if os.getppid() != self._parent:
             self._supersede("the executor is gone")

@@ -17,13 +17,13 @@ from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.remote.attempt import Order, carry_out
 from tailrace.pipeline.remote.channel import Channel, DesiredState, Report
-from tailrace.pipeline.remote.requirements import may_grow, too_few
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.sources.progress import CaptureProgress
+from tailrace.spark.java import cores_of
 from tailrace.spark.jobs import JobGroup, collect
-from tailrace.spark.master import cores_of
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ _BEAT_S = 1.0
 CORES_S = 60.0
 #: How long a task may take to end when that is wanted; then its job is cancelled.
 STOP_S = 8.0
-#: A job that got so far counts as a success: waits begin anew.
+#: A job that got so far counts as a success: waits begin at the shortest again.
 _STEADY_S = 60.0
 
 _NOTHING = CaptureProgress(
@@ -52,7 +52,7 @@ _NOTHING = CaptureProgress(
 
 
 class RemoteCapture:
-    """Captures one database into one log on an executor (`capturing.Capturing`).
+    """Captures one source into one log on an executor (`sources.contract.Capture`).
 
     A task that dies is started again, by Spark as far as `spark.task.maxFailures` has it, then by a
     new job; each goes on from what is in the log. `run` once; the rest from any thread.
@@ -93,14 +93,14 @@ class RemoteCapture:
         self._ask(stop=True)
 
     def caught_up(self, lsn: int) -> bool:
-        """Return whether the task has told that everything committed before `lsn` is in the log."""
+        """Return whether the task has reported that everything committed before `lsn` is in the log."""
         if self._wanted.position < lsn:
             self._ask(position=lsn)
         report = self._last_report()
         return report is not None and report.caught_up >= lsn
 
     def progress(self) -> CaptureProgress:
-        """Return how far the task is, as it told last."""
+        """Return how far the task is, as it reported last."""
         report, now_s = self._last_report(), time.monotonic()
         found = _NOTHING if report is None else report.progress(now_s)
         error = self._error or found.error
@@ -170,7 +170,7 @@ class RemoteCapture:
         context = session.sparkContext
         until_s = time.monotonic() + (CORES_S if cores_of(context.master or "") is None else 0.0)
         while (error := too_few(context.defaultParallelism, self._tasks)) is not None:
-            if may_grow(context) or self._stopping.wait(_LOOK_S):
+            if _may_grow(context) or self._stopping.wait(_LOOK_S):
                 return
             if time.monotonic() > until_s:
                 raise error
@@ -181,7 +181,9 @@ class RemoteCapture:
             try:
                 self._channel.ask(self._wanted)
             except OSError as error:
-                log.warning("the task that captures can't be told what is wanted", error=error.strerror)
+                log.warning(
+                    "the desired state can't be written for the task that captures", error=error.strerror
+                )
 
     def _last_report(self) -> Report | None:
         now_s = time.monotonic()
@@ -192,6 +194,23 @@ class RemoteCapture:
                 if found is not None and found.life == self._life:
                     self._report = found
             return self._report
+
+
+def _may_grow(context: SparkContext) -> bool:
+    """Return whether more executors come by themselves when tasks wait for them."""
+    return context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
+
+
+def too_few(cores: int, tasks: int) -> TailraceError | None:
+    """Return the error of `tasks` captures on so many cores, if they would take them all."""
+    if cores > tasks:
+        return None
+    return TailraceError(
+        Kind.CONFIG_INVALID,
+        f"capture on executors: {tasks} tasks would take all {cores} cores that they have",
+        "each source takes one core for as long as it is captured, and others must be left for what else "
+        f"Spark does: give more executors, or, locally, spark.master: local[{tasks + 2}]",
+    )
 
 
 def _capture(session: SparkSession, order: Order, group: JobGroup) -> None:

@@ -1,4 +1,4 @@
-"""What driver and capturing task tell each other: two small files beside the log, each with one writer.
+"""The messages between driver and capturing task: two small files beside the log, each with one writer.
 
 `wanted.json` is the driver's: which of its jobs counts, how far it has counted, whether to stop.
 `report.json` is the task's: what it does and how far it is. Both are replaced as a whole and have a
@@ -27,14 +27,14 @@ M = TypeVar("M", bound=BaseModel)
 PREFIX, SUFFIX = ".", ".task"
 
 
-class _Told(BaseModel):
+class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class DesiredState(_Told):
+class DesiredState(_Message):
     """What the driver wants.
 
-    :param life: of the driver's capture; a task of another life is to end.
+    :param life: of the driver's capture; a task of another one is to end.
     :param round: which of its jobs.
     :param beat: rises as long as the driver lives.
     :param stop: make durable and acknowledge what was received, and end.
@@ -48,7 +48,7 @@ class DesiredState(_Told):
     position: int = 0
 
 
-class TableSnapshot(_Told):
+class TableSnapshot(_Message):
     """A table's snapshot; `for_s`: how long it has been read in this run, None: not yet."""
 
     rows: int
@@ -60,7 +60,7 @@ class TableSnapshot(_Told):
     for_s: float | None
 
 
-class ReportedFailure(_Told):
+class ReportedFailure(_Message):
     """An error in words."""
 
     kind: Kind
@@ -70,7 +70,7 @@ class ReportedFailure(_Told):
 
     @classmethod
     def of(cls, error: TailraceError) -> ReportedFailure:
-        """Return it as it can be told."""
+        """Return `error` as it is reported."""
         context = {name: str(value) for name, value in error.context.items()}
         return cls(kind=error.kind, message=error.message, hint=error.hint, context=context)
 
@@ -79,8 +79,8 @@ class ReportedFailure(_Told):
         return TailraceError(self.kind, self.message, self.hint, self.context)
 
 
-class Report(_Told):
-    """What a task tells.
+class Report(_Message):
+    """What a task reports.
 
     :param attempt: round of the job and Spark's number of the attempt: a later one takes its place.
     :param process: that captures, for people.
@@ -194,15 +194,15 @@ class Channel:
         _write(self._report, report)
 
     def report(self) -> Report | None:
-        """Return what was told last; None if it can't be read now."""
+        """Return what was reported last; None if it can't be read now."""
         return _read(self._report, Report)
 
 
-def _write(path: Path, told: BaseModel) -> None:
+def _write(path: Path, message: BaseModel) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.write(encode_state(told.model_dump(mode="json")))
+        file.write(encode_state(message.model_dump(mode="json")))
     temporary.replace(path)
 
 

@@ -18,8 +18,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.pipeline.status.views import CaptureView, PipelineView, SinkView, SourceView, TableView
+from tailrace.pipeline.status.views import (
+    CaptureView,
+    PipelineState,
+    PipelineView,
+    SinkView,
+    SourceView,
+    TableView,
+)
+from tailrace.realtime.switching import RealtimeMode
 
 #: Rates are means over this long: long enough to be calm, short enough to be true.
 WINDOW_S = 10.0
@@ -144,7 +151,7 @@ def line(state: PipelineState, source: SourceView, pace: Pace) -> str:
     if task.concerns:
         parts.append(f"slot: {slot(task)}")
     for number, sink in enumerate(source.sinks):
-        parts.append(f"| {sink.name} {sink.state} at {sink.position or 0:,}")
+        parts.append(f"| {sink.name} {_sink_state(sink)} at {sink.position or 0:,}")
         parts.append(f"behind log {sink_lag(sink, task.log_end, now_us)}")
         if (eta_s := pace.eta_s(number)) is not None and sink.lag_bytes(task.log_end):
             parts.append(f"ETA {duration(eta_s)}")
@@ -153,8 +160,8 @@ def line(state: PipelineState, source: SourceView, pace: Pace) -> str:
 
 def table(view: PipelineView, paces: Mapping[str, Pace]) -> Table:
     """Return `view` as a table for a terminal."""
-    told = phase(view.state, view.sources[0]) if len(view.sources) == 1 else str(view.state)
-    shown = Table(title=f"{view.name}: {told}", title_justify="left", box=None, pad_edge=False)
+    doing = phase(view.state, view.sources[0]) if len(view.sources) == 1 else str(view.state)
+    shown = Table(title=f"{view.name}: {doing}", title_justify="left", box=None, pad_edge=False)
     for column in ("", "state", "position", "rows", "rows/s", "behind", "ETA"):
         shown.add_column(column, justify="left" if column in ("", "state") else "right", no_wrap=True)
     for source in view.sources:
@@ -182,13 +189,19 @@ def _add_rows(shown: Table, source: SourceView, pace: Pace) -> None:
         eta_s = pace.eta_s(number)
         shown.add_row(
             Text(f"{log} → {sink.name}"),
-            str(sink.state),
+            _sink_state(sink),
             f"{sink.position or 0:,}",
             f"{sink.rows:,}",
             "",
             sink_lag(sink, task.log_end, now_us),
             "" if eta_s is None else duration(eta_s),
         )
+
+
+def _sink_state(sink: SinkView) -> str:
+    if sink.realtime is None or sink.realtime.mode is RealtimeMode.OFF:
+        return str(sink.state)
+    return f"{sink.state}, real time {sink.realtime.mode}"
 
 
 def phase(state: PipelineState, source: SourceView) -> str:

@@ -1,65 +1,48 @@
 """The document behind `tailrace status`: the same shape whether or not the pipeline runs.
 
-A running engine writes it to `<log.path>/status.json` every second; `status` reads that file, and the
-lock there says whether to believe it. Without an engine it is put together by `at_rest`.
-
-The file is a convenience: it is replaced atomically, not fsynced, and nothing is decided by it.
+A running pipeline writes it to `<log.path>/status.json` every second; `status` reads that file, and the
+lock there says whether to believe it. At rest it is put together from the logs, the sinks' own records, the
+source's slot, and what the last run left in the file.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import structlog
-
-from tailrace.config import EngineConfig
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.config import EngineConfig, PipelineConfig, SinkConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.log.root import is_running
-from tailrace.pipeline.status.at_rest import view_at_rest
-from tailrace.pipeline.status.lifecycle import ENDED, PipelineState
-from tailrace.pipeline.status.views import PipelineView
-
-log = structlog.get_logger(__name__)
+from tailrace.pipeline.sink_worker import TASK
+from tailrace.pipeline.status.views import (
+    ENDED,
+    CaptureView,
+    PipelineState,
+    PipelineView,
+    SinkState,
+    SinkView,
+    SourceView,
+    state_at_end,
+    tables_left,
+)
+from tailrace.sources.progress import SourceLook
+from tailrace.sources.registry import source_type
 
 FILE_NAME = "status.json"
-WRITE_INTERVAL_S = 1.0
-#: Older than this, the file is that of an engine that hangs or of one that was killed.
+#: Older than this, the file is that of a process that hangs or of one that was killed.
 FRESH_S = 10.0
-
-
-class StatusFile:
-    """Writes the document of a running engine, once a second. One thread."""
-
-    def __init__(self, log_path: Path) -> None:
-        self._log_path = log_path
-        self._next_s = 0.0
-        self._complained = False
-
-    def turn(self, view: PipelineView) -> None:
-        """Write `view` if it is time to."""
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + WRITE_INTERVAL_S
-            self.last(view)
-
-    def last(self, view: PipelineView) -> None:
-        """Write `view` now. A file that can't be written is said once and hurts nobody.
-
-        Only for the engine that holds the log.
-        """
-        path = self._log_path / FILE_NAME
-        temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}")
-        try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump(view.as_json(), file)
-            temporary.replace(path)
-        except OSError as error:
-            if not self._complained:
-                log.warning("could not write the status file", file=str(path), reason=error.strerror)
-            self._complained = True
+#: How long to wait for the source to say how far it is.
+ASK_SOURCE_S = 2.0
+_ASKED_AT_ONCE = 16
 
 
 def document(config: EngineConfig) -> dict[str, Any]:
@@ -82,3 +65,146 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) and isinstance(content.get("sinks"), list) else None
+
+
+def view_at_rest(
+    config: EngineConfig, written: Mapping[str, Any] | None, state: PipelineState
+) -> PipelineView:
+    """Return the status as of now. Never raises for a broken pipeline: its `error` says what is wrong.
+
+    :param written: what the last engine wrote, if that counts.
+    :param state: STOPPED; or STARTING, if an engine has begun and has written nothing yet.
+    """
+    last = _LastRun.of(written)
+    with ThreadPoolExecutor(min(_ASKED_AT_ONCE, len(config.pipelines)), "status") as pool:
+        found = list(pool.map(lambda pipeline: _source(pipeline, last, state), config.pipelines))
+    errors = [each.damage for each in found] + [last.error]
+    if state is not PipelineState.STARTING:
+        errors += [*last.captures.values(), *(each.lost for each in found)]
+    error = next(filter(None, errors), None)
+    if error is not None:
+        state = state_at_end(errors)
+    return PipelineView(config.name, state, tuple(each.view for each in found), error)
+
+
+@dataclass(frozen=True, slots=True)
+class _LastRun:
+    """Why the last run failed, and its captures, by source, and sinks, by source and name."""
+
+    error: TailraceError | None
+    captures: Mapping[str, TailraceError]
+    sinks: Mapping[tuple[str, str], TailraceError | None]
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any] | None) -> _LastRun:
+        written = written or {}
+        failed = (PipelineState.FAILED, PipelineState.NEEDS_SNAPSHOT)
+        tasks = [task for task in written.get("tasks") or () if task.get("state") in failed]
+        # Captures of an engine that was killed say nothing: the next one tries again.
+        ended = written.get("state") in failed
+        return cls(
+            _error_of(written) if ended else None,
+            {task.get("name", ""): error for task in tasks if ended and (error := _error_of(task))},
+            {
+                (sink.get("source", ""), sink.get("name", "")): _error_of(sink)
+                for sink in written.get("sinks") or ()
+                if sink.get("state") == SinkState.FAILED
+            },
+        )
+
+
+def _error_of(part: Mapping[str, Any]) -> TailraceError | None:
+    found = part.get("error")
+    if not isinstance(found, dict):
+        return None
+    kind = str(found.get("kind"))
+    known = Kind(kind) if kind in set(Kind) else Kind.INTERNAL  # a later version's
+    return TailraceError(known, found.get("message", ""), found.get("hint", ""), found.get("context"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A source; `damage` is its log's, `lost` what its slot has lost."""
+
+    view: SourceView
+    damage: TailraceError | None = None
+    lost: TailraceError | None = None
+
+
+def _source(pipeline: PipelineConfig, last: _LastRun, state: PipelineState) -> _Found:
+    name = pipeline.source_name
+    before = last.captures.get(name)
+    sinks = tuple(_sink_of(sink, last, name) for sink in pipeline.sinks)
+    try:
+        directory = LogDirectory.open(pipeline.log.path)
+        reader = LogReader.open(directory, TASK)
+        end = reader.end()
+    except TailraceError as error:
+        damage = None if error.kind is Kind.LOG_MISSING else error
+        task = _failed(CaptureView.at_rest(TASK, None), state, damage or before)
+        return _Found(SourceView(name, None, task, sinks), damage)
+    look = _look(pipeline, directory)
+    snapshots = source_type(pipeline.source.type).snapshots(pipeline.log.path)
+    lost = look.lost and source_type(pipeline.source.type).with_recovery(look.lost, pipeline)
+    task = replace(
+        CaptureView.at_rest(TASK, end),
+        source_end=look.end or 0,
+        slot=look.health,
+        concerns=(*look.warnings, *(snapshots.warnings if snapshots else ())),
+        snapshot=tables_left(snapshots.unfinished, 0.0) if snapshots else (),
+    )
+    task = _failed(task, state, None if state is PipelineState.STARTING else before or lost)
+    sinks = tuple(
+        _sink(view, sink, pipeline.name, directory, reader, end.offset)
+        for view, sink in zip(sinks, pipeline.sinks, strict=True)
+    )
+    return _Found(SourceView(name, None, task, sinks), lost=lost)
+
+
+def _failed(task: CaptureView, state: PipelineState, error: TailraceError | None) -> CaptureView:
+    return replace(task, state=str(state if error is None else state_at_end([error])), error=error)
+
+
+def _look(pipeline: PipelineConfig, directory: LogDirectory) -> SourceLook:
+    """Ask the source how it is; nothing is known of one that does not answer in time.
+
+    The look-up of its name counts, too. Never raises.
+    """
+    found: list[SourceLook] = []
+    stop = threading.Event()
+    source = source_type(pipeline.source.type)
+    asking = Background(
+        "ask-source", lambda: found.append(source.look(pipeline, directory, ASK_SOURCE_S, stop))
+    )
+    asking.start()
+    asking.join(ASK_SOURCE_S)
+    stop.set()
+    return next(iter(found), SourceLook(None))
+
+
+def _sink_of(config: SinkConfig, last: _LastRun, source: str) -> SinkView:
+    key = (source, config.name)
+    state = SinkState.FAILED if key in last.sinks else SinkState.STOPPED
+    return SinkView(config.name, str(getattr(config, "type", "")), state, error=last.sinks.get(key))
+
+
+def _sink(
+    view: SinkView, config: SinkConfig, pipeline: str, directory: LogDirectory, reader: LogReader, end: int
+) -> SinkView:
+    from tailrace.sinks.build import recorded_position
+
+    try:
+        position = recorded_position(config, pipeline, directory, TASK)
+    except (TailraceError, OSError) as error:
+        return replace(view, state=SinkState.FAILED, error=as_failure(error))
+    pending_since_us = _pending_since(reader, position or 0, end)
+    return replace(view, position=position, pending_since_us=pending_since_us, is_empty=position is None)
+
+
+def _pending_since(reader: LogReader, position: int, end: int) -> int | None:
+    """Return the commit time at the end of the first block that holds something after `position`."""
+    try:
+        blocks = reader.blocks(max(position, reader.start), end)
+    except TailraceError:
+        return None
+    return blocks[0].header.position_time_us or None if blocks else None

@@ -6,24 +6,66 @@ decided by it.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import structlog
 
 from tailrace.config import EngineConfig
 from tailrace.errors import TailraceError
 from tailrace.pipeline.background import Background
-from tailrace.pipeline.status.document import StatusFile
-from tailrace.pipeline.status.lifecycle import ENDED, PipelineState, state_at_end, state_while_running
-from tailrace.pipeline.status.views import PipelineView, SourceView
+from tailrace.pipeline.status.document import FILE_NAME
+from tailrace.pipeline.status.views import (
+    ENDED,
+    PipelineState,
+    PipelineView,
+    SourceView,
+    state_at_end,
+    state_while_running,
+)
 
 log = structlog.get_logger(__name__)
 
 #: How often states are looked at: one that lasts less may not be seen.
 _LOOK_S = 0.1
 _STOP_DEADLINE_S = 5.0
+WRITE_INTERVAL_S = 1.0
+
+
+class StatusFile:
+    """Writes the document of a running engine, once a second. One thread."""
+
+    def __init__(self, log_path: Path) -> None:
+        self._log_path = log_path
+        self._next_s = 0.0
+        self._complained = False
+
+    def turn(self, view: PipelineView) -> None:
+        """Write `view` if it is time to."""
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + WRITE_INTERVAL_S
+            self.last(view)
+
+    def last(self, view: PipelineView) -> None:
+        """Write `view` now. A file that can't be written is said once and hurts nobody.
+
+        Only for the engine that holds the log.
+        """
+        path = self._log_path / FILE_NAME
+        temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}")
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump(view.as_json(), file)
+            temporary.replace(path)
+        except OSError as error:
+            if not self._complained:
+                log.warning("could not write the status file", file=str(path), reason=error.strerror)
+            self._complained = True
 
 
 class StatusPublisher:
@@ -45,7 +87,7 @@ class StatusPublisher:
         self._thread = Background("status", self._run)
 
     def show(self, task: int, views: Callable[[], Sequence[SourceView]], ending: threading.Event) -> None:
-        """Show the sources of a task, in place of those that it had in an earlier life.
+        """Show the sources of a task, in place of those of an earlier attempt.
 
         :param ending: set when the engine ends.
         """

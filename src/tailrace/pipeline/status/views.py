@@ -2,26 +2,72 @@
 
 Each part of a pipeline replaces its own view by one assignment, which is atomic, so that readers need no
 lock and see no half of it. `PipelineView` holds them all. A running engine's is made by
-`publisher.StatusPublisher`, that of a pipeline at rest by `at_rest.view_at_rest`.
+`publisher.StatusPublisher`, that of a pipeline at rest by `document.view_at_rest`.
+
+    STARTING ◀─▶ SNAPSHOT ◀─▶ STREAMING ──▶ STOPPING ──▶ STOPPED | FAILED | NEEDS_SNAPSHOT
+
+Nothing is decided by a pipeline's state: it is what people and programs see. A failure first goes
+through STOPPING like any other end: sinks finish their batch and what is durable is acknowledged.
 """
 
 from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from tailrace.changelog.endmark import Tail
-from tailrace.errors import TailraceError
+from tailrace.changelog.format import Tail
+from tailrace.errors import NEEDS_SNAPSHOT, TailraceError
 from tailrace.model import format_lsn
-from tailrace.pipeline.status.lifecycle import PipelineState
+from tailrace.realtime.path import RealtimeView
 from tailrace.sources.progress import SourceHealth, SourceWarning, TableProgress
 
 #: Tables of a snapshot that are shown one by one.
 TABLES_SHOWN_MAX = 200
+
+
+class PipelineState(enum.StrEnum):
+    """What a pipeline is about, as `status --json` says it."""
+
+    STARTING = "starting"
+    SNAPSHOT = "snapshot"
+    STREAMING = "streaming"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    NEEDS_SNAPSHOT = "needs_snapshot"  # failed, and no new start without a new log helps
+
+
+#: States that an engine does not leave any more.
+ENDED = (PipelineState.STOPPED, PipelineState.FAILED, PipelineState.NEEDS_SNAPSHOT)
+
+#: From the least advanced one on, with the phases of captures that mean it. Others say nothing: a capture
+#: waits for room on the disk in a snapshot as in a stream.
+_PHASES = {
+    PipelineState.STARTING: {"connecting", "queued"},
+    PipelineState.SNAPSHOT: {"snapshot"},
+    PipelineState.STREAMING: {"streaming"},
+}
+
+
+def state_while_running(phases: Iterable[str], before: PipelineState) -> PipelineState:
+    """Return the state of the least advanced capture: a pipeline streams when all of them do.
+
+    :param before: what it stays where no capture's phase says more.
+    """
+    known = set(phases)
+    return next((state for state, meant in _PHASES.items() if meant & known), before)
+
+
+def state_at_end(failures: Iterable[TailraceError | None]) -> PipelineState:
+    """Return the state of a pipeline that has ended with these failures; None is no failure."""
+    kinds = {error.kind for error in failures if error is not None}
+    if not kinds:
+        return PipelineState.STOPPED
+    return PipelineState.NEEDS_SNAPSHOT if kinds & NEEDS_SNAPSHOT else PipelineState.FAILED
 
 
 class SinkState(enum.StrEnum):
@@ -56,6 +102,7 @@ class SinkView:
     seconds: dict[str, float] = field(default_factory=dict)  # of the last batch, by step
     error: TailraceError | None = None
     is_empty: bool = False
+    realtime: RealtimeView | None = None
 
     def lag_bytes(self, log_end: int | None) -> int | None:
         """Bytes of a log that ends at `log_end` which are not in the sink; None: not known."""
@@ -77,6 +124,7 @@ class SinkView:
             "lag_bytes": self.lag_bytes(log_end),
             "lag_s": self.lag_s(log_end, now_us),
             **counts,
+            **({} if self.realtime is None else {"realtime": self.realtime.as_json()}),
             "error": _error_json(self.error),
         }
 
@@ -120,7 +168,7 @@ class CaptureView:
     log_end: int | None  # None: the log is not open yet
     position: int
     position_time_us: int
-    source_end: int  # newest LSN that the source has told of; 0: none yet
+    source_end: int  # newest LSN that the source has reported; 0: none yet
     acknowledged: int
     snapshot_rows: int
     snapshot_rows_estimated: int

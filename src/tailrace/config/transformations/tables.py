@@ -10,20 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tailrace.config.engine import EngineConfig
-from tailrace.config.predicates import (
-    AnyPredicate,
-    ExpressionPredicate,
-    HeaderPredicate,
-    TablePredicate,
-    ThirdPartyPredicate,
-    TombstonePredicate,
-    TopicPredicate,
-)
 from tailrace.config.problems import ConfigProblem, Path
 from tailrace.config.sections import DeltaSinkConfig
 from tailrace.config.sinks import FolderSink
-from tailrace.config.steps import ROOTS, TransformationConfig
-from tailrace.config.transformations import (
+from tailrace.config.transformations.options import (
     AddFieldsConfig,
     DropHeadersConfig,
     ExtractFieldConfig,
@@ -37,6 +27,16 @@ from tailrace.config.transformations import (
     ThirdParty,
     ValueToKeyConfig,
 )
+from tailrace.config.transformations.predicates import (
+    AnyPredicate,
+    ExpressionPredicate,
+    HeaderPredicate,
+    TablePredicate,
+    ThirdPartyPredicate,
+    TombstonePredicate,
+    TopicPredicate,
+)
+from tailrace.config.transformations.steps import ROOTS, TransformationConfig
 
 _NO_HEADERS = "a table has no headers; add_fields makes columns of what is known of a change"
 _NO_KEY = "a table's key is columns of its rows: there is none beside them"

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from tailrace.config.fields import Extension, Section
 from tailrace.config.patterns import Patterns
-from tailrace.config.steps import MISSING, THIRD_PARTY, Expression, Missing, Regex, tag_by
+from tailrace.config.transformations.options import AnyTransformation
+from tailrace.config.transformations.steps import Expression, Regex, WithExpressions, one_of
 from tailrace.extensions import PREDICATES as GROUP
 
 
-class TablePredicate(Section):
+class PredicateConfig(Section):
+    """What all predicates have in common."""
+
+    type: str = Field(default="", description="Kind of the predicate.")
+
+
+class TablePredicate(PredicateConfig):
     """Chooses the records of tables."""
 
-    type: Literal["table"] = Field(default="table", description="Kind of the predicate.")
     tables: Patterns = Field(description="Tables, by patterns as in `source.tables`.")
 
 
@@ -23,10 +29,9 @@ _OPERATIONS = {"read": "r", "create": "c", "update": "u", "delete": "d", "trunca
 Operation = Literal["read", "create", "update", "delete", "truncate", "message"]
 
 
-class OperationPredicate(Section):
+class OperationPredicate(PredicateConfig):
     """Chooses changes by what they did."""
 
-    type: Literal["operation"] = Field(default="operation", description="Kind of the predicate.")
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = Field(
         description="`read` (a row of a snapshot), `create`, `update`, `delete`, `truncate`, `message`."
     )
@@ -37,39 +42,33 @@ class OperationPredicate(Section):
         return "".join(_OPERATIONS[operation] for operation in self.operations)
 
 
-class TopicPredicate(Section):
+class TopicPredicate(PredicateConfig):
     """Chooses the records of topics."""
 
-    type: Literal["topic"] = Field(default="topic", description="Kind of the predicate.")
     pattern: Regex = Field(description="Regular expression that has to fit the whole topic.")
 
 
-class HeaderPredicate(Section):
+class HeaderPredicate(PredicateConfig):
     """Chooses records that have a header."""
 
-    type: Literal["has_header"] = Field(default="has_header", description="Kind of the predicate.")
     name: Annotated[str, Field(min_length=1)] = Field(description="Name of the header.")
 
 
-class TombstonePredicate(Section):
+class TombstonePredicate(PredicateConfig):
     """Chooses tombstones: records whose value is null."""
 
-    type: Literal["tombstone"] = Field(default="tombstone", description="Kind of the predicate.")
 
-
-class ExpressionPredicate(Section):
+class ExpressionPredicate(PredicateConfig, WithExpressions):
     """Chooses the records for which an expression is true."""
 
-    type: Literal["expression"] = Field(default="expression", description="Kind of the predicate.")
     where: Expression = Field(description="Condition.")
-    missing: Missing = MISSING
 
 
-class ThirdPartyPredicate(Extension):
+class ThirdPartyPredicate(PredicateConfig, Extension):
     """A predicate of another package."""
 
 
-PREDICATES: dict[str, type[Section]] = {
+PREDICATES: dict[str, type[PredicateConfig]] = {
     "table": TablePredicate,
     "operation": OperationPredicate,
     "topic": TopicPredicate,
@@ -78,13 +77,21 @@ PREDICATES: dict[str, type[Section]] = {
     "expression": ExpressionPredicate,
 }
 
-AnyPredicate = Annotated[
-    Annotated[TablePredicate, Tag("<table>")]
-    | Annotated[OperationPredicate, Tag("<operation>")]
-    | Annotated[TopicPredicate, Tag("<topic>")]
-    | Annotated[HeaderPredicate, Tag("<has_header>")]
-    | Annotated[TombstonePredicate, Tag("<tombstone>")]
-    | Annotated[ExpressionPredicate, Tag("<expression>")]
-    | Annotated[ThirdPartyPredicate, Tag(THIRD_PARTY)],
-    Discriminator(tag_by(GROUP, lambda: PREDICATES)),
-]
+if TYPE_CHECKING:
+    AnyPredicate = PredicateConfig
+else:
+    AnyPredicate = one_of(PREDICATES, ThirdPartyPredicate, GROUP)
+
+
+class WithTransformations(Section):
+    """What has transformations, and predicates for them."""
+
+    transformations: Annotated[tuple[AnyTransformation, ...], Field(max_length=100)] = Field(
+        default=(),
+        description="What changes go through, in this order: in each sink first those of the file, then its "
+        "own; those of `engine` are for handlers. See [Transformations](transformations.md).",
+    )
+    predicates: dict[str, AnyPredicate] = Field(
+        default={},
+        description="By name, what chooses changes for transformations; a sink knows those of the file, too.",
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, Union
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from tailrace.config.fields import Name, Section
+from tailrace.config.fields import Extension, Name, Section
 from tailrace.extensions import names
 
 #: What a path in an expression begins with.
@@ -67,17 +67,18 @@ TypeText = Annotated[str, AfterValidator(_type_name)]
 Names = Annotated[tuple[str, ...], AfterValidator(_names)]
 Regex = Annotated[str, AfterValidator(lambda text: (python_regex(text), text)[1])]
 Text = Annotated[str, Field(min_length=1)]
-Part = Literal["row", "key", "both"]
 ROWS = ("after", "before", "value")
 
 
-PART = "`row`: the rows before and after, or the value of a record that is no change any more; `key`; `both`."
 FIELDS = "Names of columns; `*` is any run of characters."
 
 
 class TransformationConfig(Section):
     """What all transformations have in common."""
 
+    type: str = Field(
+        default="", description="Kind of the transformation: one of those below, or of an installed package."
+    )
     predicate: Name | None = Field(
         default=None, description="Name of a predicate: only records that it chooses are transformed."
     )
@@ -90,12 +91,32 @@ class TransformationConfig(Section):
         return self
 
 
-MISSING: Any = Field(
-    default="error",
-    description="A column of the expression that a table does not have: `error` stops with the table's "
-    "name; `null` takes it for NULL.",
+Part = Literal["row", "key", "both"]
+_PART = (
+    "`row`: the rows before and after, or the value of a record that is no change any more; `key`; `both`."
 )
-Missing = Literal["error", "null"]
+
+
+class OfKeyAndRow(TransformationConfig):
+    """A transformation of columns, by default wherever they occur."""
+
+    apply_to: Part = Field(default="both", description=_PART)
+
+
+class OfRow(TransformationConfig):
+    """A transformation of columns, by default of the row alone."""
+
+    apply_to: Part = Field(default="row", description=_PART)
+
+
+class WithExpressions(Section):
+    """What is computed by expressions."""
+
+    missing: Literal["error", "null"] = Field(
+        default="error",
+        description="A column of the expression that a table does not have: `error` stops with the table's "
+        "name; `null` takes it for NULL.",
+    )
 
 
 #: What is known of a change beside its row. Debezium's names, and what the log knows beyond them.
@@ -124,17 +145,23 @@ Metadata = Annotated[str, AfterValidator(_metadata)]
 RenamedMetadata = Annotated[str, AfterValidator(_renamed_metadata)]
 
 
-#: What an entry is tagged with that another package offers. Tags are marked, so that `problems` can
-#: tell them from keys of the file.
-THIRD_PARTY = "<third party>"
+def one_of(models: Mapping[str, type[Section]], other: type[Extension], group: str) -> Any:
+    """Return the type of an entry whose `type` chooses among `models`.
 
-
-def tag_by(group: str, known: Callable[[], Collection[str]]) -> Callable[[Any], str]:
-    """Return what tells an entry's tag: by its type if that is `known`, or announced in `group`."""
+    :param other: the model of an entry that a package announces in `group` of entry points.
+    """
 
     def tag(value: Any) -> str:
         found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        if isinstance(value, Section) and not found:
+            found = next((name for name, model in models.items() if type(value) is model), "")
         name = found if isinstance(found, str) else ""
-        return THIRD_PARTY if name not in known() and name in names(group) else f"<{name}>"
+        return _OTHER if name not in models and name in names(group) else f"<{name}>"
 
-    return tag
+    tagged = [Annotated[model, Tag(f"<{name}>")] for name, model in models.items()]
+    return Annotated[Union[(*tagged, Annotated[other, Tag(_OTHER)])], Discriminator(tag)]
+
+
+#: What an entry is tagged with that another package offers. Tags are marked, so that `problems` can
+#: tell them from keys of the file.
+_OTHER = "<third party>"

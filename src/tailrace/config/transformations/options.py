@@ -6,46 +6,38 @@ under the entry points `tailrace.transformations`, and checks its settings itsel
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
-    Discriminator,
     Field,
     FiniteFloat,
-    PlainValidator,
-    Tag,
-    ValidationError,
     model_validator,
 )
 
 from tailrace.config.fields import Extension
 from tailrace.config.patterns import Patterns
-from tailrace.config.source.column_policy import ColumnMask, mask_constant, mask_method
-from tailrace.config.steps import (
+from tailrace.config.source.column_policy import ColumnMask, MaskMethod, MaskOptions
+from tailrace.config.transformations.steps import (
     FIELDS,
     METADATA,
-    MISSING,
-    PART,
     ROOTS,
     ROWS,
-    THIRD_PARTY,
     Expression,
     Metadata,
-    Missing,
     Names,
-    Part,
+    OfKeyAndRow,
+    OfRow,
     Regex,
     RenamedMetadata,
     Text,
     TransformationConfig,
     TypeText,
+    WithExpressions,
     check_references,
-    tag_by,
+    one_of,
 )
 from tailrace.extensions import TRANSFORMATIONS as GROUP
-from tailrace.secrets import Secret
 
 
 def _time_format(text: str) -> str:
@@ -56,27 +48,22 @@ def _time_format(text: str) -> str:
     return text
 
 
-class FilterConfig(TransformationConfig):
+class FilterConfig(TransformationConfig, WithExpressions):
     """Keeps the records for which an expression is true."""
 
-    type: Literal["filter"] = Field(default="filter", description="Kind of the transformation.")
     where: Expression = Field(description="Condition; a record for which it is false is dropped.")
     nulls: Literal["drop", "keep"] = Field(
         default="drop", description="What becomes of records for which the condition is NULL."
     )
-    missing: Missing = MISSING
 
 
 class DropConfig(TransformationConfig):
     """Drops every record, of those that the predicate chooses."""
 
-    type: Literal["drop"] = Field(default="drop", description="Kind of the transformation.")
 
-
-class Route(TransformationConfig):
+class Route(TransformationConfig, WithExpressions):
     """Gives records another topic: by its name, or by an expression."""
 
-    type: Literal["route"] = Field(default="route", description="Kind of the transformation.")
     regex: Regex | None = Field(
         default=None, description="Regular expression that has to fit the whole topic; others stay."
     )
@@ -93,7 +80,6 @@ class Route(TransformationConfig):
         description="Name of a field that is added to the keys of routed records and holds the former topic, "
         "so that keys of several tables stay apart.",
     )
-    missing: Missing = MISSING
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -106,23 +92,19 @@ class Route(TransformationConfig):
         return self
 
 
-class RenameConfig(TransformationConfig):
+class RenameConfig(OfKeyAndRow):
     """Gives columns other names."""
 
-    type: Literal["rename"] = Field(default="rename", description="Kind of the transformation.")
     fields: Annotated[dict[Text, Text], Field(min_length=1)] = Field(
         description="By a column's name: its new one. A table without such a column stays as it is."
     )
-    apply_to: Part = Field(default="both", description=PART)
 
 
-class DropFieldsConfig(TransformationConfig):
+class DropFieldsConfig(OfRow):
     """Leaves columns out, or all but some."""
 
-    type: Literal["drop_fields"] = Field(default="drop_fields", description="Kind of the transformation.")
     fields: Names | None = Field(default=None, description=FIELDS + " These go.")
     keep: Names | None = Field(default=None, description=FIELDS + " Instead of `fields`: all others go.")
-    apply_to: Part = Field(default="row", description=PART)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -131,33 +113,11 @@ class DropFieldsConfig(TransformationConfig):
         return self
 
 
-class MaskConfig(TransformationConfig):
+class MaskConfig(MaskOptions, OfKeyAndRow):
     """Puts something else in the place of columns' values; NULL stays NULL."""
 
-    type: Literal["mask"] = Field(default="mask", description="Kind of the transformation.")
     fields: Names = Field(description=FIELDS)
-    method: Annotated[Literal["hash", "fixed", "truncate", "null"], BeforeValidator(mask_method)] = Field(
-        default="fixed",
-        description="`hash`: HMAC-SHA-256 of the value's text, 64 hexadecimal digits; `fixed`: `value`; "
-        "`truncate`: the first `length` characters; `null`: NULL.",
-    )
-    salt: Secret | None = Field(default=None, description="Key of `hash`, by reference only.")
-    value: Annotated[str | int | float, PlainValidator(mask_constant)] | None = Field(
-        default=None,
-        description="Value of `fixed`; default `****`. Under a number a column of numbers keeps its type.",
-    )
-    length: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
-        default=None, description="Characters that `truncate` leaves."
-    )
-    apply_to: Part = Field(default="both", description=PART)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        try:
-            _ = self.mask
-        except ValidationError as error:
-            raise ValueError(str(error.errors()[0]["ctx"]["error"])) from None
-        return self
+    method: MaskMethod = Field(default="fixed", description=MaskOptions.model_fields["method"].description)
 
     @property
     def mask(self) -> ColumnMask:
@@ -167,10 +127,9 @@ class MaskConfig(TransformationConfig):
         )
 
 
-class AddFieldsConfig(TransformationConfig):
+class AddFieldsConfig(OfRow, WithExpressions):
     """Adds columns."""
 
-    type: Literal["add_fields"] = Field(default="add_fields", description="Kind of the transformation.")
     static: dict[Text, bool | int | FiniteFloat | str | None] = Field(
         default={}, description="By name: a constant."
     )
@@ -179,8 +138,6 @@ class AddFieldsConfig(TransformationConfig):
         description="By name: what is known of the change: " + ", ".join(f"`{n}`" for n in METADATA) + ".",
     )
     computed: dict[Text, Expression] = Field(default={}, description="By name: an expression.")
-    apply_to: Part = Field(default="row", description=PART)
-    missing: Missing = MISSING
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -192,20 +149,17 @@ class AddFieldsConfig(TransformationConfig):
         return self
 
 
-class CastConfig(TransformationConfig):
+class CastConfig(OfKeyAndRow):
     """Gives columns another type."""
 
-    type: Literal["cast"] = Field(default="cast", description="Kind of the transformation.")
     fields: Annotated[dict[Text, TypeText], Field(min_length=1)] = Field(
         description="By a column's name: its new type, one of those of a cast in an expression."
     )
-    apply_to: Part = Field(default="both", description=PART)
 
 
 class FlattenConfig(TransformationConfig):
     """Makes a change the row after it, as Debezium's new record state does."""
 
-    type: Literal["flatten"] = Field(default="flatten", description="Kind of the transformation.")
     deletes: Literal["drop", "tombstone", "rewrite"] = Field(
         default="tombstone",
         description="`tombstone`: a delete has the value null; `drop`: it is dropped; `rewrite`: its value "
@@ -244,7 +198,6 @@ def _placement(text: str) -> str:
 class OutboxConfig(TransformationConfig):
     """Makes events of rows that are inserted into outbox tables."""
 
-    type: Literal["outbox"] = Field(default="outbox", description="Kind of the transformation.")
     tables: Patterns = Field(
         default=("*.outbox",), description="The outbox tables; records of others stay as they are."
     )
@@ -284,10 +237,9 @@ class OutboxConfig(TransformationConfig):
         return self
 
 
-class TimestampsConfig(TransformationConfig):
+class TimestampsConfig(OfKeyAndRow):
     """Gives columns of points in time another form; all in UTC."""
 
-    type: Literal["timestamps"] = Field(default="timestamps", description="Kind of the transformation.")
     fields: Names = Field(description=FIELDS)
     to: Literal["unix_s", "unix_ms", "unix_us", "unix_ns", "string", "date", "time", "timestamp"] = Field(
         description="`unix_…`: counted since 1970; `string`: by `format`; `date`; `time` of the day; "
@@ -305,20 +257,17 @@ class TimestampsConfig(TransformationConfig):
         description="How `string` writes, to the second, as `strftime` has it. Default: ISO 8601 with "
         "microseconds.",
     )
-    apply_to: Part = Field(default="both", description=PART)
 
 
-class SetHeadersConfig(TransformationConfig):
+class SetHeadersConfig(TransformationConfig, WithExpressions):
     """Makes headers of what expressions say; NULL is no header."""
 
-    type: Literal["set_headers"] = Field(default="set_headers", description="Kind of the transformation.")
     headers: Annotated[dict[Text, Expression], Field(min_length=1)] = Field(
         description="By a header's name: an expression, such as `after.tenant` or a text in quotes."
     )
     operation: Literal["copy", "move"] = Field(
         default="copy", description="`move`: the columns, of which alone the expressions may be, go."
     )
-    missing: Missing = MISSING
 
     @model_validator(mode="after")
     def _movable(self) -> Self:
@@ -336,48 +285,37 @@ class SetHeadersConfig(TransformationConfig):
 class DropHeadersConfig(TransformationConfig):
     """Takes headers away."""
 
-    type: Literal["drop_headers"] = Field(default="drop_headers", description="Kind of the transformation.")
     headers: Names = Field(description="Names of headers.")
 
 
-class FieldsFromHeadersConfig(TransformationConfig):
+class FieldsFromHeadersConfig(OfRow):
     """Makes columns of headers."""
 
-    type: Literal["fields_from_headers"] = Field(
-        default="fields_from_headers", description="Kind of the transformation."
-    )
     fields: Annotated[dict[Text, Text], Field(min_length=1)] = Field(
         description="By the column's name: the header."
     )
     operation: Literal["copy", "move"] = Field(default="copy", description="`move`: the headers go.")
-    apply_to: Part = Field(default="row", description=PART)
 
 
 class ValueToKeyConfig(TransformationConfig):
     """Makes the key of columns of the row."""
 
-    type: Literal["value_to_key"] = Field(default="value_to_key", description="Kind of the transformation.")
     fields: Names = Field(description="Names of columns, in the order of the key.")
 
 
-class ExtractFieldConfig(TransformationConfig):
+class _OneField(TransformationConfig):
+    field: Text = Field(description="Name of the field.")
+    apply_to: Literal["key", "row"] = Field(
+        default="key", description="`key`; or `row`: the value of a record that is no change any more."
+    )
+
+
+class ExtractFieldConfig(_OneField):
     """Makes one field of the key, or of the value, the whole of it."""
 
-    type: Literal["extract_field"] = Field(default="extract_field", description="Kind of the transformation.")
-    field: Text = Field(description="Name of the field.")
-    apply_to: Literal["key", "row"] = Field(
-        default="key", description="`key`; or `row`: the value of a record that is no change any more."
-    )
 
-
-class HoistFieldConfig(TransformationConfig):
+class HoistFieldConfig(_OneField):
     """Puts the key, or the value, into a field."""
-
-    type: Literal["hoist_field"] = Field(default="hoist_field", description="Kind of the transformation.")
-    field: Text = Field(description="Name of the field.")
-    apply_to: Literal["key", "row"] = Field(
-        default="key", description="`key`; or `row`: the value of a record that is no change any more."
-    )
 
 
 class ThirdParty(TransformationConfig, Extension):
@@ -404,24 +342,7 @@ TRANSFORMATIONS: dict[str, type[TransformationConfig]] = {
     "hoist_field": HoistFieldConfig,
 }
 
-AnyTransformation = Annotated[
-    Annotated[FilterConfig, Tag("<filter>")]
-    | Annotated[DropConfig, Tag("<drop>")]
-    | Annotated[Route, Tag("<route>")]
-    | Annotated[RenameConfig, Tag("<rename>")]
-    | Annotated[DropFieldsConfig, Tag("<drop_fields>")]
-    | Annotated[MaskConfig, Tag("<mask>")]
-    | Annotated[AddFieldsConfig, Tag("<add_fields>")]
-    | Annotated[CastConfig, Tag("<cast>")]
-    | Annotated[FlattenConfig, Tag("<flatten>")]
-    | Annotated[OutboxConfig, Tag("<outbox>")]
-    | Annotated[TimestampsConfig, Tag("<timestamps>")]
-    | Annotated[SetHeadersConfig, Tag("<set_headers>")]
-    | Annotated[DropHeadersConfig, Tag("<drop_headers>")]
-    | Annotated[FieldsFromHeadersConfig, Tag("<fields_from_headers>")]
-    | Annotated[ValueToKeyConfig, Tag("<value_to_key>")]
-    | Annotated[ExtractFieldConfig, Tag("<extract_field>")]
-    | Annotated[HoistFieldConfig, Tag("<hoist_field>")]
-    | Annotated[ThirdParty, Tag(THIRD_PARTY)],
-    Discriminator(tag_by(GROUP, lambda: TRANSFORMATIONS)),
-]
+if TYPE_CHECKING:
+    AnyTransformation = TransformationConfig
+else:
+    AnyTransformation = one_of(TRANSFORMATIONS, ThirdParty, GROUP)

@@ -1,0 +1,1 @@
+"""The options of transformations and predicates."""

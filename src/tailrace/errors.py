@@ -99,7 +99,7 @@ class Kind(enum.StrEnum):
     # engine
     TASK_FAILED = "task_failed"  # a task, handler or transformation raised what is no error of ours
     TASK_TIMED_OUT = "task_timed_out"  # it did not start or stop in time
-    TRANSFORM_FAILED = "transform_failed"  # records don't fit what a transformation was told to do
+    TRANSFORM_FAILED = "transform_failed"  # records don't fit a transformation's options
     ENGINE_MISUSED = "engine_misused"  # a call that the engine's state does not allow
     RECORD_INVALID = "record_invalid"  # a task made a record that no column can hold
     OFFSETS_UNREADABLE = "offsets_unreadable"
@@ -107,6 +107,11 @@ class Kind(enum.StrEnum):
     OFFSETS_LOCKED = "offsets_locked"  # another process uses the store
     OFFSETS_PREEMPTED = "offsets_preempted"  # another engine of the same name has begun
     OFFSETS_FOREIGN = "offsets_foreign"  # of another log, or beyond this one's end
+
+    # subscriptions
+    SUBSCRIPTION_UNAUTHORIZED = "subscription_unauthorized"  # no token, or a wrong one
+    SUBSCRIPTION_FORBIDDEN = "subscription_forbidden"  # for pages of that origin
+    SUBSCRIBERS_EXCEEDED = "subscribers_exceeded"  # there are as many as there may be
 
     # anything else, always a bug of ours
     INTERNAL = "internal"

@@ -68,6 +68,18 @@ NAMES: frozenset[str] = frozenset(
         "engine.before_commit",
         "engine.after_commit",
         "engine.before_stop",
+        "realtime.before_keep",
+        "realtime.after_keep",
+        "realtime.before_fill",
+        "realtime.before_mark_start",
+        "realtime.start_durable",
+        "realtime.before_work",
+        "realtime.before_mark_handled",
+        "realtime.handled_durable",
+        "realtime.before_drop",
+        "realtime.before_end_work",
+        "realtime.before_mark_stop",
+        "realtime.stop_durable",
     }
 )
 

@@ -177,3 +177,22 @@ class LogRange:
     @property
     def size(self) -> int:
         return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """How much a batch holds, and how often there is one.
+
+    :param rows_max: rows at most; a single transaction of the source may have more.
+    :param bytes_max: bytes of the log at most, likewise.
+    :param interval_s: least seconds from batch to batch while less than a batch waits.
+    :param within_s: with a backlog, a batch is what can be written in about so many seconds; None: as
+        much as the limits allow.
+    :param begins_full: whether the first one has as much as the limits allow.
+    """
+
+    rows_max: int
+    bytes_max: int
+    interval_s: float
+    within_s: float | None = None
+    begins_full: bool = False

@@ -2,7 +2,7 @@
 
 A `Secret` holds text with references in it, `${env:NAME}` or `${file:/path}`, and nothing
 else: its repr, its JSON and its pickle can't show a value that it never held. `resolve`
-reads the value anew each time, so a rotated password is found at the next connection.
+reads the value again each time, so a rotated password is found at the next connection.
 
 `redact` is the second line: what was resolved as a password in this process is cut out of
 any text that is about to be shown. It is for words of others (a driver, Spark), never a

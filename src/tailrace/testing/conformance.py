@@ -69,7 +69,7 @@ def check_offset_store(make: Callable[[], OffsetStore], *, durable: bool = True)
         "offsets are read by their number among the partitions that are asked for",
     )
     store.write([({"shard": "-80", "server": "b"}, {"line": 5})], SOON_S)
-    require(store.read([two, one]) == {0: {"line": 5}, 1: {"line": 1}}, "a partition is told by its names")
+    require(store.read([two, one]) == {0: {"line": 5}, 1: {"line": 1}}, "a partition is known by its names")
     store.write([], SOON_S)
     _written_at_once(store)
     store.stop()
@@ -361,7 +361,7 @@ class _ProbeTask:
     def start(self, context: TaskContext) -> None:
         self._context = context
         self._probe.seen.append("task")
-        require(context.number == 0 and context.wanted, "the task is told its number, and that it is wanted")
+        require(context.number == 0 and context.wanted, "the task knows its number, and that it is wanted")
         require(dict(context.settings) == {"task": 0, "partitions": ["0-0"]}, "settings are those planned")
         require(context.offsets.read([_PLAN]) == {0: {"parts": 1}}, "a task reads what its connector wrote")
         _check_tools(context)

@@ -16,9 +16,9 @@ from tailrace.engine.contracts import (
     TaskContext,
 )
 from tailrace.engine.lifecycle import State
-from tailrace.engine.metrics import EngineMetrics
+from tailrace.engine.monitoring.metrics import EngineMetrics
+from tailrace.engine.monitoring.views import EngineView
 from tailrace.engine.offsets.stores import MemoryOffsetStore
-from tailrace.engine.views import EngineView
 from tailrace.records.batch import Offset, Partition
 
 

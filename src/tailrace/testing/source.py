@@ -1,4 +1,4 @@
-"""A source that gives the same lines again and again, and fails as it is told.
+"""A source that gives the same lines again and again, and fails on request.
 
 What it gives depends on its parameters and on the offset that it is started from, on nothing else: so
 a test can say what must come, in which order, after whatever went wrong.

@@ -21,6 +21,7 @@ NAMES: dict[str, str] = {
     "snapshot": "a table through four connections to the fsynced change log, against psql's COPY",
     "tables": "a first start on ten thousand empty tables, against a thousand",
     "decode": "wire bytes to typed Arrow columns, on one core",
+    "vitess_rows": "responses of VStream to frames of the log, on one core, against protobuf's parser",
     "convert": "wire bytes to events in Debezium's JSON, on one core",
     "transforms": "transformations over captured changes, on one core",
     "replay": "change log through Spark to nothing, in typed columns",
@@ -34,6 +35,10 @@ NAMES: dict[str, str] = {
     "kafka_peer": "a backlog to Kafka as JSON, exactly once, against Debezium and a Kafka producer",
     "kafka_spark": "change log to Kafka on Spark, exactly once, against Spark's own Kafka sink",
     "kafka_latency": "commit to record for a reader of committed records, against a plain client",
+    "join": "changes in Kafka joined with their transactions, exactly once, against a plain copy",
+    "join_spark": "changes in Kafka joined with their transactions in Spark, against its stream-stream join",
+    "realtime": "commit to handler, at a given rate",
+    "subscriptions": "commit to a subscriber in another process, at a given rate; and a thousand idle ones",
     "latency": "commit to visible row in a Parquet sink, at a given rate",
 }
 

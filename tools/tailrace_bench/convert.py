@@ -16,16 +16,15 @@ import pyarrow as pa
 
 from tailrace import __version__
 from tailrace.changelog.reader import LogReader
-from tailrace.converters.avro.binary import HEADER_BYTES, encoded
-from tailrace.converters.avro.program import program_of
+from tailrace.converters.avro.encoder import HEADER_BYTES, encoded
 from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.contract import Converter
 from tailrace.converters.debezium import JsonConverter
+from tailrace.decode.changes import TableChanges, decode_block
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 from tailrace_bench.decode import captured
 from tailrace_bench.support.report import Result, machine, median
 
@@ -57,6 +56,7 @@ def measure(rows: int | None = None) -> Result:
             "json_from_columns": blocks.converted_by(JsonConverter(), as_columns=True),
             "cloudevents": blocks.converted_by(CloudEventsConverter()),
             "avro": blocks.encoded,
+            "avro_from_columns": lambda: blocks.encoded(as_columns=True),
         }
         values = _AvroValues(*blocks.avro_values(min(rows, FASTAVRO_ROWS)))
         seconds: dict[str, list[float]] = {name: [] for name in [*ways, "fastavro_values"]}
@@ -118,16 +118,18 @@ class _Blocks:
 
         return convert
 
-    def encoded(self) -> int:
+    def encoded(self, *, as_columns: bool = False) -> int:
         """Write keys and values of all rows in Avro, without the registry; returns how many."""
         found = 0
         converter = JsonConverter()
         for changes in self._changes():
             group = Group.of_changes("bench", np.arange(changes.count), changes, _FACTS)
-            events, schemas = converter.payloads(group)
-            found += len(encoded(events.values, program_of(schemas.value.document()), 1))
+            if as_columns:
+                group = group.with_columns(group.columns)
+            events, schemas = converter.columns(group, with_keys=True)
+            found += len(encoded(events.values, schemas.value.document(), 1))
             if events.keys is not None and schemas.key is not None:
-                encoded(events.keys, program_of(schemas.key.document()), 2)
+                encoded(events.keys, schemas.key.document(), 2)
         return found
 
     def avro_values(self, count: int) -> tuple[list[bytes], Any]:
@@ -136,9 +138,9 @@ class _Blocks:
         converter = JsonConverter()
         for changes in self._changes():
             group = Group.of_changes("bench", np.arange(changes.count), changes, _FACTS)
-            events, schemas = converter.payloads(group)
+            events, schemas = converter.columns(group, with_keys=True)
             document = schemas.value.document()
-            written = encoded(events.values[: count - len(found)], program_of(document), 1)
+            written = encoded(events.values, document, 1)[: count - len(found)]
             found += [value[HEADER_BYTES:] for value in written.to_pylist()]
             if len(found) == count:
                 break

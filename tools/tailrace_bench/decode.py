@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from tailrace.changelog.reader import LogReader
+from tailrace.decode.changes import TableChanges, decode_block
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
 from tailrace_bench.support import backlog, table
 from tailrace_bench.support.report import Result, machine, median
 
@@ -91,7 +91,7 @@ class Blocks:
             yield changes.rows()
 
     def changes(self) -> Iterator[TableChanges]:
-        """Yield the changes, found anew each time, and not decoded."""
+        """Yield the changes, found again each time, and not decoded."""
         for frames, header in self._raw:
             yield from decode_block(frames, header.log_offset, header.open_at_start, self._schema)
 

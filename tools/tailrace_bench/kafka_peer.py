@@ -1,6 +1,6 @@
 """PostgreSQL to Kafka as Debezium's JSON, exactly once, in turn with Debezium's engine and a Kafka producer.
 
-Database, broker and whoever is measured share the machine; each pass takes the same backlog from a slot
+Database, broker and the measured program share the machine; each pass takes the same backlog from a slot
 of its own. The peer's handler sends a batch, waits for all of it, and then marks it as done: at least once.
 """
 

@@ -3,7 +3,7 @@
 All read the same log, and bring it into topics of as many partitions, with producers that are set as ours
 is. Spark's sink keeps no order across pieces of the log and commits nothing. It is given
 
-- the rows of `format("tailrace")`, made texts by Spark's `to_json`: what whoever has no sink of ours would
+- the rows of `format("tailrace")`, made texts by Spark's `to_json`: what those without our sink would
   write, and the reference;
 - keys and values as ours are, made in tasks of Python by the same kernels and handed to Java as Arrow. No
   user has such a source. It tells the sinks alone apart, as far as that can be done (`sinks_ratio`).

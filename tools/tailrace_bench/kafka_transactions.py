@@ -18,7 +18,7 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.errors import Kind, TailraceError

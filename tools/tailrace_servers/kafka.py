@@ -105,10 +105,10 @@ class EmbeddedKafka:
     :param directory: where data and logs live; it is kept. None: a temporary one, removed by `close`.
     :param settings: of each broker, over `DEFAULT_SETTINGS`.
     :param keystore: a PEM file with key and certificate for 127.0.0.1. With it each node has two more
-        doors, `SASL` and `SASL_TLS`, that ask for SCRAM credentials, and an authorizer: whoever comes
-        through them may do what ACLs allow; whoever comes by `bootstrap`, everything.
+        doors, `SASL` and `SASL_TLS`, that ask for SCRAM credentials, and an authorizer: who comes
+        through them may do what ACLs allow; who comes by `bootstrap`, everything.
     :param jvm: options of Java for each node.
-    :param proxied: whether each node has a door, so that whoever comes in through it is sent through
+    :param proxied: whether each node has a door, so that who comes in through it is sent through
         doors only. Nothing listens at its outside until a proxy does.
 
     Not thread-safe, but `kill` may be called from any thread.
@@ -320,7 +320,7 @@ def _guard_settings(keystore: Path) -> dict[str, str]:
     }
     return {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        # Whoever comes by the door without a guard, the nodes themselves among them.
+        # Who comes by the door without a guard, the nodes themselves among them.
         "super.users": "User:ANONYMOUS",
         "sasl.enabled.mechanisms": ",".join(_MECHANISMS),
         "ssl.keystore.type": "PEM",

@@ -58,7 +58,7 @@ class EmbeddedPostgres:
     :param directory: where data and log live; it is kept. None: a temporary directory, which
         `close` removes.
     :param settings: server settings over `DEFAULT_SETTINGS`; `ALTER SYSTEM` wins over them.
-    :param password: the superuser's. None: whoever can connect to 127.0.0.1 is let in, hence
+    :param password: the superuser's. None: who can connect to 127.0.0.1 is let in, hence
         only for tests and throw-away data.
     :param durable: False leaves out fsync: a killed server still loses nothing, a machine
         without power would.

@@ -9,12 +9,17 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.support.examples import FAST
+
 pytest_plugins = [
     "tests.support.kafka_cluster",
     "tests.support.kafka_proxy",
     "tests.support.postgres",
     "tests.support.proxy",
+    "tests.support.selection",
     "tests.support.spark_session",
+    "tests.support.vitess.cluster",
+    "tests.support.pipeline.shop",
     "tests.support.pipeline.repairs",  # after those that it imports
 ]
 
@@ -23,6 +28,7 @@ pytest_plugins = [
 settings.register_profile(
     "default", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("fast", parent=settings.get_profile("default"), max_examples=FAST)
 settings.load_profile("default")
 
 # A test's Spark lives for a minute or two, in which Java's second compiler costs more than it returns:
@@ -30,8 +36,10 @@ settings.load_profile("default")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 
-def pytest_configure() -> None:
-    """End on SIGTERM as on Ctrl-C, so that a run that is cut short still stops its servers."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how much hypothesis tries; end on SIGTERM as on Ctrl-C, so that servers are stopped."""
+    if config.getoption("fast"):
+        settings.load_profile("fast")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A shell starts what it sends to the background with SIGINT ignored, and children inherit that:
     # they would not hear of the Ctrl-C that tests send them.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tailrace import __version__, failpoints
+from tailrace.errors import Kind
 from tailrace.warm import KERNEL_MODULES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +23,7 @@ SOURCE = ROOT / "src"
 TOOLS = ROOT / "tools"
 
 #: What the rules do not hold for yet.
-EXCEPTIONS: dict[str, list[str]] = tomllib.loads((ROOT / "tests" / "tidy.toml").read_text("utf-8"))
+EXCEPTIONS: dict[str, Any] = tomllib.loads((ROOT / "tests" / "tidy.toml").read_text("utf-8"))
 
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
@@ -46,6 +49,17 @@ FOREIGN = {
 }
 
 
+#: Modules that look at frames and messages: letters have their names there.
+FRAME_MODULES = (
+    "protocol/frames.py",
+    "sources/postgres/connection/backend_messages.py",
+    "decode/kernel.py",
+    "sources/postgres/schema/relation_messages.py",
+    "sources/postgres/streaming/frame_filters.py",
+    "sources/postgres/streaming/unchanged_updates.py",
+)
+
+
 def tracked(*patterns: str) -> list[Path]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -58,6 +72,11 @@ def modules() -> list[Path]:
 
 def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -82,7 +101,7 @@ def test_every_module_says_its_idea_first():
     silent = [
         named(path)
         for path in modules()
-        if path.read_text("utf-8").strip() and ast.get_docstring(ast.parse(path.read_text("utf-8"))) is None
+        if path.read_text("utf-8").strip() and ast.get_docstring(parsed(path)) is None
     ]
     assert not silent
 
@@ -100,7 +119,7 @@ def test_functions_fit_a_screen():
     long = {
         f"{named(path)}:{function.lineno} {function.name}": body_lines(function)
         for path in modules()
-        for function in functions(ast.parse(path.read_text("utf-8")))
+        for function in functions(parsed(path))
         if body_lines(function) > FUNCTION_LINES_MAX and not is_kernel(function)
     }
     assert not long
@@ -109,7 +128,7 @@ def test_functions_fit_a_screen():
 def test_names_say_something():
     empty = [named(path) for path in modules() if EMPTY_NAMES.search(path.stem)]
     for path in modules():
-        tree = ast.parse(path.read_text("utf-8"))
+        tree = parsed(path)
         classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
         empty += [f"{named(path)} {name}" for name in classes if EMPTY_NAMES.search(name)]
     assert not empty
@@ -119,7 +138,7 @@ def test_a_public_class_name_occurs_once():
     names = Counter(
         node.name
         for path in modules()
-        for node in ast.parse(path.read_text("utf-8")).body
+        for node in parsed(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     twice = {name for name, count in names.items() if count > 1}
@@ -136,7 +155,7 @@ def test_what_calls_itself_pure_is_kept_pure_by_the_linter():
             path.relative_to(SOURCE if SOURCE in path.parents else TOOLS).with_suffix("").parts
         ).removesuffix(".__init__")
         for path in modules()
-        if re.search(r"\bPure\b", ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "")
+        if re.search(r"\bPure\b", ast.get_docstring(parsed(path)) or "")
     }
     unkept = {
         name.removeprefix("tailrace.")
@@ -206,6 +225,39 @@ def test_pickle_is_not_used_on_disk():
     assert not users
 
 
+def followed() -> set[str]:
+    """Return what tests say by `@pytest.mark.follows`: kinds of errors, and ways out of the docs."""
+    return {
+        ast.literal_eval(argument)
+        for path in tracked("tests/**/test_*.py")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.follows"
+        for argument in node.args
+    }
+
+
+def ways_out() -> set[str]:
+    """Return the names of the numbered items that stand below a heading of the docs with "way out"."""
+    sections = [
+        section
+        for path in tracked("docs/*.md")
+        for section in re.split(r"^#+ ", path.read_text("utf-8"), flags=re.MULTILINE)
+        if "way out" in section.partition("\n")[0].lower()
+    ]
+    return {name for each in sections for name in re.findall(r"^\d+\. \*\*(.*?)\.?\*\*", each, re.MULTILINE)}
+
+
+def test_what_the_docs_name_as_a_way_out_is_followed_by_a_test():
+    assert ways_out()
+    assert ways_out() <= followed()
+
+
+def test_the_hint_of_each_kind_of_error_is_followed_by_a_test():
+    kinds = {str(kind) for kind in Kind}
+    assert followed() <= kinds | ways_out(), "a marker names what is there"
+    assert kinds - followed() == set(EXCEPTIONS["hints"])
+
+
 def test_the_version_is_said_in_one_place() -> None:
     import importlib.metadata
 
@@ -215,3 +267,22 @@ def test_the_version_is_said_in_one_place() -> None:
     assert importlib.metadata.version("tailrace") == __version__
     said = re.findall(r'"version":"([^"]+)"', (ROOT / "docs" / "converters.md").read_text())
     assert said == [__version__]
+
+
+@pytest.mark.parametrize("name", FRAME_MODULES)
+def test_letters_of_messages_are_compared_by_their_names(name: str) -> None:
+    tree = ast.parse((SOURCE / "tailrace" / name).read_text("utf-8"))
+    compared = (
+        operand
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for operand in (node.left, *node.comparators)
+    )
+    letters = [
+        operand.lineno
+        for operand in compared
+        if isinstance(operand, ast.Constant)
+        and isinstance(operand.value, int)
+        and ord("A") <= operand.value <= ord("z")
+    ]
+    assert letters == []

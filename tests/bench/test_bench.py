@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import tailrace_bench as bench
 from tailrace.cli.main import app
-from tailrace_bench import idle, kafka, kafka_transactions, records
+from tailrace_bench import idle, kafka, kafka_transactions, realtime, records, subscriptions
 from tailrace_bench.support.report import Result, median_interval
 
 FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
@@ -19,8 +19,11 @@ FIELDS = {"name", "value", "unit", "ratio", "reference", "limit", "setup"}
     ("name", "rows"),
     [
         *((name, 3000) for name in ("capture", "snapshot", "decode", "convert", "transforms")),
+        ("vitess_rows", 3000),
         *((name, 3000) for name in ("stages", "engine", "records", "kafka")),
         ("kafka_transactions", 50),
+        ("realtime", 500),
+        ("subscriptions", 500),
         ("idle", 3),
         ("tables", 20),
     ],
@@ -31,6 +34,10 @@ def test_a_benchmark_prints_one_document(name: str, rows: int, monkeypatch: pyte
     monkeypatch.setattr(kafka_transactions, "PAIRS", 1)
     monkeypatch.setattr(records, "PASSES", 1)
     monkeypatch.setattr(idle, "WATCHED_S", 0.2)
+    for name_of_time in ("WARM_UP_S", "MEASURED_S"):
+        monkeypatch.setattr(realtime, name_of_time, 1.0)
+        monkeypatch.setattr(subscriptions, name_of_time, 1.0)
+    monkeypatch.setattr(subscriptions, "SUBSCRIBERS", 20)
     result = CliRunner().invoke(app, ["bench", name, "--rows", str(rows), "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)

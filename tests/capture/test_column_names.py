@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import disclosure_is_kept, kept_renames
 from tailrace.config import ColumnPolicy
+from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import Kind
 from tailrace.pipeline.log.inspection import Selection, json_lines
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.renames import Renames
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
 from tests.support.capture.captured import capturing, run_to_end
 from tests.support.postgres import Database
 
@@ -89,6 +91,7 @@ def masking(*columns: str) -> dict[str, object]:
     return {"masks": [{"columns": list(columns), "method": "fixed"}]}
 
 
+@pytest.mark.follows("config_invalid")
 def test_a_mask_that_names_no_column_never_lets_a_start_begin(pg: Database, tmp_path: Path) -> None:
     log = tmp_path / "log"
     pg.execute("create table users(id int primary key, mail text)")

@@ -79,7 +79,7 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
                 planner.join(60)
                 killed.append(found_at_a_start(directory, appender))
 
-        monkeypatch.setattr(chunk_writer.failpoints, "hit", hit)
+        monkeypatch.setattr(f"{chunk_writer.__name__}.failpoints.hit", hit)
         for chunk in range(3):
             unit = ledger.unit(snapshot, snapshot.tables[0], chunk)
             writer.write(unit, OID, head, rows(2))
@@ -88,11 +88,11 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
         assert killed == done_at_kill
         ledger.checkpoint()
         assert found_at_a_start(directory, appender) == {0, 1, 2}
-        assert ledger.agenda.log_offset == appender.durable.offset
+        assert ledger.plans.log_offset == appender.durable.offset
 
 
 def found_at_a_start(directory: LogDirectory, appender: Appender) -> set[int]:
     """Return the chunks that a process would take for done that began now."""
     later = SnapshotState(directory, "0", appender)
     later.open()
-    return later.agenda.open[0].tables[0].done
+    return later.plans.open[0].tables[0].done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -26,6 +27,7 @@ from tailrace.sources.postgres.schema.publication import (
 from tailrace.sources.postgres.schema.published_tables import published
 from tailrace.sources.postgres.schema.table_metadata import catalog_tables
 from tailrace.sources.postgres.slot import monitor
+from tailrace.sources.postgres.snapshot import incremental
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import CREATE_ITEMS, SLOT, Running, capturing, read_log
@@ -35,6 +37,7 @@ from tests.support.wait import wait_until
 
 CAPTURED = ("public.items", "public.parts", "public.whole")
 EVERY_TABLE = "parts, parts_1, parts_2, whole, others, others_1"
+WAY_OUT = re.compile(r"end them \((SELECT pg_terminate_backend\(\d+\)), or wait\)")
 OPTIONS: dict[str, Any] = {"tables": CAPTURED, "slot_watch": {"interval_s": 0.2}, "reconnect_s_max": 30}
 
 
@@ -150,6 +153,28 @@ def test_a_look_that_was_held_up_is_made_again_soon(pg: Database, tmp_path: Path
         looks_go_on(running)
 
 
+@pytest.mark.follows("slot_creation_held_up")
+def test_a_slot_that_older_transactions_hold_up_is_made_when_they_are_ended(
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incremental, "SLOT_DEADLINE_S", 0.5)
+    create_tables(pg)
+    log = tmp_path / "log"
+    with capturing(pg.dsn, log, **OPTIONS) as running, psycopg.connect(pg.dsn) as older:
+        running.wait_for("streaming")
+        older.execute("insert into others values (1, 'x')")
+        with structlog.testing.capture_logs() as said:
+            asked = request(log, "public.items")
+            # A transaction is named when it is a second old: the first attempt may end before that.
+            wait_until(lambda: WAY_OUT.search(str(said)) is not None, 30, "the transaction to be named")
+        way_out = WAY_OUT.search(str(said))
+        assert way_out is not None
+        pg.execute(way_out[1])
+        assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
+        older.close()
+
+
+@pytest.mark.follows("snapshot_delayed")
 @pytest.mark.parametrize("taken", ["max_replication_slots", "max_wal_senders"])
 def test_a_snapshot_for_which_no_slot_is_free_waits_and_the_stream_does_not(
     make_server: Callable[..., EmbeddedPostgres], tmp_path: Path, taken: str
@@ -163,6 +188,8 @@ def test_a_snapshot_for_which_no_slot_is_free_waits_and_the_stream_does_not(
             with structlog.testing.capture_logs() as said:
                 asked = request(log, "public.items")
                 wait_until(lambda: "trying again" in str(said), 30, "the snapshot to be held")
+            if taken == "max_replication_slots":
+                assert "the stream goes on: drop a slot that is not needed" in str(said)
             for id_ in (1, 2):
                 server.execute(f"insert into items values ({id_}, 'x')")
                 wait_until(lambda: id_ in read_log(log).inserts, 20, "the stream")  # noqa: B023

@@ -52,13 +52,14 @@ from tests.support.sinks.rig import InProcess
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.model import LogRange
-from tailrace.sinks.files.parquet import parquet_sink
+from tailrace.sinks.files.parquet import parquet_format
+from tailrace.sinks.files.sink import FileSink
 from tailrace.ranges.plan import pieces
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 log, out = map(Path, sys.argv[1:])
-sink = parquet_sink("lake", out, None)
+sink = FileSink("lake", out, parquet_format())
 sink.open(LogDirectory.open(log).identity, "shop")
 with LogReader.open(log, "0") as reader:
     start, end = reader.start, reader.end().offset
@@ -85,8 +86,8 @@ class Measured:
         """Wait until all that is committed by now is in the log, and no snapshot is missing anything."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        lsn = self._pg.query("select pg_current_wal_insert_lsn()::text")[0][0]
         self._pg.query("select pg_switch_wal()")
+        lsn = self._pg.query("select pg_current_wal_flush_lsn()::text")[0][0]
         self._process.stdin.write(f"{lsn}\n")
         self._process.stdin.flush()
         for said in self._process.stdout:
@@ -100,7 +101,7 @@ class Measured:
         return self._value("VmHWM")
 
     def forget(self) -> int:
-        """Begin anew with what it holds at most; return what it holds now."""
+        """Start again with what it holds at most; return what it holds now."""
         (self._at / "clear_refs").write_text("5")
         return self._value("VmRSS")
 

@@ -11,8 +11,8 @@ import pytest
 
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.model import parse_lsn
-from tailrace.sources.postgres.streaming import message_filter
-from tailrace.sources.postgres.streaming.message_filter import MessageFilter
+from tailrace.sources.postgres.streaming import frame_filters
+from tailrace.sources.postgres.streaming.frame_filters import MessageFilter
 from tests.support.capture.captured import CREATE_ITEMS, capturing, read_log
 from tests.support.capture.resumed import RUN, life
 from tests.support.capture.stream_of import insert, logical_message, transaction
@@ -29,20 +29,20 @@ def source_with(**options: Any) -> PostgresSource:
     return PostgresSource(dsn="postgresql://u@localhost/d", **options)
 
 
-@pytest.mark.parametrize("count", [1, message_filter.PREFIXES_MAX, message_filter.PREFIXES_MAX + 1, 6400])
-@pytest.mark.parametrize("size", [0, 200, message_filter.PREFIX_BYTES_MAX + 1])
+@pytest.mark.parametrize("count", [1, frame_filters.PREFIXES_MAX, frame_filters.PREFIXES_MAX + 1, 6400])
+@pytest.mark.parametrize("size", [0, 200, frame_filters.PREFIX_BYTES_MAX + 1])
 def test_however_many_and_long_the_prefixes_the_patterns_decide(count: int, size: int) -> None:
-    if size > message_filter.PREFIX_BYTES_MAX:
+    if size > frame_filters.PREFIX_BYTES_MAX:
         count = min(count, 70)
     source = source_with(message_prefixes=("*1*",), message_prefixes_exclude=("*13*",))
     rng = random.Random(count)
-    data, wanted = b"", b""
+    data, wanted = [], []
     for number in [rng.randrange(count) for _ in range(2 * count)]:
         prefix = f"{number}.{'x' * size}".encode()
         frame = logical_message(5, prefix=prefix)
-        data += frame + insert(1)
-        wanted += (frame if b"1" in prefix and b"13" not in prefix else b"") + insert(1)
-    assert chosen_of(source, data) == wanted
+        data += [frame, insert(1)]
+        wanted += [frame if b"1" in prefix and b"13" not in prefix else b"", insert(1)]
+    assert chosen_of(source, b"".join(data)) == b"".join(wanted)
 
 
 def test_without_patterns_nothing_is_left_out_and_an_empty_list_leaves_all_out() -> None:

@@ -195,7 +195,7 @@ def test_only_identities_that_identify_rows_are_taken(value: str) -> None:
 
 def findings(
     pg: Database, directory: Path, asked: dict[str, str], *, user: str = "postgres", sinks: str = ""
-):  # type: ignore[no-untyped-def]
+):
     file = directory / "pipeline.yaml"
     file.write_text(
         f"name: {NAME}\nsource:\n  host: 127.0.0.1\n  port: {pg.port}\n  user: {user}\n  dbname: {pg.name}\n"
@@ -204,5 +204,5 @@ def findings(
     return preflight(file)
 
 
-def errors(pg: Database, directory: Path, asked: dict[str, str], **options: str):  # type: ignore[no-untyped-def]
+def errors(pg: Database, directory: Path, asked: dict[str, str], **options: str):
     return [each for each in findings(pg, directory, asked, **options) if each.severity is Severity.ERROR]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.sources.postgres.streaming.duplicate_filter import ResumptionFilter
+from tailrace.sources.postgres.streaming.frame_filters import ResumptionFilter
 from tests.support.capture.stream_of import begin, insert, logical_message, relation, transaction
 
 POSITION = 1000

@@ -15,9 +15,9 @@ import pytest
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.config import ColumnPolicy
+from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import Kind
 from tailrace.pipeline.log.inspection import Selection, json_lines
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome
 from tests.support.capture.captured import capturing, run_to_end
 from tests.support.capture.requested import await_end, request

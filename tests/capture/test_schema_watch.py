@@ -14,7 +14,7 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import keep_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.verify import verify
-from tailrace.cli.log_schemas import show_schemas
+from tailrace.cli.log_contents import show_schemas
 from tailrace.config import ColumnPolicy
 from tailrace.model import Column, parse_lsn
 from tailrace.pipeline.log.schemas import versions
@@ -23,7 +23,7 @@ from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import pieces
 from tailrace.sources.postgres.schema import relation_messages
 from tailrace.sources.postgres.schema.column_matching import CatalogColumn, aligned
-from tailrace.sources.postgres.schema.missing_columns import unsent
+from tailrace.sources.postgres.schema.relation_messages import unsent
 from tailrace.sources.postgres.schema.table_metadata import CatalogTable
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import Running, capturing, make_task, read_log
@@ -154,7 +154,9 @@ def test_schemas_show_no_column_that_is_left_out_and_no_default_that_is_masked(
         pg.execute("alter table items drop hidden2, alter hidden3 type varchar(9)")
         pg.execute("insert into items values (3)")
         running.catch_up(pg.query)
-    rules = ColumnPolicy(columns_exclude=["*.*.hidden*"], masks=[{"columns": ["*.*.mail"], "method": "null"}])
+    rules = ColumnPolicy.model_validate(
+        {"columns_exclude": ["*.*.hidden*"], "masks": [{"columns": ["*.*.mail"], "method": "null"}]}
+    )
     keep_disclosure(LogDirectory.open(log), "0", rules)
     assert "T0P-2" in repr(versions(LogDirectory.open(log), "0"))
     assert "T0P" not in repr(versions(LogDirectory.open(log), "0", rules=rules))

@@ -12,7 +12,7 @@ import structlog
 
 from tailrace.errors import Kind
 from tailrace.model import parse_lsn
-from tailrace.sources.postgres.slot import monitor
+from tailrace.sources.postgres.slot import health, monitor
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import (
     CREATE_ITEMS,
@@ -151,12 +151,13 @@ def test_a_heartbeat_that_does_nothing_or_fails_is_said_and_hurts_nobody(
 
 
 def test_a_slot_close_to_its_limit_is_said_before_it_is_lost(
-    make_server: Callable[..., EmbeddedPostgres], tmp_path: Path
+    make_server: Callable[..., EmbeddedPostgres], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(health, "SAFE_WAL_SHARE_WARNED", 1.0)
     server = make_server(max_slot_wal_keep_size="48MB", max_prepared_transactions="4")
     server.execute(CREATE_ITEMS)
     server.execute("create table others(id int)")
-    watch = {"interval_s": 0.2, "safe_wal_share_warned": 1.0, "transaction_age_warned_s": 0.0}
+    watch = {"interval_s": 0.2, "transaction_age_warned_s": 0.0}
     # Somebody's open transactions keep restart_lsn where it is, whatever is acknowledged.
     with (
         structlog.testing.capture_logs() as said,
@@ -178,9 +179,9 @@ def test_a_slot_close_to_its_limit_is_said_before_it_is_lost(
         assert f"process {pid}" in found[f"wal_held:{pid}"].message
         assert "\x1b" not in found[f"wal_held:{pid}"].message
         assert "idle in transaction" in found[f"wal_held:{pid}"].message
-        health = running.task.progress().health
-        assert health is not None
-        assert health.retained_bytes > max(16 << 20, health.details["unconfirmed_bytes"])
+        now = running.task.progress().health
+        assert now is not None
+        assert now.retained_bytes > max(16 << 20, now.details["unconfirmed_bytes"])
         # Each repair does what it says.
         server.execute(found["wal_held:it's"].repair.partition("can: ")[2])
         server.execute(found[f"wal_held:{pid}"].repair.partition("can: ")[2])

@@ -11,8 +11,7 @@ from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.postgres.connection.session import Session
-from tailrace.sources.postgres.snapshot import copy
-from tailrace.sources.postgres.snapshot.control import SnapshotControl
+from tailrace.sources.postgres.snapshot import chunk_readers
 from tailrace.sources.postgres.snapshot.plan import (
     Origin,
     SnapshotOutcome,
@@ -20,8 +19,8 @@ from tailrace.sources.postgres.snapshot.plan import (
     SnapshotPlans,
     TableSnapshotPlan,
 )
-from tailrace.sources.postgres.snapshot.requests import waiting
-from tailrace.sources.postgres.snapshot.state import agenda_name
+from tailrace.sources.postgres.snapshot.requests import SnapshotControl, waiting
+from tailrace.sources.postgres.snapshot.state import plans_name
 from tests.support.capture.captured import SLOT, capturing
 from tests.support.capture.folded import fold
 from tests.support.capture.requested import KEYED, await_end, found, is_over, request
@@ -221,7 +220,7 @@ def test_a_condition_that_computes_for_ever_does_not_hold_the_stream_for_ever(
 ) -> None:
     create_tables(pg)
     log = tmp_path / "log"
-    monkeypatch.setattr(copy, "CONDITION_S_MAX", 1.0)
+    monkeypatch.setattr(chunk_readers, "CONDITION_S_MAX", 1.0)
     with capturing(pg.dsn, log, **SMALL) as running:
         running.wait_for("streaming")
         asked = request(log, "public.items", where="pg_sleep(600) is not null")
@@ -246,9 +245,9 @@ def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart
         0, pg.query("select 'items'::regclass::oid::int")[0][0], "public", "items", fresh=False
     )
     directory = LogDirectory.open(log)
-    agenda = SnapshotPlans.from_json(directory.state_read(agenda_name("0")) or {})
+    agenda = SnapshotPlans.from_json(directory.state_read(plans_name("0")) or {})
     agenda.open.append(SnapshotPlan("bad", Origin.REQUESTED, [items], where))
-    directory.state_write(agenda_name("0"), agenda.as_json())
+    directory.state_write(plans_name("0"), agenda.as_json())
     behind = request(log, "public.pairs")
     with capturing(pg.dsn, log, **SMALL) as running:
         assert await_end(running, log, "bad").outcome is SnapshotOutcome.FAILED

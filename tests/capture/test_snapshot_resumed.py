@@ -4,6 +4,7 @@ stream, and what comes of it is what the source holds.
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 from collections.abc import Callable
@@ -15,9 +16,10 @@ import pytest
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config import LogConfig
+from tailrace.config.sections import RetentionConfig
 from tailrace.errors import Kind
 from tailrace.pipeline.log.retention import RetentionTimer
-from tailrace.sources.postgres.snapshot.control import SnapshotControl
+from tailrace.sources.postgres.snapshot.requests import SnapshotControl
 from tailrace.sources.postgres.streaming.capture_task import BEGINNINGS_MAX
 from tests.support.capture.captured import SLOT, capturing, run_to_end
 from tests.support.capture.folded import Folded, fold, units
@@ -106,7 +108,11 @@ def test_connections_cut_in_copy_are_gone_on_from(
         for cut in range(12):
             between.cut_after(choose.randrange(200, 600_000))
             wait_until(
-                lambda cut=cut: running.is_over or running.task.progress().reconnects > cut, 60, "a cut"
+                functools.partial(
+                    lambda cut: running.is_over or running.task.progress().reconnects > cut, cut
+                ),
+                60,
+                "a cut",
             )
         running.catch_up(pg.query, 120)
     until_whole(pg, tmp_path / "log")
@@ -216,7 +222,9 @@ def test_retention_among_windows_leaves_what_tells_which_chunks_are_done(
     def retain() -> None:
         """Remove what may go, and lay it aside."""
         shutil.copytree(log / "tasks" / "0", kept, dirs_exist_ok=True)
-        RetentionTimer(LogConfig(path=log, retention={"age_s": 0.001}), "0", SnapshotControl(log)).turn()
+        RetentionTimer(
+            LogConfig(path=log, retention=RetentionConfig(age_s=0.001)), "0", SnapshotControl(log)
+        ).turn()
 
     with writers_at_work(pg, 3):
         for point in ("after_chunk=kill@9", "after_window=kill@2", "before_chunk_end=kill@3"):
@@ -234,6 +242,7 @@ def test_retention_among_windows_leaves_what_tells_which_chunks_are_done(
     judge(pg, log)
 
 
+@pytest.mark.follows("snapshot_failed")
 def test_only_names_the_table_that_was_rewritten_meanwhile(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +253,7 @@ def test_only_names_the_table_that_was_rewritten_meanwhile(
     assert error is not None
     assert error.kind is Kind.SNAPSHOT_FAILED
     assert "public.pairs" in error.message
+    assert "run it again: without a stream that follows" in error.hint
     monkeypatch.undo()
     assert run_to_end(pg.dsn, tmp_path / "log", snapshot="only", **SMALL) is None
     judge_counts(pg, tmp_path / "log")
@@ -258,7 +268,7 @@ def test_only_is_all_or_nothing(pg: Database, tmp_path: Path) -> None:
     found = judge_counts(pg, log)
     assert len(units(log)) == 1
     assert found["plain"].ops == {"r": 2600}
-    assert LogDirectory.open(log).state_read("tasks/0/snapshot.state")["open"] == []  # type: ignore[index]
+    assert LogDirectory.open(log).state_read("tasks/0/snapshot.state")["open"] == []
 
 
 def judge_counts(pg: Database, log: Path) -> dict[str, Folded]:

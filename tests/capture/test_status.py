@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ class Recorder:
     def __init__(self) -> None:
         self.sent: list[tuple[float, int, bool]] = []
 
-    def start(self, command: bytes, deadline_s: float) -> None: ...
+    def start(self, command: bytes, deadline_s: float, waiting: Any = None) -> None: ...
 
     def receive(self, wait_s: float) -> Received:
         raise NotImplementedError

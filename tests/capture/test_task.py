@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -188,7 +189,7 @@ def test_connections_cut_at_random_bytes_lose_and_double_nothing(
 
 
 @pytest.mark.parametrize("way", ["fast", "immediate", "kill"])
-def test_a_server_that_restarts(own_pg: EmbeddedPostgres, tmp_path: Path, way: str) -> None:
+def test_a_server_that_restarts(own_pg: EmbeddedPostgres, tmp_path: Path, way: Any) -> None:
     own_pg.execute(CREATE_ITEMS)
     with capturing(own_pg.dsn(), tmp_path / "log") as running:
         running.wait_for("streaming")
@@ -259,7 +260,7 @@ def test_a_full_disk_is_waited_for(pg: Database, tmp_path: Path) -> None:
                 raise TailraceError(Kind.LOG_FULL, "append: no space left")
             append(chunk, summary)
 
-        writer.append = refuse
+        writer.append = refuse  # type: ignore[method-assign]
         pg.execute(INSERT, [1, 1000])
         running.wait_for("waiting_for_disk")
         pg.execute(INSERT, [1001, 2000])

@@ -13,7 +13,7 @@ import pytest
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.model import parse_lsn
 from tailrace.pipeline.preflight.preflight import preflight
-from tailrace.protocol import frames
+from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.renames import Renames
 from tailrace.sources.findings import Severity
@@ -68,7 +68,7 @@ def leaving_out(renames: Renames | None = None, **options: Any) -> UnchangedUpda
 def left(filter_: UnchangedUpdates, *parts: bytes, in_force: KnownFacts = NONE_KNOWN) -> list[bytes]:
     """Return what is left of a chunk, frame by frame, without its first ones that describe tables."""
     chunk = np.frombuffer(b"".join(parts), np.uint8)
-    has_schema = bool(frames.schema_frames(chunk))
+    has_schema = bool(metadata_frames.schema_frames(chunk))
     found = filter_.apply(chunk, in_force, has_schema)
     return [bytes(frame) for _, frame in frames.each_frame(found)]
 
@@ -137,7 +137,7 @@ def test_however_many_tables_and_updates(count: int) -> None:
 def test_columns_that_are_left_out_don_t_count() -> None:
     change = update(1, [b"1", b"a", b"x"], [b"1", b"a", b"y"])
     described = facts(1, "id", "a", "seen"), relation(1, "id", "a", "seen")
-    excluded = {"columns_exclude": ("public.t.seen",)}
+    excluded: Any = {"columns_exclude": ("public.t.seen",)}
     assert left(leaving_out(**excluded), *described, change)[2:] == []
     assert left(leaving_out(), *described, change)[2:] == [change]
     assert left(leaving_out(columns=("public.t.a",)), *described, change)[2:] == []

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def processes() -> type[PROCESSES.Process]:
+def processes() -> Any:
     """Return the class of processes that are forked from one which has imported our modules."""
     with pytest.MonkeyPatch.context() as patched:
         # The server imports what is preloaded before it learns of this process's sys.path.

@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
@@ -36,6 +36,7 @@ def log(memory_path: Path, request: pytest.FixtureRequest) -> LogDirectory:
     return made
 
 
+@pytest.mark.slow
 def test_every_single_byte_flip_is_found_and_located(log: LogDirectory) -> None:
     assert verify(log.path).sound
     checked = 0
@@ -58,6 +59,7 @@ def test_every_single_byte_flip_is_found_and_located(log: LogDirectory) -> None:
     assert checked > 2500
 
 
+@pytest.mark.slow
 def test_no_flip_in_a_segment_changes_what_readers_return(log: LogDirectory) -> None:
     def read() -> bytes:
         with LogReader.open(log, "0") as reader:
@@ -103,6 +105,7 @@ def test_a_segment_without_its_footer_reads_the_same_and_is_reported(log: LogDir
     assert problem.file.endswith(first.name)
 
 
+@pytest.mark.slow
 def test_a_log_that_is_being_written_verifies_as_sound(memory_path: Path) -> None:
     log, source, done = new_log(memory_path / "log"), Source(), threading.Event()
     writer = LogWriter.open(log, "0", options=LogOptions(segment_bytes=20_000))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory, decode_name, encode_name
-from tailrace.changelog.prune import apply
-from tailrace.changelog.readers import Readers
-from tailrace.changelog.retention import RetentionRules
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
+from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
 from tests.support.changelog.frames_of import SOURCE, Source, append, new_log

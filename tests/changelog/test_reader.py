@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from tailrace.changelog import format as codec
 from tailrace.changelog import runs
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.prune import apply
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.retention import RetentionRules
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError
 from tests.support.changelog.frames_of import BEGAN_US, SECOND_US, Source, append, new_log, relation_frame
 from tests.support.changelog.recovery import abandon, segment_files
+from tests.support.examples import examples
 
 
 @dataclass
@@ -63,8 +64,19 @@ def written(
     return log, found, b"".join(sent)
 
 
+def test_an_empty_range_has_its_end_for_a_boundary_wherever_it_lies(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1500)
+    log, units, _ = written(Path(tempfile.mkdtemp(dir=memory_path)), 8748)
+    with LogReader.open(log, "0") as reader:
+        assert [reader.boundary_within(unit.end, 0, 0, unit.end) for unit in units] == [
+            unit.end for unit in units
+        ]
+
+
 @given(st.integers(0, 10_000), st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_boundary_function_agrees_with_a_count_by_hand(
     memory_path: Path, seed: int, data: st.DataObject
 ) -> None:
@@ -93,7 +105,11 @@ def test_every_boundary_function_agrees_with_a_count_by_hand(
                     if wanted == low or (rows <= rows_max and unit.end - low <= bytes_max):
                         wanted = unit.end
             assert reader.boundary_within(low, rows_max, bytes_max, high) == wanted
-            unit = data.draw(st.sampled_from(units))
+            unit, somewhere = data.draw(st.sampled_from(units)), data.draw(st.integers(0, len(content)))
+            # Where a segment begins between a table's description and a transaction, nothing is open, either.
+            assert max(end for end in boundaries if end <= somewhere) <= reader.boundary_up_to(somewhere)
+            assert reader.boundary_up_to(somewhere) <= somewhere
+            assert reader.boundary_up_to(unit.end) == unit.end
             for lsn in (unit.position - 1, unit.position):
                 past = [u.start for u in units if u.position > lsn]
                 assert reader.boundary_at_position(lsn) == (past[0] if past else len(content))
@@ -125,6 +141,21 @@ def test_a_range_gives_the_same_runs_live_sealed_and_without_footers(
         path.write_bytes(whole[: -int.from_bytes(whole[-8:-4], "little")])
     with LogReader.open(log, "0") as reader:
         assert {key: reader.blocks(*key) for key in want} == want
+
+
+def test_a_boundary_in_a_run_that_grows_is_found_without_reading_the_run(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, source, read = new_log(memory_path / "log"), Source(), []
+    with LogWriter.open(log, "0") as writer, LogReader.open(log, "0") as reader:
+        offsets = []
+        for _ in range(100):
+            append(writer, source.transaction(3))
+            offsets.append(writer.sync().offset)
+        before = reader.read
+        monkeypatch.setattr(reader, "read", lambda ref: read.append(ref.header.raw_size) or before(ref))
+        assert reader.boundary_up_to(offsets[-2]) == offsets[-2]
+    assert sum(read) <= 2 * offsets[0]
 
 
 def test_a_run_can_be_sent_to_another_process(memory_path: Path) -> None:
@@ -244,7 +275,7 @@ def test_what_retention_takes_before_a_readers_range_is_not_missed(
     log, units, content = written(memory_path / "log", 9, segment_bytes=800)
     starts = [offset for offset in log.segments("0") if offset in {unit.end for unit in units}]
     assert len(starts) > 3
-    looked_up = LogReader.start.fget
+    looked_up = vars(LogReader)["start"].fget
     for start in starts:
         reader = LogReader.open(log, "0")
 

@@ -46,6 +46,7 @@ def abandoned_log(path: Path, *, synced: int, appended: int) -> tuple[LogDirecto
     return log, sent
 
 
+@pytest.mark.slow
 def test_cut_at_every_byte_of_the_last_three_blocks_the_log_goes_on_without_them(memory_path: Path) -> None:
     log, sent = abandoned_log(memory_path / "log", synced=4, appended=7)
     [segment] = segment_files(log)
@@ -247,6 +248,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "count"), POINTS)
 def test_killed_at_a_failpoint_the_log_keeps_all_that_was_acknowledged(
     memory_path: Path, processes: type[BaseProcess], point: str, count: int

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.prune import apply, segment_facts
 from tailrace.changelog.reader import LogReader
-from tailrace.changelog.readers import Readers
-from tailrace.changelog.retention import RetentionPlan, RetentionRules, SegmentFacts, now_of, plan
+from tailrace.changelog.retention.policy import RetentionPlan, RetentionRules, SegmentFacts, now_of, plan
+from tailrace.changelog.retention.prune import apply, segment_facts
+from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.verify import verify
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import Kind, TailraceError

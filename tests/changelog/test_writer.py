@@ -100,14 +100,6 @@ def test_a_segment_repeats_the_schema_in_force(log: LogDirectory) -> None:
         assert writer.schema_in_force == {"R16400": new, "R7": relation_frame(7)}
 
 
-def test_segments_roll_by_age_too(log: LogDirectory) -> None:
-    source = Source()
-    with LogWriter.open(log, "0", options=LogOptions(segment_age_s=0.0)) as writer:
-        for _ in range(3):
-            append(writer, source.transaction())
-    assert len(segment_files(log)) == 3
-
-
 def test_sync_runs_while_appends_go_on(log: LogDirectory) -> None:
     source, done = Source(), threading.Event()
     seen: list[int] = []
@@ -147,6 +139,7 @@ def test_a_second_writer_is_refused_and_told_who_writes(log: LogDirectory) -> No
     LogWriter.open(log, "0").close()
 
 
+@pytest.mark.slow
 def test_of_processes_that_open_a_log_at_once_one_writes(
     memory_path: Path, processes: type[BaseProcess]
 ) -> None:
@@ -203,7 +196,7 @@ def test_what_a_stale_writer_still_writes_damages_nothing(log: LogDirectory) -> 
     again = Source(lsn=fresh.tail.position).transaction(3, "fresh")
     append(fresh, again)
     fresh.sync()
-    encoded = stale._encoder.chunk(second, frames.summarise(second, stale.scan_state()), stale._place)
+    encoded = stale._encoder.blocks([(second, frames.summarise(second, stale.scan_state()))], stale._place)
     assert stale._segment is not None
     stale._write(stale._segment, encoded.parts)
     stale._mark.publish(stale.tail)
@@ -408,12 +401,10 @@ def test_the_operating_systems_ways_to_say_full_are_told_from_failure() -> None:
     assert durable.write_failure(OSError(errno.EIO, "x"), "append", Path("f")).kind is Kind.LOG_WRITE_FAILED
 
 
-@pytest.mark.parametrize(("compression", "snapshots"), [("lz4", "none"), ("none", "zstd"), ("zstd", "lz4")])
-def test_rows_of_a_snapshot_are_compressed_as_is_said_for_them(
-    log: LogDirectory, compression: str, snapshots: str
-) -> None:
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_rows_of_a_snapshot_are_not_compressed(log: LogDirectory, compression: str) -> None:
     source = Source()
-    options = LogOptions(compression=compression, snapshot_compression=snapshots)
+    options = LogOptions(compression=compression)
     lsn = source.lsn + 500
     text = b"7\tthe same\n" * 100
     rows = source.transaction(100)
@@ -427,7 +418,7 @@ def test_rows_of_a_snapshot_are_compressed_as_is_said_for_them(
         before = file.stat().st_size
         append(writer, rows)
         of_transaction = file.stat().st_size - before
-    assert (of_snapshot < len(text) // 2) == (snapshots != "none")
+    assert of_snapshot >= len(text)
     assert (of_transaction < len(rows) // 2) == (compression != "none")
     assert content(log).endswith(rows)
     assert verify(log.path).problems == []

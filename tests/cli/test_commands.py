@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import threading
 
 import pytest
 import typer.testing
 
 from tailrace import __version__
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.cli.conversation import block, printable
 from tailrace.cli.main import app
+from tailrace.config import ColumnPolicy
+from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.log.inspection import Selection, follow
 from tailrace.protocol import frames
 from tests.support.orders_log import OID, LogOfOrders, begin, commit
+from tests.support.wait import wait_until
 
 runner = typer.testing.CliRunner()
 
@@ -44,7 +50,7 @@ def test_help_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("run", "check", "status", "log", "replay", "demo", "bench"):
+    for command in ("run", "serve", "check", "status", "log", "tail", "replay", "demo", "bench"):
         assert command in done.stdout
 
 
@@ -64,7 +70,12 @@ def test_the_module_is_the_command():
         ["log", "show", "x", "--from", "yesterday"],
         ["log", "show", "x", "--limit", "0"],
         ["log", "show", "x", "--key", "a=1", "--key", "b"],
+        ["log", "show", "x", "--where", "after.id >"],
+        ["tail", "x", "--where", "id > 1"],
+        ["tail", "x", "--from", "yesterday"],
         ["bench", "nothing"],
+        ["serve", ".", "--token", "secret"],
+        ["serve", ".", "--origin", "*"],
         ["run", "not-there.yaml"],
         ["check", "not-there.yaml"],
         ["status", "not-there.yaml"],
@@ -84,6 +95,12 @@ def test_a_failure_ends_with_1_and_one_block(tmp_path):
     first, *rest = done.stderr.splitlines()
     assert first.startswith("error: log_missing: ")
     assert rest[-1].startswith("  hint: ")
+
+
+def test_serve_says_at_once_that_there_is_no_log(tmp_path):
+    done = run("serve", tmp_path / "none")
+    assert done.exit_code == 1
+    assert "log_missing" in done.stderr
 
 
 def test_a_failure_under_json_is_one_document(tmp_path):
@@ -114,6 +131,15 @@ def test_check_under_json_prints_the_problems_and_nothing_else(tmp_path):
     assert document["ok"] is False
     assert [problem["kind"] for problem in document["problems"]] == ["config_invalid"] * 2
     assert set(document["problems"][0]) == {"kind", "severity", "message", "repair"}
+
+
+def test_check_misses_the_token_of_subscriptions(tmp_path, monkeypatch):
+    monkeypatch.delenv("TAILRACE_TOKEN", raising=False)
+    text = "name: shop\nsource: {host: 127.0.0.1, port: 1}\nlog: {path: x}\nsubscriptions: {}\n"
+    (tmp_path / "p.yaml").write_text(text)
+    done = run("check", tmp_path / "p.yaml")
+    assert done.exit_code == 2
+    assert "error: secret_missing: resolve ${env:TAILRACE_TOKEN}" in done.stdout
 
 
 def test_check_against_a_server_that_is_not_there_ends_with_1(tmp_path):
@@ -213,6 +239,68 @@ def test_log_show_chooses_by_table_key_transaction_place_and_time(orders):
     assert ids(path, "--to", "2026-01-01T01:00:02+01:00") == [1, 2, 3]
 
 
+def test_log_show_chooses_by_an_expression(orders):
+    path = orders.directory.path
+    assert ids(path, "--where", "after.id > 2") == [3, 4]
+    assert ids(path, "--where", "after.id > 2 and op = 'c'", "--to", "0/7D0") == [3]
+    assert ids(path, "--where", "before.id = 1") == []  # of what is NULL nothing is true
+    done = run("log", "show", path, "--where", "after.qty > 2")
+    assert done.exit_code == 2
+    assert "public.orders has no 'qty'" in done.stderr
+
+
+def test_tail_shows_changes_as_they_come_and_says_where_to_go_on(orders):
+    path = orders.directory.path
+    command = [sys.executable, "-m", "tailrace", "tail", str(path), "--table", "public.orders", "--json"]
+    with subprocess.Popen(
+        [*command, "--from", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert [json.loads(process.stdout.readline())["after"]["id"] for _ in range(4)] == [1, 2, 3, 4]
+        before = orders.writer.durable.offset
+        orders.insert(5)
+        assert json.loads(process.stdout.readline())["after"]["id"] == 5
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    # The signal may come between showing a change and taking its place: that change is shown again then.
+    assert said in [f"go on with --from {at}\n" for at in (before, orders.writer.durable.offset)]
+
+
+def test_tail_goes_on_behind_the_last_change_that_it_showed(orders):
+    path, shown, begin = orders.directory.path, [], "0"
+    for _ in range(4):
+        done = run("tail", path, "--from", begin, "--limit", 1, "--where", "after.id <> 2", "--json")
+        assert done.exit_code == 0, done.output
+        shown.append(json.loads(done.stdout)["after"]["id"])
+        begin = done.stderr.split()[-1]
+        if shown[-1] == 4:
+            break
+    assert shown == [1, 3, 4]
+
+
+def test_tail_follows_a_log_that_rolls_each_change_once_in_order(tmp_path):
+    orders = LogOfOrders(tmp_path / "log", segment_bytes=4000)
+    orders.insert(-1)
+    stop, shown = threading.Event(), []
+    following = threading.Thread(
+        target=lambda: [
+            shown.extend(json.loads(line)["after"]["id"] for line in found.lines)
+            for found in follow(orders.directory, "0", Selection(), TablePolicy.of(ColumnPolicy()), stop)
+        ]
+    )
+    following.start()
+    # It begins where the log ends at that moment.
+    wait_until(lambda: orders.insert(0) and shown, 10, "the first change")
+    for number in range(1, 200):
+        orders.insert(number)
+    wait_until(lambda: shown[-1:] == [199], 10, "the last change")
+    stop.set()
+    following.join(10)
+    orders.close()
+    assert [number for number in shown if number] == list(range(1, 200))
+    assert len(orders.directory.segments("0")) > 3
+
+
 def test_log_show_takes_the_offset_of_any_change(orders):
     path = orders.directory.path
     lines = run("log", "show", path, "--json").stdout.splitlines()
@@ -229,6 +317,7 @@ def test_log_show_speaks_to_people_too(orders):
     assert "2026-01-01T00:00:01" in first
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(orders):
     command = f"{sys.executable} -m tailrace log show {orders.directory.path} | head -c 1"
     done = subprocess.run(
@@ -329,6 +418,7 @@ def test_status_says_that_the_log_is_damaged(orders):
     assert document["error"]["kind"] == "log_corrupt"
 
 
+@pytest.mark.slow
 def test_a_second_engine_on_a_log_is_refused_at_once(orders):
     file = orders.directory.path.parent / "p.yaml"
     file.write_text(

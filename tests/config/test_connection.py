@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
@@ -25,7 +27,8 @@ def test_every_option_of_libpq_may_be_given_under_its_name_and_reaches_it(tmp_pa
             continue
         if name in secret_options():
             (tmp_path / name).write_text("hidden")
-            given, expected = f"${{file:{tmp_path / name}}}", "hidden"
+            given: Any = f"${{file:{tmp_path / name}}}"
+            expected = "hidden"
         else:
             given = {"port": 1, "connect_timeout": 7, "sslmode": "disable"}.get(name, "/x")
             expected = str(given)

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from tailrace.config import EngineOptions, load_engine
-from tailrace.errors import TailraceError
+from tailrace.errors import Kind, TailraceError
+from tailrace.pipeline.run import Run
 
 
 def test_defaults_are_the_documents():
@@ -73,3 +74,16 @@ def test_a_file_has_the_section_and_says_what_is_wrong_in_it(tmp_path):
         load_engine(file)
     assert "engine.on_task_failure (line 8): must be one of" in caught.value.message
     assert "engine.retries (line 9): unknown key" in caught.value.message
+
+
+def test_records_into_kafka_are_an_engines_and_not_a_runs(tmp_path):
+    file = tmp_path / "shop.yaml"
+    file.write_text(
+        "name: shop\nsource: {host: a}\nlog: {path: ./log}\n"
+        "engine: {atomic_source_offset_commit: true, kafka: {bootstrap_servers: 'k:1'}}\n"
+    )
+    found = load_engine(file)
+    assert not found.is_atomic_for_nothing
+    with pytest.raises(TailraceError, match="type: kafka") as caught:
+        Run(found).run()
+    assert caught.value.kind is Kind.CONFIG_INVALID

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -46,7 +47,7 @@ def edited(old: str, new: str) -> str:
 
 
 def test_the_documented_file_loads(tmp_path):
-    pipeline = config.load(written(tmp_path, GOOD))
+    pipeline: Any = config.load(written(tmp_path, GOOD))
     assert pipeline.name == "shop"
     assert pipeline.source.slot == pipeline.source.publication == "tailrace_shop"
     assert pipeline.source.snapshot == "initial"
@@ -57,7 +58,7 @@ def test_the_documented_file_loads(tmp_path):
 def test_relative_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     text = edited("  password: ${env:PG_PASSWORD}", "  password: ${file:./pw}\n  sslrootcert: root.pem")
-    pipeline = config.load(written(tmp_path, text))
+    pipeline: Any = config.load(written(tmp_path, text))
     assert pipeline.log.path == tmp_path / "shop.log"
     assert pipeline.sinks[0].path == tmp_path / "lake"
     assert pipeline.source.sslrootcert == str(tmp_path / "root.pem")

@@ -9,11 +9,22 @@ import pytest
 
 from tailrace.config.document import Document
 from tailrace.config.load import validate
-from tailrace.config.removed import REMOVED
+from tailrace.config.problems import REMOVED
 
 KAFKA = {"type": "kafka", "bootstrap_servers": "127.0.0.1:1"}
 #: Where each key stood: a part of a file in which it is the only problem.
 PLACES: dict[str, dict[str, Any]] = {
+    "source.snapshot_chunk_bytes": {"source": {"snapshot_chunk_bytes": "8 MiB"}},
+    "slot_watch.safe_wal_share_warned": {"source": {"slot_watch": {"safe_wal_share_warned": 0.5}}},
+    "log.snapshot_compression": {"log": {"snapshot_compression": "lz4"}},
+    "engine.task_restarts_max": {"engine": {"task_restarts_max": 3}},
+    "sinks.transaction_records": {"sinks": [KAFKA | {"transaction_records": 5}]},
+    **{
+        f"converter.{name}": {
+            "engine": {"converter": {"type": "avro", "registry_url": "http://r:1", name: "x"}}
+        }
+        for name in ("registry_logical_cluster", "registry_identity_pool", "normalize_schemas")
+    },
     "source.snapshot_read_on": {"source": {"snapshot_read_on": "spark"}},
     "offset_storage.type: postgresql": {"engine": {"offset_storage": {"type": "postgresql"}}},
     "offset_storage.dsn": {"engine": {"offset_storage": {"type": "log", "dsn": "postgresql://db/o"}}},
@@ -21,6 +32,7 @@ PLACES: dict[str, dict[str, Any]] = {
         "engine": {"converter": {"type": "avro", "registry_url": "http://r:1", "registry_deadline_ms": 1}}
     },
     "sinks.dead_letter_value_bytes": {"sinks": [KAFKA | {"dead_letter_value_bytes": 0}]},
+    "converter.mode": {"engine": {"converter": {"type": "cloudevents", "mode": "structured"}}},
     "sinks.too_large": {"sinks": [KAFKA | {"too_large": "dead_letter"}]},
     "sinks.schema_changes": {"sinks": [KAFKA | {"schema_changes": True}]},
     "sinks.heartbeat_topic": {"sinks": [KAFKA | {"heartbeat_topic": "beats"}]},
@@ -50,6 +62,7 @@ def test_a_removed_key_is_refused_with_what_to_write_instead(key: str, tmp_path:
     assert found is None
     name = key.partition(":")[0].rpartition(".")[2]
     # Options of extensions are checked at once, and named in the message.
-    inside = f"avro: {name}: " if key.startswith("converter.") else ""
+    kind = PLACES[key]["engine"]["converter"]["type"] if key.startswith("converter.") else ""
+    inside = f"{kind}: {name}: " if kind else ""
     assert [one.message for one in problems] == [f"{inside}is not a setting any more: {REMOVED[key]}"]
     assert problems[0].path[-1] == (name if not inside else "converter")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import string
+from typing import Any
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -21,6 +22,10 @@ CANARY = "c4n4ry-S3cret"
 def canary(monkeypatch):
     monkeypatch.setenv("CANARY", CANARY)
     return CANARY
+
+
+def source_of(**given: str) -> PostgresSource:
+    return PostgresSource.model_validate(given)
 
 
 def file_with(directory, source, extra=""):
@@ -89,7 +94,8 @@ def test_a_loaded_pipeline_shows_the_reference_only(tmp_path, canary):
             "spark: {conf: {spark.key: '${env:CANARY}'}}\n",
         )
     )
-    assert canary in pipeline.source.conninfo()
+    source: Any = pipeline.source
+    assert canary in source.conninfo()
     for shown in (
         repr(pipeline),
         str(pipeline),
@@ -130,14 +136,14 @@ def test_a_reference_that_leads_nowhere_is_named(tmp_path, content):
 def test_an_unset_variable_is_named(monkeypatch):
     monkeypatch.delenv("NOT_SET", raising=False)
     with pytest.raises(TailraceError) as caught:
-        PostgresSource(host="localhost", password="${env:NOT_SET}").conninfo()
+        source_of(host="localhost", password="${env:NOT_SET}").conninfo()
     assert caught.value.kind is Kind.SECRET_MISSING
     assert "NOT_SET" in caught.value.message
 
 
 def test_every_printable_character_passes_through_a_password(monkeypatch):
     monkeypatch.setenv("HARD", string.printable.rstrip())
-    found = conninfo_to_dict(PostgresSource(dsn="postgresql://u@h/d", password="${env:HARD}").conninfo())
+    found = conninfo_to_dict(source_of(dsn="postgresql://u@h/d", password="${env:HARD}").conninfo())
     assert found["password"] == string.printable.rstrip()
 
 
@@ -159,7 +165,7 @@ def test_a_whole_dsn_may_be_a_reference(monkeypatch, canary):
 
 
 def test_what_was_resolved_as_a_password_is_cut_out_of_foreign_text(canary):
-    PostgresSource(host="h", password="${env:CANARY}").conninfo()
+    source_of(host="h", password="${env:CANARY}").conninfo()
     assert canary not in redact(f"FATAL: could not use {canary}!")
     remember("ab")
     assert redact("abc") == "abc"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
@@ -42,7 +43,7 @@ def edited(old: str, new: str) -> str:
 def test_each_source_has_a_log_and_targets_of_its_own(tmp_path):
     assert read(tmp_path, GOOD) == {}
     found = config.load_engine(tmp_path / "pipeline.yaml")
-    eu, us = found.pipelines
+    eu, us = cast(Any, found.pipelines)
     assert found.has_several
     assert (eu.name, eu.source_name, eu.source.slot, eu.source.publication) == (
         "shop_eu", "eu", "tailrace_shop_eu", "tailrace_shop_eu",
@@ -59,7 +60,7 @@ def test_each_source_has_a_log_and_targets_of_its_own(tmp_path):
 def test_a_single_source_is_as_it_always_was(tmp_path):
     (tmp_path / "p.yaml").write_text("name: shop\nsource: {host: a}\nlog: {path: ./log}\n")
     found = config.load_engine(tmp_path / "p.yaml")
-    (only,) = found.pipelines
+    (only,) = cast(Any, found.pipelines)
     assert config.load(tmp_path / "p.yaml") == only
     assert (only.source_name, only.source.slot, only.log.path) == ("", "tailrace_shop", tmp_path / "log")
     assert not found.has_several

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,12 @@ def test_a_converter_gets_its_options_and_those_it_does_not_take_are_refused() -
     assert isinstance(build("json", {"schemas_enable": False}), JsonConverter)
     made = build("upper", {"width": "3"})
     assert type(made).__name__ == "Upper"
-    for name, options in [("json", {"schema": 1}), ("upper", {}), ("upper", {"width": "s3cret"})]:
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("json", {"schema": 1}),
+        ("upper", {}),
+        ("upper", {"width": "s3cret"}),
+    ]
+    for name, options in cases:
         with pytest.raises(TailraceError, match=f"make the converter '{name}'") as caught:
             build(name, options)
         assert caught.value.kind is Kind.CONFIG_INVALID

@@ -7,26 +7,23 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.debezium import JsonConverter
+from tailrace.decode.changes import decode_block
+from tailrace.decode.json import json_kernel
+from tailrace.decode.kernel import TEXT
+from tailrace.decode.values import forms
 from tailrace.errors import TailraceError
 from tailrace.model import ValueModes
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.changes import decode_block
-from tailrace.sources.postgres.decode.json import json_kernel
-from tailrace.sources.postgres.decode.kernel import TEXT
-from tailrace.sources.postgres.decode.values import forms
 from tests.support.converters.customers import FACTS, as_columns
 from tests.support.decode.hostile import SHAPE, require_named, seed
 from tests.support.decode.wire import block, column, vector
+from tests.support.examples import examples
 
-CONVERTERS = (
-    JsonConverter(schemas_enable=True, provide_transaction_metadata=True),
-    CloudEventsConverter(mode="binary"),
-)
+CONVERTERS = (JsonConverter(schemas_enable=True, provide_transaction_metadata=True),)
 DOUBLES = ValueModes("double", "nanoseconds", "numeric", "hex", "map")
 
 #: What lies around the place that a kernel may write to, and must stay.
@@ -55,7 +52,7 @@ def survive(data: bytes, modes: ValueModes = ValueModes()) -> None:  # noqa: B00
                             json.loads(text)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_mutations_are_survived(data: st.DataObject) -> None:
     mutated = bytearray(seed())
@@ -69,6 +66,7 @@ def test_mutations_are_survived(data: st.DataObject) -> None:
     survive(bytes(mutated), data.draw(st.sampled_from([ValueModes(), DOUBLES])))
 
 
+@pytest.mark.slow
 def test_flips_in_real_streams_are_survived() -> None:
     rng = random.Random(21)
     for name in ("types", "updates", "ddl"):
@@ -94,7 +92,7 @@ STYLES = [
 LETTERS = st.text('{}[],"\\x0123456789-+.eE:tfNULnaiy BC=>\x01é', max_size=30)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(LETTERS | LETTERS.map(lambda text: "1" * 200 + text), min_size=1, max_size=5), st.booleans())
 @example(["\x01" * 40], False)
 @example(["0" * 25, "1e400", "-0." + "0" * 40 + "1"], False)
@@ -122,7 +120,7 @@ def test_no_style_writes_outside_its_buffer(texts: list[str], array: bool) -> No
 
 
 @pytest.mark.parametrize("kind", [701, 700, 1560, 1562, 1700])
-@settings(max_examples=40)
+@examples(40)
 @given(values=st.lists(LETTERS, min_size=1, max_size=5))
 def test_what_does_not_have_its_types_form_is_valid_json(kind: int, values: list[str]) -> None:
     changes = column(kind, values)

@@ -17,8 +17,7 @@ from tailrace.converters.contract import Converter
 from tailrace.converters.native import ArrowConverter, PythonConverter
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
-from tests.support.converters.customers import ANNE, CASES, FACTS, as_columns, groups_of
-from tests.support.converters.golden import NOW_NS
+from tests.support.converters.customers import ANNE, FACTS, as_columns, groups_of
 
 
 def test_the_attributes_are_debeziums() -> None:
@@ -36,29 +35,6 @@ def test_the_attributes_are_debeziums() -> None:
     assert event["data"] == {"before": None, "after": dict(zip(["id", "first_name", "last_name", "email"],
                                                                [1, *ANNE[1:]], strict=True))}  # fmt: skip
     assert all(name.isascii() and name.isalnum() for name in event)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_binary_and_structured_events_say_the_same(case: str) -> None:
-    for group in groups_of(case):
-        whole = CloudEventsConverter(now_ns=lambda: NOW_NS).convert(group)
-        parts = CloudEventsConverter(now_ns=lambda: NOW_NS, mode="binary").convert(group)
-        assert whole.keys.equals(parts.keys) if whole.keys is not None else parts.keys is None
-        headers = parts.headers.to_pylist()
-        for text, data, attributes in zip(
-            whole.values.to_pylist(), parts.values.to_pylist(), headers, strict=True
-        ):
-            told = {
-                n.removeprefix("ce_"): v for n, v in attributes.items() if v is not None and n[:2] == "ce"
-            }
-            if text is None:
-                assert data is None
-                assert told == {}
-                continue
-            event = json.loads(text)
-            assert json.loads(data) == event.pop("data")
-            assert event.pop("datacontenttype") == attributes["content-type"]
-            assert told == {name: value for name, value in event.items() if value is not None}
 
 
 def source_of(case: str) -> pa.Array:
@@ -123,9 +99,11 @@ def announced() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", announced())
 def test_what_is_announced_is_a_converter_with_no_options_but_a_registry(name: str) -> None:
-    options = {"registry_url": "http://127.0.0.1:1"} if name in ("avro", "json_schema") else {}
+    options: dict[str, Any] = (
+        {"registry_url": "http://127.0.0.1:1"} if name in ("avro", "json_schema") else {}
+    )
     made = EntryPoint(name, announced()[name], "tailrace.converters").load()(**options)
     assert isinstance(made, Converter)
     with pytest.raises(TailraceError, match="nonsense"):
-        type(made)(nonsense=1, **options)
+        type(made)(**{**options, "nonsense": 1})
     made.close()

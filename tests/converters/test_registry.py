@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from tailrace.converters.contract import Converter
 from tailrace.converters.with_registry import AvroConverter, JsonSchemaConverter
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.model import OWN_FORMS
-from tailrace.pipeline.preflight.registry import converter_findings
+from tailrace.pipeline.preflight.kafka import converter_findings
 from tailrace.records.group import Group
 from tailrace.sinks.build import build
 from tests.support.converters.avro import decoded
@@ -160,7 +160,7 @@ def test_schemas_that_are_not_registered_stop_where_they_are_not_to_be() -> None
 def test_credentials_are_references_and_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGISTRY_PASSWORD", "s3cr3t-canary")
     with FakeRegistry(username="cdc", password="s3cr3t-canary") as registry:
-        given = {"registry_url": registry.url, "registry_username": "cdc"}
+        given: dict[str, Any] = {"registry_url": registry.url, "registry_username": "cdc"}
         right = AvroConverter(**given, registry_password="${env:REGISTRY_PASSWORD}")
         assert ids(right.convert(of_columns(BASE, "1", "a")).values) == {1}
         copy = pickle.loads(pickle.dumps(right))  # noqa: S301 - its own
@@ -174,7 +174,7 @@ def test_credentials_are_references_and_are_sent(monkeypatch: pytest.MonkeyPatch
         assert "401 Unauthorized: Basic ***" in error.message
     for wrong in ({"registry_password": "in-clear"}, {"registry_url": "http://user:pass@r:1"}, {"url": "x"}):
         with pytest.raises(TailraceError) as caught:
-            AvroConverter(**{"registry_url": "http://r:1", **wrong})
+            AvroConverter(**cast(Any, {"registry_url": "http://r:1", **wrong}))
         assert caught.value.kind is Kind.CONFIG_INVALID
         assert "in-clear" not in str(caught.value)
         assert "user:pass" not in str(caught.value)
@@ -354,58 +354,10 @@ def test_ways_in_that_exclude_each_other_are_refused() -> None:
         ({"registry_token": "${env:T}", "registry_username": "u"}, "give either"),
         ({"registry_password": "${env:T}"}, "needs registry_username"),
         ({"registry_key_file": "/k.pem"}, "needs registry_certificate_file"),
-        ({"registry_logical_cluster": "lsrc-1"}, "registry_logical_cluster needs registry_token"),
-        ({"registry_identity_pool": "pool-1"}, "registry_identity_pool needs registry_token"),
         ({"registry_url": "https://a:1,https://b:1"}, "several are a list"),
     ):
         with pytest.raises(TailraceError, match=said):
             asked(**{"registry_url": "https://registry:1", **wrong})
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-def test_schemas_are_compared_in_a_normal_form_where_it_is_asked_for(normalize: bool) -> None:
-    group, subject = of_columns(BASE, "1", "a"), "shop.public.customers-value"
-    with FakeRegistry() as registry:
-        AvroConverter(registry_url=registry.url, keys="json").convert(group)
-        kind, text = registry.schemas[0]
-        otherwise_written = json.dumps(json.loads(text), sort_keys=True)
-        registry.schemas[0] = kind, otherwise_written
-        registry.queries.clear()
-        given = {"registry_url": registry.url, "normalize_schemas": normalize, "keys": "json"}
-        strict = AvroConverter(**given, auto_register_schemas=False)
-        if normalize:
-            strict.check_shape(group)
-            assert ids(strict.convert(group).values) == {1}
-        else:
-            assert "does not have this schema" in refused(strict, group).message
-        assert ids(AvroConverter(**given).convert(group).values) == ({1} if normalize else {2})
-        assert registry.subjects[subject] == ([1] if normalize else [1, 2])
-        AvroConverter(**given).check_shape(of_columns([*BASE, ("more", 20, -1)], "1", "a", "5"))
-        asked_in = {str(normalize) in target for target in registry.queries if "normalize=" in target}
-        assert asked_in == {True}
-        assert [
-            one for one in registry.queries if one.startswith("POST /compatibility") and "normalize=" in one
-        ]
-
-
-def test_a_token_goes_to_confluents_cloud_with_cluster_and_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKEN", "t0ken-canary")
-    with FakeRegistry(token="t0ken-canary") as registry:
-        token = {"registry_token": "${env:TOKEN}"}
-        asked(registry.url, **token).check()
-        asked(
-            registry.url, **token, registry_logical_cluster="lsrc-1", registry_identity_pool="pool-1"
-        ).check()
-        sent = [
-            {name: headers.get(name) for name in ("target-sr-cluster", "confluent-identity-pool-id")}
-            for headers in registry.headers
-        ]
-        assert sent == [
-            {"target-sr-cluster": "", "confluent-identity-pool-id": None},
-            {"target-sr-cluster": "lsrc-1", "confluent-identity-pool-id": "pool-1"},
-        ]
-        with pytest.raises(TailraceError, match="registry_identity_pool holds what no header can"):
-            asked(registry.url, **token, registry_identity_pool="pool\n1").check()
 
 
 @pytest.mark.parametrize("tells_all", [True, False])
@@ -506,7 +458,7 @@ def test_no_secret_is_in_the_log_lines_of_the_client(
         ({"registry_token": "${env:SECRET}"}, {"token": "s3cr3t-canary"}),
     ):
         with FakeRegistry(**way) as registry, caplog.at_level(logging.DEBUG):  # type: ignore[arg-type]
-            converter = AvroConverter(registry_url=registry.url, **given)
+            converter = AvroConverter(registry_url=registry.url, **cast(Any, given))
             converter.convert(group)
             authorization = registry.headers[0]["authorization"].split()[1]
     said = caplog.text + "".join(capfd.readouterr())
@@ -538,6 +490,7 @@ print(sorted(early), "httpx2" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_the_client_is_loaded_when_it_is_needed_and_says_nothing() -> None:
     with FakeRegistry() as registry:
         done = subprocess.run(

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.decode.changes import TableChanges, decode_block
+from tailrace.decode.envelope import SCHEMA
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 from tailrace.protocol.frames import TRANSACTION_OPEN, OpenUnit
-from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
-from tailrace.sources.postgres.decode.envelope import SCHEMA
 from tests.support.decode.wire import (
     SOURCE,
     UNCHANGED,
@@ -305,7 +305,7 @@ def test_each_of_very_many_shapes_in_one_block_is_kept_apart() -> None:
     assert [changes.rows().column(1).to_pylist() for changes in found] == [[n] for n in range(times)]
 
 
-@pytest.mark.parametrize("tables", [63, 64, 65, 6400])
+@pytest.mark.parametrize("tables", [63, 64, 65, pytest.param(6400, marks=pytest.mark.slow)])
 def test_a_block_may_touch_any_number_of_tables_each_described_again(tables: int) -> None:
     """65 and more are not listed: the decoder counts by rows then."""
     shapes = [relation(oid, f"t{oid}", ONE) for oid in range(1, tables + 1)]

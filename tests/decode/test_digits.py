@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tailrace.sources.postgres.decode import columns
-from tailrace.sources.postgres.decode.gather import Cells, gather
-from tailrace.sources.postgres.decode.kernel import NULL, TEXT
-from tailrace.sources.postgres.decode.values import digits, literals
+from tailrace.decode import columns
+from tailrace.decode.gather import Cells, gather
+from tailrace.decode.kernel import NULL, TEXT
+from tailrace.decode.values import digits, literals
 
 #: Texts that look like numbers and are none, or none that every type holds.
 ODD = ["", "-", "--1", "+1", "1-", ".", "1.", ".5", "-.5", "1.5", "1,5", "NaN", "Infinity", "-Infinity",

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.config import ColumnPolicy
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.column_policy import TablePolicy
+from tailrace.decode.values.masks import HASH_LENGTH, hashed_texts
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ReplicaIdentity
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.protocol.renames import Renames
-from tailrace.sources.postgres.decode.changes import TableChanges
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
-from tailrace.sources.postgres.decode.values.masks import HASH_LENGTH, hashed_texts
 from tests.support.decode.wire import (
     UNCHANGED,
     decode,
@@ -210,7 +210,9 @@ def test_truncation_counts_characters(values: list[str | None], length: int) -> 
     found = decode(
         data,
         table_policy=TablePolicy.of(
-            ColumnPolicy(masks=[{"columns": ["*.*.note"], "method": "truncate", "length": length}])
+            ColumnPolicy.model_validate(
+                {"masks": [{"columns": ["*.*.note"], "method": "truncate", "length": length}]}
+            )
         ),
     )
     texts = [text for changes in found for text in changes.rows().column("note").to_pylist()]
@@ -283,29 +285,29 @@ def test_what_would_make_rows_indistinct_is_refused() -> None:
 
 
 def test_salts_are_shown_nowhere_and_travel_with_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    table_policy = TablePolicy.of(ColumnPolicy(masks=[HASH]))
+    table_policy = TablePolicy.of(ColumnPolicy.model_validate({"masks": [HASH]}))
     assert "Canary" not in repr(table_policy) + repr(table_policy.__dict__)
     carried = pickle.dumps(table_policy)
     monkeypatch.delenv("SALT")
     [changes] = decode(transaction(relation(), insert("1", "a", "2")), table_policy=pickle.loads(carried))  # noqa: S301
     assert changes.rows().column("note").to_pylist() == [hashed("a")]
     with pytest.raises(TailraceError) as caught:
-        TablePolicy.of(ColumnPolicy(masks=[HASH]))
+        TablePolicy.of(ColumnPolicy.model_validate({"masks": [HASH]}))
     assert caught.value.kind is Kind.SECRET_MISSING
     monkeypatch.setenv("SALT", "")
     with pytest.raises(TailraceError) as caught:
-        TablePolicy.of(ColumnPolicy(masks=[HASH]))
+        TablePolicy.of(ColumnPolicy.model_validate({"masks": [HASH]}))
     assert caught.value.kind is Kind.CONFIG_INVALID
 
 
 def test_marks_tell_masks_apart_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     [shape] = decode(transaction(relation(), insert("1", "a", "2")))
     assert shape.relation is not None
-    first = TablePolicy.of(ColumnPolicy(masks=[HASH])).mask_marks(shape.relation)
+    first = TablePolicy.of(ColumnPolicy.model_validate({"masks": [HASH]})).mask_marks(shape.relation)
     assert list(first) == ["note"]
-    assert TablePolicy.of(ColumnPolicy(masks=[HASH])).mask_marks(shape.relation) == first
+    assert TablePolicy.of(ColumnPolicy.model_validate({"masks": [HASH]})).mask_marks(shape.relation) == first
     monkeypatch.setenv("SALT", "another")
-    assert TablePolicy.of(ColumnPolicy(masks=[HASH])).mask_marks(shape.relation) != first
+    assert TablePolicy.of(ColumnPolicy.model_validate({"masks": [HASH]})).mask_marks(shape.relation) != first
 
 
 def test_what_rows_from_before_a_column_have_in_it_is_masked_as_values_are() -> None:

@@ -8,17 +8,18 @@ import random
 import struct
 import tracemalloc
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.decode.changes import decode_block
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol import frames
 from tailrace.protocol.frames import XLOG_PAYLOAD_AT
 from tailrace.protocol.pgoutput import parse_relation
-from tailrace.sources.postgres.decode.changes import decode_block
 from tests.support.decode.hostile import REFUSED, SHAPE, require_named, seed
 from tests.support.decode.wire import (
     SOURCE,
@@ -35,6 +36,7 @@ from tests.support.decode.wire import (
     vector,
     xlog,
 )  # fmt: skip
+from tests.support.examples import examples
 
 OPENED = frames.OpenUnit(frames.TRANSACTION_OPEN, 7, 1000, 0, 0)
 
@@ -47,7 +49,7 @@ def survive(data: bytes, schema: Iterable[bytes] = (SHAPE,), opened: frames.Open
         require_named(error)
         return
     for changes in found:
-        forms = [lambda c=changes: c.envelope("0"), lambda c=changes: c.json_lines("0", SOURCE)]
+        forms: list[Any] = [lambda c=changes: c.envelope("0"), lambda c=changes: c.json_lines("0", SOURCE)]
         if changes.relation is not None:
             forms += [changes.rows, changes.old_keys]
         for form in forms:
@@ -75,7 +77,7 @@ def test_every_truncation_is_survived() -> None:
         survive(data[:size])
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(st.data())
 def test_mutations_are_survived(data: st.DataObject) -> None:
     mutated = bytearray(seed())
@@ -97,13 +99,13 @@ def test_mutations_are_survived(data: st.DataObject) -> None:
     survive(bytes(mutated), opened=OPENED)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.binary(max_size=60), max_size=6), st.sampled_from(b"IUDTMRYBCO"))
 def test_random_messages_in_sound_frames_are_survived(payloads: list[bytes], letter: int) -> None:
     survive(b"".join(xlog(bytes([letter]) + payload) for payload in payloads), opened=OPENED)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(st.tuples(st.sampled_from(b"IUD"), st.sampled_from(b"NKO"), st.binary(max_size=40)), max_size=6)
 )
@@ -113,7 +115,7 @@ def test_random_tuples_of_a_known_table_are_survived(changes: list[tuple[int, in
     survive(b"".join(map(xlog, sound)), opened=OPENED)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.integers(0, 9), st.lists(st.text("\\N\tabtn\n", max_size=30), max_size=5))
 def test_random_copy_lines_are_survived(rows: int, lines: list[str]) -> None:
     text = "".join(line + "\n" for line in lines).encode()

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.config.source.postgres import PostgresSource
+from tailrace.decode.changes import decode_block
 from tailrace.model import ValueModes
-from tailrace.sources.postgres.decode.changes import decode_block
 from tests.support.decode.wire import SOURCE, UNCHANGED, insert, relation, transaction, update, xlog
 
 BYTEA, NUMERIC, MONEY, DATE, TIME, TIMETZ, TIMESTAMP, TIMESTAMPTZ, INTERVAL = (
@@ -179,7 +179,7 @@ INFINITY = 9_223_372_036_825_200_000
     ],
 )
 def test_timestamps(mode: str | None, modifier: int, expected: list[Any]) -> None:
-    values = [STAMP, "infinity", "-infinity"]
+    values: list[str | None] = [STAMP, "infinity", "-infinity"]
     lines, typed, special = given_as(ValueModes(time=mode), TIMESTAMP, values, modifier)
     assert lines == expected
     assert typed.type == pa.timestamp("us")
@@ -234,7 +234,7 @@ def test_times_with_zone_are_in_utc_under_any_mode(text: str, expected: str) -> 
 
 def test_dates() -> None:
     values = ["2017-09-15", "infinity", "0044-03-15 BC", "12024-01-01"]
-    lines, typed, _ = given_as(ValueModes(time="isostring"), DATE, values)
+    lines, typed, _ = given_as(ValueModes(time="isostring"), DATE, [*values])
     assert lines == ["2017-09-15Z", "infinity", "-0043-03-15Z", "+12024-01-01Z"]
     assert typed[0].as_py() == dt.date(2017, 9, 15)
     assert given_as(ValueModes(time="connect"), DATE, ["1970-01-02"])[0] == [1]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tailrace.converters.debezium_types import debezium_modes, given
+from tailrace.converters.debezium_types import debezium_modes, type_mapping
+from tailrace.decode.json import json_kernel
+from tailrace.decode.postgres_types import BUILT_IN
+from tailrace.decode.types import value_type
 from tailrace.model import OWN_FORMS, ValueModes, ValueType
-from tailrace.sources.postgres.decode.json import json_kernel
-from tailrace.sources.postgres.decode.postgres_types import BUILT_IN
-from tailrace.sources.postgres.decode.types import value_type
 
 #: Short texts of a type: those that grow most for their length.
 SHORT = {
@@ -33,7 +33,7 @@ MODES = [
 def styles(oid: int, item: int | None, modes: ValueModes) -> Iterator[int]:
     value = ValueType(oid) if item is None else ValueType(oid, item=ValueType(item))
     yield value_type(value, modes).json
-    yield given(value, debezium_modes(modes)).style
+    yield type_mapping(value, debezium_modes(modes)).style
 
 
 def quoted(item: str) -> str:

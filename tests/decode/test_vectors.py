@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tailrace.protocol import frames
-from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
-from tailrace.sources.postgres.decode.types import row_schema
+from tailrace.decode.changes import TableChanges, decode_block
+from tailrace.decode.types import row_schema
+from tailrace.protocol import frames, metadata_frames
 from tests.support.decode.wire import block, decode, json_of, snapshot, vector
 
 TYPES = vector("types")
 BYTES = bytes.fromhex(TYPES["frames"])
 STREAM = {changes.relation.table: changes for changes in decode(BYTES) if changes.relation}
-SCHEMA = [frame for _, frame in frames.schema_frames(block(BYTES))]
+SCHEMA = [frame for _, frame in metadata_frames.schema_frames(block(BYTES))]
 
 METADATA = ["_op", "_commit_lsn", "_ordinal", "_xid", "_commit_ts", "_log_offset"]
 
@@ -207,7 +207,7 @@ def test_a_block_may_be_cut_between_any_two_frames(name: str) -> None:
     for at in starts[:: max(1, len(starts) // 40)]:
         state = frames.new_state()
         head = frames.summarise(raw[:at], state)
-        schema = [frame for _, frame in frames.schema_frames(raw[:at])]
+        schema = [frame for _, frame in metadata_frames.schema_frames(raw[:at])]
         first = decode_block(raw[:at], 0, None, [])
         second = decode_block(raw[at:], at, head.open_at_end, schema)
         assert lines(first + second) == whole

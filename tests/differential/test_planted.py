@@ -12,12 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tailrace.decode import changes as decoding
+from tailrace.decode import kernel
+from tailrace.decode.tuples import Tuples, find_tuples
 from tailrace.errors import TailraceError
-from tailrace.sinks.delta import evolution, mirror, mirror_files, net_changes
+from tailrace.sinks.delta import evolution
+from tailrace.sinks.delta.mirror import files as mirror_files
+from tailrace.sinks.delta.mirror import net_changes
+from tailrace.sinks.delta.mirror import sink as mirror
 from tailrace.sinks.delta.shapes import ShapeStep
-from tailrace.sources.postgres.decode import changes as decoding
-from tailrace.sources.postgres.decode import kernel
-from tailrace.sources.postgres.decode.tuples import Tuples, find_tuples
 from tests.support.differential.ddl import DDL
 from tests.support.differential.feeding import Feeding
 from tests.support.differential.history import Change, read_log

@@ -58,6 +58,7 @@ def test_settings_change_at_a_reload_and_alter_system_wins(own_pg):
     assert own_pg.query("show work_mem") == [("6MB",)]
 
 
+@pytest.mark.slow
 def test_a_password_is_asked_for_and_stays_out_of_the_dsn():
     with EmbeddedPostgres(find_install(DEFAULT_VERSION), password="it's", durable=False) as server:
         assert server.query("select 1") == [(1,)]
@@ -66,6 +67,7 @@ def test_a_password_is_asked_for_and_stays_out_of_the_dsn():
             psycopg.connect(server.dsn(), connect_timeout=5)
 
 
+@pytest.mark.slow
 def test_a_temporary_directory_is_private_and_goes_at_close():
     server = EmbeddedPostgres(find_install(DEFAULT_VERSION), durable=False)
     with server:
@@ -74,7 +76,7 @@ def test_a_temporary_directory_is_private_and_goes_at_close():
     server.close()
 
 
-def test_a_kept_directory_is_used_again_and_a_half_made_one_is_made_anew(own_pg):
+def test_a_kept_directory_is_used_again_and_a_half_made_one_is_made_again(own_pg):
     # GIVEN a directory in which an earlier run died while it made the data directory
     directory = own_pg.directory / "kept"
     (directory / "data.new").mkdir(parents=True)

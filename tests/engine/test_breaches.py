@@ -41,8 +41,8 @@ BREACHES: dict[str, tuple[Any, str]] = {
     ),
     "rows of none": (lambda n: Converted(None, ["x"], rows=np.array([n])), "are none of the group's"),
     "rows that fall": (lambda _: Converted(None, ["x", "y"], rows=np.array([3, 2])), "its rows fall"),
-    "rows that are none": (lambda _: Converted(None, ["x"], rows=[0]), "no array of integers"),
-    "no length": (lambda _: Converted(None, iter("x")), "have no length"),  # type: ignore[arg-type]
+    "rows that are none": (lambda _: Converted(None, ["x"], rows=[0]), "no array of integers"),  # type: ignore[arg-type]
+    "no length": (lambda _: Converted(None, iter("x")), "have no length"),
 }
 
 
@@ -75,7 +75,7 @@ def test_a_poll_that_returns_no_batch_is_named(polled: Any) -> None:
     class Odd(LinesSource):
         def create_task(self) -> Any:
             task = super().create_task()
-            task.poll = lambda _timeout_s: polled  # type: ignore[method-assign]
+            task.poll = lambda _timeout_s: polled  # type: ignore[assignment, method-assign]
             return task
 
     with pytest.raises(TailraceError) as raised:

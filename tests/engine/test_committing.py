@@ -195,7 +195,7 @@ def test_the_last_commit_takes_what_the_policy_did_not_want_and_nothing_is_heard
 def test_the_last_commit_is_bounded_and_tells_that_it_failed() -> None:
     release = threading.Event()
     bench = Bench(Periodic(1e9))
-    bench.store.fails = lambda: release.wait(SOON_S) and None
+    bench.store.fails = lambda: release.wait(SOON_S) and None  # type: ignore[assignment]
     bench.done()
     assert not bench.committer.finish(0.05)
     release.set()

@@ -145,6 +145,7 @@ def test_completion_tells_failure(error):
     )
     with pytest.raises(TailraceError):
         engine.run()
+    assert heard.completed is not None
     success, message, told = heard.completed
     assert not success
     assert told is engine.error

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tailrace.engine import supervision
 from tailrace.engine.contracts import RetriableError, StopEngine
 from tailrace.engine.lifecycle import State
 from tailrace.engine.processing import manual
@@ -74,9 +75,10 @@ def test_a_task_may_be_restarted_alone_and_loses_nothing():
     assert heard.completed[0]
 
 
-def test_restarts_are_bounded_and_counted_anew_when_a_task_gets_on():
+def test_restarts_are_bounded_and_counted_again_when_a_task_gets_on(monkeypatch):
+    monkeypatch.setattr(supervision, "TASK_RESTARTS_MAX", 1)
     faults = [Fault("poll", at, error=ValueError()) for at in (2, 4, 6, 8)]
-    options = {"on_task_failure": "restart", "task_restarts_max": 1}
+    options = {"on_task_failure": "restart"}
     seen = Seen()
     engine_of(LinesSource(60, faults=faults), seen.record, options=options).run()
     assert seen.lines["0-0"] == numbers(1, 60)
@@ -194,7 +196,7 @@ def test_a_task_that_hangs_for_good_holds_up_nothing(method):
     release = threading.Event()
     fault = Fault(method, task=1, call=lambda: release.wait(FAR_S))
     source, seen, heard = LinesSource(tasks=2, ends=False, faults=[fault]), Seen(), Heard()
-    options = {"task_management_timeout_ms": 1000, "record_processing": {"shutdown_timeout_ms": 100}}
+    options = {"task_management_timeout_ms": 300, "record_processing": {"shutdown_timeout_ms": 100}}
     engine = engine_of(source, seen.record, options=options, callbacks=heard.callbacks())
     try:
         if method == "start":
@@ -427,6 +429,7 @@ def test_a_commit_after_a_mark_on_somebodys_thread_may_close_the_engine():
     assert closed_s[0] < 1  # it returned at once, and did not wait for the end, which waits for the commit
 
 
+@pytest.mark.follows("task_timed_out")
 def test_many_may_close_at_once_and_all_wait_for_the_end():
     entered, release = threading.Event(), threading.Event()
     fault = Fault("stop", call=lambda: (entered.set(), release.wait(FAR_S)))
@@ -439,8 +442,10 @@ def test_many_may_close_at_once_and_all_wait_for_the_end():
     with pytest.raises(TailraceError) as caught:
         engine.close(0.01)
     assert caught.value.kind is Kind.TASK_TIMED_OUT
+    assert "the `timeout_s` of close() is how long it may take" in caught.value.hint
     assert all(closer.is_alive() for closer in closers)
     release.set()
+    engine.close(FAR_S)
     for closer in closers:
         closer.join(FAR_S)
     assert engine.state is State.STOPPED
@@ -560,6 +565,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_or_what_is_made_one_closes_the_engine_and_is_raised_again(sent):
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as running:
@@ -574,6 +580,7 @@ def test_ctrl_c_or_what_is_made_one_closes_the_engine_and_is_raised_again(sent):
     assert running.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_signal_that_did_not_interrupt_the_wait_is_heard():
     # As one that comes between Python's last look at its signals and the main thread's wait.
     elsewhere = "signal.pthread_kill(threading.get_ident(), signal.SIGINT)"
@@ -590,7 +597,7 @@ def test_idle_tasks_cost_next_to_nothing():
     source = LinesSource(0, tasks=100, ends=False)
     with engine_of(source, Seen().record):
         before_cpu, before = time.process_time(), time.monotonic()
-        threading.Event().wait(2.0)
+        threading.Event().wait(1.0)
         share = (time.process_time() - before_cpu) / (time.monotonic() - before)
     assert share < 0.10
 

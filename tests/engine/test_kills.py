@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tailrace import failpoints
 
 POINTS = sorted(name for name in failpoints.NAMES if name.startswith("engine."))
@@ -50,6 +52,7 @@ print(json.dumps(lives))
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_anywhere_goes_on_without_a_gap(tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), *POINTS]
     found = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)

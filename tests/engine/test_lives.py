@@ -15,6 +15,7 @@ from tailrace.engine.offsets.committer import OffsetCommitter
 from tailrace.engine.processing.processors import Flow
 from tailrace.testing.source import LinesTask
 from tests.support.engine_runs import PEACE, SEEDS, Leaks, World, script_of
+from tests.support.examples import examples
 
 
 class Lives(RuleBasedStateMachine):
@@ -48,7 +49,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=25, stateful_step_count=8, deadline=None)
+TestLives.settings = settings(examples(25), stateful_step_count=8)
 
 
 def lives(count, seed):

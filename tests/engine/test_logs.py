@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import logging, sys
 logging.basicConfig(level=getattr(logging, sys.argv[1]), format="%(name)s %(levelname)s %(message)s")
@@ -19,6 +21,7 @@ def said(level: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_log_lines_go_to_pythons_logging() -> None:
     out, errors = said("INFO")
     assert out == ""
@@ -27,5 +30,6 @@ def test_log_lines_go_to_pythons_logging() -> None:
     assert " DEBUG " not in errors
 
 
+@pytest.mark.slow
 def test_nothing_is_said_that_was_not_asked_for() -> None:
     assert said("ERROR") == ("", "")

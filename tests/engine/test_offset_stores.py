@@ -18,6 +18,8 @@ from tailrace.changelog import durable
 from tailrace.config.engine_options import OffsetStorage
 from tailrace.engine.offsets.stores import FileOffsetStore, MemoryOffsetStore, store_for
 from tailrace.errors import Kind, TailraceError
+from tailrace.testing import LinesSource
+from tests.support.engines import Seen, engine_of
 from tests.support.wait import wait_until
 
 A, B = {"server": "a"}, {"server": "b", "shard": "-80"}
@@ -56,6 +58,7 @@ def test_engines_that_take_turns_with_a_file_do_not_disturb_each_other(tmp_path:
         store.stop()
 
 
+@pytest.mark.follows("offsets_locked")
 def test_one_process_at_a_time_uses_a_file(tmp_path: Path) -> None:
     first = opened(tmp_path / "offsets.json")
     second = FileOffsetStore(tmp_path / "offsets.json", "other")
@@ -63,6 +66,8 @@ def test_one_process_at_a_time_uses_a_file(tmp_path: Path) -> None:
         second.start()
     second.stop()
     assert raised.value.kind is Kind.OFFSETS_LOCKED
+    assert raised.value.hint == "stop the other engine, or give this one a file of its own"
+    opened(tmp_path / "own.json").stop()
     first.stop()
     opened(tmp_path / "offsets.json").stop()
 
@@ -82,6 +87,7 @@ def test_what_can_not_be_written_leaves_what_was(tmp_path: Path) -> None:
     store.stop()
 
 
+@pytest.mark.follows("offsets_unreadable")
 def test_a_damaged_file_gives_way_to_the_one_before_it_and_without_one_nothing_starts(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     store = opened(path)
@@ -122,6 +128,7 @@ def follow_removal(error: TailraceError) -> None:
         Path(error.context["file"]).with_name(name).unlink()
 
 
+@pytest.mark.follows("offsets_unreadable")
 def test_a_file_of_a_later_version_is_refused_and_the_way_out_leads_out(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     store = opened(path)
@@ -160,6 +167,31 @@ def test_a_file_that_can_not_be_opened_does_not_ask_for_its_removal(tmp_path: Pa
     opened(path).stop()
 
 
+@pytest.mark.follows("offsets_unwritable")
+def test_a_folder_that_can_be_written_to_again_has_the_engine_go_on(tmp_path: Path) -> None:
+    folder, away = tmp_path / "offsets", tmp_path / "away"
+
+    def run(seen: Seen) -> None:
+        store = FileOffsetStore(folder / "offsets.json", "shop")
+        options = {"offset_commit": {"policy": "always", "timeout_ms": 500}}
+        engine_of(LinesSource(50), seen.record, offsets=store, options=options).run()
+
+    first = Seen(lambda number: number == 5 and folder.exists() and folder.rename(away))
+    with pytest.raises(TailraceError) as raised:
+        run(first)
+    assert raised.value.kind is Kind.OFFSETS_UNWRITABLE
+    assert raised.value.hint == "look at the file's permissions, and the room and health of its disk"
+    away.rename(folder)
+    second = Seen()
+    run(second)
+    (before,), (after,) = first.lines.values(), second.lines.values()
+    assert after[-1] == 50
+    assert sorted({*before, *after}) == list(range(1, 51))
+    third = Seen()
+    run(third)
+    assert third.count == 0  # all was committed
+
+
 WRITER = """
 import sys
 from pathlib import Path
@@ -177,6 +209,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_file_holds_what_was_written_last(tmp_path: Path) -> None:
     path, told = tmp_path / "offsets.json", tmp_path / "told"
     last = 0

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tailrace.engine.offsets.tracker import BATCHES_MAX, Tracker
 from tailrace.errors import TailraceError
+from tests.support.examples import examples
 
 
 class Counted:
@@ -157,7 +158,7 @@ class Marks(RuleBasedStateMachine):
 
 
 TestMarks = Marks.TestCase
-TestMarks.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMarks.settings = settings(examples(150), stateful_step_count=40)
 
 
 def test_a_million_records_marked_out_of_order_cost_a_byte_each():

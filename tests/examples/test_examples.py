@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import secrets
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tailrace import config
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.debezium_topics import JoinTopics
+from tests.support.kafka.reading import read_topic
 from tests.support.postgres import Database
 from tests.support.torture.harness import Round
 from tests.support.wait import wait_until
@@ -20,12 +26,26 @@ pytestmark = pytest.mark.any_postgres("the examples begin where the log ends")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
+#: In each file that the example of Kafka reads.
+LINES = 60_000
+#: Where it is killed: once at each start, or over and over.
+STARTING = ("kafka.after_head", "kafka.after_fence")
+POINTS = (
+    "engine.after_poll", "engine.before_commit", "engine.after_commit", "kafka.after_begin",
+    "kafka.in_batch", "kafka.before_offset", "kafka.before_commit", "kafka.after_commit",
+)  # fmt: skip
+
 
 def test_the_pipeline_file_is_valid_and_fifteen_lines_long() -> None:
     text = (EXAMPLES / "pipeline.yaml").read_text()
     assert len([line for line in text.splitlines() if not line.startswith("#")]) == 15
     loaded = config.load(EXAMPLES / "pipeline.yaml")
     assert [sink.path.name for sink in loaded.sinks] == ["current", "history"]
+
+
+def test_the_file_of_joined_topics_is_valid() -> None:
+    loaded = config.load(EXAMPLES / "joined_topics.yaml")
+    assert loaded.source.address.endswith("shop.public.orders, shop.public.customers")
 
 
 @pytest.mark.timeout(600)
@@ -112,3 +132,73 @@ def test_an_engine_whose_handler_runs_on_executors_tells_the_story_of_each_row(
         assert "".join(line[0] for line in told) == ops
         assert "first" in told[1]
         assert "second" in told[2]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_a_source_of_ones_own_is_in_kafka_once_however_often_it_is_killed(
+    kafka: EmbeddedKafka, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    random_ = random.Random(seed := secrets.randbits(32))
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    for number in range(4):
+        texts = (f"{line:06}" for line in range(LINES))
+        (folder / f"{number}.txt").write_text("\n".join(texts))
+    program = [sys.executable, str(EXAMPLES / "engine_into_kafka.py"), str(folder), kafka.bootstrap]
+    # One that stands still in a transaction while others take its place, again and again.
+    zombie = subprocess.Popen([*program, "4"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    request.addfinalizer(zombie.kill)
+    assert zombie.stdout is not None
+    zombie.stdout.readline()
+    zombie.send_signal(signal.SIGSTOP)
+    kills = 0
+    armed = [f"{point}=kill@1" for point in STARTING]
+    armed += [f"{point}=kill@{random_.randint(1, 5)}" for point in (*POINTS, *POINTS)]
+    armed += [""] * 6
+    random_.shuffle(armed)
+    for point in armed:
+        tasks, kept = str(random_.randint(1, 4)), {**os.environ, "TAILRACE_FAILPOINTS": point}
+        with subprocess.Popen([*program, tasks], env=kept, stdout=subprocess.PIPE) as life:
+            if not point:
+                assert life.stdout is not None
+                life.stdout.readline()
+                time.sleep(random_.random() * 0.3)
+                life.kill()
+            kills += life.wait(120) == -signal.SIGKILL
+    zombie.send_signal(signal.SIGCONT)
+    assert "offsets_preempted" in zombie.communicate(timeout=120)[1]
+    assert zombie.returncode == 1
+    assert subprocess.run([*program, "2"], check=False, timeout=300).returncode == 0
+    by_file: dict[str, list[str]] = {}
+    for message in read_topic(kafka.bootstrap, "lines"):
+        by_file.setdefault(message.key_document, []).append(message.document["text"])
+    assert kills >= 20, seed
+    for number in range(4):
+        assert by_file[f"{number}.txt"] == [f"{line:06}" for line in range(LINES)], seed
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_a_spark_job_of_joined_topics_sees_each_transaction_whole(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    topics = JoinTopics(kafka, topic_name, secrets.randbits(32))
+    out = tmp_path / "out"
+    for _ in range(2):
+        topics.write(60)
+        job = [
+            sys.executable, str(EXAMPLES / "whole_transactions.py"), kafka.bootstrap, ",".join(topics.data),
+            topics.transactions, str(tmp_path / "checkpoint"), str(out),
+        ]  # fmt: skip
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
+        done = subprocess.run(
+            job, capture_output=True, text=True, check=False, timeout=400, cwd=tmp_path,
+            env={**kept, "PYSPARK_PYTHON": sys.executable},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for file in out.rglob("*.json") for line in file.read_text().splitlines()]
+    found = {line["transaction_id"]: line["changes"] for line in lines}
+    assert len(found) == len(lines), topics.seed
+    assert found == {name: count for name, count in topics.counts.items() if count}, topics.seed
+    assert all(line["changes"] == line["transaction_event_count"] for line in lines), topics.seed

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.decode.values.json_texts import are_json
 from tailrace.expressions import database
 from tailrace.expressions.computing import Expression, NoColumnError
 from tailrace.expressions.language import FUNCTIONS, TYPES, ExpressionError, require_type
-from tailrace.sources.postgres.decode.values.json_texts import are_json
 from tailrace.transforms.groups.casts import cast, texts_of
 
 UTC = dt.UTC
@@ -323,6 +323,7 @@ def test_the_database_reaches_no_file_network_or_setting(statement: str) -> None
         database.database().execute(statement).fetchall()
 
 
+@pytest.mark.slow
 def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "DEADLINE_S", 0.05)
     many = Columns(s=pa.array(["ab" * 500] * 200_000))

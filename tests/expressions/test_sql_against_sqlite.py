@@ -6,10 +6,11 @@ import sqlite3
 from collections.abc import Iterable
 
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tailrace.expressions.computing import Expression
+from tests.support.examples import examples
 
 INTEGERS, TEXTS = ("after.i", "after.j"), ("after.s", "after.t")
 COLUMNS = {"i": pa.int32(), "j": pa.int64(), "s": pa.string(), "t": pa.string()}
@@ -141,7 +142,7 @@ def by_sqlite(text: str, rows: list[Row]) -> list[object]:
         database.close()
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(text=truths(2) | integers(3) | texts(3), rows=ROWS)
 @example(text="(after.i % -1)", rows=[{"i": -5, "j": 0, "s": "", "t": None}])
 @example(text="(after.i in (1, 2, null))", rows=[{"i": 1, "j": 0, "s": "", "t": None}])

@@ -15,6 +15,7 @@ from psycopg import pq
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.verify import verify
 from tailrace.converters.debezium import JsonConverter
+from tailrace.decode.changes import TableChanges
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import control_json
@@ -22,7 +23,6 @@ from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import pieces
 from tailrace.records.group import Group
 from tailrace.records.record import Record
-from tailrace.sources.postgres.decode.changes import TableChanges
 from tests.support.capture.captured import capturing
 from tests.support.decode.wire import SOURCE
 from tests.support.postgres import Database

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +31,8 @@ from tests.support.capture.captured import (
 )
 from tests.support.capture.folded import fold
 from tests.support.capture.requested import await_end, request
-from tests.support.postgres import SETTINGS, require_since
+from tests.support.pipeline.shop import Shop
+from tests.support.postgres import SETTINGS, Database, require_since
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
@@ -52,7 +54,15 @@ def copy_of(postgres_version: int) -> Iterator[Callable[..., EmbeddedPostgres]]:
             as_account: dict[str, Any] = {}
             if account is not None:
                 as_account = {"user": account.uid, "group": account.gid, "extra_groups": []}
-            command = [server.bin / "pg_basebackup", "-D", server.data, "-d", primary.dsn(), "-c", "fast"]
+            command: list[Any] = [
+                server.bin / "pg_basebackup",
+                "-D",
+                server.data,
+                "-d",
+                primary.dsn(),
+                "-c",
+                "fast",
+            ]
             subprocess.run(
                 [*command, *options], check=True, capture_output=True, cwd=server.directory, **as_account
             )
@@ -195,6 +205,7 @@ def test_a_pipeline_with_a_failover_slot_goes_on_after_a_promotion_and_loses_not
     assert sorted(read_log(tmp_path / "log").ids) == list(range(1, 402))
 
 
+@pytest.mark.follows("source_misconfigured")
 def test_a_standby_is_captured_with_snapshots_beside_its_stream(
     primary: EmbeddedPostgres, copy_of: Callable[..., EmbeddedPostgres], tmp_path: Path
 ) -> None:
@@ -241,7 +252,11 @@ def test_a_snapshot_on_a_standby_that_waits_for_a_transaction_of_the_primary_hol
         wait_until(lambda: bool(standby.query(made)), 30, "a slot that waits")
         for number in range(102, 105):
             primary.execute(INSERT.format(number, number))
-            wait_until(lambda number=number: number in read_log(log).ids, 30, "the stream to go on")
+            wait_until(
+                functools.partial(lambda wanted: wanted in read_log(log).ids, number),
+                30,
+                "the stream to go on",
+            )
         assert standby.query(made)
         older.commit()
         assert await_end(running, log, asked).outcome is SnapshotOutcome.DONE
@@ -324,4 +339,77 @@ def test_a_captured_standby_that_is_promoted_goes_on_and_is_known_again(
     running.stop()
     found = read_log(tmp_path / "log")
     assert sorted(found.ids) == ids(standby) == list(range(1, 401))
-    assert LogDirectory.open(tmp_path / "log").state_read(STATE_NAME)["timeline"] == 2  # type: ignore[index]
+    assert LogDirectory.open(tmp_path / "log").state_read(STATE_NAME)["timeline"] == 2
+
+
+def captured_shop(server: EmbeddedPostgres, spark: Any, root: Path) -> Shop:
+    """Return a shop whose mirror has all that the server has."""
+    shop = Shop(Database(server, "postgres"), spark, root)
+    shop.source["slot"] = SLOT
+    shop.run()
+    return shop
+
+
+def connect_to(shop: Shop, server: EmbeddedPostgres) -> None:
+    shop.pg = Database(server, "postgres")
+    shop.source["port"] = server.port
+
+
+@pytest.mark.follows("source_timeline_changed")
+@pytest.mark.parametrize("way", ["another server", "new log"])
+def test_a_mirror_of_what_a_failover_lost_is_made_right(
+    primary: EmbeddedPostgres,
+    copy_of: Callable[..., EmbeddedPostgres],
+    spark: Any,
+    tmp_path: Path,
+    way: str,
+) -> None:
+    standby = copy_of(primary, "-R", "-C", "-S", STANDBY_SLOT).start()
+    follow(primary, standby)
+    standby.stop()
+    shop = captured_shop(primary, spark, tmp_path)
+    primary.execute(INSERT.format(101, 200))
+    shop.run()
+    primary.kill()
+    standby.start()
+    assert standby.query("select pg_promote()") == [(True,)]
+    connect_to(shop, standby)
+    standby.execute("delete from items where id <= 10")
+    error = shop.refused(Kind.SOURCE_TIMELINE_CHANGED)
+    if way == "new log":
+        assert "the failover lost transactions that the log has" in error.hint
+        shop.follow_steps(error)
+    else:
+        primary.start()
+        connect_to(shop, primary)
+        primary.execute("delete from items where id <= 20")
+    shop.run()
+    shop.require_equal("items")
+
+
+@pytest.mark.follows("source_behind_log")
+@pytest.mark.parametrize("way", ["a later state", "new log"])
+def test_a_mirror_of_a_server_restored_from_a_backup_is_made_right(
+    primary: EmbeddedPostgres,
+    copy_of: Callable[..., EmbeddedPostgres],
+    spark: Any,
+    tmp_path: Path,
+    way: str,
+) -> None:
+    restored = copy_of(primary)
+    shop = captured_shop(primary, spark, tmp_path)
+    primary.execute(INSERT.format(101, 200))
+    shop.run()
+    primary.kill()
+    restored.start()
+    connect_to(shop, restored)
+    restored.execute("delete from items where id <= 10")
+    error = shop.refused(Kind.SOURCE_BEHIND_LOG)
+    if way == "new log":
+        shop.follow_steps(error)
+    else:
+        assert "restore a later state of it; or" in error.hint
+        primary.start()
+        connect_to(shop, primary)
+    shop.run()
+    shop.require_equal("items")

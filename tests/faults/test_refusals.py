@@ -59,8 +59,9 @@ class Authority:
         openssl("req", "-new", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out", request)
         extension = self.directory / "extension"
         extension.write_text(f"subjectAltName={alternative or 'DNS:' + name}\n")
-        openssl("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self.directory / "ca.key",
-                "-CAcreateserial", "-days", days, "-extfile", extension, "-out", certificate)  # fmt: skip
+        openssl("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey",
+                self.directory / "ca.key", "-CAcreateserial", "-days", str(days), "-extfile", extension,
+                "-out", certificate)  # fmt: skip
         key.chmod(0o600)
         return certificate, key
 

@@ -13,8 +13,8 @@ import yaml
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config import ColumnPolicy
+from tailrace.decode.column_policy import TablePolicy
 from tailrace.pipeline.log.inspection import Selection, json_lines
-from tailrace.sources.postgres.decode.column_policy import TablePolicy
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.postgres import Database, Servers
 from tests.support.proxy import Proxy

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tailrace_servers.postgres import EmbeddedPostgres
@@ -41,6 +42,7 @@ def lose(server: EmbeddedPostgres) -> None:
     wait_until(lost, 60, "the slot to be lost")
 
 
+@pytest.mark.follows("slot_invalidated")
 def test_the_hint_after_a_lost_slot_leads_out_when_followed(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
     server = own_pg
     server.execute("create table items(id int primary key); create table others(id int)")

@@ -19,6 +19,7 @@ def _is_streaming(round_: Round) -> bool:
     return '"streaming"' in round_.command("status", str(round_.file), "--json").stdout
 
 
+@pytest.mark.follows("log_locked")
 @pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
 def test_a_second_engine_is_refused_by_name_while_the_first_lives(
     paused: bool, pg: Database, make_round: Callable[..., Round]
@@ -38,6 +39,7 @@ def test_a_second_engine_is_refused_by_name_while_the_first_lives(
     # THEN that one says why it does not run, in one message without a trace
     assert second.returncode == 1
     assert "log_locked" in second.stderr
+    assert "stop the other" in second.stderr
     assert "Traceback" not in second.stderr
     # AND the first goes on to a good end
     assert first.end() == 0, first.last_words()

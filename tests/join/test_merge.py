@@ -80,7 +80,7 @@ def drive(merge: Fast | Model, steps: list[list[Row] | list[Transaction]]) -> li
     found: list[object] = []
     for step in steps:
         if step and isinstance(step[0], Row):
-            merge.add_data(step)  # type: ignore[arg-type]
+            merge.add_data(step)
         else:
             merge.add_transactions(step)  # type: ignore[arg-type]
         try:
@@ -164,6 +164,7 @@ def check_all_interleavings(*, ordered: bool) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [True, False])
 def test_all_interleavings_of_small_histories_give_the_naive_join(ordered):
     assert check_all_interleavings(ordered=ordered) == 1782
@@ -295,6 +296,7 @@ def test_a_planted_bug_is_found(bug, monkeypatch):
     assert any(map(fails, CHECKS))
 
 
+@pytest.mark.slow
 def test_without_a_bug_none_is_found():
     assert not any(map(fails, CHECKS))
 

@@ -56,7 +56,7 @@ def test_records_of_tables_of_any_width_are_made_in_parts(
         nulls = [None] * (columns - 1)
         end = log.commit(wide(columns), *[insert(1, number, *nulls) for number in range(ROWS)])
         converter = JsonConverter(schemas_enable=schemas)
-        metadata = {} if producers else {"provide_transaction_metadata": True}
+        metadata: Any = {} if producers else {"provide_transaction_metadata": True}
         sink = opened(sink_of(kafka, topic_name, producers, converter=converter, **metadata), log)
         assert write(sink, log, end).rows == ROWS
         sink.close()

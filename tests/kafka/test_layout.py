@@ -188,7 +188,7 @@ def _fencing_before_the_lease(producers: int, fresh: Any, **_: Any) -> Generator
         return AssignmentState()
     standing = AssignmentState(head, (head.log_offset,))
     if head.producers:
-        reached = ()
+        reached: tuple[Any, ...] = ()
         for number in range(head.producers):
             reached += (head.reached((yield Fence(number))),)
         head = replace(head, lease=fresh())
@@ -211,7 +211,7 @@ def _keeping_the_lease(producers: int, fresh: Any, **_: Any) -> Generator[Any, A
     head = yield OpenOwn()
     if head is None or not head.producers:
         return AssignmentState(head, () if head is None else (head.log_offset,))
-    reached = ()
+    reached: tuple[Any, ...] = ()
     for number in range(head.producers):
         reached += (head.reached((yield Fence(number))),)
     return AssignmentState(head, reached)
@@ -220,6 +220,7 @@ def _keeping_the_lease(producers: int, fresh: Any, **_: Any) -> Generator[Any, A
 layout_taking = layout.taking
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "planted",
     [_fencing_before_the_lease, _not_waiting_for_rest, _keeping_the_lease],

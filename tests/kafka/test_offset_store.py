@@ -12,9 +12,11 @@ from tailrace.config.engine_options import OffsetStorage
 from tailrace.engine.offsets.stores import store_for
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets.store import KafkaOffsetStore
+from tailrace.kafka.offsets.topic import key_of, task_in
 from tailrace.kafka.producer.writer import AtomicWriter
 from tailrace.testing import LinesSource, conformance
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.reading import read_topic
 from tests.support.wait import wait_until
 
 HERE = {"server": "a"}
@@ -53,6 +55,13 @@ def test_the_newer_of_two_stores_has_the_offsets_and_the_older_never_again(
     old.stop()
     new.stop()
     assert KafkaOffsetStore(section, "shop", atomic=True).read([HERE]) == {0: {"line": 3}}
+    # What says who has it is no offset of a pipeline of that name, nor of a source.
+    keys = {message.key for message in read_topic(kafka.bootstrap, section.topic)}
+    assert key_of("tailrace", "shop", "offsets") in keys
+    assert [task_in(key or b"", "tailrace", "shop") for key in keys] == [None, None]
+    with pytest.raises(TailraceError) as misused:
+        new.write([({"task": "offsets"}, {"line": 1})], 30)
+    assert misused.value.kind is Kind.ENGINE_MISUSED
 
 
 def test_one_that_stood_still_in_a_commit_goes_on_unless_another_has_written(

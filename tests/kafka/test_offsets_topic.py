@@ -108,6 +108,33 @@ def hinted(told: str, command: str) -> list[str]:
     return shlex.split(found)
 
 
+@pytest.mark.follows("sink_damaged", "offsets_unreadable")
+@pytest.mark.parametrize(("way_out", "then"), [("set", ALL), ("reset", ALL * 2)])
+def test_a_topic_that_another_program_writes_to_is_left_for_one_of_its_own(
+    orders: Orders, kafka: EmbeddedKafka, topic_name: str, way_out: str, then: list[int]
+) -> None:
+    assert orders.replay() == ALL
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "log_level": 0, "partitioner": "murmur2_random"}
+    )
+    producer.produce(
+        f"{topic_name}-offsets", b"no JSON", orders.account.key, headers={"tailrace.offset": "1"}
+    )
+    producer.flush(60)
+    told = run("replay", orders.file, "--sink", "out", status=1)
+    assert "offsets_unreadable" in told
+    assert "give offsets_topic a name of its own" in " ".join(told.split())
+    orders.file.write_text(orders.file.read_text().replace(f"{topic_name}-offsets", f"{topic_name}-own"))
+    # Where to go on, the new topic can't know: a person says so.
+    told = run("replay", orders.file, "--sink", "out", status=1)
+    assert "sink_damaged" in told
+    follow = [str(orders.file) if word == "FILE" else word for word in hinted(told, way_out)]
+    run(*follow, "--yes")
+    assert orders.replay() == then
+    assert orders.replay() == then
+
+
+@pytest.mark.follows("sink_damaged")
 @pytest.mark.parametrize(("way_out", "then"), [("set", ALL), ("reset", ALL * 2)])
 def test_an_offset_that_was_lost_stops_the_sink_until_a_person_says_where_to_go_on(
     orders: Orders, admin: AdminClient, topic_name: str, way_out: str, then: list[int]
@@ -140,6 +167,7 @@ def test_an_offset_that_went_back_stops_the_sink_unless_a_person_has_set_it_back
     assert orders.replay() == [*ALL, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.follows("offsets_unreadable")
 @pytest.mark.parametrize(("way_out", "then"), [("set", ALL), ("reset", ALL * 2)])
 def test_two_offsets_of_one_pipeline_of_which_neither_is_known_to_be_the_newest_stop_it(
     orders: Orders, kafka: EmbeddedKafka, admin: AdminClient, topic_name: str, way_out: str, then: list[int]
@@ -164,6 +192,7 @@ def test_two_offsets_of_one_pipeline_of_which_neither_is_known_to_be_the_newest_
     assert orders.replay() == then
 
 
+@pytest.mark.slow
 def test_the_topic_is_made_for_three_brokers_and_what_should_be_otherwise_is_told(tmp_path: Path) -> None:
     with EmbeddedKafka(find_jars(), nodes=3) as cluster:
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})

@@ -16,7 +16,7 @@ import pytest
 
 from tailrace import Engine
 from tailrace.config import load_engine
-from tailrace.pipeline.postgres_connector import PostgresConnector
+from tailrace.pipeline.connector import PipelineConnector
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.folding import _changes, _folded
 from tests.support.kafka.reading import read_topic
@@ -134,7 +134,7 @@ def test_what_a_sink_has_written_is_in_the_metrics(
     orders: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     config = load_engine(_file(tmp_path, orders, kafka, atomic=True))
-    engine = Engine(config, connector=PostgresConnector(), settings=config.as_settings())
+    engine = Engine(config, connector=PipelineConnector(), settings=config.as_settings())
 
     def number(name: str) -> float | None:
         found = re.search(rf"^tailrace_sink_{name}{{.*}} ([0-9.]+)$", engine.metrics.text(), re.MULTILINE)

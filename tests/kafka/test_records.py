@@ -223,13 +223,13 @@ def test_avro_goes_out_under_the_topics_subjects_and_a_refused_change_stops_it(
         pg.execute("delete from prices where id = 2")
         run(file)
         topic = f"{pg.name}.public.prices"
-        found = [
+        events = [
             (_decoded(one.key, registry), _decoded(one.value, registry))
             for one in read_topic(kafka.bootstrap, topic)
         ]
-        assert [key for key, _ in found] == [{"id": 1}, {"id": 2}, {"id": 2}, {"id": 2}]
-        assert [value and value["op"] for _, value in found] == ["r", "r", "d", None]
-        assert str(found[0][1]["after"]["price"]) == "12.50"
+        assert [key for key, _ in events] == [{"id": 1}, {"id": 2}, {"id": 2}, {"id": 2}]
+        assert [value and value["op"] for _, value in events] == ["r", "r", "d", None]
+        assert str(events[0][1]["after"]["price"]) == "12.50"
         ends = [
             _decoded(one.value, registry) for one in read_topic(kafka.bootstrap, f"{pg.name}.transaction")
         ]

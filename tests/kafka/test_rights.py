@@ -82,6 +82,7 @@ def asked_for(error: TailraceError, principal: Principal) -> set[tuple[str, str,
     return {(resource, name, spelt[operation]) for operation in operations}
 
 
+@pytest.mark.follows("sink_refused")
 @pytest.mark.parametrize("atomic", [True, False])
 @pytest.mark.parametrize("create", [True, False])
 def test_with_exactly_the_rights_of_the_table_it_works_and_each_that_lacks_is_named(
@@ -194,7 +195,7 @@ def test_over_tls_it_works_and_what_is_wrong_is_said_at_once_and_no_secret_is_to
         (tmp_path / directory).mkdir()
         return orders_by(principal, tmp_path / directory, kafka, topic_name, SASL_TLS, options=options)
 
-    right = orders_with("right", **{"ssl.ca.location": str(authority.certificate)})
+    right = orders_with("right", **{"ssl.ca.location": str(authority.certificate)})  # type: ignore[assignment]
     told.append(run("--verbose", "replay", right.file, "--sink", "out"))
     assert written(kafka, right.topic) == IDS
     for command in (("offsets", "show", right.file), ("status", right.file)):

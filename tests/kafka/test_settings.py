@@ -106,7 +106,6 @@ def test_the_engines_switch_is_each_sinks_unless_it_says_otherwise(
 def test_settings_that_count_for_nothing_are_told(tmp_path: Path) -> None:
     given = {
         "offset_flush_interval_ms": ("500", "transaction_boundary: interval"),
-        "transaction_records": ("10", "transaction_boundary: records"),
         "transaction_topic": ("ends", "provide_transaction_metadata: true"),
         "heartbeat_topic_prefix": ("beats", "heartbeat_interval_ms: 1000"),
     }
@@ -119,11 +118,11 @@ def test_settings_that_count_for_nothing_are_told(tmp_path: Path) -> None:
     file.write_text(
         "name: shop\nsource: {type: postgresql, host: 127.0.0.1, port: 1, dbname: shop, user: nobody}\n"
         "log: {path: ./log}\nsinks: [{type: kafka, name: out, bootstrap_servers: '127.0.0.1:1', "
-        "offset_flush_timeout_ms: 100, transaction_records: 5}]\n"
+        "offset_flush_timeout_ms: 100, transaction_topic: ends}]\n"
     )
     (said,) = [one for one in preflight(file) if "has no effect" in one.message]
-    assert "sink 'out': transaction_records has no effect" in said.message
-    assert (said.severity, said.repair.startswith("set transaction_boundary: records")) == (
+    assert "sink 'out': transaction_topic has no effect" in said.message
+    assert (said.severity, said.repair.startswith("set provide_transaction_metadata: true")) == (
         Severity.WARNING, True,
     )  # fmt: skip
 

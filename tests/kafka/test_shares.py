@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,7 @@ from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.contract import KeysFirst
 from tailrace.converters.debezium import JsonConverter
-from tailrace.kafka.offsets.topic import partition_of
-from tailrace.kafka.producer.shares import Share, shares_of
+from tailrace.kafka.producer.partitioner import Share, partition_of, shares_of
 from tailrace.records.events import Converted
 from tailrace.sinks.kafka.sink import account_of
 from tests.support.converters.customers import CASES, groups_of
@@ -66,8 +65,8 @@ def test_a_topic_without_keys_is_one_producers() -> None:
 @pytest.mark.parametrize("make", [JsonConverter, CloudEventsConverter])
 @pytest.mark.parametrize("case", CASES)
 def test_keys_alone_are_those_of_the_events(case: str, make: Any, schemas: bool) -> None:
-    converter = make(schemas_enable=schemas)
-    assert isinstance(converter, KeysFirst)
+    converter: Any = make(schemas_enable=schemas)
+    assert isinstance(cast(object, converter), KeysFirst)
     for group in groups_of(case):
         keys, rows = converter.keys(group)
         events = converter.convert(group)

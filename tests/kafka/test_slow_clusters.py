@@ -15,17 +15,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from tailrace import failpoints
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.kafka.client import settings as client
 from tailrace.kafka.offsets.topic import OffsetsTopic
+from tailrace.kafka.producer.preemption import raise_out_of_time
 from tailrace.kafka.producer.sender import SendProgress
 from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.views import SinkState
 from tailrace.sinks.kafka import shares
 from tailrace.sinks.kafka.records import Records
-from tailrace.sinks.kafka.shares import raise_out_of_time
 from tailrace.sinks.kafka.sink import KafkaSink
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.batches import fill, not_shrinking
@@ -37,6 +37,8 @@ from tests.support.spark.wire import HandmadeLog, insert
 SHORT, STILL = 3000, 8000
 QUOTA = 60_000
 LENGTH = 600
+#: So often a run may end by what may pass.
+ENDS = 4
 
 pytestmark = pytest.mark.slow
 
@@ -91,11 +93,9 @@ def test_one_that_stood_still_for_longer_than_its_transaction_goes_on_if_nobody_
         name = f"{topic_name}-{point}"
         Readers(log.directory).remove("kafka")  # other topics have their own offsets
         feed = feed_of(kafka, name, log, end, options={"transaction.timeout.ms": str(SHORT)})
-        unarm = threading.Timer(STILL / 2000, failpoints.arm, [""])
-        unarm.start()
         with capture_logs() as logs:
             feed.run()
-        unarm.join()
+        failpoints.arm("")
         each_once(kafka, name, 3)
         [failed] = [line for line in logs if line["event"] == "sink failed; trying again"]
         assert "sink_write_failed" in failed["error"]
@@ -181,7 +181,7 @@ def test_an_error_that_time_has_nothing_to_do_with_is_raised_as_it_is() -> None:
         raise error
     except TailraceError:
         with pytest.raises(TailraceError) as raised:
-            raise_out_of_time(error, writer)  # type: ignore[arg-type]
+            raise_out_of_time(error, writer)
     assert raised.value is error
     assert error.__cause__ is None
     assert error.__context__ is None
@@ -227,20 +227,24 @@ def test_a_transaction_of_the_source_that_takes_longer_gets_more_time(
     assert "of 1500 records" in warning["why"]
 
 
+@pytest.mark.follows("sink_transaction_too_long")
 def test_one_that_does_not_fit_into_the_time_that_was_set_is_named_with_the_way_out(
     kafka: EmbeddedKafka, slow: str, topic_name: str, log: HandmadeLog
 ) -> None:
     end = fill(log, 1500, LENGTH, not_shrinking)
     settings = {"client.id": slow, "batch.size": "16000", "transaction.timeout.ms": "5000"}
-    feed = feed_of(kafka, topic_name, log, end, offset_flush_timeout_ms=5000, options=settings)
-    with pytest.raises(TailraceError) as refused:
-        feed.run()
+    for _ in range(ENDS):
+        feed = feed_of(kafka, topic_name, log, end, offset_flush_timeout_ms=5000, options=settings)
+        with pytest.raises(TailraceError) as refused:
+            feed.run()
+        if refused.value.kind is not Kind.SINK_WRITE_FAILED:  # it may pass
+            break
     assert refused.value.kind is Kind.SINK_TRANSACTION_TOO_LONG
     assert refused.value.policy is Policy.STOP
     found = r"of 1500 records \(\d+ bytes\) were delivered in \d+ s, and 5 s are"
     assert re.search(found, refused.value.message)
     assert refused.value.context["log_offset"] == 0
-    assert "transaction.max.timeout.ms" in refused.value.hint
+    assert "raise transaction.timeout.ms in `options`" in refused.value.hint
     settings["transaction.timeout.ms"] = "120000"
     feed_of(kafka, topic_name, log, end, offset_flush_timeout_ms=5000, options=settings).run()
     each_once(kafka, topic_name, 1500)

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.kafka.client import settings as client

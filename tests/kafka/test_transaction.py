@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def _explore(changes: int, lives: int) -> int:
     At any moment the newest producer may be followed by another, whether it has died, is paused or
     is in the middle of anything; those before it go on as long as they are able to.
     """
-    start = (Broker(), (Producer(),))
+    start: tuple[Broker, tuple[Producer, ...]] = (Broker(), (Producer(),))
     seen = {start}
     waiting = [start]
     while waiting:
@@ -51,7 +52,7 @@ def _check(broker: Broker, producers: tuple[Producer, ...]) -> None:
     assert all(producer.told <= broker.offset for producer in producers)
 
 
-@pytest.mark.parametrize(("changes", "lives"), [(CHANGES, LIVES), (1, 3)])
+@pytest.mark.parametrize(("changes", "lives"), [(CHANGES, LIVES), pytest.param(1, 3, marks=pytest.mark.slow)])
 def test_each_change_is_committed_once_whoever_dies_wakes_or_hears_nothing(changes: int, lives: int) -> None:
     assert _explore(changes, lives) > 10_000
 
@@ -69,7 +70,7 @@ def test_each_change_is_committed_once_whoever_dies_wakes_or_hears_nothing(chang
         ((ProducerState.COMMITTING, ProducerEvent.UNKNOWN), (ProducerState.READY, (Command.TELL_SOURCE,))),
     ],
 )
-def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, key: object, planted: object) -> None:
+def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, key: Any, planted: Any) -> None:
     monkeypatch.setitem(transaction.TRANSITIONS, key, planted)
     with pytest.raises((AssertionError, IllegalTransition)):
         _explore(CHANGES, LIVES)

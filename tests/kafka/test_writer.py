@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.offsets.topic import OffsetsTopic
 from tailrace.kafka.producer.sender import Sender
-from tailrace.kafka.producer.transaction import ProducerState
+from tailrace.kafka.producer.transaction import ProducerEvent, ProducerState
 from tailrace.kafka.producer.writer import AtomicWriter
 from tailrace.records.events import Converted
 from tailrace_servers.kafka import EmbeddedKafka
@@ -70,7 +70,7 @@ def test_one_that_was_taken_over_commits_nothing_more_and_says_so(kafka: Embedde
     with structlog.testing.capture_logs() as logs, pytest.raises(TailraceError) as refused:
         old.commit({"number": 10})
     assert refused.value.kind is Kind.SINK_PREEMPTED
-    assert old.state is ProducerState.PREEMPTED
+    assert old.state is ProducerState.PREEMPTED  # type: ignore[attr-defined]
     [told] = [entry for entry in logs if "fenced" in entry["event"]]
     assert (told["log_level"], told["transactional_id"]) == ("warning", f"test-{topic}-0")
     old.close()
@@ -78,6 +78,49 @@ def test_one_that_was_taken_over_commits_nothing_more_and_says_so(kafka: Embedde
     new.commit({"number": 25})
     new.close()
     require_each_once(read_numbers(kafka, topic), 25)
+
+
+class _Failing:
+    """A producer one method of which meets a fatal error while it reports deliveries."""
+
+    def __init__(self, real: object, method: str) -> None:
+        self._real = real
+        self._method = method
+
+    def __len__(self) -> int:
+        return len(self._real)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> object:
+        return self._fail if name == self._method else getattr(self._real, name)
+
+    def _fail(self, *_: object) -> None:
+        # As the client raises it, which goes on in C with an exception set.
+        fenced = KafkaException(KafkaError(KafkaError._FENCED, "a later producer", fatal=True))
+        try:
+            raise SystemError("returned a result with an exception set") from fenced
+        except SystemError as error:
+            raise SystemError("the same") from error
+
+
+@pytest.mark.parametrize("method", ["begin_transaction", "commit_transaction", "abort_transaction", "flush"])
+def test_a_fatal_error_that_the_client_raises_as_its_own_failure_is_what_it_was(
+    kafka: EmbeddedKafka, topic: str, method: str
+) -> None:
+    out = writer(kafka.bootstrap, topic, atomic=method != "flush")
+    out.open()
+    out._producer = out._sender._producer = _Failing(out._producer, method)  # type: ignore[attr-defined]
+
+    def write() -> None:
+        out.send(topic, numbers(1, 10))
+        if method == "abort_transaction":
+            out._fail(ProducerEvent.REFUSED)  # type: ignore[attr-defined]
+            out._raise_if_preempted(TailraceError(Kind.SINK_REFUSED, "send"))  # type: ignore[attr-defined]
+        out.commit({"number": 10})
+
+    with pytest.raises(TailraceError) as refused:
+        write()
+    assert refused.value.kind is Kind.SINK_PREEMPTED
+    out.close()
 
 
 def test_without_transactions_records_come_before_their_offset(kafka: EmbeddedKafka, topic: str) -> None:

@@ -133,7 +133,7 @@ def _records(bootstrap: str, topic: str) -> list[dict[str, Any]]:
                 "partitions": len(partitions),
                 "key": _text(message.key()),
                 "value": _text(message.value()),
-                "headers": [[name, _text(value)] for name, value in message.headers() or []],
+                "headers": [[name, _text(value)] for name, value in message.headers() or []],  # type: ignore[arg-type]
             }
         )
     consumer.close()

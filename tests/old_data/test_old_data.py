@@ -55,6 +55,7 @@ def rows(old: Path, table: str) -> list[list[Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_an_old_log_is_sound_and_tells_what_was_committed(old: Path) -> None:
     tailrace("log", "verify", old / "log")
     changes = [json.loads(line) for line in tailrace("log", "show", old / "log", "--json").splitlines()]

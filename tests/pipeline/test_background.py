@@ -1,7 +1,8 @@
-"""Which failure an error of somebody else's is."""
+"""Which failure an error of somebody else's is; a Spark that is gone, or comes late."""
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,9 @@ from tailrace.config import PipelineConfig
 from tailrace.errors import Kind, Policy
 from tailrace.pipeline.background import as_failure
 from tailrace.pipeline.spark_host import SparkHost
+from tests.support.wait import wait_until
+
+SOON_S = 60.0
 
 
 def met(function: Any) -> BaseException:
@@ -42,3 +46,45 @@ def test_jobs_of_a_spark_that_is_gone_need_no_cancelling() -> None:
         sparkContext=SimpleNamespace(cancelJobsWithTag=lambda _: gone())
     )
     host.cancel_jobs(["one"])
+
+
+class _Session:
+    """A session that tells how often it was stopped."""
+
+    def __init__(self) -> None:
+        self.stopped = 0
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_session_that_appears_after_the_stop_is_stopped_if_it_is_its_own(
+    is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: PipelineConfig = SimpleNamespace(name="shop", spark=None)  # type: ignore[assignment]
+    host, session = SparkHost(config), _Session()
+    starting, may_be_there, warmed = threading.Event(), threading.Event(), []
+
+    def session_or_new(*_: object) -> tuple[_Session, bool]:
+        starting.set()
+        assert may_be_there.wait(SOON_S)
+        return session, is_own
+
+    monkeypatch.setattr("tailrace.spark.session.session_or_new", session_or_new)
+    monkeypatch.setattr("tailrace.spark.session.warm", warmed.append)
+    host.start()
+    assert starting.wait(SOON_S)
+    host.stop()
+    may_be_there.set()
+    wait_until(lambda: host.is_ready, SOON_S, "the end of the start")
+    assert (session.stopped, warmed) == (int(is_own), [])
+
+
+def test_a_host_that_was_stopped_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: PipelineConfig = SimpleNamespace(name="shop", spark=None)  # type: ignore[assignment]
+    host, started = SparkHost(config), []
+    monkeypatch.setattr("tailrace.spark.session.session_or_new", lambda *_: started.append(1))
+    host.stop()
+    assert host.session(threading.Event()) is None
+    assert not started

@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.changelog import format as codec
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.config.sinks import Pacing
+from tailrace.model import Pacing
 from tailrace.pipeline.batch_size import BatchGoal
 from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
@@ -62,8 +62,8 @@ def orders(tmp_path: Path) -> Iterator[LogOfOrders]:
     [
         ({}, [5]),
         ({"transaction_boundary": "transaction"}, [5]),  # it is the sink that ends one within a batch
-        ({"transaction_boundary": "records", "transaction_records": 25}, [1, 3, 5]),
-        ({"transaction_boundary": "records", "transaction_records": 3}, [0, 1, 2, 3, 4, 5]),
+        ({"transaction_boundary": "records", "batch_rows_max": 25}, [1, 3, 5]),
+        ({"transaction_boundary": "records", "batch_rows_max": 3}, [0, 1, 2, 3, 4, 5]),
         ({"transaction_boundary": "interval"}, [5]),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_batch_costs_no_more_the_more_there_is_in_the_log(
     transactions = 300
     ends = [orders.insert(number) for number in range(transactions)]  # a block each
     spans: list[tuple[int, int]] = []
-    feed = feed_of(orders, spans, transaction_boundary="records", transaction_records=1)
+    feed = feed_of(orders, spans, transaction_boundary="records", batch_rows_max=1)
     feed.finish_at(ends[-1])
     feed.run()
     assert [end for _, end in spans] == ends

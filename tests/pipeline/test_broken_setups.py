@@ -82,13 +82,19 @@ class Place:
     def findings(self) -> list[Finding]:
         return preflight(self.file())
 
+    @property
+    def section(self) -> Any:
+        """The source's section, validated."""
+        return load(self.file()).source
+
     def slot_name(self) -> str:
-        return load(self.file()).source.slot
+        slot: str = self.section.slot
+        return slot
 
     def capture(self, **expect: Any) -> None:
         """Begin a log: take the snapshot and stop."""
         config = load(self.file())
-        running = Running(CaptureTask(config.source, config.log.path, config.log, name="shop"))
+        running = Running(CaptureTask(self.section, config.log.path, config.log, name="shop"))
         running.wait_for("streaming")
         running.stop()
 
@@ -169,7 +175,7 @@ def refused_by_hba(place: Place) -> None:
 
     def refused() -> bool:
         try:
-            psycopg.connect(load(place.file()).source.conninfo()).close()
+            psycopg.connect(place.section.conninfo()).close()
         except psycopg.OperationalError:
             return True
         return False
@@ -220,9 +226,9 @@ def slot_of_another_database(place: Place) -> None:
 def in_use(place: Place) -> None:
     """Somebody else reads from the slot that the log made."""
     place.capture()
-    conninfo = load(place.file()).source.conninfo(replication="database")
+    conninfo = place.section.conninfo(replication="database")
     connection = psycopg.pq.PGconn.connect(conninfo.encode())
-    publication = load(place.file()).source.publication
+    publication = place.section.publication
     connection.exec_(
         f"START_REPLICATION SLOT {place.slot_name()} LOGICAL 0/0 "
         f"(proto_version '1', publication_names '{publication}')".encode()
@@ -329,6 +335,17 @@ def seen(place: Place, broken: Broken) -> list[Finding]:
     return [each for each in place.findings() if each.kind is broken.kind and broken.says in each.message]
 
 
+@pytest.mark.follows(
+    "publication_mismatch",
+    "slot_at_risk",
+    "slot_foreign",
+    "slot_in_use",
+    "source_auth_failed",
+    "source_misconfigured",
+    "source_privilege_missing",
+    "source_unreachable",
+    "transaction_open",
+)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
 def test_each_broken_set_up_has_its_own_message_and_repair(place: Place, broken: Broken) -> None:
     require_since(broken.since, broken.says, place.server.version)
@@ -360,7 +377,7 @@ def test_an_open_transaction_is_named_with_its_process(place: Place) -> None:
     opened, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with psycopg.connect(load(place.file()).source.conninfo(application_name="re\nport")) as connection:
+        with psycopg.connect(place.section.conninfo(application_name="re\nport")) as connection:
             connection.execute("insert into orders values (7)")
             opened.set()
             done.wait(60)

@@ -10,14 +10,15 @@ import time
 import pytest
 
 from tailrace import Engine, TailraceError
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.config import EngineConfig
 from tailrace.engine import tasks as tasks_module
 from tailrace.errors import Kind
-from tailrace.pipeline import postgres_connector as connector_module
-from tailrace.pipeline import source_worker as lane_module
+from tailrace.pipeline import connector as connector_module
+from tailrace.pipeline import run as run_module
+from tailrace.pipeline import source_worker as worker_module
+from tailrace.pipeline.connector import PipelineConnector, PipelineTask
 from tailrace.pipeline.log.consumer import LogConsumer, reader_name
-from tailrace.pipeline.postgres_connector import PostgresConnector, PostgresTask
 from tailrace.pipeline.status.document import FILE_NAME, document
 from tailrace.ranges import changes as changes_module
 from tailrace.sources.postgres.source import PostgresSourceType
@@ -51,7 +52,7 @@ def stage(tmp_path, monkeypatch):
             self.engines.append(
                 Engine(
                     *file,
-                    connector=PostgresConnector,
+                    connector=PipelineConnector,
                     settings=settings,
                     name="shop",
                     options=QUICK | handlers.pop("options", {}),
@@ -76,7 +77,7 @@ def stage(tmp_path, monkeypatch):
     staged = Stage()
     staged.captures, staged.engines = {}, []
     monkeypatch.setattr(PostgresSourceType, "capture", lambda _, *args, **kw: staged.capture_of(*args, **kw))
-    monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
+    monkeypatch.setattr(worker_module, "refuse_if_written", lambda *_: None)
     monkeypatch.setattr(PostgresSourceType, "end", lambda *_: staged.end_lsn)
     yield staged
     for engine in staged.engines:
@@ -165,7 +166,7 @@ def test_a_server_that_stays_away_uses_up_the_attempts_and_one_that_came_back_gi
     stage, monkeypatch
 ):
     monkeypatch.setattr(tasks_module, "POLL_S", 0.005)
-    polls, begun, poll = itertools.count(), [], PostgresTask.poll
+    polls, begun, poll = itertools.count(), [], PipelineTask.poll
     polled = [0]
 
     def counted(task, timeout_s):
@@ -180,7 +181,7 @@ def test_a_server_that_stays_away_uses_up_the_attempts_and_one_that_came_back_gi
         wait_until(lambda: polled[0] > before + 2, 60, "polls that gave nothing")
         raise TailraceError(Kind.SOURCE_UNREACHABLE, "away")
 
-    monkeypatch.setattr(PostgresTask, "poll", counted)
+    monkeypatch.setattr(PipelineTask, "poll", counted)
     monkeypatch.setattr(FakeCapture, "run", run)
     with pytest.raises(TailraceError) as raised:
         stage.engine(on_batch=print, options={"errors_retries_max": 2}).run()
@@ -202,6 +203,7 @@ def test_several_sources_are_dealt_out_and_one_that_fails_leaves_the_others_at_w
     wait_until(lambda: sorted(seen) == [1, 2], 60, "the others' records")
     assert engine.state == "polling_tasks"
     # The one that failed is seen where one looks, long before the end.
+    wait_until(lambda: engine.error is not None, 60, "the error")
     assert engine.error.kind is Kind.SLOT_MISSING
     [task] = engine.view().tasks
     assert [error.context["source"] for error in task.errors] == ["s0"]
@@ -235,7 +237,7 @@ def test_a_source_that_failed_alone_is_the_engines_failure_when_it_is_closed(sta
 
 def test_sinks_are_fed_beside_a_handler_and_without_one(stage, monkeypatch):
     seen, got = [], []
-    monkeypatch.setattr(lane_module, "build", lambda config, *_: FakeSink(config.name, got, None))
+    monkeypatch.setattr(worker_module, "build", lambda config, *_: FakeSink(config.name, got, None))
     sinks = {"sinks": [{"type": "python", "handler": "no.module:needed", "name": "one", "interval_ms": 0}]}
     with stage.engine(sinks, on_batch=ids(seen)):
         first = stage.capture.log.insert(1)
@@ -282,7 +284,7 @@ def test_the_status_tells_of_a_running_engine_its_handler_and_how_it_ended(stage
 
 def test_a_sink_that_fails_leaves_the_handler_at_work_and_is_told_in_the_end(stage, monkeypatch):
     seen, failure = [], TailraceError(Kind.SINK_WRITE_FAILED, "for ever")
-    monkeypatch.setattr(lane_module, "build", lambda config, *_: FakeSink(config.name, [], failure))
+    monkeypatch.setattr(worker_module, "build", lambda config, *_: FakeSink(config.name, [], failure))
     sink = {"type": "python", "handler": "no.module:needed", "name": "one", "retry_attempts_max": 0}
     stage.end_lsn = 2000
     engine = stage.engine({"sinks": [sink], "until_caught_up": True}, on_batch=ids(seen))
@@ -306,9 +308,9 @@ def test_a_sink_whose_target_stands_still_is_waited_for_once(stage, monkeypatch)
             may_end.wait(120)
             return super().write(spark, log, span, pieces)
 
-    monkeypatch.setattr(connector_module, "DRAIN_DEADLINE_S", 0.2)
-    monkeypatch.setattr(connector_module, "GIVE_UP_DEADLINE_S", 60.0)  # that of Spark's jobs
-    monkeypatch.setattr(lane_module, "build", lambda config, *_: StandingStill(config.name, [], None))
+    monkeypatch.setattr(run_module, "DRAIN_DEADLINE_S", 0.2)
+    monkeypatch.setattr(run_module, "GIVE_UP_DEADLINE_S", 60.0)  # that of Spark's jobs
+    monkeypatch.setattr(worker_module, "build", lambda config, *_: StandingStill(config.name, [], None))
     sinks = [{"type": "python", "handler": "no.module:needed", "name": "one"}]
     engine = stage.engine({"sinks": sinks}, on_batch=lambda _: None)
     engine.start()
@@ -328,8 +330,8 @@ def test_connector_and_task_keep_to_the_contracts(stage, tmp_path, monkeypatch):
     log.insert(6)
     log.insert(7, 8)
     log.close()
-    conformance.check_connector(PostgresConnector, stage.settings)
-    connector = PostgresConnector()
+    conformance.check_connector(PipelineConnector, stage.settings)
+    connector = PipelineConnector()
     connector.start(connector_context(stage.settings, name="conformance"))
     (own,) = connector.task_settings(1)
     conformance.check_task(connector.create_task, own, records=8)

@@ -158,7 +158,7 @@ def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
     assert status(file)["state"] == "stopped"
     assert mirrored(tmp_path / "mirror") == now
 
-    # Again with nothing new: nothing is doubled. A sink that is emptied is built anew.
+    # Again with nothing new: nothing is doubled. A sink that is emptied is rebuilt.
     tailrace("replay", file, "--sink", "0")
     assert changes_in(tmp_path / "lines") == expected
     shutil.rmtree(tmp_path / "lines")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
+import urllib.request
 
 import pytest
 
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline import postgres_connector as connector_module
-from tailrace.pipeline import source_worker as lane_module
+from tailrace.pipeline import run as run_module
+from tailrace.pipeline import source_worker as worker_module
 from tailrace.pipeline.run import Run
 from tailrace.pipeline.status.display import Pace, Sample, duration, line, size
 from tailrace.pipeline.status.document import FILE_NAME, document
-from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.pipeline.status.views import SinkState
+from tailrace.pipeline.status.views import PipelineState, SinkState
 from tailrace.sources.postgres.source import PostgresSourceType
 from tests.support.pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
 from tests.support.wait import wait_until
@@ -30,7 +33,7 @@ def stage(tmp_path, monkeypatch):
         failures = {}  # noqa: RUF012
         capture = None
 
-        def engine(self, **options):
+        def engine(self, settings=None, **options):
             config = EngineConfig.model_validate(
                 {
                     "name": "shop",
@@ -40,20 +43,27 @@ def stage(tmp_path, monkeypatch):
                         {"type": "jsonl", "name": name, "path": str(tmp_path / name), "interval_ms": 0}
                         for name in self.sinks
                     ],
+                    "engine": settings or {},
                 }
             )
             self.config = config
             self.capture = FakeCapture(config.log.path)
-            monkeypatch.setattr(PostgresSourceType, "capture", lambda *_, **__: self.capture)
+            monkeypatch.setattr(PostgresSourceType, "capture", lambda *_, **__: self.next_capture())
             return Run(config, **options)
+
+        def next_capture(self):
+            """The capture that was made; where one of the run has ended, another on the same log."""
+            if self.capture.failure is not None:
+                self.capture = FakeCapture(None, self.capture.log)
+            return self.capture
 
     staged = Stage()
     staged.sinks = {"one": [], "two": []}
     staged.failures = {}
-    monkeypatch.setattr(connector_module, "SparkHost", FakeSpark)
-    monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
+    monkeypatch.setattr(run_module, "SparkHost", FakeSpark)
+    monkeypatch.setattr(worker_module, "refuse_if_written", lambda *_: None)
     monkeypatch.setattr(
-        lane_module,
+        worker_module,
         "build",
         lambda config, *_: FakeSink(config.name, staged.sinks[config.name], staged.failures.get(config.name)),
     )
@@ -110,7 +120,7 @@ def test_the_run_fails_when_all_sinks_have(stage):
 def test_a_lost_slot_ends_the_run_and_the_status_says_what_is_needed(stage):
     engine = stage.engine()
     stage.capture.log.insert(1)
-    stage.capture.failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "begin anew")
+    stage.capture.failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "start again")
     run = running(engine)
     assert run.join(10)
     assert run.error.kind is Kind.SLOT_MISSING
@@ -120,6 +130,50 @@ def test_a_lost_slot_ends_the_run_and_the_status_says_what_is_needed(stage):
     stage.capture.log.close()
     told = document(stage.config)
     assert (told["state"], told["error"]["kind"]) == ("needs_snapshot", "slot_missing")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"errors_retries_max": 2}, Kind.SOURCE_UNREACHABLE),
+        ({"on_task_failure": "restart"}, Kind.SLOT_MISSING),
+    ],
+)
+def test_a_capture_that_failed_is_begun_again_as_often_as_the_file_says(stage, settings, kind):
+    engine = stage.engine({"errors_retry_delay_initial_ms": 1, **settings})
+    stage.capture.failure = TailraceError(kind, "away")
+    run = running(engine)
+    wait_until(lambda: stage.capture.failure is None and stage.capture.phase == "connecting", 60, "another")
+    stage.capture.phase = "streaming"
+    end = stage.capture.log.insert(1)
+    wait_until(lambda: stage.sinks["one"] == [end], 60, "what came after the failure")
+    wait_until(lambda: engine.view().state is PipelineState.STREAMING, 60, "streaming again")
+    assert not run.ended
+    engine.stop()
+    assert run.join(10)
+    assert run.error is None
+
+
+def test_prometheus_sees_sinks_and_sources_of_a_run_without_a_handler(stage):
+    engine = stage.engine({"metrics_port": 0})
+    run = running(engine)
+    stage.capture.phase = "streaming"
+    stage.capture.log.insert(1)
+    port = wait_until(lambda: engine._metrics.port, 60, "the port")
+
+    def numbers():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return answer.read().decode()
+
+    wait_until(lambda: re.search(r'tailrace_sink_rows_total\{.*sink="one".*\} 1.0', numbers()), 60, "the row")
+    found = numbers()
+    assert 'tailrace_engine_task_state{engine="shop",state="polling",task="0"} 1.0' in found
+    assert 'tailrace_engine_source_errors{engine="shop",task="0"} 0.0' in found
+    for counted in ("records_", "batches_", "queue_", "retries", "restarts", "_seconds"):
+        assert not re.search(rf"tailrace_engine_\w*{counted}", found), "of records that nobody polls"
+    engine.stop()
+    assert run.join(10)
+    assert engine._metrics.port is None
 
 
 def test_until_caught_up_ends_at_the_logs_end_with_every_sink_there(stage, monkeypatch):
@@ -148,7 +202,7 @@ def test_until_caught_up_fails_if_one_sink_has(stage, monkeypatch):
 
 def test_until_caught_up_asks_again_while_the_source_is_away(stage, monkeypatch):
     answers = [TailraceError(Kind.SOURCE_UNREACHABLE, "away"), 1000]
-    monkeypatch.setattr(lane_module, "_ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(worker_module, "_ASK_AGAIN_S", 0.01)
 
     def wal_end(*_):
         answer = answers.pop(0)
@@ -197,6 +251,7 @@ def test_the_status_of_a_running_engine_comes_from_its_file(stage):
     }  # fmt: skip
     assert set(told["sinks"][0]) == {
         "name", "type", "state", "position", "lag_bytes", "lag_s", "rows", "dead_letters", "error",
+        "realtime",
     }  # fmt: skip
     assert oct((stage.config.log.path / FILE_NAME).stat().st_mode)[-3:] == "600"
     engine.stop()
@@ -248,3 +303,16 @@ def test_a_line_names_what_a_person_wants_to_know(stage):
     for word in ("starting", "rows/s", "behind source", "one ", "behind log"):
         assert word in shown
     assert (size(1536), size(10), duration(59), duration(3700)) == ("1.5 KiB", "10 B", "59 s", "1:01:40")
+
+
+def test_a_run_without_a_handler_loads_nothing_of_the_engine_that_calls_handlers():
+    code = (
+        "import sys, tailrace.cli.run; print(*(name for name in sys.modules if name.startswith('tailrace.')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "tailrace.pipeline.source_worker" in loaded.split()
+    assert not {
+        "tailrace.engine.engine",
+        "tailrace.engine.tasks",
+        "tailrace.pipeline.connector",
+    } & set(loaded.split())

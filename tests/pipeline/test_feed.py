@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
+from typing import Any, cast
 
 import pytest
 
 from tailrace.backoff import Backoff
 from tailrace.changelog.disclosure import keep_disclosure, keep_renames
-from tailrace.changelog.prune import apply
-from tailrace.changelog.readers import Readers
-from tailrace.changelog.retention import RetentionRules
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
+from tailrace.changelog.retention.readers import Readers
 from tailrace.config import ColumnPolicy, JsonlSink
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.errors import Kind, TailraceError
@@ -87,7 +88,12 @@ def feed_of(log, target, **settings):
     settings = {"interval_ms": 0, **settings}
     config = JsonlSink(type="jsonl", path=log.directory.path, name="sink", **settings)
     return SinkWorker(
-        config, "shop", log.directory.path, lambda: MemorySink("sink", target), FakeSpark(), **given
+        config,
+        "shop",
+        log.directory.path,
+        lambda: MemorySink("sink", target),
+        cast(Any, FakeSpark()),
+        **given,
     )
 
 
@@ -238,7 +244,9 @@ def test_an_idle_sink_writes_what_it_is_told_of_at_once(orders, monkeypatch):
     for number in range(2, 5):
         end = orders.insert(number)
         feed.look()
-        wait_until(lambda end=end: target.position == end, 60, "what it was told of")
+        wait_until(
+            functools.partial(lambda wanted: target.position == wanted, end), 60, "what it was told of"
+        )
     feed.stop()
     assert running.join(10)
 
@@ -293,7 +301,7 @@ def test_a_feed_waits_for_a_log_that_is_not_there_yet(tmp_path, quick):
     target = Target()
     log_path = tmp_path / "later"
     config = JsonlSink(type="jsonl", path=tmp_path / "out", name="sink", interval_ms=0)
-    feed = SinkWorker(config, "shop", log_path, lambda: MemorySink("sink", target), FakeSpark())
+    feed = SinkWorker(config, "shop", log_path, lambda: MemorySink("sink", target), cast(Any, FakeSpark()))
     running = Background("feed", feed.run)
     running.start()
     log = LogOfOrders(log_path)
@@ -364,8 +372,8 @@ def test_an_offset_that_is_missing_is_no_loss_where_the_sink_was_to_begin_later(
     readers.register("topics", {"0": end})
 
     def feed(begin_at):
-        given = {"begin_at": begin_at}
-        return SinkWorker(config, "shop", orders.directory.path, lambda: None, FakeSpark(), **given)
+        nothing: Any = None
+        return SinkWorker(config, "shop", orders.directory.path, lambda: nothing, nothing, begin_at=begin_at)
 
     feed(end)._require_offset(readers, None)  # replayed from there: nothing was committed yet
     feed(None)._require_offset(readers, end)

@@ -9,129 +9,21 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from deltalake import DeltaTable
-from typer.testing import CliRunner
 
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.prune import apply
-from tailrace.changelog.reader import LogReader
-from tailrace.changelog.retention import RetentionRules
-from tailrace.cli.main import app
-from tailrace.config import PipelineConfig, load
-from tailrace.errors import Kind, TailraceError
-from tailrace.sinks.build import build
-from tailrace.sources.postgres.slot.recovery_hints import with_way_out
-from tailrace.sources.postgres.snapshot.plan import SnapshotPlans
-from tailrace.sources.postgres.snapshot.requests import waiting
-from tailrace.sources.postgres.snapshot.state import agenda_name
-from tailrace.sources.postgres.streaming.capture_task import CaptureTask
-from tests.support.capture.captured import Running
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
+from tailrace.errors import Kind
+from tests.support.pipeline.shop import Shop
 from tests.support.postgres import Database
-from tests.support.sinks.ddl_story import Nearby, selected, write
+from tests.support.sinks.ddl_story import selected
 from tests.support.sinks.mirrored import mirrored
-from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.any_postgres("what is followed are hints about the log and sinks")
-
-
-class Shop:
-    """A pipeline file, a database, and what a person does who reads a hint."""
-
-    def __init__(self, pg: Database, spark: Any, root: Path) -> None:
-        self.pg, self.root = pg, root
-        self._spark = spark
-        self.file = root / "shop.yaml"
-        self.source: dict[str, Any] = {
-            "host": "127.0.0.1", "port": pg.port, "user": "postgres", "dbname": pg.name,
-            "reconnect_delay_s": 0.05, "status_interval_s": 1.0,
-        }  # fmt: skip
-        self.log: dict[str, Any] = {"path": "./log"}
-        self.sink: dict[str, Any] = {"name": "lake", "type": "delta", "mode": "mirror", "path": "./lake"}
-
-    @property
-    def lake(self) -> Path:
-        return self.root / self.sink["path"]
-
-    def config(self) -> PipelineConfig:
-        sections = {"name": "shop", "source": self.source, "log": self.log, "sinks": [self.sink]}
-        self.file.write_text(yaml.safe_dump(sections))
-        return load(self.file)
-
-    def capture(self) -> None:
-        """Capture until all that is committed, and every snapshot that was asked for, is in the log."""
-        config = self.config()
-        task = CaptureTask(config.source, config.log.path, config.log, name=config.name)
-        running = Running(task)
-        try:
-            wait_until(lambda: running.is_over or task.progress().phase == "streaming", 60, "streaming")
-            wait_until(lambda: running.is_over or self._is_whole(config.log.path), 60, "the snapshots")
-            if not running.is_over:
-                running.catch_up(self.pg.query)
-        finally:
-            task.stop()
-            running.join()
-        if running.error is not None:
-            raise running.error
-
-    def feed(self) -> None:
-        """Bring the sink to the log's end."""
-        config = self.config()
-        with LogReader.open(config.log.path, "0") as reader:
-            end = reader.end().offset
-        (given,) = config.sinks
-        sink = build(given, config.source.disclosure, config.source.value_modes, config.log.path)
-        write(sink, config.log.path, end, Nearby(self._spark))
-
-    def run(self) -> None:
-        self.capture()
-        self.feed()
-
-    def refused(self, kind: Kind) -> TailraceError:
-        """Run, and return the error that stops it."""
-        with pytest.raises(TailraceError) as raised:
-            self.run()
-        assert raised.value.kind is kind, raised.value
-        return raised.value
-
-    def command(self, words: str) -> None:
-        """Run a command that was printed."""
-        program, *arguments = [str(self.file) if word == "FILE" else word for word in shlex.split(words)]
-        assert program == "tailrace"
-        done = CliRunner().invoke(app, arguments)
-        assert done.exit_code == 0, done.output
-
-    def begin_with_a_new_log(self) -> None:
-        """As hints say: a new log, with a new snapshot, and an empty path for the sink."""
-        for section, name in ((self.log, "log"), (self.sink, "lake")):
-            section["path"] = f"./new {name}"
-        slot = self.config().source.slot
-        self.pg.execute("select pg_drop_replication_slot(%s)", [slot])
-
-    def require_equal(self, *tables: str) -> None:
-        for table in tables:
-            assert mirrored(self.lake, f"public.{table}") == selected(self.pg, table), table
-
-    def _is_whole(self, path: Path) -> bool:
-        log = LogDirectory.open(path)
-        content = log.state_read(agenda_name("0"))
-        agenda = None if content is None else SnapshotPlans.from_json(content)
-        return not waiting(log, "0") and (agenda is None or not agenda.open)
-
-
-@pytest.fixture
-def shop(pg: Database, spark: Any, tmp_path: Path) -> Iterator[Shop]:
-    made = Shop(pg, spark, tmp_path)
-    yield made
-    for row in pg.query("select slot_name from pg_replication_slots where database = %s", [pg.name]):
-        pg.execute("select pg_drop_replication_slot(%s)", list(row))
 
 
 def setting_in(hint: str) -> dict[str, str]:
@@ -156,6 +48,7 @@ def keyless(shop: Shop) -> str:
     return error.hint
 
 
+@pytest.mark.follows("sink_key_missing")
 def test_a_table_that_is_given_a_key_is_mirrored_by_it(shop: Shop) -> None:
     hint = keyless(shop)
     found = re.search(r"\((ALTER TABLE \S+ ADD PRIMARY KEY) …\)", hint)
@@ -171,6 +64,7 @@ def test_a_table_that_is_given_a_key_is_mirrored_by_it(shop: Shop) -> None:
     shop.require_equal("visits", "items")
 
 
+@pytest.mark.follows("sink_key_missing")
 def test_a_table_is_mirrored_by_columns_that_tell_its_rows_apart(shop: Shop) -> None:
     hint = keyless(shop)
     shop.pg.execute("truncate visits; insert into visits values ('a', 1), ('b', 2)")
@@ -181,6 +75,7 @@ def test_a_table_is_mirrored_by_columns_that_tell_its_rows_apart(shop: Shop) -> 
     shop.require_equal("visits", "items")
 
 
+@pytest.mark.follows("sink_key_missing")
 def test_a_table_is_mirrored_by_whole_rows(shop: Shop) -> None:
     hint = keyless(shop)
     found = re.search(r"\((ALTER TABLE \S+ REPLICA IDENTITY FULL), and", hint)
@@ -193,6 +88,7 @@ def test_a_table_is_mirrored_by_whole_rows(shop: Shop) -> None:
     shop.require_equal("visits", "items")
 
 
+@pytest.mark.follows("sink_key_missing")
 def test_a_table_without_a_key_is_left_out(shop: Shop) -> None:
     hint = keyless(shop)
     assert "leave it out of the sink's `tables`" in hint
@@ -224,6 +120,7 @@ def altered(shop: Shop, case: str) -> str:
     return hint
 
 
+@pytest.mark.follows("sink_schema_refused", "Follow as far as possible")
 @pytest.mark.parametrize("case", ALTERED)
 def test_a_mirror_follows_as_far_as_it_can_and_then_reads_again(shop: Shop, case: str) -> None:
     hint = altered(shop, case)
@@ -236,6 +133,7 @@ def test_a_mirror_follows_as_far_as_it_can_and_then_reads_again(shop: Shop, case
     shop.require_equal("items", "others")
 
 
+@pytest.mark.follows("sink_schema_refused", "Start again")
 @pytest.mark.parametrize("case", ALTERED)
 def test_a_mirror_that_can_not_follow_begins_with_a_new_log(shop: Shop, case: str) -> None:
     hint = altered(shop, case)
@@ -245,6 +143,7 @@ def test_a_mirror_that_can_not_follow_begins_with_a_new_log(shop: Shop, case: st
     shop.require_equal("items", "others")
 
 
+@pytest.mark.follows("sink_schema_refused", "Leave the table out")
 def test_a_table_that_can_not_be_followed_is_left_out(shop: Shop) -> None:
     hint = altered(shop, "rewritten")
     assert "leave the table out of the sink's `tables`" in hint
@@ -273,6 +172,7 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.follows("sink_schema_refused")
 @pytest.mark.parametrize("way", ["restored", "empty path"])
 @pytest.mark.parametrize("case", CHANGED)
 def test_a_setting_that_was_changed_under_a_mirror(
@@ -314,6 +214,7 @@ def everything(shop: Shop, table: str) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------- the target
 
 
+@pytest.mark.follows("sink_schema_refused")
 def test_a_feature_that_somebody_gave_a_table_of_a_mirror(shop: Shop, spark: Any) -> None:
     shop.pg.execute("create table items(id int primary key, n int)")
     shop.pg.execute("insert into items select n, n from generate_series(1, 5) n")
@@ -331,6 +232,7 @@ def test_a_feature_that_somebody_gave_a_table_of_a_mirror(shop: Shop, spark: Any
     shop.require_equal("items")
 
 
+@pytest.mark.follows("sink_foreign")
 def test_tables_whose_position_is_gone(shop: Shop) -> None:
     shop.pg.execute("create table items(id int primary key, n int)")
     shop.pg.execute("insert into items select n, n from generate_series(1, 5) n")
@@ -351,16 +253,12 @@ def test_tables_whose_position_is_gone(shop: Shop) -> None:
 # ---------------------------------------------------------------------- slots and logs
 
 
-def orders(shop: Shop) -> None:
-    shop.pg.execute("create table orders(id int primary key, n int)")
-    shop.pg.execute("insert into orders select n, n from generate_series(1, 5) n")
-
-
+@pytest.mark.follows("slot_foreign")
 @pytest.mark.parametrize("way", ["dropped", "another name"])
 @pytest.mark.parametrize("kind", ["logical", "physical"])
 def test_a_slot_that_somebody_else_made(shop: Shop, kind: str, way: str) -> None:
-    orders(shop)
-    slot = shop.config().source.slot
+    shop.create_orders()
+    slot = shop.section.slot
     plugin = ", 'pgoutput'" if kind == "logical" else ""
     shop.pg.execute(f"select pg_create_{kind}_replication_slot(%s{plugin})", [slot])
     error = shop.refused(Kind.SLOT_FOREIGN)
@@ -387,32 +285,27 @@ LOST = {
 }
 
 
+@pytest.mark.follows("slot_missing", "slot_ahead_of_log", "publication_missing")
 @pytest.mark.parametrize("case", LOST)
 def test_a_log_that_lost_changes_is_followed_by_a_new_one(shop: Shop, case: str) -> None:
-    orders(shop)
+    shop.create_orders()
     shop.run()
-    slot = shop.config().source.slot
+    slot = shop.section.slot
     if case == "publication dropped":
-        shop.pg.execute(f'drop publication "{shop.config().source.publication}"')
+        shop.pg.execute(f'drop publication "{shop.section.publication}"')
     else:
         shop.pg.execute("select pg_drop_replication_slot(%s)", [slot])
     shop.pg.execute("delete from orders where id = 1")
     if case == "slot made again":
         shop.pg.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-    error = with_way_out(shop.refused(LOST[case]), shop.config())
-    steps = [step.strip() for step in re.split(r"\(\d\) ", error.hint.partition("Run: ")[2]) if step.strip()]
-    assert steps.pop().startswith("start the pipeline again")
-    for step in steps:
-        if step.startswith("in the database: "):
-            shop.pg.execute(step.removeprefix("in the database: "))
-        else:
-            subprocess.run(step, shell=True, check=True, cwd=shop.root)  # noqa: S602 - a person would type it
+    shop.follow_steps(shop.refused(LOST[case]))
     shop.run()
     shop.require_equal("orders")
 
 
+@pytest.mark.follows("source_changed", "sink_foreign")
 def test_a_log_of_another_database(shop: Shop) -> None:
-    orders(shop)
+    shop.create_orders()
     shop.run()
     other = Database(shop.pg.server, f"{shop.pg.name}_2")
     shop.pg.server.create_database(other.name)
@@ -436,17 +329,6 @@ def test_a_log_of_another_database(shop: Shop) -> None:
 # ---------------------------------------------------------------------- histories that begin later
 
 
-def tailrace(shop: Shop, words: str, status: int = 0) -> str:
-    """Run a command that was printed, or `run`, in a process of its own: it needs a Spark of its own."""
-    shop.config()
-    given = [str(shop.file) if word == "FILE" else word for word in shlex.split(words)]
-    assert given[0] == "tailrace"
-    command = [sys.executable, "-m", *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 def history(shop: Shop, table: str) -> dict[int, Any]:
     """Return the second column of the last row of each key in the history."""
     rows = DeltaTable(str(shop.lake / f"public.{table}")).to_pyarrow_table().sort_by("_log_offset")
@@ -454,6 +336,7 @@ def history(shop: Shop, table: str) -> dict[int, Any]:
     return dict(zip(rows[first].to_pylist(), rows[second].to_pylist(), strict=True))
 
 
+@pytest.mark.follows("sink_schema_refused", "Start again")
 @pytest.mark.slow
 def test_a_history_begins_in_a_new_path_where_the_log_has_the_new_type(shop: Shop) -> None:
     shop.sink["mode"] = "append"
@@ -469,8 +352,8 @@ def test_a_history_begins_in_a_new_path_where_the_log_has_the_new_type(shop: Sho
     way = "give the sink a new, empty path and let it begin where the log has the new type"
     assert f"{way} (`tailrace log schemas`, `tailrace replay --from`)" in hint
     shop.sink["path"] = "./new lake"
-    shown = json.loads(tailrace(shop, f"tailrace log schemas {shlex.quote(str(shop.root / 'log'))} --json"))
-    tailrace(shop, f"tailrace replay FILE --sink lake --from {shown['schemas'][-1]['log_offset']}")
+    shown = json.loads(shop.tailrace(f"tailrace log schemas {shlex.quote(str(shop.root / 'log'))} --json"))
+    shop.tailrace(f"tailrace replay FILE --sink lake --from {shown['schemas'][-1]['log_offset']}")
     shop.pg.execute("update items set what = 11 where id = 4")
     shop.run()
     assert history(shop, "items") == dict(
@@ -478,21 +361,22 @@ def test_a_history_begins_in_a_new_path_where_the_log_has_the_new_type(shop: Sho
     )
 
 
+@pytest.mark.follows("log_range_gone")
 @pytest.mark.slow
 def test_a_history_begins_where_a_log_without_its_start_does(shop: Shop) -> None:
     shop.sink["mode"] = "append"
-    orders(shop)
+    shop.create_orders()
     for n in range(6, 9):
         shop.capture()
         shop.pg.execute("insert into orders values (%s, %s)", [n, n])
     shop.capture()
     log = LogDirectory.open(shop.root / "log")
     apply(log, "0", RetentionRules(size_bytes=1))
-    said = tailrace(shop, "tailrace run FILE --until-caught-up", status=1)
+    said = shop.tailrace("tailrace run FILE --until-caught-up", status=1)
     assert "log_range_gone" in said
     found = re.search(r"in a new or emptied target: `(tailrace replay .*?)`", said)
     assert found is not None
-    tailrace(shop, found[1])
+    shop.tailrace(found[1])
     shop.pg.execute("update orders set n = 0 where id = 1")
     shop.run()
     ids = history(shop, "orders")

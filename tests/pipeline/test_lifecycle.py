@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import NEEDS_SNAPSHOT, Kind, TailraceError
-from tailrace.pipeline.status.lifecycle import ENDED, PipelineState, state_at_end, state_while_running
+from tailrace.pipeline.status.views import ENDED, PipelineState, state_at_end, state_while_running
 
 _RUNNING = [PipelineState.STARTING, PipelineState.SNAPSHOT, PipelineState.STREAMING]
 _PHASES = {
@@ -21,7 +21,7 @@ _PHASES = {
 
 @given(st.lists(st.sampled_from(sorted(_PHASES)), max_size=4), st.sampled_from(_RUNNING))
 def test_a_pipeline_is_where_the_least_advanced_of_its_captures_is(phases, before):
-    ranks = [_PHASES[phase] for phase in phases if _PHASES[phase] is not None]
+    ranks = [rank for phase in phases if (rank := _PHASES[phase]) is not None]
     assert state_while_running(phases, before) is (_RUNNING[min(ranks)] if ranks else before)
 
 

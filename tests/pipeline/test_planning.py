@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.config import EngineConfig
-from tailrace.pipeline.task_plan import plan_tasks, spread
+from tailrace.pipeline.run import spread
 
 
 @given(st.lists(st.integers(), unique=True, max_size=40), st.integers(1, 12))
@@ -25,19 +24,3 @@ def test_an_item_at_the_end_moves_no_other_once_the_groups_are_full(items, group
     if len(items) > groups_max:
         fewer, more = spread(items[:-1], groups_max), spread(items, groups_max)
         assert all(group == grown[: len(group)] for group, grown in zip(fewer, more, strict=True))
-
-
-def test_a_single_source_is_one_task_and_several_are_at_most_tasks_max():
-    single = EngineConfig.model_validate({"name": "shop", "source": {"host": "a"}, "log": {"path": "l"}})
-    (task,) = plan_tasks(single)
-    assert (task.number, task.pipelines) == (0, single.pipelines)
-    several = EngineConfig.model_validate(
-        {
-            "name": "shop",
-            "sources": [{"name": name, "host": "a"} for name in "abcde"],
-            "tasks_max": 2,
-            "log": {"path": "l"},
-        }
-    )
-    planned = [[part.source_name for part in task.pipelines] for task in plan_tasks(several)]
-    assert planned == [["a", "c", "e"], ["b", "d"]]

@@ -9,7 +9,7 @@ import pytest
 
 from tailrace.engine.contracts import KeepsOffsets, OffsetStore, SourceConnector, SourceTask
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.postgres_connector import PostgresConnector
+from tailrace.pipeline.connector import PipelineConnector
 from tailrace.testing.contexts import connector_context, task_context
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
@@ -21,7 +21,7 @@ class Life:
     """A connector with one task, driven as the engine drives them."""
 
     def __init__(self, settings, name="shop"):
-        self.connector = PostgresConnector()
+        self.connector = PipelineConnector()
         self.store = self.connector.offset_store(name, settings)
         self.errors, self.finished, self.stopping = [], threading.Event(), threading.Event()
         self.connector.start(
@@ -161,7 +161,7 @@ def test_a_capture_that_gave_up_is_begun_again_when_polled_again(own_pg, tmp_pat
 
 def test_wrong_settings_are_all_named_at_once() -> None:
     with pytest.raises(TailraceError) as raised:
-        PostgresConnector().offset_store("shop", {"source": {"port": "x"}, "sinks": 3})
+        PipelineConnector().offset_store("shop", {"source": {"port": "x"}, "sinks": 3})
     assert raised.value.kind is Kind.CONFIG_INVALID
     for name in ("source.port", "sinks", "log"):
         assert name in raised.value.message

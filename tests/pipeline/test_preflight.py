@@ -137,7 +137,7 @@ def test_little_room_is_a_warning_and_none_an_error(pg, tmp_path, monkeypatch):
 
     def room(free):
         usage = type("Usage", (), {"free": free})
-        monkeypatch.setattr(preflight_module.shutil, "disk_usage", lambda _: usage)
+        monkeypatch.setattr(f"{preflight_module.__name__}.shutil.disk_usage", lambda _: usage)
         return [finding.severity for finding in preflight(file) if finding.kind is Kind.LOG_FULL]
 
     assert room(100 << 30) == []
@@ -157,7 +157,7 @@ def test_the_session_that_looks_is_closed(pg, tmp_path, monkeypatch):
     pg.execute("create table t (id int primary key)")
     file = pipeline_file(tmp_path, pg.server, pg.name)
     made = []
-    connect = Session.connect.__func__
+    connect = vars(Session)["connect"].__func__
 
     def watched(cls, *arguments, **options):
         made.append(connect(cls, *arguments, **options))

@@ -13,11 +13,12 @@ from tailrace.changelog.writer import Tail
 from tailrace.config import PipelineConfig
 from tailrace.config.load import from_mapping
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.remote import RemoteCapture, capture
+from tailrace.pipeline.remote import capture
 from tailrace.pipeline.remote.attempt import Order
+from tailrace.pipeline.remote.capture import RemoteCapture
 from tailrace.pipeline.remote.channel import Channel, DesiredState, Report
 from tailrace.sources.progress import CaptureProgress, SourceHealth, SourceWarning, TableProgress
-from tailrace.spark.master import cores_of
+from tailrace.spark.java import cores_of
 
 PROGRESS = CaptureProgress(
     phase="snapshot",
@@ -123,7 +124,7 @@ class Cluster(Host):
 
     @property
     def defaultParallelism(self) -> int:  # noqa: N802 - as Spark calls it
-        self.cores = min(self.cores + 1, self.cores_max)
+        self.cores: int = min(self.cores + 1, self.cores_max)
         return self.cores
 
     @defaultParallelism.setter
@@ -169,7 +170,7 @@ def test_what_the_driver_wants_reaches_the_task_and_its_answer_the_driver(
             wanted = channel.wanted()
             assert wanted is not None
             seen.append(wanted)
-            progress = CaptureProgress("streaming", 1, 1, *[Tail(9, 9, 9)] * 2, 9, 9, {}, 0, None)
+            progress = CaptureProgress("streaming", 1, 1, Tail(9, 9, 9), Tail(9, 9, 9), 9, 9, {}, 0, None)
             channel.tell(Report.of(order.life, (order.round, 0), "here", wanted.position, 0.0, progress))
             if wanted.stop:
                 return

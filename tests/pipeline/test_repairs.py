@@ -161,6 +161,7 @@ RENAMES = {
 }
 
 
+@pytest.mark.follows("sink_schema_refused")
 @pytest.mark.parametrize("case", RENAMES)
 def test_a_mirror_stops_at_a_rename_and_its_hint_leads_on(place: SimpleNamespace, case: str) -> None:
     wanted, statements, named, there = RENAMES[case]
@@ -220,6 +221,7 @@ def test_a_mirror_that_reads_the_log_from_its_start_needs_nothing_from_under_ano
         lake.require_equal(pg, "orders")
 
 
+@pytest.mark.follows("publication_mismatch")
 def test_what_check_prints_for_a_column_list_leads_to_whole_columns(
     place: SimpleNamespace, tmp_path: Path
 ) -> None:

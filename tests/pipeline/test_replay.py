@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.changelog.prune import apply
-from tailrace.changelog.readers import Readers
-from tailrace.changelog.retention import RetentionRules
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
+from tailrace.changelog.retention.readers import Readers
 from tailrace.config import ColumnPolicy, PipelineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline import replay as replay_module

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import os
 import threading
+from typing import Any
 
 import pytest
 
 from tailrace.changelog.durable import make_directory
-from tailrace.config import EngineConfig
+from tailrace.config import EngineConfig, EngineOptions
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline import postgres_connector as connector_module
-from tailrace.pipeline import source_worker as lane_module
+from tailrace.pipeline import run as run_module
+from tailrace.pipeline import source_worker as worker_module
 from tailrace.pipeline.log.root import check_roots, take_root
 from tailrace.pipeline.remote.channel import Channel
 from tailrace.pipeline.run import Run
 from tailrace.pipeline.status.display import Pace, ProgressDisplay, line
 from tailrace.pipeline.status.document import document
-from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.pipeline.status.views import SinkState
+from tailrace.pipeline.status.views import PipelineState, SinkState
 from tailrace.sources.postgres.source import PostgresSourceType
 from tests.support.pipeline.staged import FakeCapture, FakeSink, FakeSpark, running
 from tests.support.wait import wait_until
@@ -95,9 +95,9 @@ class Stage:
 def stage(tmp_path, monkeypatch):
     staged = Stage(tmp_path)
     monkeypatch.setattr(PostgresSourceType, "capture", lambda _, *args, **more: staged.capture(*args, **more))
-    monkeypatch.setattr(lane_module, "build", staged.sink)
-    monkeypatch.setattr(lane_module, "refuse_if_written", lambda *_: None)
-    monkeypatch.setattr(connector_module, "SparkHost", FakeSpark)
+    monkeypatch.setattr(worker_module, "build", staged.sink)
+    monkeypatch.setattr(worker_module, "refuse_if_written", lambda *_: None)
+    monkeypatch.setattr(run_module, "SparkHost", FakeSpark)
     yield staged
     staged.close_logs()
 
@@ -134,7 +134,7 @@ def test_a_source_that_fails_for_good_leaves_the_others_and_is_named(stage):
     end = stage.captures["b"].log.insert(1)
     run = running(engine)
     stage.all_stream()
-    stage.captures["b"].failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "begin anew")
+    stage.captures["b"].failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "start again")
     wait_until(lambda: engine.view().error is not None, 60, "the failure")
     # The others go on, and what was captured of the one that failed still gets to its sinks.
     ends = {name: stage.captures[name].log.insert(1) for name in ("a", "c")}
@@ -157,6 +157,17 @@ def test_a_source_that_fails_for_good_leaves_the_others_and_is_named(stage):
     left = document(stage.config)
     assert (left["state"], left["error"]["kind"]) == ("needs_snapshot", "slot_missing")
     assert [task["state"] for task in left["tasks"]] == ["stopped", "needs_snapshot", "failed"]
+
+
+def test_one_that_fails_ends_the_run_where_the_file_says_so(stage):
+    options = EngineOptions(on_task_failure="stop")
+    engine = Run(stage.config.model_copy(update={"engine": options}))
+    run = running(engine)
+    stage.all_stream()
+    stage.captures["b"].failure = TailraceError(Kind.SLOT_MISSING, "it is gone", "begin again")
+    assert run.join(10)
+    assert (run.error.kind, run.error.context["source"]) == (Kind.SLOT_MISSING, "b")
+    assert all(capture.stopping.is_set() for capture in stage.captures.values())
 
 
 def test_a_run_whose_sources_have_all_failed_is_over(stage):
@@ -184,8 +195,8 @@ def test_until_caught_up_ends_with_the_error_of_the_one_that_failed(stage, monke
 
 
 def test_sinks_that_hang_for_every_source_are_given_up_together(stage, monkeypatch):
-    monkeypatch.setattr(connector_module, "DRAIN_DEADLINE_S", 0.2)
-    monkeypatch.setattr(connector_module, "GIVE_UP_DEADLINE_S", 0.2)
+    monkeypatch.setattr(run_module, "DRAIN_DEADLINE_S", 0.2)
+    monkeypatch.setattr(run_module, "GIVE_UP_DEADLINE_S", 0.2)
     held = [stage.hold(sink, name) for sink in ("one", "two") for name in ("a", "b")]
     engine = Run(stage.config)
     run = running(engine)
@@ -260,7 +271,7 @@ def test_a_busy_source_lets_a_quiet_one_have_its_turn(stage):
     for name in ("a", "b"):
         stage.captures[name].log.insert(2)
     end = stage.captures["c"].log.insert(1)
-    queue = engine._connector._writing[0]._waiting
+    queue = engine._resources.writing[0]._waiting
     wait_until(lambda: len(queue) == 1, 60, "the quiet one to wait")
     held["a"].may.set()
     wait_until(lambda: stage.got["one", "a"][1:], 60, "the busy one's second batch")
@@ -290,7 +301,9 @@ def test_each_source_has_a_line_of_its_own_and_only_if_it_moved(stage, capsys):
     engine = Run(stage.config, observe=views.append)
     stage.captures["a"].log.insert(1)
     run = running(engine)
-    view = wait_until(lambda: next((view for view in views if len(view.sources) == 3), None), 60, "a view")
+    view: Any = wait_until(
+        lambda: next((view for view in views if len(view.sources) == 3), None), 60, "a view"
+    )
     engine.stop()
     assert run.join(10)
     assert "  a:  connecting  " in line(view.state, view.sources[0], Pace())

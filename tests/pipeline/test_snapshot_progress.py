@@ -6,15 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.endmark import Tail
+from tailrace.changelog.format import Tail
 from tailrace.cli.status import words
 from tailrace.model import SourceFingerprint
 from tailrace.pipeline.status.display import Pace, line
-from tailrace.pipeline.status.lifecycle import PipelineState
-from tailrace.pipeline.status.views import CaptureView, PipelineView, SourceView, TableView, tables_left
-from tailrace.sources.postgres.snapshot.control import SnapshotControl
+from tailrace.pipeline.status.views import (
+    CaptureView,
+    PipelineState,
+    PipelineView,
+    SourceView,
+    TableView,
+    tables_left,
+)
 from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotPlan, SnapshotPlans, TableSnapshotPlan
-from tailrace.sources.postgres.snapshot.state import agenda_name
+from tailrace.sources.postgres.snapshot.requests import SnapshotControl
+from tailrace.sources.postgres.snapshot.state import plans_name
 from tailrace.sources.progress import TableProgress
 
 ORDERS = TableView("public.orders", 250_000, 1_000_000, 10, 2, 30.0)
@@ -65,7 +71,7 @@ def test_without_an_engine_the_agenda_tells_what_is_left(tmp_path: Path) -> None
         table.plan(2, whole=False, facts="", rows_estimated=500)
     tables[0].done, tables[1].done, tables[1].rows = {0, 1}, {1}, 240
     agenda = SnapshotPlans([SnapshotPlan("a", Origin.INITIAL, tables)])
-    directory.state_write(agenda_name("0"), agenda.as_json())
+    directory.state_write(plans_name("0"), agenda.as_json())
     assert tables_left(SnapshotControl(tmp_path).unfinished, 0.0) == (
         TableView("public.t1", 240, 500, 2, 1, None),
         TableView("public.t2", 0, 500, 0, 0, None),

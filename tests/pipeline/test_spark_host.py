@@ -12,7 +12,7 @@ import pytest
 
 from tailrace.config.load import from_mapping
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.spark.tags import bearing
+from tailrace.spark.jobs import bearing
 from tests.support.wait import wait_until
 
 LATE_S = 240.0

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.changelog.lock_probe import is_written
+from tailrace.changelog.lock import is_written
 from tailrace.config import load_engine
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.remote.attempt import Order, capture_until_end

@@ -14,7 +14,7 @@ from tailrace.errors import Kind
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.sources.findings import Severity
 from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotOutcome, SnapshotPlans
-from tailrace.sources.postgres.snapshot.state import agenda_name
+from tailrace.sources.postgres.snapshot.state import plans_name
 from tests.support.capture.captured import NAME, SLOT, Running, capturing, make_task, read_log, run_to_end
 from tests.support.capture.requested import KEYED, request
 from tests.support.capture.resumed import RUN, SMALL, create_tables, life, writers_at_work
@@ -62,7 +62,7 @@ def change_unseen(pg: Database) -> None:
 
 
 def snapshots(log: Path) -> list[tuple[Origin, SnapshotOutcome]]:
-    content = LogDirectory.open(log).state_read(agenda_name("0"))
+    content = LogDirectory.open(log).state_read(plans_name("0"))
     assert content is not None
     agenda = SnapshotPlans.from_json(content)
     return [(each.origin, each.outcome) for each in (*agenda.finished, *agenda.open)]
@@ -189,7 +189,7 @@ def test_a_table_that_can_t_be_read_again_stops_it_and_check_says_so_before(
     # With the key that it asks for, it goes on.
     [lost] = [each for each in preflight(file) if each.kind is Kind.SLOT_MISSING]
     assert lost.severity is Severity.WARNING
-    assert "read all tables again" in lost.repair
+    assert "reads all tables again" in lost.repair
     running = Running(
         make_task(pg.dsn, log, snapshot="when_needed", message_keys={"public.keyless": ("id",)})
     )

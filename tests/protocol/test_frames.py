@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol import frames
+from tailrace.protocol import frames, metadata_frames
 
 
 def array(data: bytes) -> frames.Bytes:
@@ -142,22 +142,22 @@ def test_schema_frames_come_with_the_key_that_a_later_one_replaces() -> None:
     kind = xlog(b"Y" + struct.pack("!I", 78) + b"public\0mood\0")
     facts = frames.control_frame(frames.FACTS, 0, 0, {"relation": 77})
     data = relation + kind + facts + transaction(9, insert(77))
-    assert frames.schema_frames(array(data)) == [("R77", relation), ("Y78", kind), ("F77", facts)]
+    assert metadata_frames.schema_frames(array(data)) == [("R77", relation), ("Y78", kind), ("F77", facts)]
     assert frames.summarise(array(data), frames.new_state()).has_schema
     whole = 0
     for end in range(1, len(relation + kind + facts)):
         if end in (len(relation), len(relation + kind)):
             whole += 1
-            assert len(frames.schema_frames(array(data[:end]))) == whole
+            assert len(metadata_frames.schema_frames(array(data[:end]))) == whole
             continue
         with pytest.raises(TailraceError, match="cut short"):
-            frames.schema_frames(array(data[:end]))
-    assert frames.schema_frames(array(b"d\0\0\0\5x")) == []
+            metadata_frames.schema_frames(array(data[:end]))
+    assert metadata_frames.schema_frames(array(b"d\0\0\0\5x")) == []
 
 
 def test_schema_frames_may_be_many() -> None:
     every = [xlog(b"R" + struct.pack("!I", oid) + b"public\0t\0d\0\0") for oid in range(1000)]
-    assert frames.schema_frames(array(b"".join(every))) == [
+    assert metadata_frames.schema_frames(array(b"".join(every))) == [
         (f"R{oid}", each) for oid, each in enumerate(every)
     ]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch
 from tailrace.records.fingerprints import fingerprint_of, fingerprints
@@ -139,6 +140,41 @@ def test_values_are_the_same_one_by_one_and_in_runs() -> None:
         4999,
     ]
     assert [r.key["id"] for r in Batch({}, (group,), count, range(count))] == list(range(count))  # type: ignore[arg-type]
+
+
+def test_what_is_read_of_records_is_decoded_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = decoded()
+    whole = {
+        name: [getattr(record, name) for record in batch]
+        for name in ("op", "key", "before", "after", "source", "unchanged")
+        if [group.columns for group in batch.groups]
+    }
+    read: list[str] = []
+    image = TableChanges.image
+
+    def watched(changes: TableChanges, name: str) -> Any:
+        read.append(name)
+        return image(changes, name)
+
+    monkeypatch.setattr(TableChanges, "image", watched)
+    for name, values in whole.items():
+        batch = decoded()
+        records = list(batch)
+        assert not read
+        assert [getattr(record, name) for record in records] == values
+        assert read == [name] * len(batch.groups)
+        assert not any("columns" in group.__dict__ for group in batch.groups)
+        read.clear()
+
+
+def test_values_that_were_let_go_of_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.records.group._RUNS_MAX", 2)
+    count = 5000
+    columns = pa.record_batch({"key": pa.array(range(count)), "op": pa.array(["c"] * count)})
+    group = Group.of_columns("t", np.arange(count), columns)
+    batch = Batch({}, (group,), count, range(count))  # type: ignore[arg-type]
+    for _ in range(2):
+        assert [(r.key, r.op) for r in batch] == [(n, "c") for n in range(count)]
 
 
 def test_what_is_polled_without_records_still_gets_on() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -105,10 +106,58 @@ def test_after_a_crash_any_range_that_follows_completes_it(kind, point, wider, t
     sink = opened(kind, tmp_path / "lake", log)
     assert sink.position("0") in (ends[1], ends[3])
     write(sink, log, ends[1], ends[3 + wider])
-    write(sink, log, sink.position("0"), ends[5])
+    write(sink, log, sink.position("0") or 0, ends[5])
     require_each_once(kind, tmp_path / "lake", 5)
     staging = tmp_path / "lake" / "_tailrace" / "staging"
     assert not staging.exists() or not os.listdir(staging)
+
+
+def _crash_with_staging_gone(kind: str, point: str, lake: Path, log: HandmadeLog) -> list[int]:
+    ends = fill(log, 4)
+    sink = opened(kind, lake, log)
+    write(sink, log, 0, ends[1])
+    failpoints.arm(f"{point}=error")
+    with pytest.raises((failpoints.FailpointError, TailraceError)):
+        write(sink, log, ends[1], ends[3])
+    failpoints.arm("")
+    sink.close()
+    shutil.rmtree(lake / "_tailrace" / "staging")
+    return ends
+
+
+@pytest.mark.parametrize("point", ["sink.after_commit", "sink.after_publish", "sink.before_position"])
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_committed_range_whose_staging_folder_is_gone_is_written_again_where_it_was_not_published(
+    kind, point, tmp_path, log
+):
+    lake = tmp_path / "lake"
+    ends = _crash_with_staging_gone(kind, point, lake, log)
+    sink = opened(kind, lake, log)
+    assert sink.position("0") == (ends[1] if point == "sink.after_commit" else ends[3])
+    write(sink, log, ends[1], ends[4])
+    require_each_once(kind, lake, 4)
+    assert not list((lake / "_tailrace").rglob("*.unpublished"))
+
+
+def test_a_committed_range_of_which_a_part_was_published_and_the_rest_is_gone_stops_the_sink(tmp_path, log):
+    lake = tmp_path / "lake"
+    _crash_with_staging_gone("parquet", "sink.after_publish", lake, log)
+    max(lake.glob("public.orders/*"), key=lambda path: path.name).unlink()
+    with pytest.raises(TailraceError) as raised:
+        opened("parquet", lake, log)
+    assert raised.value.kind is Kind.SINK_DAMAGED
+
+
+def test_published_files_that_somebody_deletes_are_not_written_again(tmp_path, log):
+    lake = tmp_path / "lake"
+    ends = fill(log, 4)
+    sink = opened("parquet", lake, log)
+    write(sink, log, 0, ends[3])
+    sink.close()
+    for file in lake.glob("public.*/*"):
+        file.unlink()
+    sink = opened("parquet", lake, log)
+    assert sink.position("0") == ends[3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,6 +174,23 @@ def test_a_failed_write_may_be_repeated_by_the_same_sink(kind, tmp_path, log):
     require_each_once(kind, tmp_path / "lake", 4)
 
 
+@pytest.mark.follows("sink_write_failed")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_directory_that_is_not_there_and_can_not_be_made_is_made(kind, tmp_path, log):
+    ends = fill(log)
+    (tmp_path / "disk").write_bytes(b"a file where the directory is to be")
+    with pytest.raises(TailraceError) as raised:
+        opened(kind, tmp_path / "disk" / "lake", log)
+    assert raised.value.kind is Kind.SINK_WRITE_FAILED
+    assert raised.value.hint == "check that the sink's directory is there and may be written to"
+    (tmp_path / "disk").unlink()
+    (tmp_path / "disk").mkdir()
+    sink = opened(kind, tmp_path / "disk" / "lake", log)
+    write(sink, log, 0, ends[4])
+    require_each_once(kind, tmp_path / "disk" / "lake", 4)
+
+
+@pytest.mark.follows("sink_write_failed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_space_left_is_an_error_that_is_tried_again(kind, tmp_path, log):
     ends = fill(log)
@@ -170,15 +236,26 @@ def test_only_tables_that_are_asked_for_are_written(kind, tmp_path, log):
     assert not (tmp_path / "lake" / "public.items").exists()
 
 
+@pytest.mark.follows("sink_locked")
+@pytest.mark.parametrize("way", ["stopped", "path of its own"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_engines_cannot_have_one_target(kind, tmp_path, log):
+def test_two_engines_cannot_have_one_target(kind, way, tmp_path, log):
+    ends = fill(log)
     first = opened(kind, tmp_path / "lake", log)
     with pytest.raises(TailraceError) as raised:
         opened(kind, tmp_path / "lake", log)
     assert raised.value.kind is Kind.SINK_LOCKED
     assert str(os.getpid()) in raised.value.message
-    first.close()
-    opened(kind, tmp_path / "lake", log).close()
+    assert raised.value.hint == "stop that engine, or give this sink a name and a path of its own"
+    path = tmp_path / "lake"
+    if way == "stopped":
+        first.close()
+    else:
+        path = tmp_path / "its own"
+    second = opened(kind, path, log)
+    write(second, log, 0, ends[4])
+    require_each_once(kind, path, 4)
+    second.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -232,6 +309,7 @@ def test_snapshot_rows_truncates_and_key_changes_are_rows_of_the_history(kind, t
     assert len(offsets(kind, tmp_path / "lake" / "public.orders")) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hundred_tables_take_one_job(kind, tmp_path, log):
     relations = [relation(10 + n, f"many.t{n}", {"id": INT8, "note": TEXT}) for n in range(100)]

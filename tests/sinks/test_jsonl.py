@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tailrace.changelog.reader import LogReader
+from tailrace.decode.changes import TableChanges
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.ranges.batches import VALUES_MAX
 from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import pieces
 from tailrace.sinks.files.jsonl import JsonlWriter
-from tailrace.sources.postgres.decode.changes import TableChanges
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 from tests.support.sinks.rig import relation
 from tests.support.spark.wire import INT8, HandmadeLog, insert
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.sinks import folders as layout
+from tailrace.sinks import names as layout
 
 NAMES = st.text(st.characters(exclude_characters="\0"), max_size=80) | st.text("./\\~_-%@ aA", max_size=12)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tailrace.sinks.contract import SparkNeededError
-from tailrace.sinks.delta.merge import quoted
-from tailrace.sinks.folders import table_directory
+from tailrace.sinks.delta.mirror.merge import quoted
+from tailrace.sinks.names import table_directory
 from tests.support.sinks.rig import (
     delete_whole,
     opened,

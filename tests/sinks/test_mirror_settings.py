@@ -9,11 +9,12 @@ import pytest
 
 from tailrace.changelog import durable
 from tailrace.config.source.column_policy import ColumnPolicy
+from tailrace.decode.postgres_types import OIDS
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes
-from tailrace.sinks.delta.mirror import DeltaMirror
+from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
-from tailrace.sources.postgres.decode.postgres_types import OIDS
+from tailrace.sinks.write_job import SinkInput
 from tests.support.sinks.rig import relation, write
 from tests.support.spark.wire import INT8, TEXT, HandmadeLog, insert
 
@@ -52,7 +53,8 @@ def as_an_earlier_version(lake: Path) -> None:
 
 def sink(lake: Path, rules: dict[str, Any] | None = None, modes: ValueModes | None = None) -> DeltaSink:
     disclosure = ColumnPolicy.model_validate(BASE | (rules or {}))
-    return DeltaSink("lake", lake, None, DeltaMirror(), disclosure, modes or ValueModes(binary="base64"))
+    given = SinkInput(rules=disclosure, modes=modes or ValueModes(binary="base64"))
+    return DeltaSink("lake", lake, DeltaMirror(), given)
 
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["now", "earlier"])

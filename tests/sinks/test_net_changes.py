@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.sinks.delta.net_changes import net, origin_type
+from tailrace.sinks.delta.mirror.net_changes import net, origin_type
 
 KEY = ("k",)
 OWN = pa.schema([("k", pa.int64()), ("a", pa.string()), ("b", pa.string())])

@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.sinks.delta import small_merge
+from tailrace.sinks.delta.mirror import small_merge
 from tests.support.sinks.rig import opened, relation, write
 from tests.support.spark.wire import (
     DATE,

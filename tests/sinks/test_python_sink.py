@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.config import ColumnPolicy, EngineConfig
 from tailrace.config.sections import PythonSinkConfig as PythonConfig
 from tailrace.converters.contract import Converter
@@ -32,7 +32,7 @@ def called():
 
     if str(HERE) not in sys.path:
         sys.path.append(str(HERE))
-    import handlers_of_tests
+    import handlers_of_tests  # type: ignore[import-not-found]
 
     handlers_of_tests.seen.clear()
     handlers_of_tests.faults.clear()
@@ -58,7 +58,11 @@ def config_of(function: str, **more) -> PythonConfig:
 def fed(config: PythonConfig, log: LogOfOrders, upto: int) -> SinkWorker:
     path = log.directory.path
     feed = SinkWorker(
-        config, "shop", path, lambda: build(config, ColumnPolicy(), OWN_FORMS, path), SparkHost(None)
+        config,
+        "shop",
+        path,
+        lambda: build(config, ColumnPolicy(), OWN_FORMS, path),
+        SparkHost(None),  # type: ignore[arg-type]
     )
     feed.finish_at(upto)
     feed.run()

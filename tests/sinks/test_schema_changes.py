@@ -408,7 +408,7 @@ def test_a_mirror_that_fails_among_renamed_tables_goes_on_with_the_rest(
         require_tables(lake, tables)
 
 
-#: Cases whose table is written anew, gets columns, or has two keys in the range.
+#: Cases whose table is rewritten, gets columns, or has two keys in the range.
 STRUCK = (
     "added with defaults", "names swapped", "int to bigint", "less scale", "another key", "wider key",
     "truncated", "many at once", "in one transaction",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from decimal import Decimal
@@ -183,7 +184,7 @@ def test_predicates_choose_the_changes_that_are_transformed(kind, tmp_path, log)
 def test_executors_and_this_process_write_the_same(kind, tmp_path, log):
     ends = fill(log)[:-1]
     steps = STEPS if kind == "mirror" else [*STEPS, {"type": "filter", "where": "after.qty is not null"}]
-    for place, start in (("here", write_alone), ("there", lambda *of: write(*of, InProcess()))):
+    for place, start in (("here", write_alone), ("there", functools.partial(write, spark=InProcess()))):
         sink = opened(kind, tmp_path / place, log, steps=steps)
         start(sink, log, ends[0], ends[-1])
     folders = [tmp_path / place / "public.orders" for place in ("here", "there")]
@@ -208,7 +209,7 @@ def test_after_a_crash_each_change_that_passes_is_there_once(kind, point, tmp_pa
     failpoints.arm("")
     sink.close()
     sink = opened(kind, tmp_path / "lake", log, steps=steps)
-    write(sink, log, sink.position("0"), ends[-1])
+    write(sink, log, sink.position("0") or 0, ends[-1])
     found = offsets(kind, tmp_path / "lake" / "a.b")
     assert len(found) == len(set(found)) == 6
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from tailrace.decode.postgres_types import OIDS
 from tailrace.model import ValueType
 from tailrace.sinks.delta.type_changes import SAME, Coercion, coercion, type_as_json, type_from_json
-from tailrace.sources.postgres.decode.postgres_types import OIDS
 
 TEXT, MOMENT, NUMBER = pa.string(), pa.timestamp("us"), pa.float64()
 

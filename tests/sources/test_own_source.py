@@ -19,8 +19,8 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import LogWriter
 from tailrace.config import PostgresSource, load_engine
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.postgres_connector import PostgresConnector
-from tailrace.protocol.frames import shard_states
+from tailrace.pipeline.connector import PipelineConnector
+from tailrace.protocol.metadata_frames import shard_states
 from tailrace.sources.registry import source_type
 from tailrace.testing.conformance import check_source
 from tailrace_servers.kafka import EmbeddedKafka
@@ -178,6 +178,7 @@ def test_each_change_is_once_in_every_target_after_kills_anywhere(
     assert refused.value.kind in (Kind.LOG_MISSING, Kind.LOG_FOREIGN)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("package")
 def test_the_log_says_how_far_each_shard_is(tmp_path: Path) -> None:
     world = World(tmp_path / "shards", 7)
@@ -223,7 +224,7 @@ def test_a_source_that_breaks_its_contract_is_found(tmp_path: Path) -> None:
     class Forgetful(TextShards):
         """Says that it is where it was, and so takes everything again after a restart."""
 
-        def capture(self, section, log, options, **more):  # type: ignore[no-untyped-def]
+        def capture(self, section: Any, log, options, **more):
             made = super().capture(section, log, options, **more)
             made.forgets = True
             return made
@@ -248,7 +249,7 @@ def test_a_handler_gets_the_records_of_an_engine(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     engine = Engine(
         name="own",
-        connector=PostgresConnector(),
+        connector=PipelineConnector(),
         settings=settings,
         on_record=lambda record: seen.update(record.op),
     )
@@ -256,6 +257,7 @@ def test_a_handler_gets_the_records_of_an_engine(tmp_path: Path) -> None:
     assert seen == world.changes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("package")
 def test_what_is_wrong_with_its_section_is_said_at_its_place(tmp_path: Path) -> None:
     World(tmp_path / "shards", 9)

@@ -26,7 +26,7 @@ def test_readers_of_a_log_get_what_sinks_get(
     log.close()
     (tmp_path / "salt").write_text(SALT)
     mask = {"columns": ["public.orders.id"], "method": "hash", "salt": f"${{file:{tmp_path / 'salt'}}}"}
-    rules = ColumnPolicy(masks=[mask], columns_exclude=["*.*.what"])
+    rules = ColumnPolicy.model_validate({"masks": [mask], "columns_exclude": ["*.*.what"]})
     keep_disclosure(log.directory, "0", rules)
     assert kept_disclosure(log.directory, "0") == rules
 

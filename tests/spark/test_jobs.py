@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tailrace.spark.processing import jobs as jobs_module
-from tailrace.spark.processing.executor_calls import wire
-from tailrace.spark.processing.jobs import Jobs
+from tailrace.spark.processing.jobs import Jobs, wire
 
 
 class Threads:

@@ -9,8 +9,8 @@ import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes
-from tailrace.spark.failures import translated
 from tailrace.spark.java import major_version, require_java
+from tailrace.spark.jobs import translated
 from tailrace.spark.options import ReadOptions
 from tailrace.spark.session import delta_coordinates, settings_of
 

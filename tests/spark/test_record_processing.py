@@ -9,7 +9,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark import cloudpickle
@@ -98,7 +98,8 @@ def test_every_flow_gives_the_same_as_in_process(
     monkeypatch.setattr(stage, "PART_RECORDS_MIN", 1 + seed % 9)
     for takes, order, converts in FLOWS:
         found = []
-        for place, more in (("here", {}), ("there", {"new_processor": on_spark})):
+        places: list[tuple[str, dict[str, Any]]] = [("here", {}), ("there", {"new_processor": on_spark})]
+        for place, more in places:
             path = tmp_path / f"{takes} {order} {converts} {place}"
             one = writing(path)
             handler = on_record(one) if takes == "record" else on_batch(functools.partial(_each, one))
@@ -181,7 +182,9 @@ def test_nothing_passes_over_a_record_that_fails_for_good(
 def test_what_a_handler_only_promises_does_not_count_as_processed(
     order: Order, on_spark: Callable[..., Any]
 ) -> None:
-    with running(on_record(lambda one: (each for each in [one])), order, new_processor=on_spark) as run:
+    with running(
+        on_record(cast(Any, lambda one: (each for each in [one]))), order, new_processor=on_spark
+    ) as run:
         with pytest.raises(TailraceError, match="the handler returned a generator"):
             run.work_off(stream(5), LATE_S)
         assert run.committer.finish(SOON_S)
@@ -271,7 +274,7 @@ def test_a_handler_that_can_not_travel_is_refused_before_anything_starts() -> No
         )
     assert caught.value.kind is Kind.CONFIG_INVALID
     with pytest.raises(TailraceError, match="runs_on: spark is for the engine's own processors"):
-        tailrace.Engine(connector=LinesSource(1), processor=_Mine, options={"record_processing": processing})
+        tailrace.Engine(connector=LinesSource(1), processor=_Mine, options={"record_processing": processing})  # type: ignore[arg-type]
 
 
 class _Mine:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from tailrace.decode.types import METADATA
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.postgres.decode.types import METADATA
 from tailrace.spark.schema import relations, table_schema, to_arrow, to_spark, widened
 from tests.support.spark.wire import (
     BOOL,
@@ -74,7 +74,7 @@ def test_types_widen_only_where_nothing_is_lost(
 
 def test_spark_sees_the_types_that_the_database_meant() -> None:
     columns = {"id": INT4, "n": numeric(12, 2), "at": TIMESTAMPTZ, "local": TIMESTAMP, "d": DATE, "f": FLOAT8}
-    schema = to_spark(table_schema(relations([relation(1, "public.t", columns)]), "public.t"))
+    schema = to_spark(table_schema(relations([relation(1, "public.t", columns)]), "public.t"))  # type: ignore[arg-type]
     ddl = "id int, n decimal(12,2), at timestamp, local timestamp_ntz, d date, f double, " + METADATA_DDL
     found = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
     assert found == ddl

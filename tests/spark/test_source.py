@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tailrace.changelog.readers import Readers
+from tailrace.changelog.retention.readers import Readers
 from tailrace.errors import Kind, TailraceError
 from tailrace.spark import register
-from tailrace.spark.failures import translated
+from tailrace.spark.jobs import translated
 from tests.support.spark.wire import (
     BOOL,
     INT4,
@@ -266,6 +266,48 @@ def test_what_cannot_be_read_is_told_by_kind_with_a_hint(
     error = translated(caught.value)
     assert error.kind is kind
     assert words in str(error)
+
+
+@pytest.mark.follows("table_unknown")
+@pytest.mark.parametrize("wrong", ["public.order", "nothing.at_all"])
+def test_a_table_that_is_not_in_the_log_is_one_of_those_that_are_named(
+    spark: Any, log: HandmadeLog, wrong: str
+) -> None:
+    fill(log, 1)
+    with pytest.raises(Exception, match="table_unknown") as caught:
+        read(spark, log, table=wrong).count()
+    names = translated(caught.value).hint.partition("known here: ")[2].split(", ")
+    assert read(spark, log, table=next(name for name in names if "orders" in name)).count() == 3
+
+
+@pytest.mark.follows("decode_failed")
+def test_a_table_with_a_reserved_name_is_read_in_another_form_or_left_out(
+    spark: Any, log: HandmadeLog
+) -> None:
+    log.commit(ORDERS, relation(9, "public.odd", {"id": INT4, "_op": TEXT}))
+    log.commit(insert(9, "1", "x"), insert(1, "1", "2.50", "a"))
+    with pytest.raises(Exception, match="decode_failed") as caught:
+        read(spark, log, table="public.odd").count()
+    hint = translated(caught.value).hint
+    assert "or exclude the table; the envelope and JSON forms can hold it" in hint
+    assert read(spark, log, table="public.orders").count() == 1
+    envelope, *_ = read(spark, log).where("`table` = 'odd'").collect()
+    assert envelope.after == {"id": "1", "_op": "x"}
+
+
+@pytest.mark.follows("log_range_invalid")
+@pytest.mark.parametrize("wrong", ["beyond", "inside"])
+def test_an_offset_that_is_no_place_of_the_log_is_replaced_by_one_that_was_given_out(
+    spark: Any, log: HandmadeLog, wrong: str
+) -> None:
+    fill(log, 1)
+    place = log.writer.tail.offset
+    fill(log, 1, first=1)
+    with pytest.raises(Exception, match="log_range_invalid") as caught:
+        read(spark, log, startingOffset=str(place + (1 if wrong == "inside" else 1_000_000))).count()
+    if wrong == "inside":
+        assert "use offsets that tailrace gave out" in translated(caught.value).hint
+    assert read(spark, log, startingOffset=str(place)).count() == 4
 
 
 def test_a_folder_without_a_log_is_told(spark: Any, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Which records go to one task: all of a lane, in order, and nothing across a record that stands in all."""
+"""Which records go to one task: all of an ordering key, in order, and nothing across a record that has
+all."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Stand = tuple[int, int, bool]
 
 
 def staged(records: list[tuple[int, int, int, int]]) -> tuple[list[StagedGroup], dict[int, Stand]]:
-    """Two groups; a record stands in lanes `own` and, one in three, `other`; one in ten in all."""
+    """Two groups; a record stands in keys `own` and, one in three, `other`; one in ten in all."""
     stands = {
         place: (own, other if chance % 3 == 0 else own, chance == 9)
         for place, (_, own, other, chance) in enumerate(records)
@@ -30,17 +31,17 @@ def staged(records: list[tuple[int, int, int, int]]) -> tuple[list[StagedGroup],
         own, other, in_all = (
             zip(*(stands[place] for place in places), strict=True) if places else ((), (), ())
         )
-        lanes = OrderingKeys(
+        keys = OrderingKeys(
             np.array(own, np.uint64), np.array(other, np.uint64), np.array(in_all, np.bool_), pa.int64()
         )
         columns = pa.RecordBatch.from_pydict({"op": pa.array(["c"] * len(places))})
         group = Group.of_columns(str(number), np.array(places, np.int64), columns)
-        groups.append(StagedGroup(group, None, lanes))
+        groups.append(StagedGroup(group, None, keys))
     return [one for one in groups if len(one.group)], stands
 
 
 @given(st.lists(RECORDS, max_size=3), st.integers(1, 4))
-def test_a_lane_is_in_one_task_of_a_step_and_steps_end_at_walls(
+def test_an_ordering_key_is_in_one_task_of_a_step_and_steps_end_at_walls(
     listed: list[list[tuple[int, int, int, int]]], width: int
 ) -> None:
     batches = [staged(records) for records in listed]
@@ -53,14 +54,14 @@ def test_a_lane_is_in_one_task_of_a_step_and_steps_end_at_walls(
             assert [share.batch for share in load] == sorted({share.batch for share in load})
             for share in load:
                 for one in share.staged:
-                    assert one.lanes is not None
-                    for place, lane, tied in zip(
+                    assert one.keys is not None
+                    for place, one_key, tied in zip(
                         one.group.index.tolist(),
-                        one.lanes.own.tolist(),
-                        one.lanes.other.tolist(),
+                        one.keys.own.tolist(),
+                        one.keys.other.tolist(),
                         strict=True,
                     ):
-                        assert task_of.setdefault(lane, task) == task
+                        assert task_of.setdefault(one_key, task) == task
                         assert task_of.setdefault(tied, task) == task
                         in_step.append((share.batch, place))
         walls = [at for at in in_step if batches[at[0]][1][at[1]][2]]

@@ -30,8 +30,8 @@ LINES = 50
 #: In the middle of a batch of 10.
 AT = 25
 ROLES = ["transformation", "record transformation", "predicate", "converter"]
-PLACES = [("threads", order) for order in ("batch", "ordered", "unordered", "key")]
-PLACES += [("spark", "batch"), ("spark", "unordered"), ("spark", "key")]
+PLACES = [pytest.param(("threads", order)) for order in ("batch", "ordered", "unordered", "key")]
+PLACES += [pytest.param(("spark", order), marks=pytest.mark.slow) for order in ("batch", "unordered", "key")]
 
 
 @dataclass
@@ -108,12 +108,13 @@ def run(role: str, raising: Raising, place: tuple[str, str], store: Store) -> li
         for given in batch:
             one(given)
 
-    arguments: dict[str, Any] = {
+    roles: dict[str, dict[str, Any]] = {
         "transformation": {"transformations": [raising]},
         "record transformation": {"transformations": [OfRecords(raising)]},
         "predicate": {"predicates": {"p": raising}, "transformations": [{"type": "drop", "predicate": "p"}]},
         "converter": {"converter": raising},
-    }[role]
+    }
+    arguments = roles[role]
     arguments["on_batch" if order == "batch" else "on_record"] = whole if order == "batch" else one
     processing = {"runs_on": runs_on, "order": "ordered" if order == "batch" else order}
     try:

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from tailrace.engine.contracts import Callbacks, RetriableError, StopEngine
 from tailrace.engine.lifecycle import State
@@ -89,7 +90,6 @@ def script_of(rng: random.Random) -> Script:
             "errors_retry_delay_initial_ms": 1,
             "errors_retry_delay_max_ms": 4,
             "on_task_failure": rng.choice(["stop", "restart", "isolate"]),
-            "task_restarts_max": rng.choice([0, 3]),
             "record_processing": {
                 "threads": rng.choice([1, 3]),
                 "order": rng.choice(["ordered", "unordered", "key"]) if handler == "on_record" else "ordered",
@@ -172,7 +172,7 @@ class _Life:
             offsets=_Watched(self),
             options=script.options,
             callbacks=Callbacks(**{name: self._callback(name) for name in Callbacks.__slots__}),
-            **{script.handler: self._batch if script.handler == "on_batch" else self._record},
+            **cast(Any, {script.handler: self._batch if script.handler == "on_batch" else self._record}),
         )
 
     def run(self) -> None:

@@ -112,9 +112,10 @@ class Principal:
     @property
     def rights(self) -> set[tuple[str, str, str]]:
         """What is allowed now: (resource, name, operation)."""
+        anything: Any = None
         wanted = AclBindingFilter(
-            ResourceType.ANY, None, ResourcePatternType.ANY, f"User:{self.name}", None, AclOperation.ANY,
-            AclPermissionType.ANY,
+            ResourceType.ANY, anything, ResourcePatternType.ANY, f"User:{self.name}", anything,
+            AclOperation.ANY, AclPermissionType.ANY,
         )  # fmt: skip
         return {
             (acl.restype.name.lower().replace("_", "-"), acl.name, acl.operation.name)

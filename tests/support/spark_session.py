@@ -21,6 +21,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
-    started = session(SparkConfig(master="local[2]", conf=conf), "tests")
+    started = session(SparkConfig(master="local[2]", conf=conf), "tests")  # type: ignore[arg-type]
     yield started
     started.stop()

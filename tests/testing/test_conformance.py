@@ -11,7 +11,7 @@ from tailrace.engine.clock import SystemClock
 from tailrace.engine.contracts import StopEngine
 from tailrace.engine.offsets.stores import FileOffsetStore, MemoryOffsetStore
 from tailrace.engine.processing import ProcessingConfig, on_batch, on_record, processor_for
-from tailrace.engine.processing.null_processor import NullProcessor
+from tailrace.engine.processing.processors import NullProcessor
 from tailrace.testing import LinesSource, conformance
 
 
@@ -94,7 +94,7 @@ class Forgetful(LinesSource):
             start(context)
             task._given = dict.fromkeys(task._given, 0)
 
-        task.start = started
+        task.start = started  # type: ignore[method-assign]
         return task
 
 

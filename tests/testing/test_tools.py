@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
@@ -43,7 +44,7 @@ def test_back_off_goes_by_the_clock():
     engine = engine_of(source, seen.record, clock=clock, options=options)
     engine.start()
     for polls in (1, 2):
-        wait_until(lambda polls=polls: source.count("poll") == polls, 60)
+        wait_until(functools.partial(lambda polls: source.count("poll") == polls, polls), 60)
         assert clock.wait_for_waiters()
         clock.advance(3600)
     assert engine.wait(60)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tailrace import config, extensions
-from tailrace.config.transformations import FilterConfig
+from tailrace.config.transformations.options import FilterConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.preflight import preflight
 from tailrace.records.group import Group
@@ -168,7 +168,7 @@ def test_objects_mappings_and_models_stand_side_by_side() -> None:
 
 
 def test_a_package_offers_transformations_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.config.steps.names", lambda _: ("halves",))
+    monkeypatch.setattr("tailrace.config.transformations.steps.names", lambda _: ("halves",))
     monkeypatch.setattr(extensions, "factory", lambda *_: Halves)
     assert places(applied(orders(), {"type": "halves", "first": 1})) == [1, 3]
     with pytest.raises(TailraceError, match=r"transformations\[0\]: its package refused") as caught:

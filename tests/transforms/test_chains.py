@@ -6,11 +6,12 @@ import pickle
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.transforms.factory import build
 from tests.support.decode.wire import UNCHANGED, delete, insert, update
+from tests.support.examples import examples
 from tests.support.transforms.groups import orders, places, rows, topics
 
 PREDICATES = {
@@ -71,10 +72,10 @@ CHANGE = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(STEP, max_size=5), st.lists(CHANGE, min_size=1, max_size=6))
 def test_random_chains_keep_places_and_order(steps: list[dict[str, Any]], changes: list[bytes]) -> None:
-    chain = build(steps, PREDICATES)
+    chain = build(steps, PREDICATES)  # type: ignore[arg-type]
     group = orders(*changes)
     found = chain.apply(group)
     index = [group.index.tolist() for group in found]
@@ -92,12 +93,12 @@ def test_random_chains_keep_places_and_order(steps: list[dict[str, Any]], change
     assert rows(again) == rows(found)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.lists(STEP, max_size=4), st.lists(CHANGE, min_size=2, max_size=6), st.data())
 def test_a_record_becomes_the_same_whatever_stands_beside_it(
     steps: list[dict[str, Any]], changes: list[bytes], data: st.DataObject
 ) -> None:
-    chain = build(steps, PREDICATES)
+    chain = build(steps, PREDICATES)  # type: ignore[arg-type]
     whole = chain.apply(orders(*changes))
     at = data.draw(st.integers(1, len(changes) - 1))
     group = orders(*changes)

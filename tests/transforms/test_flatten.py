@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tailrace.converters.debezium import JsonConverter
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 from tests.support.decode.wire import UNCHANGED, delete, insert, truncate, update
 from tests.support.transforms.groups import COMMIT_US, applied, messages, only, orders, places, rows
 
@@ -50,9 +50,9 @@ def test_deletes_are_dropped_or_keep_their_old_row() -> None:
         identity="f",
         key=("id", "note", "price"),
     )
-    found = only(applied(full, {"type": "flatten", "deletes": "rewrite"}))
-    assert values([found])[1] == {"id": 1, "note": "a", "price": None, "__deleted": "true"}
-    assert found.column("special").to_pylist() == [None, [("value.price", "NaN")]]
+    group = only(applied(full, {"type": "flatten", "deletes": "rewrite"}))
+    assert values([group])[1] == {"id": 1, "note": "a", "price": None, "__deleted": "true"}
+    assert group.column("special").to_pylist() == [None, [("value.price", "NaN")]]
 
 
 def test_metadata_become_fields_and_headers_under_debeziums_names() -> None:

@@ -87,5 +87,5 @@ def test_keys_and_values_of_one_field() -> None:
         applied(orders(), {"type": "extract_field", **value})
     with pytest.raises(TailraceError, match="has no field 'z'"):
         applied(orders(), {"type": "extract_field", "field": "z"})
-    found = rows(applied(group, {"type": "value_to_key", "fields": ["b"]}))
-    assert [row["key"] for row in found.values()] == [{"b": 2}, None]
+    by_place = rows(applied(group, {"type": "value_to_key", "fields": ["b"]}))
+    assert [row["key"] for row in by_place.values()] == [{"b": 2}, None]

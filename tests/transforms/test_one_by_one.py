@@ -74,7 +74,9 @@ def test_edits_are_the_same_one_by_one(changes: list[bytes]) -> None:
     def edit(record: Record) -> Record | None:
         if record.after is None:
             return record.replace(value=None, headers={"op": record.op})
-        after = {name: None if name in record.unchanged else value for name, value in record.after.items()}
+        after: dict[str, Any] = {
+            name: None if name in record.unchanged else value for name, value in record.after.items()
+        }
         note = after["note"]
         value = {"number": after["id"], "remark": note and note[:1], "double": after["price"] * 2, "one": 1}
         return record.replace(value=value, headers={"op": record.op})

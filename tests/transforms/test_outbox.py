@@ -127,7 +127,8 @@ def test_other_tables_and_other_columns() -> None:
 
 def test_the_json_converter_writes_a_payload_that_is_json_as_it_is() -> None:
     expand = {"type": "outbox", "expand_json_payload": True}
-    for options, payload in (({}, {"n": 1}), ({"schemas_enable": True}, '{"n": 1}')):
+    cases: list[tuple[dict[str, Any], Any]] = [({}, {"n": 1}), ({"schemas_enable": True}, '{"n": 1}')]
+    for options, payload in cases:
         converter = JsonConverter(**options)
         group = events().take(np.array([0, 3]))
         found = converter.convert(only(applied(group, expand)))

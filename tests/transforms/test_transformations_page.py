@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tailrace.config.predicates import PREDICATES
-from tailrace.config.steps import METADATA
-from tailrace.config.transformations import TRANSFORMATIONS
+from tailrace.config.transformations.options import TRANSFORMATIONS
+from tailrace.config.transformations.predicates import PREDICATES
+from tailrace.config.transformations.steps import METADATA
 from tailrace.expressions.language import FUNCTIONS
 from tailrace.records.record import Record
 from tailrace.transforms.factory import build

@@ -16,9 +16,11 @@ from tailrace.model import OWN_FORMS, LogRange, ValueModes
 from tailrace.ranges import plan
 from tailrace.sinks.contract import Sink
 from tailrace.sinks.delta.append import DeltaAppend
-from tailrace.sinks.delta.mirror import DeltaMirror
+from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
-from tailrace.sinks.files.parquet import parquet_sink
+from tailrace.sinks.files.parquet import parquet_format
+from tailrace.sinks.files.sink import FileSink
+from tailrace.sinks.write_job import SinkInput
 from tests.support.postgres import DEFAULT_VERSION, Servers, _fresh_database
 from tests.support.zoo.expected import MODES, UNHELD, Expectation, plain
 from tests.support.zoo.keeping import STREAMED, as_captured
@@ -38,11 +40,11 @@ def wide(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.parametrize("modes", [OWN_FORMS, MODES], ids=["own forms", "modes"])
 def test_tables_hold_what_select_says(wide: Wide, modes: ValueModes, spark: Any, tmp_path: Path) -> None:
-    tables = ("public.wide",)
-    sinks = {
-        "parquet": parquet_sink("parquet", tmp_path / "parquet", tables, modes=modes),
-        "append": DeltaSink("append", tmp_path / "append", tables, DeltaAppend(), modes=modes),
-        "mirror": DeltaSink("mirror", tmp_path / "mirror", tables, DeltaMirror("refuse"), modes=modes),
+    given = SinkInput(("public.wide",), modes=modes)
+    sinks: dict[str, Any] = {
+        "parquet": FileSink("parquet", tmp_path / "parquet", parquet_format(), given),
+        "append": DeltaSink("append", tmp_path / "append", DeltaAppend(), given),
+        "mirror": DeltaSink("mirror", tmp_path / "mirror", DeltaMirror("refuse"), given),
     }
     with as_captured(wide.database) as connection:
         expected = Expectation(wide.selected, connection, modes)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from psycopg import sql
 
+from tailrace.decode.changes import TableChanges
 from tailrace.model import OWN_FORMS
-from tailrace.sources.postgres.decode.changes import TableChanges
 from tests.support.capture.captured import capturing
 from tests.support.decode.wire import SOURCE
 from tests.support.postgres import DEFAULT_VERSION, Database, Servers, _fresh_database

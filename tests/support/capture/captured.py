@@ -49,8 +49,10 @@ class Running:
 
     def catch_up(self, query: Any, timeout_s: float = 30) -> None:
         """Wait until all that is committed by now is durable in the log."""
-        lsn = parse_lsn(query("select pg_current_wal_insert_lsn()::text")[0][0])
         query("select pg_switch_wal()")  # nothing may stay unflushed in a quiet server
+        # Not where WAL is inserted next: that may be behind a page's header, which nothing gets to before
+        # the server's next note of its running transactions, up to 15 s later.
+        lsn = parse_lsn(query("select pg_current_wal_flush_lsn()::text")[0][0])
         wait_until(lambda: self.is_over or self.task.caught_up(lsn), timeout_s, "the log to catch up")
         assert not self.is_over, self.error
 

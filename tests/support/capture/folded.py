@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.changelog.reader import LogReader
+from tailrace.decode.changes import decode_block
 from tailrace.protocol import frames
-from tailrace.sources.postgres.decode.changes import decode_block
 
 Row = dict[str, str | None]
 Key = tuple[str | None, ...]

@@ -12,7 +12,7 @@ from tailrace.sources.postgres.snapshot.plan import (
     SnapshotPlans,
 )
 from tailrace.sources.postgres.snapshot.requests import ask
-from tailrace.sources.postgres.snapshot.state import agenda_name
+from tailrace.sources.postgres.snapshot.state import plans_name
 from tests.support.capture.captured import Running
 from tests.support.wait import wait_until
 
@@ -24,7 +24,7 @@ def request(log: Path, *tables: str, where: str = "", cancels: bool = False) -> 
 
 
 def found(log: Path, id_: str) -> SnapshotPlan | None:
-    content = LogDirectory.open(log).state_read(agenda_name("0"))
+    content = LogDirectory.open(log).state_read(plans_name("0"))
     return None if content is None else SnapshotPlans.from_json(content).find(id_)
 
 

@@ -8,8 +8,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from tailrace import failpoints
-from tailrace.changelog.prune import apply
-from tailrace.changelog.retention import RetentionRules
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
 from tailrace.changelog.writer import LogOptions, LogWriter
 from tailrace.errors import TailraceError
 from tests.support.changelog.frames_of import Source, append, new_log

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.model import POSTGRES_EPOCH_US
 from tailrace.protocol import frames
 from tailrace.protocol.facts import ColumnFacts, Facts
 from tailrace.records.group import Group
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 from tests.support.decode.wire import (
     begin,
     commit,

@@ -31,9 +31,6 @@ CONVERTERS: dict[str, Converter] = {
         tombstones_on_delete=False, rows_in_part="filled",
     ),
     "cloudevents": CloudEventsConverter(now_ns=lambda: NOW_NS, provide_transaction_metadata=True),
-    "cloudevents_binary": CloudEventsConverter(
-        now_ns=lambda: NOW_NS, mode="binary", schemas_enable=True, provide_transaction_metadata=True,
-    ),
     "cloudevents_bare": CloudEventsConverter(
         now_ns=lambda: NOW_NS, extension_attributes_enable=False, schemas_enable=True, topic_prefix='a"b',
     ),

@@ -50,6 +50,7 @@ class FakeRegistry:
     keystore: Path | None = None  # key and certificate: then it speaks TLS
     clients: Path | None = None  # who must have signed clients' certificates
     level: str = "BACKWARD"
+    levels: dict[str, str] = field(default_factory=dict)  # of subjects that have their own
     idle_s: float | None = None  # then it closes a connection that nothing comes by
     tells_all: bool = True  # on registering: the schema, in the form that it keeps, with the id
     compares_all: bool = True  # with all versions that its level is about; older ones do not know the path
@@ -89,6 +90,9 @@ class FakeRegistry:
 
             def do_POST(self) -> None:
                 self._answer("POST")
+
+            def do_PUT(self) -> None:
+                self._answer("PUT")
 
             def _answer(self, method: str) -> None:
                 size = int(self.headers.get("Content-Length") or 0)
@@ -181,8 +185,16 @@ class FakeRegistry:
                 return self._register(subject, body, normalize)
             case "POST", ["subjects", subject]:
                 return self._find(subject, body, normalize)
+            case "GET", ["schemas", "ids", number] if 0 < int(number) <= len(self.schemas):
+                kind, text = self.schemas[int(number) - 1]
+                return 200, {"schema": text, "schemaType": kind}
+            case "GET", ["schemas", "ids", _]:
+                return 404, {"error_code": 40403, "message": "Schema not found"}
             case "GET", ["schemas", "types"]:
                 return 200, ["JSON", "AVRO"]
+            case "PUT", ["config", subject] if subject in self.subjects:
+                self.levels[subject] = body["compatibility"]
+                return 200, body
             case "POST", ["compatibility", "subjects", subject, *_] if subject not in self.subjects:
                 return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
             case "POST", ["compatibility", "subjects", subject, "versions"] if self.compares_all:
@@ -232,9 +244,10 @@ class FakeRegistry:
         return 0
 
     def _conflicts(self, subject: str, text: str) -> list[str]:
-        if self.level == "NONE" or not self.subjects.get(subject):
+        level = self.levels.get(subject, self.level)
+        if level == "NONE" or not self.subjects.get(subject):
             return []
-        compared = self.subjects[subject][0 if self.level.endswith("_TRANSITIVE") else -1 :]
+        compared = self.subjects[subject][0 if level.endswith("_TRANSITIVE") else -1 :]
         return [found for number in compared for found in self._conflicts_with(number, text)]
 
     def _conflicts_with(self, number: int, text: str) -> list[str]:

@@ -14,6 +14,7 @@ import json
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import psycopg.sql
@@ -145,9 +146,9 @@ def stream(dsn: str, slot: str, end: int) -> bytes:
     )
     frames = b""
     while True:
-        size, payload = conn.get_copy_data(0)
+        size, held = conn.get_copy_data(0)
         assert size > 0
-        payload = bytes(payload)
+        payload = bytes(held)
         if payload[:1] == b"w":
             frames += b"d" + struct.pack("!i", len(payload) + 4) + payload
         elif struct.unpack("!Q", payload[1:9])[0] >= end:
@@ -210,6 +211,8 @@ def quoted(value: str | None) -> str:
 def main(dsn: str) -> None:
     setup = [TYPES_SETUP]
     inserts = []
+    kind: str
+    values: Any
     for name, (kind, values) in TYPES.items():
         setup.append(f'create table "t_{name}" (id int primary key, v {kind})')
         rows = ", ".join(f"({n}, {quoted(value)})" for n, value in enumerate(values))

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from tailrace.decode.changes import TableChanges, decode_block
+from tailrace.decode.json.debezium import SourceInfo
 from tailrace.protocol import frames
 from tailrace.protocol.frames import Bytes
-from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
 
 UNCHANGED = object()
 Cell = str | bytes | None | object

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.changelog.reader import LogReader
+from tailrace.decode.changes import TableChanges
 from tailrace.protocol import frames
 from tailrace.ranges import plan
 from tailrace.ranges.changes import changes_of
-from tailrace.sources.postgres.decode.changes import TableChanges
 
 Row = dict[str, str | None]
 

@@ -59,7 +59,7 @@ def history_problems(kind: str, path: Path, changes: Sequence[Change]) -> list[s
     ]
     told += [f"{kind}: a change at offset {at} that the log has not" for at in lines.keys() - wanted.keys()]
     for at in wanted.keys() & lines.keys():
-        compare = _json_differs if kind == "jsonl" else _row_differs
+        compare: Any = _json_differs if kind == "jsonl" else _row_differs
         if problem := compare(wanted[at], lines[at]):
             told.append(f"{kind}: {wanted[at].op} of {wanted[at].name} at offset {at}: {problem}")
     return told[:EXAMPLES]

@@ -18,10 +18,10 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.sinks.delta import mirror
 from tailrace.sinks.delta.folder import AddedFile, DeltaFolder
-from tailrace.sinks.delta.merge import NetSource
-from tailrace.sinks.delta.mirror_files import POSITION, POSITION_TYPE, read_events
+from tailrace.sinks.delta.mirror import sink as mirror
+from tailrace.sinks.delta.mirror.files import POSITION, POSITION_TYPE, read_events
+from tailrace.sinks.delta.mirror.merge import NetSource
 from tailrace.sinks.files.parquet import ParquetWriter
 from tests.support.differential.values import plain
 
@@ -83,12 +83,12 @@ def merge(_spark: Any, folder: DeltaFolder, source: NetSource, version: int) -> 
 
 
 def merge_rows(
-    _spark: Any, folder: DeltaFolder, paths: list[str], columns: list[str], version: int, *, anew: bool
+    _spark: Any, folder: DeltaFolder, paths: list[str], columns: list[str], version: int, *, from_empty: bool
 ) -> None:
     """As `whole_rows.merge_rows`."""
     schema = folder.schema()
     target = _target(folder, schema)
-    if anew:
+    if from_empty:
         target = target.slice(0, 0)
     parts = [pq.read_table(path) for path in paths]
     came = [

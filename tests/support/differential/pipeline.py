@@ -100,8 +100,8 @@ class Pipeline:
     def catch_up_log(self) -> bool:
         """Wait until all that is committed by now is durable in the log."""
         query = self._story.database.query
-        lsn = parse_lsn(query("select pg_current_wal_insert_lsn()::text")[0][0])
         query("select pg_switch_wal()")  # nothing may stay unflushed in a quiet server
+        lsn = parse_lsn(query("select pg_current_wal_flush_lsn()::text")[0][0])
 
         def acknowledged() -> bool:
             found = query(

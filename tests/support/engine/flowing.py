@@ -114,7 +114,7 @@ def running(
     )
     processor = new_processor(terms)
     with ThreadPoolExecutor(THREADS) as pool:
-        processor.initialize(pool, transform, convert, committer)  # type: ignore[arg-type]
+        processor.initialize(pool, transform, convert, committer)
         try:
             yield Run(processor, committer, store, stopping, told)
         finally:

@@ -29,7 +29,8 @@ def require_each_once(records: list[tuple[int, str, int]], last: int) -> None:
     for partition, key, value in records:
         by_key[key].append(value)
         places[key].add(partition)
-    for key in range(KEYS):
-        expected = [value for value in range(1, last + 1) if value % KEYS == key]
-        assert by_key[str(key)] == expected, f"key {key}"
-        assert places[str(key)] == {partition_of(str(key).encode(), PARTITIONS)}, "as Java's clients do"
+    for number in range(KEYS):
+        key = str(number)
+        expected = [value for value in range(1, last + 1) if value % KEYS == number]
+        assert by_key[key] == expected, f"key {key}"
+        assert places[key] == {partition_of(key.encode(), PARTITIONS)}, "as Java's clients do"

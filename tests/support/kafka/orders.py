@@ -84,7 +84,7 @@ class Orders:
     def shown(self) -> dict[str, Any]:
         (entry,) = json.loads(run("offsets", "show", self.file, "--json"))["offsets"]
         assert entry["error"] is None
-        return entry  # type: ignore[no-any-return]
+        return entry
 
     def replay(self) -> list[int]:
         """Bring the sink to the log's end; return what its topic has then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
@@ -59,8 +59,8 @@ def read_topic(bootstrap: str, topic: str, isolation: str = "read_committed") ->
         while (message := consumer.poll(0.2)) is not None:
             if (error := message.error()) is None:
                 headers = {name: held.decode() for name, held in message.headers() or []}
-                place = message.partition(), message.offset()
-                found.append(Message(*place, message.key(), message.value(), headers))
+                read = message.partition(), message.offset(), message.key(), message.value(), headers
+                found.append(Message(*cast(Any, read)))
                 continue
             assert error.code() == KafkaError._PARTITION_EOF, error
             if at_the_end():

@@ -7,7 +7,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from tailrace import __version__
 from tailrace.changelog.reader import LogReader
 from tailrace.config.kafka import KafkaSinkConfig as KafkaConfig
 from tailrace.config.source.column_policy import ColumnPolicy
@@ -73,7 +72,7 @@ def sink_of(
     }
     converter = converter or JsonConverter(schemas_enable=False)
     config = KafkaConfig.model_validate(given)
-    return KafkaSink(config, converter, chain or Chain(), ColumnPolicy(), OWN_FORMS, __version__)
+    return KafkaSink(config, converter, chain or Chain(), ColumnPolicy(), OWN_FORMS)
 
 
 def opened(sink: KafkaSink, log: HandmadeLog) -> KafkaSink:

@@ -14,8 +14,9 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.model import LogRange
 from tailrace.ranges.plan import Piece
-from tailrace.sinks.delta.mirror import DeltaMirror
+from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
+from tailrace.sinks.write_job import SinkInput
 from tests.support.capture.requested import KEYED
 from tests.support.postgres import Database
 
@@ -25,7 +26,7 @@ class Mirror:
 
     def __init__(self, spark: Any, log: Path, lake: Path, tables: tuple[str, ...] | None = None) -> None:
         self._spark, self._log, self._lake = spark, log, lake
-        self.sink = DeltaSink("lake", lake, tables, DeltaMirror())
+        self.sink = DeltaSink("lake", lake, DeltaMirror(), SinkInput(tables))
         self.sink.open(LogDirectory.open(log).identity, "shop")
 
     def follow(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from tailrace.changelog.endmark import Tail
+from tailrace.changelog.format import Tail
 from tailrace.errors import TailraceError
 from tailrace.pipeline.background import Background
 from tailrace.sinks.contract import SinkCommit
@@ -30,8 +30,8 @@ class FakeProgress:
 class FakeCapture:
     """Holds a real log open and says of it what the test wants."""
 
-    def __init__(self, path):
-        self.log = LogOfOrders(path)
+    def __init__(self, path, log=None):
+        self.log = log or LogOfOrders(path)
         self.stopping = threading.Event()
         self.failure = None
         self.phase = "connecting"

@@ -22,13 +22,15 @@ from tailrace.model import LogRange
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.contract import Sink, SparkNeededError
 from tailrace.sinks.delta.append import DeltaAppend
-from tailrace.sinks.delta.mirror import DeltaMirror
+from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
-from tailrace.sinks.files.jsonl import jsonl_sink
-from tailrace.sinks.files.parquet import parquet_sink
+from tailrace.sinks.files.jsonl import JSONL
+from tailrace.sinks.files.parquet import parquet_format
+from tailrace.sinks.files.sink import FileSink
+from tailrace.sinks.write_job import SinkInput
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
 from tailrace.sources.postgres.snapshot.requests import ask
-from tailrace.sources.postgres.snapshot.state import agenda_name
+from tailrace.sources.postgres.snapshot.state import plans_name
 from tests.support.capture.captured import Running, make_task
 from tests.support.postgres import Database
 from tests.support.sinks.rig import InProcess
@@ -127,7 +129,7 @@ FOLLOWED: dict[str, list[str]] = {
     "key widened": ["alter table {t} alter id type bigint", "insert into {t}(id) values (1e10)"],
     "truncated": ["truncate {t}", "alter table {t} add x int", "insert into {t} values (2, 2, 'after')"],
     "many at once": [
-        # A default is lost with the rows that are written anew, if capture is behind: so, first.
+        # A default is lost with the rows that are rewritten, if capture is behind: so, first.
         "alter table {t} alter a type bigint",
         "alter table {t} drop c, add x int default 3",
         "alter table {t} rename d to dee",
@@ -322,7 +324,7 @@ class Scene:
         id_ = ask(log, TASK, tables=named, where="", cancels=False).id
 
         def is_over() -> bool:
-            content = log.state_read(agenda_name(TASK))
+            content = log.state_read(plans_name(TASK))
             found = None if content is None else SnapshotPlans.from_json(content).find(id_)
             return found is not None and found.outcome is not SnapshotOutcome.OPEN
 
@@ -375,12 +377,11 @@ def make(
     keyless: str = "refuse",
     rules: ColumnPolicy | None = None,
 ) -> Sink:
-    if kind == "parquet":
-        return parquet_sink("lake", path, tables, rules=rules)
-    if kind == "jsonl":
-        return jsonl_sink("lake", path, tables, rules)
+    given = SinkInput(tables, rules or ColumnPolicy())
+    if kind in ("parquet", "jsonl"):
+        return FileSink("lake", path, JSONL if kind == "jsonl" else parquet_format(), given)
     mode = DeltaAppend(on_type_change) if kind == "append" else DeltaMirror(keyless, on_type_change)
-    return DeltaSink("lake", path, tables, mode, rules)
+    return DeltaSink("lake", path, mode, given)
 
 
 def write(sink: Sink, log: Path, upto: int, spark: Any = None, *, in_small_pieces: bool = False) -> None:
@@ -398,7 +399,7 @@ def write(sink: Sink, log: Path, upto: int, spark: Any = None, *, in_small_piece
         try:
             sink.write(None if isinstance(spark, InProcess) else spark, log, span, pieces)
         except SparkNeededError:
-            sink.write(spark or InProcess(), log, span, pieces)
+            sink.write(spark or InProcess(), log, span, pieces)  # type: ignore[arg-type]
     finally:
         sink.close()
 

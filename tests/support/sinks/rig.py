@@ -13,17 +13,19 @@ from deltalake import DeltaTable
 from pydantic import TypeAdapter
 
 from tailrace.changelog.reader import LogReader
-from tailrace.config.predicates import AnyPredicate
-from tailrace.config.transformations import AnyTransformation
+from tailrace.config.transformations.options import AnyTransformation
+from tailrace.config.transformations.predicates import AnyPredicate
 from tailrace.model import LogRange
 from tailrace.protocol import frames
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.contract import Sink, SinkCommit, SparkNeededError
 from tailrace.sinks.delta.append import DeltaAppend
-from tailrace.sinks.delta.mirror import DeltaMirror
+from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
-from tailrace.sinks.files.jsonl import jsonl_sink
-from tailrace.sinks.files.parquet import parquet_sink
+from tailrace.sinks.files.jsonl import JSONL
+from tailrace.sinks.files.parquet import parquet_format
+from tailrace.sinks.files.sink import FileSink
+from tailrace.sinks.write_job import SinkInput
 from tailrace.transforms.tables import NO_STEPS, table_chain
 from tests.support.spark.wire import HandmadeLog, row, xlog
 
@@ -71,12 +73,11 @@ def make(
         given = TypeAdapter(list[AnyTransformation]).validate_python(list(steps))
         chosen = TypeAdapter(dict[str, AnyPredicate]).validate_python(predicates or {})
         chain = table_chain(given, chosen, keeps_keys=kind == "mirror")
-    if kind == "parquet":
-        return parquet_sink("lake", path, tables, chain=chain)
-    if kind == "jsonl":
-        return jsonl_sink("lake", path, tables, chain=chain)
+    taken = SinkInput(tables, chain=chain)
+    if kind in ("parquet", "jsonl"):
+        return FileSink("lake", path, JSONL if kind == "jsonl" else parquet_format(), taken)
     mode = DeltaAppend() if kind == "append" else DeltaMirror(keyless)
-    return DeltaSink("lake", path, tables, mode, chain=chain)
+    return DeltaSink("lake", path, mode, taken)
 
 
 def opened(kind: str, path: Path, log: HandmadeLog, **more: Any) -> Sink:

@@ -13,20 +13,20 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
-from tailrace.changelog.writer import LogWriter, Tail
+from tailrace.changelog.writer import LogListener, LogWriter, Tail
 from tailrace.config import PipelineConfig
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.section import SourceSection
 from tailrace.errors import Kind, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import Relation, SourceFingerprint
-from tailrace.protocol import frames
+from tailrace.protocol import frames, metadata_frames
 from tailrace.sources.findings import Finding, error
 from tailrace.sources.progress import CaptureProgress, SourceLook
 from tailrace.sources.row_frames import ColumnShape, RowFrames, TableShape
@@ -49,7 +49,7 @@ class TextShardsSection(SourceSection):
 class TextShards:
     """The type of source: see the module."""
 
-    settings = TextShardsSection
+    settings: ClassVar[type[SourceSection]] = TextShardsSection
 
     def capture(
         self,
@@ -59,9 +59,9 @@ class TextShards:
         *,
         name: str,
         semaphore: FairSemaphore | None = None,
-        on_durable: Callable[[], None] | None = None,
+        listener: LogListener | None = None,
     ) -> TextShardsCapture:
-        return TextShardsCapture(section, log, on_durable or (lambda: None))
+        return TextShardsCapture(section, log, listener)
 
     def end(self, section: TextShardsSection, stop: threading.Event) -> int:
         # The position after the last transaction: they are numbered from 1.
@@ -70,13 +70,13 @@ class TextShards:
     def look(
         self, pipeline: PipelineConfig, directory: LogDirectory, timeout_s: float, stop: threading.Event
     ) -> SourceLook:
-        return SourceLook(self.end(pipeline.source, stop))
+        return SourceLook(self.end(cast(TextShardsSection, pipeline.source), stop))
 
     def snapshots(self, log: Path) -> None:
         return None
 
     def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> TextShardsCheck:
-        return TextShardsCheck(pipeline.source)
+        return TextShardsCheck(cast(TextShardsSection, pipeline.source))
 
     def findings_together(self, checks: Sequence[TextShardsCheck]) -> Iterator[Finding]:
         return iter(())
@@ -116,10 +116,10 @@ class TextShardsCheck:
 class TextShardsCapture:
     """Brings the transactions of all shards into one log, each shard in its order."""
 
-    def __init__(self, section: TextShardsSection, log: Path, on_durable: Callable[[], None]) -> None:
+    def __init__(self, section: TextShardsSection, log: Path, listener: LogListener | None) -> None:
         self._section = section
         self._path = log
-        self._on_durable = on_durable
+        self._listener = listener
         self._stopping = threading.Event()
         self._phase = "connecting"
         self._durable = Tail(0, 0, 0)
@@ -131,9 +131,11 @@ class TextShardsCapture:
 
     def run(self) -> None:
         fingerprint = SourceFingerprint("text_shards", str(self._section.folder), "text", "shards")
-        writer = LogWriter.open(LogDirectory.create_or_open(self._path, fingerprint), "0")
+        writer = LogWriter.open(
+            LogDirectory.create_or_open(self._path, fingerprint), "0", listener=self._listener
+        )
         try:
-            states = {} if self.forgets else frames.shard_states(writer.schema_in_force)
+            states = {} if self.forgets else metadata_frames.shard_states(writer.schema_in_force)
             self._read = {shard: state["lines"] for shard, state in states.items()}
             if writer.tail.offset == 0:
                 self._phase = "snapshot"
@@ -155,7 +157,7 @@ class TextShardsCapture:
 
     def progress(self) -> CaptureProgress:
         return CaptureProgress(
-            phase=self._phase,
+            phase=self._phase,  # type: ignore[arg-type]
             rows=self._rows,
             bytes=self._durable.offset,
             appended=self._durable,
@@ -207,7 +209,6 @@ class TextShardsCapture:
         failpoints.hit("capture.after_append")
         self._durable = writer.sync()
         self._rows += summary.rows
-        self._on_durable()
 
 
 def _lines(section: TextShardsSection, shard: str) -> list[str]:

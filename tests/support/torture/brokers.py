@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from confluent_kafka import TopicCollection
-from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient
 
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.torture.harness import Fault, Life, Round

@@ -148,8 +148,8 @@ class Chaos:
     def _catch_up(self) -> None:
         """Live until all that is committed is in every sink, and no snapshot is under way."""
         life = self._start() if self._life is None or self._life.is_over else self._life
-        lsn = parse_lsn(self.database.query("select pg_current_wal_insert_lsn()::text")[0][0])
         self.database.query("select pg_switch_wal()")
+        lsn = parse_lsn(self.database.query("select pg_current_wal_flush_lsn()::text")[0][0])
         try:
             wait_until(lambda: life.is_over or self._is_in_log(lsn), WAIT_S, "the log")
             wait_until(lambda: life.is_over or self._is_in_sinks(), WAIT_S, "the sinks")

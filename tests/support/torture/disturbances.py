@@ -48,7 +48,7 @@ create table events_1 partition of events for values with (modulus 2, remainder 
 TABLES = ("orders", "people", "documents", "events")
 #: The column that is masked, by its number: its name changes.
 MASKED_TABLE, MASKED_NUMBER = "people", 2
-#: Tables whose files are written anew by acts; a default that rows from before have is not known afterwards.
+#: Tables whose files are rewritten by acts; a default that rows from before have is not known afterwards.
 REWRITTEN = ("documents",)
 
 _UID_MAX = 400

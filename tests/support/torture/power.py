@@ -32,7 +32,7 @@ def record(delay_s: float = 0.0) -> None:
         fsync(fd)
         os.write(notes, f"{facts.st_ino} {facts.st_size}\n".encode())
 
-    os.fsync = noted
+    os.fsync = noted  # type: ignore[assignment]
 
 
 def lose(log: Path, notes: Path, chance: random.Random) -> int:

@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient
 
 from tests.support.torture import validator
 from tests.support.torture.ledger import TABLES, source_rows

@@ -10,11 +10,11 @@ import psycopg
 from psycopg import pq, sql
 
 from tailrace.changelog.reader import LogReader
+from tailrace.decode.changes import TableChanges
 from tailrace.model import OWN_FORMS, Op, ValueModes
 from tailrace.ranges import plan
 from tailrace.ranges.changes import changes_of
 from tailrace.sources.postgres.connection.session import SESSION_SETTINGS
-from tailrace.sources.postgres.decode.changes import TableChanges
 from tests.support.capture.captured import capturing
 from tests.support.postgres import Database
 from tests.support.zoo.animals import ANIMALS, EXTENSION_OF, EXTENSIONS, SETUP, STAND_IN, STAND_INS, Animal
@@ -100,7 +100,7 @@ def _house(connection: psycopg.Connection[Any], animal: Animal) -> dict[str, str
     arrays = f"{table}_array"
     connection.execute(f'create table "{arrays}" (id int primary key, v {animal.type}[])')
     # The last row, NULL, is an item like any other; the server writes what arrays look like.
-    made = (
+    made: tuple[str, ...] = (
         f'select 0, array_agg(v order by id) from "{table}"',
         f'select 1, array[v] from "{table}" where id = 0',
         f'select 2, array[array[v, null], array[v, v]] from "{table}" where id = 0',

@@ -14,7 +14,7 @@ from typing import Any
 if __name__ == "__main__":
     from tailrace import failpoints
     from tailrace.cli.main import app
-    from tailrace.sinks import folders
+    from tailrace.sinks import names
     from tailrace.sinks.files.sink import FileSink
 
     def in_two_steps(self: FileSink, span: Any, have: int, staged: Sequence[Any]) -> float:
@@ -22,7 +22,7 @@ if __name__ == "__main__":
         for file in staged:
             table = target.path / file.directory
             table.mkdir(exist_ok=True)
-            staging = target.staging(span.task, have) / folders.staged_name(file.directory, file.name)
+            staging = target.staging(span.task, have) / names.staged_name(file.directory, file.name)
             staging.rename(table / f"{secrets.token_hex(8)}-{file.name}")
         failpoints.hit("sink.before_commit")
         self._manifests(span.task).note_idle(span.end)

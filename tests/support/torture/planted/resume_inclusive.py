@@ -9,7 +9,7 @@ from typing import Any
 
 if __name__ == "__main__":
     from tailrace.cli.main import app
-    from tailrace.sources.postgres.streaming.duplicate_filter import ResumptionFilter
+    from tailrace.sources.postgres.streaming.frame_filters import ResumptionFilter
 
     as_built = ResumptionFilter.__init__
 

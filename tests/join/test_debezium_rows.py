@@ -1,0 +1,128 @@
+"""Debezium's documents as rows of tables: the types that a schema says, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.join.debezium_rows import DebeziumTables
+from tailrace.protocol import metadata_frames
+from tailrace.sources.row_frames import RowFrames
+
+PLACEHOLDER = "__debezium_unavailable_value"
+TIME = "io.debezium.time."
+CONNECT = "org.apache.kafka.connect.data."
+
+
+def encoded(number: int) -> str:
+    size = (number + (number < 0)).bit_length() // 8 + 1
+    return base64.b64encode(number.to_bytes(size, "big", signed=True)).decode()
+
+
+def field(kind: str, name: str = "", **more: Any) -> dict[str, Any]:
+    return {"type": kind, "optional": True, **({"name": name} if name else {}), **more}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "kind", "text"),
+    [
+        (field("int16"), -7, "int2", "-7"),
+        (field("int64"), 1 << 60, "int8", str(1 << 60)),
+        (field("double"), 0.1, "float8", "0.1"),
+        (field("boolean"), True, "bool", "t"),
+        (field("string"), 'a"\n', "text", 'a"\n'),
+        (field("bytes"), base64.b64encode(b"\0\xff").decode(), "bytea", "\\x00ff"),
+        (field("int32", f"{TIME}Date"), -1, "date", "1969-12-31"),
+        (field("int64", f"{TIME}MicroTimestamp"), 1_500_000, "timestamp", "1970-01-01 00:00:01.500000"),
+        (field("int64", f"{TIME}Timestamp"), -1, "timestamp", "1969-12-31 23:59:59.999000"),
+        (field("int64", f"{TIME}MicroTime"), 86_400_000_000, "time", "24:00:00.000000"),
+        (field("string", f"{TIME}ZonedTimestamp"), "2024-02-29T12:00:00.5Z", "timestamptz",
+         "2024-02-29 12:00:00.5+00"),
+        (field("bytes", f"{CONNECT}Decimal", parameters={"scale": "3"}), encoded(-1), "numeric", "-0.001"),
+        (field("bytes", f"{CONNECT}Decimal", parameters={"scale": "0"}), encoded(10**40), "numeric",
+         str(10**40)),
+        (field("bytes", f"{CONNECT}Decimal", parameters={"scale": "-2"}), encoded(5), "numeric", "500"),
+        (field("struct", "io.debezium.data.VariableScaleDecimal"), {"scale": 2, "value": encoded(12345)},
+         "numeric", "123.45"),
+        (field("string", "io.debezium.data.Json"), '{"a": 1}', "json", '{"a": 1}'),
+        (field("bytes", "io.debezium.data.Bits", parameters={"length": "9"}),
+         base64.b64encode(b"\x05\x01").decode(), "varbit", "100000101"),
+        (field("array", items={"type": "int32"}), [1, None], "jsonb", "[1,null]"),
+        ({}, 1.5, "text", "1.5"),
+        ({}, {"a": [True]}, "text", '{"a":[true]}'),
+    ],
+)  # fmt: skip
+def test_a_schema_says_the_type_of_a_column(schema: dict[str, Any], value: Any, kind: str, text: str) -> None:
+    frames = RowFrames()
+    tables = DebeziumTables({}, PLACEHOLDER)
+    frames.begin(10, 0)
+    tables.write(frames, b'{"id": 1}', change("c", {"id": 1, "value": value}, schema))
+    frames.commit()
+    written = frames.take().tobytes()
+    assert written.count(len(text.encode()).to_bytes(4, "big") + text.encode()) >= 1
+    (facts,) = [json.loads(frame[frame.index(b"{") :]) for key, frame in kept(written) if key[0] == "F"]
+    assert [column["type"] for column in facts["columns"]][1] == kind
+    assert facts["primary_key"] == ["id"]
+
+
+def kept(written: bytes) -> list[tuple[str, bytes]]:
+    import numpy as np
+
+    return metadata_frames.kept_frames(np.frombuffer(written, np.uint8))
+
+
+def change(
+    op: str, after: Any, schema: dict[str, Any] | None = None, before: Any = None, **more: Any
+) -> bytes:
+    source = {"schema": "public", "table": "things"}
+    payload = {"before": before, "after": after, "source": source, "op": op, **more}
+    if not schema:
+        return json.dumps(payload).encode()
+    row = [{"field": "id", "type": "int32"}, {"field": "value", **schema}]
+    fields = [{"field": name, "type": "struct", "fields": row} for name in ("before", "after")]
+    return json.dumps({"schema": {"fields": fields}, "payload": payload}).encode()
+
+
+def test_a_table_is_described_again_when_it_has_changed_and_goes_on_after_a_restart() -> None:
+    frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER)
+    frames.begin(10, 0)
+    tables.write(frames, b'{"id": 1}', change("c", {"id": "1", "a": "x"}))
+    tables.write(frames, b'{"id": 1}', change("u", {"id": "1", "a": PLACEHOLDER}))
+    tables.write(frames, b'{"id": 1}', change("u", {"id": "1", "b": "y"}))
+    state = tables.state()
+    assert state == {"1": 3}
+    frames.shard("tables", state)
+    tables.write(frames, b'{"id": 1}', change("d", None, before={"id": "1"}))
+    assert tables.state() is None
+    frames.commit()
+    in_force = dict(kept(frames.take().tobytes()))
+    again, more = DebeziumTables(in_force, PLACEHOLDER), RowFrames()
+    more.begin(20, 0)
+    again.write(more, b'{"id": 1}', change("c", {"id": "1", "b": "y", "c": "z"}))
+    (facts,) = [json.loads(f[f.index(b"{") :]) for key, f in kept(more.take().tobytes()) if key[0] == "F"]
+    assert (facts["relation"], facts["version"]) == (1, 3)
+    assert [(each["name"], each["number"]) for each in facts["columns"]] == [("id", 1), ("b", 3), ("c", 4)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rows", "said"),
+    [
+        (b"{}", b"no JSON", False, "no change as Debezium writes it"),
+        (b"[1", change("c", {"id": 1}), False, "its key is no JSON object"),
+        (None, change("u", {"id": 1}), False, "has no key, lacks the old row"),
+        (b'{"id": 1}', change("c", None), False, "has no row"),
+        (b'{"id": 1}', change("d", None, before={"id": 1}), True, "names no transaction"),
+        (b'{"id": 1}', change("c", {"id": 1, "value": "x"}, field("int32", f"{TIME}Date")), False,
+         "not of its column's type"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_taken_is_an_error_without_the_row(
+    key: bytes | None, value: bytes, rows: bool, said: str
+) -> None:
+    with pytest.raises(TailraceError, match=said) as caught:
+        DebeziumTables({}, PLACEHOLDER).write(RowFrames(), key, value, rows=rows)
+    assert caught.value.kind is Kind.DECODE_FAILED

@@ -1,0 +1,72 @@
+"""Keys and orders taken from messages: what is a field of what, and what is said when it is not there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.join.extraction import MESSAGES, DebeziumJson, JsonFields
+from tailrace.join.merge import UNKNOWN, Position
+from tailrace.join.partition import JoinPartition, TransactionWindow
+
+
+def messages(*documents: Any) -> pa.RecordBatch:
+    values = [
+        None if each is None else each if isinstance(each, bytes) else json.dumps(each).encode()
+        for each in documents
+    ]
+    numbers = pa.array(np.arange(len(values)))
+    columns = [pa.nulls(len(values), pa.binary()), pa.array(values, pa.binary()), numbers, numbers]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGES)
+
+
+@pytest.mark.parametrize("as_number", [False, True])
+def test_fields_of_any_document_are_joined(as_number: bool) -> None:
+    def key(number: int) -> int | str:
+        return number if as_number else f"order {number}"
+
+    fields = JsonFields("of.order", "id", "line", one_count="at.all.lines", one_time_ms="at.all.ms")
+    lines = messages(
+        {"of": {"order": key(1)}, "line": 1, "note": "a\nb"}, None, {"of": {"order": key(1)}, "line": 2},
+        {"line": 7}, {"of": {"order": key(2), "more": [1]}, "line": 1},
+    )  # fmt: skip
+    heads = messages({"id": key(1), "at": {"all": {"ms": 5, "lines": 2}}}, {"other": 1}, {"id": key(2)})
+    partition, window = JoinPartition("joined", {}, Position()), TransactionWindow(0)
+    found = fields.transactions(heads)
+    window.add(found)
+    partition.add_transactions(found.rows)
+    partition.add_data(lines, fields)
+    taken = partition.take_rows(window)
+    assert taken is not None
+    headers = taken.headers.to_pylist()
+    assert [each and each["transaction_id"] for each in headers] == [
+        str(key(1)), None, str(key(1)), None, str(key(2)),
+    ]  # fmt: skip
+    assert headers[0] is not None
+    assert (headers[0]["transaction_event_count"], headers[0]["transaction_ts_ms"]) == (2, 5)
+    assert [each and each["total_order"] for each in headers] == [1, None, 2, None, 1]
+
+
+def test_documents_over_several_lines_and_with_schemas_are_read() -> None:
+    event = {
+        "transaction": {"id": "7:120", "total_order": 3}, "source": {"sequence": json.dumps(["90", "120"])},
+    }  # fmt: skip
+    event["source"] = {"sequence": '["90","120"]'}
+    pretty = json.dumps({"schema": {"type": "struct"}, "payload": event}, indent=2).encode()
+    rows = DebeziumJson().data(messages(event, pretty, None))
+    assert rows.keys.to_pylist() == ["7", "7", None]
+    assert rows.follows.tolist() == [90, 90, UNKNOWN]
+    assert rows.orders.tolist() == [3, 3, UNKNOWN]
+
+
+@pytest.mark.parametrize("value", [b"no JSON", b'{"a": 1}\n{"b": 2}', b"", b"[1]"])
+def test_what_is_no_document_is_an_error_that_names_the_offset(value: bytes) -> None:
+    with pytest.raises(TailraceError) as caught:
+        DebeziumJson().data(messages({"transaction": None}, value))
+    assert caught.value.kind is Kind.JOIN_VIOLATED
+    assert caught.value.context == {"offset_first": 0, "messages": 2}

@@ -1,0 +1,178 @@
+"""The capture of joined topics, in this process: what is in the log after stops, with small queues."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tailrace.cli.main import app
+from tailrace.config.sections import LogConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.join.capture import KafkaJoinCapture
+from tailrace.join.options import KafkaJoinSection
+from tailrace.join.source import KafkaJoinSource
+from tailrace.testing.conformance import check_source
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.debezium_topics import JoinTopics
+from tests.support.wait import wait_until
+
+WAIT_S = 60
+
+
+def topics_of(kafka: EmbeddedKafka, name: str, seed: int, **more: Any) -> JoinTopics:
+    return JoinTopics(kafka, name, seed, keys_are_json=True, **more)
+
+
+def section_of(topics: JoinTopics, **more: Any) -> KafkaJoinSection:
+    return KafkaJoinSection(type="kafka-join", **topics.settings(**more))
+
+
+class Running:
+    """A capture on a thread."""
+
+    def __init__(self, section: KafkaJoinSection, path: Path) -> None:
+        self.capture: KafkaJoinCapture = KafkaJoinSource().capture(
+            section, path, LogConfig(path=path), name="j"
+        )
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.capture.run()
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            self.error = error
+
+    def stop(self) -> None:
+        self.capture.stop()
+        self._thread.join(WAIT_S)
+        if self.error is not None:
+            raise self.error
+
+    def until_caught_up(self, section: KafkaJoinSection) -> None:
+        end = KafkaJoinSource().end(section, threading.Event())
+        try:
+            wait_until(
+                lambda: self.error is not None or self.capture.caught_up(end), WAIT_S, f"position {end}"
+            )
+        except AssertionError as error:
+            raise AssertionError(self.capture.progress()) from error
+        finally:
+            self.stop()
+
+
+def logged(path: Path) -> dict[str, list[tuple[int, str]]]:
+    """Return what is in a log as `JoinTopics.expected` has it; and see that transactions are in order."""
+    shown = CliRunner().invoke(app, ["log", "show", str(path), "--json"])
+    assert shown.exit_code == 0, shown.output
+    found: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    last = 0
+    for line in shown.stdout.splitlines():
+        change = json.loads(line)
+        row, source, commit = change["after"], change["source"], change["position"]["commit_lsn"]
+        assert commit >= last or change["op"] == "r"
+        last = max(last, commit)
+        of = "" if change["op"] == "r" else f"{source['txId']}:{commit}"
+        found[row["id"]].append((int(row["number"]), of))
+    return found
+
+
+def test_a_transaction_is_in_the_log_once_whatever_stops_and_however_small_the_queues_are(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
+) -> None:
+    topics = topics_of(kafka, topic_name, join_seed)
+    topics.snapshot(20)
+    for turn in range(5):
+        topics.write(15, 30)
+        section = section_of(topics, queue_records_max=(3, 10, 100_000)[turn % 3])
+        running = Running(section, tmp_path / "log")
+        if turn % 2:
+            time.sleep(topics.random.uniform(0.0, 1.0))
+            running.stop()
+        else:
+            running.until_caught_up(section)
+            assert logged(tmp_path / "log") == topics.expected, join_seed
+    assert running.capture.progress().source_end == running.capture.progress().durable.position
+
+
+def test_partitions_that_are_added_are_part_of_their_transactions(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
+) -> None:
+    topics = topics_of(kafka, topic_name, join_seed, partitions=1)
+    topics.write(10)
+    section = section_of(topics)
+    running = Running(section, tmp_path / "log")
+    wait_until(lambda: running.capture.progress().rows > 0 or running.error, WAIT_S, "the first rows")
+    topics.grow(4)
+    topics.write(30)
+    running.until_caught_up(section)
+    found = logged(tmp_path / "log")
+    assert {key: sorted(rows) for key, rows in found.items()} == {
+        key: sorted(rows) for key, rows in topics.expected.items()
+    }, join_seed
+
+
+def test_transactions_without_rows_are_progress(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
+) -> None:
+    topics = topics_of(kafka, topic_name, join_seed)
+    topics.write(3)
+    section = section_of(topics)
+    for _ in range(3):
+        topics.write(2, rows_max=0)
+        Running(section, tmp_path / "log").until_caught_up(section)
+    assert logged(tmp_path / "log") == topics.expected, join_seed
+
+
+def test_transactions_of_which_one_topic_is_not_read_are_whole(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
+) -> None:
+    topics = topics_of(kafka, topic_name, join_seed)
+    topics.write(30)
+    section = section_of(topics, data=[topics.data[0]])
+    Running(section, tmp_path / "log").until_caught_up(section)
+    expected = {key: rows for key, rows in topics.expected.items() if int(key) % 2 == 0}
+    assert logged(tmp_path / "log") == expected, join_seed
+
+
+def test_it_keeps_the_contract_of_sources(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
+) -> None:
+    topics = topics_of(kafka, topic_name, join_seed)
+    topics.write(1)
+
+    def total() -> int:
+        return sum(map(len, topics.expected.values()))
+
+    def commit() -> int:
+        before = total()
+        while total() == before:
+            topics.write(1)
+        return total() - before
+
+    commit()
+    check_source(KafkaJoinSource(), section_of(topics), tmp_path / "log", commit)
+
+
+def test_a_document_that_is_none_stops_it_with_the_place(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    topics = topics_of(kafka, topic_name, 1)
+    topics.write(3)
+    topics._producer.begin_transaction()
+    topics._send(topics.data[0], "1", {"op": "r", "source": {"table": "a"}, "after": "no row"})
+    topics._producer.commit_transaction(60)
+    running = Running(section_of(topics), tmp_path / "log")
+    wait_until(lambda: running.error, WAIT_S, "the error")
+    with pytest.raises(TailraceError, match="has no row") as caught:
+        running.stop()
+    assert caught.value.kind is Kind.DECODE_FAILED
+    assert caught.value.context["topic"] == topics.data[0]

@@ -1,0 +1,181 @@
+"""The join as a source of `tailrace run`: what a first pipeline wrote to Kafka comes into every target."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.orders import run
+from tests.support.kafka.pipelines import pipeline
+from tests.support.kafka.reading import read_topic
+from tests.support.postgres import Database
+
+TIMEOUT_S = 240
+KILLS = (
+    "capture.before_append=kill@2",
+    "capture.after_append=kill@2",
+    "log.before_fsync=kill@3",
+    "log.after_fsync=kill@2",
+    "sink.before_commit=kill@1",
+)
+TABLES = """
+create table orders (
+    id bigint primary key, number int not null, price numeric(12, 3), at timestamptz, day date, t time,
+    stamp timestamp, note text, flag boolean, ratio double precision, small smallint, u uuid, doc jsonb,
+    raw bytea
+);
+create table items (a int, b text, what text, primary key (a, b));
+alter table orders alter column note set storage external;
+"""
+ROW = """
+insert into orders values (
+    {key}, {number}, {number}.125, '2024-02-29 12:30:00.25+00', '1999-12-31', '23:59:59.5',
+    '2001-01-01 01:02:03', {note}, {number} % 2 = 0, 0.1 * {number}, {number} % 100,
+    '6ecd8c99-4036-403d-bf84-cf8400f67836', '{{"a": [1, 2.5, null]}}', '\\x00ff')
+on conflict (id) do update set number = excluded.number, price = -excluded.price
+"""
+
+
+class Work:
+    """Transactions over both tables, at random."""
+
+    def __init__(self, pg: Database, seed: int) -> None:
+        self._pg, self._random, self._number = pg, random.Random(seed), 0
+        pg.execute(TABLES)
+
+    def do(self, transactions: int) -> None:
+        """Commit so many."""
+        for _ in range(transactions):
+            statements = [self._statement() for _ in range(self._random.randint(1, 6))]
+            self._pg.execute("begin; " + "; ".join(statements) + "; commit")
+
+    def _statement(self) -> str:
+        self._number += 1
+        key = self._random.randrange(20)
+        kind = self._random.random()
+        if kind < 0.5:
+            note = self._random.choice(["null", "'tab\\\t; new\nline'", "repeat('long ', 2000)"])
+            return ROW.format(key=key, number=self._number, note=note)
+        if kind < 0.7:
+            return f"delete from orders where id = {key}"
+        return (
+            f"insert into items values ({key}, 'b{key % 3}', 'what {self._number}') "
+            "on conflict (a, b) do update set what = excluded.what"
+        )
+
+
+def joined(directory: Path, pg: Database, kafka: EmbeddedKafka, *sinks: str, **source: Any) -> Path:
+    """Write the second pipeline's file."""
+    section = {
+        "type": "kafka-join",
+        "bootstrap_servers": kafka.bootstrap,
+        "data": [f"{pg.name}.public.orders", f"{pg.name}.public.items"],
+        "transactions": f"{pg.name}.transaction",
+        **source,
+    }
+    file = directory / "joined.yaml"
+    lines = "\n".join(f"  - {sink}" for sink in sinks)
+    log = "log: {path: ./joined.log}"
+    file.write_text(f"name: {pg.name}-joined\nsource: {json.dumps(section)}\n{log}\nsinks:\n{lines}\n")
+    return file
+
+
+def tailrace(*arguments: object, failpoints: str = "", status: int | None = 0) -> str:
+    """Run a command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "TAILRACE_FAILPOINTS": failpoints},
+    )
+    assert status is None or done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def mirrored(at: Path, table: str) -> list[dict[str, Any]]:
+    """Return the rows of a mirror."""
+    rows = DeltaTable(str(at / "mirror" / f"public.{table}")).to_pyarrow_table().to_pylist()
+    return [{name: value for name, value in row.items() if name != "_position"} for row in rows]
+
+
+def in_order(rows: list[dict[str, Any]], *key: str) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: [row[name] for name in key])
+
+
+@pytest.mark.slow
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_what_is_joined_is_in_every_target_once_after_kills_anywhere(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
+) -> None:
+    work = Work(pg, join_seed)
+    work.do(3)
+    first = pipeline(
+        tmp_path, pg, kafka, provide_transaction_metadata=True, topics=[{"tables": ["*.*"], "partitions": 3}],
+        converter={"type": "json", "schemas_enable": True},
+    )  # fmt: skip
+    for _ in range(2):
+        run("run", first, "--until-caught-up")
+        work.do(3)
+    run("run", first, "--until-caught-up")
+    file = joined(
+        tmp_path, pg, kafka, "{type: jsonl, path: ./lines}", "{type: delta, path: ./mirror, mode: mirror}",
+        "{type: parquet, path: ./parquet}",
+        f"{{type: kafka, bootstrap_servers: '{kafka.bootstrap}', topic_prefix: again-{pg.name},"
+        f" group: g, offsets_topic: {pg.name}-more}}",
+    )  # fmt: skip
+    assert "ready" in tailrace("check", file)
+    for kill in KILLS:
+        work.do(12)
+        run("run", first, "--until-caught-up")
+        tailrace("run", file, "--until-caught-up", failpoints=kill, status=None)
+    work.do(5)
+    run("run", first, "--until-caught-up")
+    tailrace("run", file, "--until-caught-up")
+
+    for table, key in (("orders", ("id",)), ("items", ("a", "b"))):
+        query = f"select to_jsonb(x) from {table} x"
+        expected = [json.loads(row) if isinstance(row, str) else row for (row,) in pg.query(query)]
+        found = json.loads(json.dumps(mirrored(tmp_path, table), default=str))
+        assert [[row[name] for name in key] for row in in_order(found, *key)] == [
+            [row[name] for name in key] for row in in_order(expected, *key)
+        ], join_seed
+        for ours, theirs in zip(in_order(found, *key), in_order(expected, *key), strict=True):
+            for name in ("number", "note", "flag", "small", "what", "day", "u"):
+                assert ours.get(name) == theirs.get(name), (join_seed, ours, theirs)
+            if "price" in theirs:
+                assert float(ours["price"]) == theirs["price"], join_seed
+    sent: Counter[str] = Counter()
+    again: Counter[str] = Counter()
+    for table in ("orders", "items"):
+        for message in read_topic(kafka.bootstrap, f"{pg.name}.public.{table}"):
+            document = message.document
+            if document:
+                sent[document.get("payload", document)["op"]] += 1
+        for message in read_topic(kafka.bootstrap, f"again-{pg.name}.public.{table}"):
+            if message.document:
+                again[message.document.get("payload", message.document)["op"]] += 1
+    lines = [
+        json.loads(line)
+        for path in sorted((tmp_path / "lines").glob("*/*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    assert Counter(line["op"] for line in lines) == sent == again, join_seed
+    by_commit = {
+        line["source"]["txId"]: line["position"]["commit_lsn"] for line in lines if line["op"] != "r"
+    }
+    assert len(set(by_commit.values())) == len(by_commit)
+    status = json.loads(tailrace("status", file, "--json"))
+    assert status["tasks"][0]["source_lag_bytes"] == 0
+    assert "sound" in tailrace("log", "verify", tmp_path / "joined.log")

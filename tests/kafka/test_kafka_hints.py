@@ -1,0 +1,204 @@
+"""Hints of errors of Kafka sinks and of offsets in Kafka, followed as they are printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from tailrace import Engine
+from tailrace.errors import Kind, TailraceError
+from tailrace.testing import LinesSource
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.orders import Orders, run
+from tests.support.orders_log import LogOfOrders
+from tests.support.wait import wait_until
+
+ALL = [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.fixture
+def make(tmp_path: Path, kafka: EmbeddedKafka, topic_name: str) -> Callable[..., Orders]:
+    """Return what writes the file anew, with other settings of the sink, over the same log."""
+
+    def made(directory: str = "here", **sink: Any) -> Orders:
+        path = tmp_path / directory
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return Orders(path, kafka, topic_name, **sink)
+
+    return made
+
+
+def refused(kind: str, orders: Orders) -> str:
+    """Bring the sink to the log's end, which fails; return what is printed, as one line."""
+    said = " ".join(run("replay", orders.file, "--sink", "out", status=1).split())
+    assert kind in said
+    return said
+
+
+def alter(kafka: EmbeddedKafka, topic: str, name: str, value: str) -> None:
+    """Set a topic's setting, as `kafka-configs --alter --add-config` does."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    resource.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    admin.incremental_alter_configs([resource])[resource].result(60)
+    asked = ConfigResource(ResourceType.TOPIC, topic)
+    wait_until(
+        lambda: admin.describe_configs([asked])[asked].result(60)[name].value == value, 60, "the broker"
+    )
+
+
+# ---------------------------------------------------------------------- topics
+
+
+@pytest.mark.follows("sink_misconfigured")
+def test_a_topic_that_does_not_exist_is_made(make: Callable[..., Orders]) -> None:
+    make().account.offsets().require(create=True)
+    orders = make(create_topics=False)
+    said = refused("sink_misconfigured", orders)
+    assert "set create_topics: true" in said, said
+    assert make(create_topics=True).replay() == ALL
+
+
+@pytest.mark.follows("sink_misconfigured")
+def test_settings_of_topics_are_corrected(make: Callable[..., Orders]) -> None:
+    rule = {"tables": ["*.*"], "settings": {"no.such.setting": "1"}}
+    assert "correct `topics` of the sink" in refused("sink_misconfigured", make(topics=[rule]))
+    assert make(topics=[{**rule, "settings": {"retention.ms": "7200000"}}]).replay() == ALL
+
+
+@pytest.mark.follows("sink_misconfigured")
+def test_an_offsets_topic_that_is_not_compacted_is_altered(
+    make: Callable[..., Orders], kafka: EmbeddedKafka
+) -> None:
+    orders = make()
+    orders.account.offsets().require(create=True)
+    alter(kafka, f"{orders.name}-offsets", "cleanup.policy", "delete")
+    said = refused("sink_misconfigured", orders)
+    found = re.search(r"--entity-name (\S+) --add-config (\S+?)=(\w+)", said)
+    assert found is not None, said
+    alter(kafka, *found.groups())
+    assert orders.replay() == ALL
+
+
+@pytest.mark.follows("sink_record_too_large")
+@pytest.mark.parametrize("way", ["limit raised", "dead letters"])
+def test_a_record_that_is_larger_than_its_topic_takes(
+    make: Callable[..., Orders], kafka: EmbeddedKafka, way: str
+) -> None:
+    topics = [{"tables": ["*.*"], "settings": {"max.message.bytes": "200"}}]
+    orders = make(topics=topics)
+    said = refused("sink_record_too_large", orders)
+    assert "raise max.message.bytes of the topic and message.max.bytes in `options`" in said, said
+    if way == "limit raised":
+        alter(kafka, orders.topic, "max.message.bytes", "1000000")
+        assert orders.replay() == ALL
+    else:
+        assert "set dead_letter_topic" in said
+        orders = make(topics=topics, dead_letter_topic=f"{orders.name}-graves")
+        run("replay", orders.file, "--sink", "out")
+        assert orders.shown()["log_offset"] == orders.ends[-1]
+
+
+# ---------------------------------------------------------------------- two at once
+
+
+@pytest.mark.follows("sink_preempted")
+@pytest.mark.parametrize("way", ["stopped", "another group"])
+def test_the_same_pipeline_that_runs_twice(make: Callable[..., Orders], way: str) -> None:
+    orders = make()
+    offsets = orders.account.offsets()
+    offsets.require(create=True)
+    first, second = (orders.account.writer(offsets) for _ in range(2))
+    first.open()
+    second.open()
+    with pytest.raises(TailraceError) as raised:
+        first.commit({"log_id": orders.log_id, "log_offset": orders.ends[0]})
+    assert raised.value.kind is Kind.SINK_PREEMPTED
+    assert "stop one of them, or give it another name or `group`" in raised.value.hint
+    first.close()
+    if way == "stopped":
+        second.close()
+        assert orders.replay() == ALL
+    else:
+        assert make("there", group="another").replay() == ALL
+        second.commit({"log_id": orders.log_id, "log_offset": orders.ends[0]})  # which was not disturbed
+        second.close()
+
+
+@pytest.mark.follows("offsets_preempted")
+@pytest.mark.parametrize("other", [{"name": "another"}, {"group": "another"}])
+def test_two_engines_of_one_name(kafka: EmbeddedKafka, topic_name: str, other: dict[str, str]) -> None:
+    def engine(source: LinesSource, got: list[int], name: str = "shop", **storage: str) -> Engine:
+        kept = {"type": "kafka", "bootstrap_servers": kafka.bootstrap, "topic": f"{topic_name}-offsets"}
+        options = {
+            "offset_storage": {**kept, **storage},
+            "offset_commit": {"policy": "always", "timeout_ms": 30_000},
+            "atomic_source_offset_commit": True,
+        }
+
+        def handle(record: Any) -> None:
+            got.append(record.after["number"])
+
+        return Engine(connector=source, name=name, on_record=handle, options=options)
+
+    got: list[list[int]] = [[], [], []]
+    sources = [LinesSource(20, ends=False), LinesSource(20, ends=False), LinesSource(20)]
+    first = engine(sources[0], got[0])
+    first.start()
+    wait_until(lambda: sources[0].committed["0-0"][-1:] == [20], 60, "the first engine's commit")
+    with engine(sources[1], got[1]):
+        for source in sources[:2]:
+            source.append(10)
+        wait_until(lambda: len(got[1]) >= 10, 60, "the records of the second")
+        with pytest.raises(TailraceError) as ended:
+            first.wait(60)
+        assert ended.value.kind is Kind.OFFSETS_PREEMPTED
+        assert ended.value.hint == "stop one of them, or give it another name, or another `group`"
+        engine(sources[2], got[2], **other).run()
+        sources[1].append(10)
+        wait_until(lambda: sources[1].committed["0-0"][-1:] == [40], 60, "the second engine's commit")
+    assert got[2] == list(range(1, 21))
+
+
+# ---------------------------------------------------------------------- an older log
+
+
+@pytest.mark.follows("sink_ahead_of_log")
+@pytest.mark.parametrize("way", ["newer log restored", "offset taken back"])
+def test_a_log_that_was_restored_from_an_older_copy(make: Callable[..., Orders], way: str) -> None:
+    orders = make()
+    log, older, newer = (orders.directory / name for name in ("log", "older", "newer"))
+    shutil.copytree(log, older)
+    writing = LogOfOrders(log)
+    writing.number = len(orders.ends)
+    writing.insert(8)
+    writing.close()
+    assert orders.replay() == [*ALL, 8]
+    log.rename(newer)
+    older.rename(log)
+    said = refused("sink_ahead_of_log", orders)
+    assert "restore the newer log, or" in said
+    if way == "newer log restored":
+        shutil.rmtree(log)
+        newer.rename(log)
+        assert orders.replay() == [*ALL, 8]
+    else:
+        found = re.search(r"`tailrace (offsets reset FILE .*?)`", said)
+        assert found is not None, said
+        words = [str(orders.file) if word == "FILE" else word for word in shlex.split(found[1])]
+        run(*words, "--yes")
+        assert orders.replay() == [*ALL, 8, *ALL]

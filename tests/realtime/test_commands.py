@@ -1,0 +1,57 @@
+"""`tailrace realtime`, where nothing runs: what is said stands for the next start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tailrace.changelog.retention.readers import Readers
+from tailrace.changelog.writer import LogWriter
+from tailrace.cli.main import app
+from tests.support.changelog.frames_of import Source, append, new_log
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    log = new_log(tmp_path / "log")
+    with LogWriter.open(log, "0") as writer:
+        append(writer, Source().transaction(1))
+    Readers(log).register("engine:shop", {"0": 0})
+    file = tmp_path / "shop.yaml"
+    file.write_text(
+        "name: shop\n"
+        'source: {type: postgresql, dsn: "postgresql://nobody@127.0.0.1:1/none", connect_timeout: 2}\n'
+        "log: {path: ./log}\n"
+        "realtime: on\n"
+        "sinks: [{type: jsonl, path: ./lake, name: lake}]\n"
+    )
+    return file
+
+
+def _run(*arguments: object, status: int = 0) -> str:
+    done = CliRunner().invoke(app, ["realtime", *map(str, arguments)])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def _wanted(file: Path) -> dict[str, bool]:
+    found = json.loads(_run("status", file, "--json"))["consumers"]
+    assert {each["mode"] for each in found} == {"off"}
+    return {each["consumer"]: each["wanted"] for each in found}
+
+
+def test_a_command_stands_until_the_next_one_and_comes_before_the_file(file: Path) -> None:
+    assert _wanted(file) == {"engine:shop": True, "lake": True}
+    assert "real time off of engine:shop, lake" in _run("off", file)
+    assert _wanted(file) == {"engine:shop": False, "lake": False}
+    said = json.loads(_run("on", file, "--consumer", "lake", "--json"))
+    assert said == {"consumers": [{"source": "", "consumer": "lake", "wanted": True}]}
+    assert _wanted(file) == {"engine:shop": False, "lake": True}
+    assert "lake: off (no engine runs), wanted on, at 0" in _run("status", file)
+
+
+def test_a_consumer_that_is_not_there_is_refused_with_those_that_are(file: Path) -> None:
+    assert "engine:shop, lake" in _run("on", file, "--consumer", "lakes", status=2)

@@ -1,0 +1,108 @@
+"""An engine's handler, fed from memory and from the log in turn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tailrace.changelog.reader import LogReader
+from tailrace.realtime.markers import MarkerKind, markers_in
+from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Running, Shard
+from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "package" / "text_shards-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: text-shards\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[tailrace.sources]\ntext_shards = tests.support.sources.text_shards:TextShards\n"
+    )
+    monkeypatch.syspath_prepend(str(info.parent))
+
+
+@pytest.fixture
+def shard(tmp_path: Path, package: None) -> Shard:
+    return Shard(tmp_path / "shard")
+
+
+def _markers(log: Path) -> list[MarkerKind]:
+    with LogReader.open(log, "0") as reader:
+        blocks = reader.blocks(reader.start, reader.end().offset)
+        found = [marker for block in blocks for _, marker in markers_in(reader.read(block))]
+    assert {marker.consumer for marker in found} <= {CONSUMER}
+    return [marker.kind for marker in found]
+
+
+def test_it_is_switched_on_and_off_and_every_row_comes_once(tmp_path: Path, shard: Shard) -> None:
+    shard.commit(3)
+    with Running(shard, tmp_path / "log", False, offset_commit={"policy": "always"}) as running:
+        running.wait_for_rows()
+        running.wait_for(mode="off", log_mode="active", switches=0)
+        running.command(on=True)
+        running.wait_for(mode="on", log_mode="passive", because="log side passive")
+        for _ in range(5):
+            shard.commit(2)
+            running.wait_for_rows()
+        wait_until(lambda: MarkerKind.REALTIME in _markers(tmp_path / "log"), 60, "a marker")
+        running.command(on=False)
+        running.wait_for(mode="off", log_mode="active", because="switched off")
+        shard.commit(2)
+        running.wait_for_rows()
+    kinds = _markers(tmp_path / "log")
+    assert kinds[0] is MarkerKind.TRY_START_REALTIME
+    assert kinds[-1] is MarkerKind.STOP_REALTIME
+
+
+def test_a_handler_that_stalls_is_fed_from_the_log_until_it_has_caught_up(
+    tmp_path: Path, shard: Shard
+) -> None:
+    section = {"enabled": True, "buffer_bytes": BUFFER_BYTES, "return_automatically": True}
+    with Running(shard, tmp_path / "log", section, record_processing={"queue_batches_max": 1}) as running:
+        for falls in range(1, 4):
+            running.wait_for(mode="on")
+            running.may_go_on.clear()
+            for _ in range(12):
+                shard.commit(1, WIDE)
+            running.wait_for(fall_backs=falls)
+            running.may_go_on.set()
+            running.wait_for_rows()
+        running.wait_for(mode="on")
+        shard.commit(1)
+        running.wait_for_rows()
+
+
+def test_sinks_are_fed_from_memory_each_for_itself_and_each_row_comes_once(
+    tmp_path: Path, shard: Shard
+) -> None:
+    lake = tmp_path / "lake"
+    sinks = [{"type": "jsonl", "path": str(lake), "name": "lake", "interval_ms": 0}]
+    with Running(
+        shard, tmp_path / "log", {"enabled": True, "buffer_bytes": BUFFER_BYTES}, sinks=sinks
+    ) as run:
+        run.watched = "lake"
+        shard.commit(2)
+        run.wait_for(mode="on")
+        for _ in range(3):
+            shard.commit(2)
+            wait_until(lambda: len(_rows(lake)) == shard.count, 60, "the rows")
+        run.command(on=False)
+        run.wait_for(mode="off", because="switched off")
+        shard.commit(1)
+        run.command(on=True)
+        run.wait_for(mode="on")
+        run.may_go_on.clear()
+        for _ in range(12):
+            shard.commit(1, WIDE)
+        wait_until(lambda: len(_rows(lake)) == shard.count, 60, "the rows")
+        run.watched = CONSUMER
+        run.wait_for(fall_backs=1)
+    assert _rows(lake) == list(range(1, shard.count + 1))
+
+
+def _rows(lake: Path) -> list[int]:
+    files = sorted(lake.glob("public.orders/*.jsonl"))
+    return [json.loads(line)["after"]["id"] for file in files for line in file.read_text().splitlines()]

@@ -1,0 +1,165 @@
+"""A consumer's two sides under all interleavings of a bounded size: no gap, no repeat, all in order.
+
+A change may come again only where the process was killed before it was handled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tailrace.realtime import switching
+from tailrace.realtime.switching import (
+    LogCommand,
+    LogEvent,
+    LogMode,
+    LogSide,
+    RealtimeCommand,
+    RealtimeEvent,
+    RealtimeMode,
+    RealtimeSide,
+)
+from tailrace.state_machine import IllegalTransition
+from tests.support.realtime.model import Budget, World, inner, outer
+
+#: Together they have every switch, and a crash in every place of it.
+BUDGETS = {
+    "overflow and return": Budget(changes=3, overflows=1, on=2, off=0, crashes=0),
+    "switched on and off": Budget(changes=2, overflows=0, on=2, off=1, crashes=0),
+    "killed, with an overflow": Budget(changes=2, overflows=1, on=1, off=0, crashes=1),
+    "killed and begun again": Budget(changes=1, overflows=1, on=2, off=1, crashes=1),
+    "killed twice": Budget(changes=1, overflows=0, on=2, off=1, crashes=2),
+}
+
+
+def _explore(budget: Budget) -> int:
+    """Visit every state that the world can come to; return how many there are."""
+    seen = {World(budget)}
+    waiting = list(seen)
+    while waiting:
+        world = waiting.pop()
+        world.check()
+        by_itself = [found for found in inner(world) if found != world]
+        if not by_itself:
+            assert world.next_change(world.handed) is None, "nobody goes on"
+            assert world.handled == world.handed
+            process = world.process
+            if process.log.state is LogMode.ACTIVE or world.handled >= process.side.position:
+                assert process.log.position == world.handled, "what is handled is not let go"
+        for found in (*by_itself, *outer(world)):
+            if found not in seen:
+                seen.add(found)
+                waiting.append(found)
+    return len(seen)
+
+
+@pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
+def test_each_change_is_sent_in_order_whatever_is_switched_overflows_or_is_killed(budget: Budget) -> None:
+    assert _explore(budget) > 1_000
+
+
+_S, _E, _C = RealtimeMode, RealtimeEvent, RealtimeCommand
+_GIVEN_UP = (_S.STOPPING, (_C.DROP, _C.MARK_STOP))
+
+PLANTED = {
+    "works before the log's side is passive": ((_S.STARTING, _E.START_DURABLE), (_S.ON, (_C.WORK,))),
+    "fills the buffer behind the start marker": (
+        (_S.OFF, _E.SWITCHED_ON),
+        (_S.STARTING, (_C.KEEP, _C.MARK_START, _C.FILL)),
+    ),
+    "marks the start before it is kept": (
+        (_S.OFF, _E.SWITCHED_ON),
+        (_S.STARTING, (_C.FILL, _C.MARK_START, _C.KEEP)),
+    ),
+    "stops without waiting for what is sent": ((_S.ON, _E.OVERFLOWED), _GIVEN_UP),
+    "is switched off without waiting for what is sent": ((_S.ON, _E.SWITCHED_OFF), _GIVEN_UP),
+    "writes no stop marker": ((_S.STOPPING, _E.WORKER_ENDED), (_S.OFF, (_C.KEEP,))),
+    "gives up a start without a stop marker": ((_S.STARTING, _E.OVERFLOWED), (_S.OFF, (_C.DROP, _C.KEEP))),
+    "keeps that it is off before the stop marker": (
+        (_S.STOPPING, _E.WORKER_ENDED),
+        (_S.OFF, (_C.KEEP, _C.MARK_STOP)),
+    ),
+    "does not say what is handled": ((_S.ON, _E.HANDLED), (_S.ON, ())),
+    "goes on with a buffer that has lost something": ((_S.ON, _E.OVERFLOWED), (_S.ON, (_C.FILL,))),
+}
+
+PLANTED_IN_LOG = {
+    "does not seek": ((LogMode.PASSIVE, LogEvent.STOP_REALTIME), (LogMode.PASSIVE, ())),
+    "stays active": ((LogMode.ACTIVE, LogEvent.TRY_START_REALTIME), (LogMode.ACTIVE, ())),
+    "does not let go": ((LogMode.ACTIVE, LogEvent.HANDLED), (LogMode.ACTIVE, ())),
+    "does not let go of what a marker says": (
+        (LogMode.PASSIVE, LogEvent.REALTIME),
+        (LogMode.PASSIVE, ()),
+    ),
+    "lets go of what is sent": (
+        (LogMode.PASSIVE, LogEvent.STOP_REALTIME),
+        (LogMode.ACTIVE, (LogCommand.RELEASE, LogCommand.SEEK)),
+    ),
+}
+
+
+def _found_somewhere() -> None:
+    for budget in BUDGETS.values():
+        _explore(replace(budget, changes=2))
+
+
+@pytest.mark.parametrize(("key", "planted"), PLANTED.values(), ids=PLANTED)
+def test_a_bug_in_a_switch_is_found(monkeypatch: pytest.MonkeyPatch, key: Any, planted: Any) -> None:
+    monkeypatch.setitem(switching.TRANSITIONS, key, planted)
+    with pytest.raises((AssertionError, IllegalTransition)):
+        _found_somewhere()
+
+
+@pytest.mark.parametrize(("key", "planted"), PLANTED_IN_LOG.values(), ids=PLANTED_IN_LOG)
+def test_a_bug_of_the_logs_side_is_found(monkeypatch: pytest.MonkeyPatch, key: Any, planted: Any) -> None:
+    monkeypatch.setitem(switching.LOG_TRANSITIONS, key, planted)
+    with pytest.raises((AssertionError, IllegalTransition)):
+        _found_somewhere()
+
+
+def _takes_over_at_what_is_handled(step: Callable[..., object]) -> Callable[..., object]:
+    return lambda side, event, log_offset=-1: step(
+        side, event, side.position if event is LogEvent.STOP_REALTIME else log_offset
+    )
+
+
+def _forgets_where_its_marker_is(step: Callable[..., object]) -> Callable[..., object]:
+    return lambda side, event, log_offset=-1: step(
+        side, event, 0 if event is _E.START_DURABLE else log_offset
+    )
+
+
+@pytest.mark.parametrize(
+    ("side", "planted"),
+    [(LogSide, _takes_over_at_what_is_handled), (RealtimeSide, _forgets_where_its_marker_is)],
+)
+def test_a_bug_in_what_positions_mean_is_found(
+    monkeypatch: pytest.MonkeyPatch, side: Any, planted: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(side, "step", planted(side.step))
+    with pytest.raises((AssertionError, IllegalTransition)):
+        _found_somewhere()
+
+
+def test_after_a_crash_the_stop_is_made_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    side, commands = RealtimeSide.restored(True, 7)
+    assert commands == (_C.MARK_STOP,)
+    assert side.marker(_C.MARK_STOP, "c").log_offset == 7
+    assert RealtimeSide.restored(False, 7)[1] == ()
+    monkeypatch.setattr(
+        RealtimeSide, "restored", classmethod(lambda cls, _, handled: (cls(position=handled), ()))
+    )
+    with pytest.raises(AssertionError, match="stop"):
+        _explore(BUDGETS["killed twice"])
+
+
+def test_every_mode_is_reached_and_every_command_given() -> None:
+    assert {mode for mode, _ in switching.TRANSITIONS.values()} == set(RealtimeMode)
+    assert {c for _, commands in switching.TRANSITIONS.values() for c in commands} == set(RealtimeCommand)
+    assert {event for _, event in switching.TRANSITIONS} == set(RealtimeEvent)
+    assert {mode for mode, _ in switching.LOG_TRANSITIONS.values()} == set(LogMode)
+    assert {c for _, commands in switching.LOG_TRANSITIONS.values() for c in commands} == set(LogCommand)
+    assert {event for _, event in switching.LOG_TRANSITIONS} == set(LogEvent)

@@ -1,0 +1,77 @@
+"""How each end of a call to vtgate is understood: words as a real one said them, and every code of gRPC."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.sources.vitess.connection.errors import Status, from_status
+from tailrace.sources.vitess.resharding.events import EndReason
+from tailrace.sources.vitess.streaming.stream_ends import stream_ended
+
+JOURNAL = (
+    "vttablet: rpc error: code = Internal desc = not all journaling participants are in the stream: journal: "
+    '[keyspace:"ks" shard:"-80" keyspace:"ks" shard:"80-c0"], stream: [keyspace:"ks" shard:"-80"]'
+)
+PURGED = (
+    "target: shop.-80.primary: vttablet: rpc error: code = Unknown desc = stream (at source tablet) error: "
+    "Cannot replicate because the master purged required binary logs. (errno 1236) (sqlstate HY000)"
+)
+NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "participants"),
+    [
+        (Status("OK", "it ended the stream"), EndReason.INTERRUPTED, ()),
+        (Status("SILENT", "nothing came for 60 s, not even a heartbeat"), EndReason.INTERRUPTED, ()),
+        (Status("INTERNAL", JOURNAL), EndReason.PARTICIPANTS_ABSENT, ("-80", "80-c0")),
+        (Status("INTERNAL", "stream terminated by RST_STREAM"), EndReason.INTERRUPTED, ()),
+        (Status("UNKNOWN", PURGED), EndReason.PURGED, ()),
+        (Status("UNKNOWN", "net.Dial(/tmp/mysql.sock) failed (errno 2002)"), EndReason.INTERRUPTED, ()),
+        (Status("FAILED_PRECONDITION", NO_SHARD), EndReason.SHARD_UNKNOWN, ()),
+        (Status("CANCELLED", "failed to find a RDONLY tablet for VStream"), EndReason.INTERRUPTED, ()),
+        (Status("UNAVAILABLE", "vstream failed liveness checks"), EndReason.INTERRUPTED, ()),
+    ],
+)
+def test_what_the_next_stream_is_opened_for(
+    status: Status, reason: EndReason, participants: tuple[str, ...]
+) -> None:
+    found = stream_ended("-80", 3, status)
+    assert (found.shard, found.attempt, found.reason, found.participants) == (
+        "-80",
+        3,
+        reason,
+        participants,
+    )
+    assert status.code in found.trouble
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (Status("UNAUTHENTICATED", "username and password must be provided"), Kind.SOURCE_AUTH_FAILED),
+        (Status("PERMISSION_DENIED", "auth failed"), Kind.SOURCE_AUTH_FAILED),
+        (Status("RESOURCE_EXHAUSTED", "Received message larger than max (9 vs. 4)"), Kind.FRAME_TOO_LARGE),
+        (Status("INVALID_ARGUMENT", "GTIDSet Mismatch: requested …"), Kind.SOURCE_BEHIND_LOG),
+        (Status("UNIMPLEMENTED", "unknown service"), Kind.SOURCE_MISCONFIGURED),
+    ],
+)
+def test_what_no_next_stream_would_cure_ends_the_run_and_names_the_shard(status: Status, kind: Kind) -> None:
+    with pytest.raises(TailraceError) as refused:
+        stream_ended("80-", 1, status)
+    assert refused.value.kind is kind
+    assert refused.value.context["shard"] == "80-"
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("code", [code.name for code in grpc.StatusCode])
+def test_every_code_has_a_kind(code: str) -> None:
+    found = from_status(Status(code, "words of a later version"), "stream a shard", "-80")
+    passes = code in {
+        "OK", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL",
+        "UNAVAILABLE",
+    }  # fmt: skip
+    assert (found.policy is Policy.RETRY) == passes
+    assert found.context == {"status": code, "shard": "-80"}

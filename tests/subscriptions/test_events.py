@@ -1,0 +1,74 @@
+"""Changes as subscribers get them: forms, order, and cuts at any place."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.errors import TailraceError
+from tailrace.subscriptions.events import EventLines, in_order
+from tailrace.subscriptions.filters import ChangeFilter, parsed
+from tests.support.examples import examples
+
+
+def lines(*offsets: int) -> EventLines:
+    found = [json.dumps({"at": offset, "text": "é" * (offset % 7)}) + "\n" for offset in offsets]
+    return EventLines(np.array(offsets, np.int64), pa.array(found, pa.large_string()))
+
+
+def texts(events: EventLines) -> list[str]:
+    return events.lines.to_pylist()
+
+
+def test_a_stream_names_the_place_behind_each_event():
+    assert (
+        lines(3, 9).since(4).as_stream("@ab") == b'id: 10@ab\ndata: {"at": 9, "text": "\\u00e9\\u00e9"}\n\n'
+    )
+    assert lines().as_stream("@ab") == b""
+
+
+def test_a_message_is_the_change_and_the_place_behind_it():
+    (message,) = lines(9).as_messages("@ab")
+    assert json.loads(message) == {"from": "10@ab", "change": {"at": 9, "text": "éé"}}
+
+
+@examples(100)
+@given(
+    st.sets(st.integers(0, 1000), max_size=40), st.integers(0, 1000), st.integers(1, 400), st.integers(0, 3)
+)
+def test_cut_at_any_place_into_parts_they_are_the_same(places, since, bytes_max, tables):
+    events = lines(*sorted(places))
+    left = events.since(since)
+    assert list(left.offsets) == [place for place in sorted(places) if place >= since]
+    parts = []
+    while len(left):
+        part = left.first(bytes_max)
+        assert len(part) == 1 or sum(len(line.encode()) for line in texts(part)) <= bytes_max
+        parts.append(part.as_stream("@x"))
+        left = left.since(part.end)
+    assert b"".join(parts) == events.since(since).as_stream("@x")
+    by_table = [
+        lines(*[place for place in sorted(places) if place % (tables + 1) == n]) for n in range(tables + 1)
+    ]
+    together = in_order([(each.offsets, each.lines) for each in by_table])
+    assert texts(together) == texts(events)
+
+
+def test_filters_that_are_written_otherwise_and_mean_the_same_are_one():
+    assert parsed(["b.*", "a.b", "a.b"], "") == parsed(["a.b", "b.*"], "")
+    assert parsed(["a.b", "a.c"], "").exact_tables == ("a.b", "a.c")
+    assert parsed(["a.b", "a.*"], "").exact_tables is None
+    assert ChangeFilter().exact_tables is None
+
+
+@pytest.mark.parametrize(
+    ("tables", "where"), [(["orders"], ""), ([""], ""), ([], "after.id >"), ([], "qty > 3")]
+)
+def test_a_filter_that_is_none_is_refused(tables, where):
+    with pytest.raises(TailraceError, match="subscribe"):
+        parsed(tables, where)

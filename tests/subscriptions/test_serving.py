@@ -1,0 +1,450 @@
+"""Subscriptions over HTTP to a log that is written by hand: what comes, where it goes on, what is refused."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from tailrace.changelog.disclosure import keep_disclosure
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
+from tailrace.config import ColumnMask, ColumnPolicy
+from tailrace.config.subscriptions import SubscriptionsConfig
+from tailrace.errors import Kind, TailraceError
+from tailrace.subscriptions import app, hub, served_log
+from tailrace.subscriptions.served_log import places_in
+from tailrace.subscriptions.server import serving
+from tests.support.orders_log import LogOfOrders
+from tests.support.subscriptions import TOKEN, changes, ids, refused, socket_to, subscribed
+from tests.support.wait import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch):
+    monkeypatch.setenv("TAILRACE_TOKEN", TOKEN)
+
+
+@pytest.fixture
+def orders(tmp_path) -> Iterator[LogOfOrders]:
+    log = LogOfOrders(tmp_path / "log", segment_bytes=64 * 1024)
+    log.insert(1, 2, 3)
+    yield log
+    log.close()
+
+
+@contextmanager
+def served(orders: LogOfOrders, **settings) -> Iterator[int]:
+    with serving(places_in(orders.directory.path), SubscriptionsConfig(port=0, **settings)) as port:
+        yield port
+
+
+@pytest.fixture
+def port(orders) -> Iterator[int]:
+    with served(orders) as port:
+        yield port
+
+
+# ------------------------------------------------------------------ what comes
+
+
+def test_an_event_is_what_tail_prints_and_names_the_place_behind_it(orders, port):
+    with subscribed(port, from_=0) as stream:
+        events = list(islice(stream, 3))
+    assert [event.document["after"]["id"] for event in events] == [1, 2, 3]
+    assert stream.retry_ms == 1000
+    for event in events:
+        offset, _, mark = event.id.partition("@")
+        assert int(offset) == event.document["position"]["log_offset"] + 1
+        assert mark == orders.directory.identity.log_id[:8]
+
+
+def test_without_a_place_it_begins_with_what_is_committed_next(orders, port):
+    with subscribed(port) as stream:
+        orders.insert(4)
+        assert ids(stream, 1) == [4]
+
+
+def test_one_who_comes_back_goes_on_behind_its_last_event_inside_of_a_transaction(orders, port):
+    with subscribed(port, from_=0) as stream:
+        assert ids(stream, 2) == [1, 2]
+    last = stream.id
+    orders.insert(4)
+    with subscribed(port, from_=0, last_event_id=last) as again:
+        assert ids(again, 2) == [3, 4]
+    with subscribed(port, from_=last) as by_parameter:
+        assert ids(by_parameter, 2) == [3, 4]
+
+
+def test_the_place_is_known_before_the_first_event(orders, port):
+    with subscribed(port) as stream:
+        lines = stream.lines
+        first = [next(lines) for _ in range(2)]
+    orders.insert(4)
+    with subscribed(port, last_event_id=first[1].removeprefix("id: ")) as again:
+        assert ids(again, 1) == [4]
+
+
+def test_a_websocket_gets_each_change_with_the_place_behind_it(orders, port):
+    with socket_to(port, from_=0) as connection:
+        first = json.loads(connection.recv(timeout=60))
+        assert first == {"from": f"0@{orders.directory.identity.log_id[:8]}"}
+        found = changes(connection, 2)
+    assert [message["change"]["after"]["id"] for message in found] == [1, 2]
+    with socket_to(port, from_=found[-1]["from"], table="public.orders") as connection:
+        orders.insert(4)
+        assert [message["change"]["after"]["id"] for message in changes(connection, 2)] == [3, 4]
+
+
+def test_only_what_is_wanted_comes_at_the_head_and_behind_it(orders, port):
+    def some(query) -> list[int]:
+        with subscribed(port, from_=0, **query) as stream:
+            return ids(stream, 2)
+
+    queries = [
+        {"table": "public.orders", "where": "after.id in (2, 5)"},
+        {"table": ["nothing.*", "public.*"], "where": "after.id = 2 or after.id > 4"},
+        {"where": "after.id % 3 = 2"},
+    ]
+    with ThreadPoolExecutor(len(queries)) as pool:
+        found = [pool.submit(some, query) for query in queries]
+        for number in (4, 5):
+            orders.insert(number)
+        assert [each.result(60) for each in found] == [[2, 5]] * 3
+
+
+def test_a_heartbeat_moves_the_place_on_where_nothing_is_wanted(orders, monkeypatch):
+    monkeypatch.setattr(hub.Hub.__init__, "__kwdefaults__", {"heartbeat_s": 0.05})
+    with served(orders) as port:
+        with subscribed(port, where="after.id = 5") as stream:
+            lines = stream.lines
+            begin = [next(lines) for _ in range(2)][1]
+            end = orders.insert(4)
+            said = wait_until(
+                lambda: (line := next(lines)).startswith(f"id: {end}@") and line, 30, "a heartbeat"
+            )
+        assert said != begin
+        with socket_to(port, where="after.id = 5") as connection:
+            wait_until(lambda: json.loads(connection.recv(timeout=30))["from"].startswith(f"{end}@"), 30)
+
+
+@pytest.mark.slow
+def test_a_log_that_rolls_is_followed_each_change_once_in_order(orders, port):
+    with subscribed(port) as stream, socket_to(port, where="after.id > 10") as connection:
+        for number in range(10, 1500):
+            orders.insert(number)
+        assert ids(stream, 1490) == list(range(10, 1500))
+        assert [each["change"]["after"]["id"] for each in changes(connection, 1489)] == list(range(11, 1500))
+    assert len(orders.directory.segments("0")) > 2
+
+
+@pytest.mark.slow
+def test_who_is_far_behind_reads_the_log_in_parts_and_then_goes_on_at_the_head(orders, port, monkeypatch):
+    monkeypatch.setattr(served_log, "PART_BYTES_MAX", 2000)
+    numbers = list(range(10, 3000))
+    orders.insert(*numbers[:1500])
+    for at in range(1500, len(numbers), 100):
+        orders.insert(*numbers[at : at + 100])
+    with subscribed(port, from_=0) as stream, subscribed(port, from_=0, where="after.id % 500 = 0") as few:
+        assert ids(stream, len(numbers) + 3) == [1, 2, 3, *numbers]
+        orders.insert(5000)
+        assert ids(stream, 1) == [5000]
+        assert ids(few, 6) == [500, 1000, 1500, 2000, 2500, 5000]
+
+
+def test_a_change_larger_than_any_part_is_given_whole(orders, port, monkeypatch):
+    monkeypatch.setattr(served_log, "PART_BYTES_MAX", 1)
+    monkeypatch.setattr(hub, "SENT_BYTES_MAX", 1)
+    with subscribed(port, from_=0) as stream:
+        orders.insert(4)
+        assert ids(stream, 4) == [1, 2, 3, 4]
+
+
+# ------------------------------------------------------------------ slow ones, many, and ends
+
+
+@pytest.mark.slow
+def test_one_who_does_not_read_holds_up_nobody_and_gets_all_later(orders, monkeypatch):
+    monkeypatch.setattr(hub, "RING_BYTES_MAX", 100_000)
+    # Some seventeen megabytes of JSON: more than the ring and the buffers on the way hold.
+    with served(orders) as port, socket.create_connection(("127.0.0.1", port)) as slow:
+        ask(slow)
+        with subscribed(port) as fast:
+            for at in range(10, 30_010, 100):
+                orders.insert(*range(at, at + 100))
+            assert ids(fast, 30_000) == list(range(10, 30_010))
+        slow.settimeout(60)
+        answer = http.client.HTTPResponse(slow)
+        answer.begin()
+        assert answer.status == 200
+        found: list[int] = []
+        while len(found) < 30_003:
+            line = answer.readline()
+            assert line, "it has ended"
+            if line.startswith(b"data: "):
+                found.append(json.loads(line[6:])["after"]["id"])
+    assert found == [1, 2, 3, *range(10, 30_010)]
+
+
+@pytest.mark.slow
+def test_one_who_takes_nothing_for_too_long_is_let_go(orders, monkeypatch):
+    monkeypatch.setattr(app.ChangesEndpoint.__init__, "__kwdefaults__", {"send_deadline_s": 0.2})
+    with served(orders, subscribers_max=1) as port, socket.create_connection(("127.0.0.1", port)) as slow:
+        ask(slow)
+        for at in range(10, 30_010, 100):
+            orders.insert(*range(at, at + 100))
+        wait_until(lambda: _is_served(port), 60, "its place")
+
+
+def ask(slow: socket.socket) -> None:
+    """Subscribe from the log's start, and read nothing."""
+    slow.sendall(f"GET /changes?from=0 HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+
+
+def _is_served(port: int) -> bool:
+    try:
+        with subscribed(port):
+            return True
+    except AssertionError:
+        return False
+
+
+@pytest.mark.follows("subscribers_exceeded")
+def test_more_than_there_may_be_are_refused_until_one_ends(orders):
+    with served(orders, subscribers_max=2) as port:
+        with subscribed(port), socket_to(port):
+            status, error = refused(port)
+            assert (status, error["kind"]) == (503, "subscribers_exceeded")
+            assert error["context"] == {"subscribers_max": 2}
+            with pytest.raises(InvalidStatus) as raised, socket_to(port):
+                pass
+            assert raised.value.response.status_code == 503
+        wait_until(lambda: _is_served(port), 30, "a free place")
+    with (
+        served(orders, subscribers_max=3) as port,
+        subscribed(port),
+        subscribed(port),
+        subscribed(port) as third,
+    ):
+        orders.insert(4)
+        assert ids(third, 1) == [4]
+
+
+def test_the_end_of_the_server_ends_every_stream_in_good_order(orders):
+    with ExitStack() as clients:
+        with served(orders) as port:
+            stream = clients.enter_context(subscribed(port, from_=0))
+            connection = clients.enter_context(socket_to(port, from_=0))
+            assert ids(stream, 3) == [1, 2, 3]
+            changes(connection, 3)
+        assert list(stream) == []
+        with pytest.raises(ConnectionClosed):
+            connection.recv(timeout=30)
+        assert connection.close_code == 1001
+
+
+def test_when_nobody_subscribes_nothing_is_read(orders, port):
+    def threads() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name == "subscriptions"]
+
+    with subscribed(port) as stream:
+        orders.insert(4)
+        assert ids(stream, 1) == [4]
+        assert threads()
+    wait_until(lambda: not threads(), 30, "the end of the thread")
+
+
+# ------------------------------------------------------------------ what is refused, and the way out
+
+
+@pytest.mark.follows("subscription_unauthorized")
+def test_without_the_token_nothing_is_said_and_each_way_to_send_it_is_heard(orders, port):
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": TOKEN},
+        {"Cookie": "tailrace_token=x"},
+    ):
+        status, error = refused(port, headers=headers, table="no.such", nonsense="x")
+        assert (status, error["kind"]) == (401, "subscription_unauthorized")
+    with pytest.raises(InvalidStatus) as raised, connect(f"ws://127.0.0.1:{port}/changes", proxy=None):
+        pass
+    assert raised.value.response.status_code == 401
+    with subscribed(port, from_=0) as by_header:
+        assert ids(by_header, 1) == [1]
+    assert refused(port, headers={"Cookie": f'tailrace_token="{TOKEN}"'}, table="no.such")[0] == 404
+    assert refused(port, headers={}, token=TOKEN, table="no.such")[0] == 404
+
+
+@pytest.mark.follows("subscription_forbidden")
+def test_pages_of_other_sites_are_refused_until_they_are_allowed(orders, port):
+    site = {"Origin": "http://localhost:3000", "Authorization": f"Bearer {TOKEN}"}
+    status, error = refused(port, headers=site)
+    assert (status, error["kind"]) == (403, "subscription_forbidden")
+    assert "--origin http://localhost:3000" in error["hint"]
+    with pytest.raises(InvalidStatus) as raised, socket_to(port, origin="http://localhost:3000"):
+        pass
+    assert raised.value.response.status_code == 403
+    with served(orders, origins=("http://localhost:3000",)) as allowed:
+        with socket_to(allowed, from_=0, origin="http://localhost:3000") as connection:
+            assert len(changes(connection, 3)) == 3
+        client = http.client.HTTPConnection("127.0.0.1", allowed, timeout=60)
+        client.request("GET", "/changes?from=0", headers=site)
+        answer = client.getresponse()
+        assert answer.status == 200
+        assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+        client.close()
+
+
+def test_the_token_is_in_no_log_line(orders, capfd):
+    with served(orders) as port:
+        refused(port, headers={}, token="wrong and secret")
+        with subscribed(port, from_=0, token=TOKEN) as stream:
+            assert ids(stream, 1) == [1]
+        with socket_to(port, from_=0, token=TOKEN) as connection:
+            changes(connection, 1)
+    shown = "".join(capfd.readouterr())
+    assert "changes are served" in shown
+    assert "token" not in shown
+    assert "secret" not in shown
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "kind", "said"),
+    [
+        ({"tabel": "public.orders"}, 400, "config_invalid", "no parameter 'tabel'"),
+        ({"source": "shop"}, 400, "config_invalid", "no source 'shop'"),
+        ({"table": "orders"}, 400, "config_invalid", "schema.table"),
+        ({"from_": "yesterday"}, 400, "config_invalid", "'yesterday'"),
+        ({"from_": ["1", "2"]}, 400, "config_invalid", "twice"),
+        ({"from_": "100000000"}, 400, "log_range_invalid", "the log ends"),
+        ({"from_": "12@01234567"}, 410, "offsets_foreign", "another log"),
+        ({"where": "after.id >"}, 400, "config_invalid", "at character"),
+        ({"where": "id > 3"}, 400, "config_invalid", "id"),
+        ({"table": "public.orders", "where": "after.qty > 3"}, 400, "config_invalid", "'qty'"),
+        ({"table": "public.orders", "where": "after.what > 3"}, 400, "config_invalid", "cast one"),
+        ({"table": "public.order"}, 404, "table_unknown", "public.orders"),
+    ],
+)
+def test_what_is_wrong_is_said_with_a_status_and_a_kind(port, query, status, kind, said):
+    found, error = refused(port, **query)
+    assert (found, error["kind"]) == (status, kind)
+    assert said in error["message"] + error["hint"]
+
+
+def test_other_paths_and_methods_are_not_there(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    for method, path, status in (("GET", "/", 404), ("POST", "/changes", 405), ("HEAD", "/changes", 405)):
+        connection.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"})
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == status
+    connection.close()
+
+
+def retained(orders: LogOfOrders) -> LogOfOrders:
+    for at in range(10, 4000, 100):
+        orders.insert(*range(at, at + 100))
+    assert apply(orders.directory, "0", RetentionRules(size_bytes=1)).segments
+    return orders
+
+
+def test_a_position_that_retention_has_removed_is_gone_and_the_oldest_one_is_named(orders, port):
+    with subscribed(port, from_=0) as stream:
+        assert ids(stream, 1) == [1]
+    retained(orders)
+    for where in ("", "after.id > 3"):
+        status, error = refused(port, from_=stream.id, where=where)
+        assert (status, error["kind"]) == (410, "log_range_gone")
+        with subscribed(port, from_=error["context"]["oldest"]) as again:
+            assert next(iter(again)).document["after"]["id"] > 3
+
+
+def test_masks_hold_from_the_moment_that_capture_keeps_them(orders, port):
+    rules = ColumnPolicy(masks=(ColumnMask(columns=("public.*.what",), method="fixed", value="hidden"),))
+    with subscribed(port, from_=0) as stream, subscribed(port, where="after.what = 'hidden'") as few:
+        assert next(iter(stream)).document["after"]["what"] == "thing"
+        assert ids(stream, 2) == [2, 3]
+        keep_disclosure(orders.directory, "0", rules)
+        orders.insert(4)
+        assert next(iter(stream)).document["after"] == {"id": 4, "what": "hidden"}
+        with subscribed(port, from_=0) as behind:
+            assert {event.document["after"]["what"] for event in islice(behind, 4)} == {"hidden"}
+        assert ids(few, 1) == [4]  # expressions see what clients see
+
+
+def test_an_expression_that_does_not_fit_a_table_that_comes_later_ends_with_its_error(orders, port):
+    with (
+        subscribed(port, where="after.qty > 3") as stream,
+        socket_to(port, where="after.qty > 3") as connection,
+    ):
+        orders.insert(4)
+        failure = next(iter(stream))
+        assert failure.kind == "failure"
+        assert failure.document["error"]["kind"] == "config_invalid"
+        assert "qty" in failure.document["error"]["message"]
+        assert list(stream) == []
+        assert json.loads(connection.recv(timeout=30)).keys() == {"from"}
+        assert json.loads(connection.recv(timeout=30))["error"]["kind"] == "config_invalid"
+        with pytest.raises(ConnectionClosed):
+            connection.recv(timeout=30)
+        assert connection.close_code == 1011
+
+
+def test_of_several_sources_one_is_named(tmp_path):
+    logs = [LogOfOrders(tmp_path / "root" / name) for name in ("east", "west")]
+    with ExitStack() as stack:
+        for number, log in enumerate(logs):
+            stack.callback(log.close)
+            log.insert(number)
+        port = stack.enter_context(serving(places_in(tmp_path / "root"), SubscriptionsConfig(port=0)))
+        status, error = refused(port)
+        assert (status, error["hint"]) == (400, "name one with source: east, west")
+        with subscribed(port, source="west", from_=0) as stream:
+            assert ids(stream, 1) == [1]
+
+
+def test_a_log_that_is_not_there_yet_can_be_served_and_is_read_once_it_is(tmp_path):
+    with serving(places_in(tmp_path / "log"), SubscriptionsConfig(port=0)) as port:
+        status, error = refused(port)
+        assert (status, error["kind"]) == (503, "log_missing")
+        log = LogOfOrders(tmp_path / "log")
+        log.insert(1)
+        with subscribed(port, from_=0) as stream:
+            assert ids(stream, 1) == [1]
+        log.close()
+
+
+def test_without_its_packages_the_error_says_how_to_have_them(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(TailraceError) as raised, serving(places_in(tmp_path), SubscriptionsConfig(port=0)):
+        pass
+    assert raised.value.kind is Kind.ENVIRONMENT_UNFIT
+    assert "tailrace[subscriptions]" in raised.value.hint
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_served(orders, port):
+    with pytest.raises(TailraceError) as raised, serving((), SubscriptionsConfig(port=port)):
+        pass
+    assert raised.value.kind is Kind.ENVIRONMENT_UNFIT
+    assert "--port" in raised.value.hint
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_a_token_nothing_is_served(orders, monkeypatch, value):
+    monkeypatch.delenv("TAILRACE_TOKEN")
+    if value is not None:
+        monkeypatch.setenv("TAILRACE_TOKEN", value)
+    with pytest.raises(TailraceError) as raised, served(orders):
+        pass
+    assert raised.value.kind is Kind.SECRET_MISSING

@@ -1,0 +1,71 @@
+"""A process that joins topics into Kafka, exactly once, until it is killed: settings are its argument.
+
+It may have a bug planted, which a look at the joined topics must find.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+from tailrace import Engine
+from tailrace.join import connector, partition
+from tailrace.join.merge import Joined, Position
+from tailrace.join.messages import MessageReader
+from tailrace.join.options import JoinedTopics
+from tailrace.kafka.client import settings as client_options
+
+
+def _skips(joined: Joined, row: int) -> Position:
+    # Behind a row there may be the marker of Kafka's transaction: one offset further would skip nothing.
+    sound = SOUND_POSITION(joined, row)
+    return replace(sound, data=sound.data + 3)
+
+
+def _repeats(joined: Joined, row: int) -> Position:
+    return SOUND_POSITION(joined, max(0, row - 1))
+
+
+def _uncommitted(options: JoinedTopics) -> MessageReader:
+    common = client_options.client(options.bootstrap_servers, {}, 30_000)
+    return MessageReader(client_options.consumer(common, "read_uncommitted"), client_options.admin(common))
+
+
+def _neighbours(window: partition.TransactionWindow, joined: Joined) -> object:
+    # Each row has the facts of the transaction before its own: between the two `END`s are at most a marker of
+    # Kafka's transaction and a `BEGIN`.
+    return SOUND_HEADERS(window, replace(joined, offsets=joined.offsets - 3))
+
+
+SOUND_POSITION, SOUND_HEADERS = Joined.position, partition.TransactionWindow.headers
+PLANTED = {
+    "the position is behind the next row": (Joined, "position", _skips),
+    "the position is that of the row before": (Joined, "position", _repeats),
+    "uncommitted messages are read": (connector, "reader_of", _uncommitted),
+    "the transaction is the one before": (partition.TransactionWindow, "headers", _neighbours),
+}
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    if bug := given.get("planted"):
+        setattr(*PLANTED[bug])
+    Engine(
+        connector="kafka-join",
+        settings=given["settings"],
+        name=given["name"],
+        tasks_max=given["tasks"],
+        converter="bytes",
+        options={
+            "kafka": {
+                "bootstrap_servers": given["settings"]["bootstrap_servers"],
+                "offsets_topic": f"{given['name']}-offsets",
+            },
+            "atomic_source_offset_commit": True,
+        },
+    ).run()
+
+
+if __name__ == "__main__":
+    main()

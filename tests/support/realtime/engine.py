@@ -1,0 +1,109 @@
+"""An engine over shards of text, whose handler may be held up: to switch its real time to and fro."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tailrace import Engine
+from tailrace.pipeline.connector import PipelineConnector
+from tailrace.pipeline.log.consumer import reader_name
+from tests.support.wait import wait_until
+
+CONSUMER = reader_name("shop")
+TIMEOUT_S = 60.0
+#: Some of these fill a buffer of `BUFFER_BYTES`.
+WIDE = "x" * 20_000
+BUFFER_BYTES = 64 * 1024
+
+
+class Shard:
+    """A source of the test's own, with one shard of one table."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+        folder.mkdir()
+        columns = [["id", "int8"], ["what", "text"]]
+        table = {"relation": 7, "name": "orders", "columns": columns, "key": ["id"], "rows": []}
+        (folder / "tables.json").write_text(json.dumps({"orders": table}))
+        (folder / "a.jsonl").touch()
+
+    def commit(self, rows: int = 1, what: str = "small") -> None:
+        """Commit one transaction."""
+        changes = [["insert", "orders", [str(self.count + n + 1), what]] for n in range(rows)]
+        self.count += rows
+        with (self.folder / "a.jsonl").open("a") as file:
+            file.write(json.dumps({"time_us": 1_700_000_000_000_000, "changes": changes}) + "\n")
+
+
+class Running:
+    """An engine of a shard, in this process.
+
+    :param realtime: the section of its file.
+    """
+
+    def __init__(
+        self, shard: Shard, log: Path, realtime: Any, *, sinks: Sequence[Any] = (), **options: Any
+    ) -> None:
+        self.shard, self.log = shard, log
+        self.seen: list[int] = []
+        #: The consumer that `view` is of.
+        self.watched = CONSUMER
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        source = {"type": "text_shards", "folder": str(shard.folder), "shards": ["a"]}
+        self.engine = Engine(
+            name="shop",
+            connector=PipelineConnector(),
+            settings={
+                "source": source,
+                "log": {"path": str(log)},
+                "realtime": realtime,
+                "sinks": sinks,
+                "spark": {"start": "when_needed"},
+            },
+            on_batch=self._take,
+            options=options or None,
+        )
+
+    def __enter__(self) -> Self:
+        self.engine.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.may_go_on.set()
+        self.engine.close()
+
+    def _take(self, batch: Any) -> None:
+        self.may_go_on.wait(TIMEOUT_S)
+        self.seen += [record.after["id"] for record in batch]
+
+    def command(self, *, on: bool) -> None:
+        self.engine.switch_realtime(on=on)
+
+    @property
+    def view(self) -> Any:
+        """The consumer's real-time path as the status shows it."""
+        try:
+            status = json.loads((self.log / "status.json").read_text())
+        except OSError:
+            return {}
+        return self.views(status).get(self.watched, {})
+
+    @staticmethod
+    def views(status: Any) -> dict[str, Any]:
+        """Return what the status shows of each consumer."""
+        return {sink["name"]: sink["realtime"] for sink in status["sinks"] if "realtime" in sink}
+
+    def wait_for(self, **wanted: Any) -> None:
+        """Wait until the path shows these values."""
+        wait_until(lambda: wanted.items() <= self.view.items(), TIMEOUT_S, f"{wanted}")
+
+    def wait_for_rows(self) -> None:
+        """Wait until every row was handed over, and check that each was once, in order."""
+        wait_until(lambda: len(self.seen) >= self.shard.count, TIMEOUT_S, "every row")
+        assert self.seen == list(range(1, self.shard.count + 1))

@@ -1,0 +1,213 @@
+"""A story of real time: on, overflow, return, off, on again, with a process that may be killed on its way.
+
+What is handed over is judged at the end, and at each start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.reader import LogReader
+from tailrace.changelog.retention.readers import Readers
+from tailrace.errors import TailraceError
+from tailrace.realtime import control
+from tailrace.realtime.markers import MarkerKind, markers_in
+from tests.support.realtime.child import STALL
+from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Shard
+
+DEADLINE_S = 60.0
+OPTIONS = {"offset_commit": {"policy": "always"}, "record_processing": {"queue_batches_max": 1}}
+
+
+class Killed(Exception):  # noqa: N818 - it is what happened
+    """The process was killed, as it was armed to be."""
+
+
+class Story:
+    """A shard, the log of its engine, and what came out of it.
+
+    :param package: where the type of source is announced.
+    """
+
+    def __init__(self, at: Path, package: Path, options: dict[str, Any], *, to_file: bool = True) -> None:
+        self.shard = Shard(at / "shard")
+        self.log, self.out = at / "log", at / "out"
+        self._options, self._to_file = options, to_file
+        root = Path(__file__).resolve().parents[3]
+        self._path = os.pathsep.join([str(package), str(root)])
+        self._stderr = at / "stderr"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.falls = 0
+        self.starts: list[int] = []  # how many lines there were at each start
+        self._committed: list[int] = []  # up to which log offset, then
+
+    @property
+    def stall(self) -> Path:
+        return Path(f"{self.out}{STALL}")
+
+    def start(self, failpoints: str = "") -> None:
+        """Start the engine; it is killed at `failpoints`."""
+        section = {"enabled": True, "buffer_bytes": BUFFER_BYTES, "return_automatically": True}
+        source = {"type": "text_shards", "folder": str(self.shard.folder), "shards": ["a"]}
+        settings = {"source": source, "log": {"path": str(self.log)}, "realtime": section}
+        self.starts.append(len(self.lines()))
+        # What is committed then may not come again.
+        self._committed.append(self._committed_offset())
+        with self._stderr.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.support.realtime.child",
+                    json.dumps(settings),
+                    json.dumps(self._options),
+                    str(self.out) if self._to_file else "",
+                ],
+                stderr=errors,
+                env={**os.environ, "PYTHONPATH": self._path, "TAILRACE_FAILPOINTS": failpoints},
+            )
+
+    def stop(self) -> None:
+        """End the engine in good order, if it runs."""
+        self.stall.unlink(missing_ok=True)
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(DEADLINE_S)
+
+    def wait(self, is_so: Callable[[], bool], what: str) -> None:
+        """Wait until something is so.
+
+        :raises Killed: the process was, before.
+        """
+        until_s = time.monotonic() + DEADLINE_S
+        while not is_so():
+            assert self._process is not None
+            status = self._process.poll()
+            if status is not None:
+                assert status == -signal.SIGKILL, self._stderr.read_text()[-2000:]
+                raise Killed
+            assert time.monotonic() < until_s, f"waited for {what}\n{self._stderr.read_text()[-2000:]}"
+            time.sleep(0.02)
+
+    def begin(self) -> None:
+        """Wait for real time, after a start.
+
+        :raises Killed: as `play`, and so from all that follows.
+        """
+        if self.starts[1:] and self.log.exists():
+            self.command(on=True)  # it may have been killed when it was switched off
+        self.wait(lambda: self.is_on, "real time")
+
+    def turn(self, choose: random.Random) -> None:
+        """Do one thing, drawn at random."""
+        match choose.randrange(4):
+            case 0:
+                self.commit(choose.randrange(1, 5))
+            case 1 | 2:
+                self.overflow()
+                self.command(on=True)  # at once, without the wait
+                self.wait(lambda: self.is_on, "the return of real time")
+            case 3:
+                self.command(on=False)
+                self.wait(lambda: not self.is_on, "the end of real time")
+                self.command(on=True)
+                self.wait(lambda: self.is_on, "real time")
+
+    def play(self) -> None:
+        """Go through every switch."""
+        self.begin()
+        handled = self.count(MarkerKind.REALTIME)
+        for _ in range(3):
+            self.commit(2)
+        self.wait(lambda: self.count(MarkerKind.REALTIME) > handled, "a marker of what is handled")
+        self.overflow()
+        self.wait(lambda: self.is_on, "the return of real time")
+        self.commit(2)
+        self.command(on=False)
+        self.wait(lambda: not self.is_on, "the end of real time")
+        self.commit(2)
+        self.command(on=True)
+        self.wait(lambda: self.is_on, "real time")
+        self.commit(2)
+
+    def commit(self, rows: int) -> None:
+        """Commit a transaction and wait for it, where it can be seen."""
+        self.shard.commit(rows)
+        if self._to_file:
+            self.wait(lambda: self.lines()[-1:] != [] and self.lines()[-1][0] == self.shard.count, "the rows")
+
+    def overflow(self) -> None:
+        """Commit more than memory takes at a time, while the handler stalls, and let it go on."""
+        stops = self.count(MarkerKind.STOP_REALTIME)
+        self.stall.touch()
+        self.shard.commit(2, WIDE)
+        self.shard.commit(5, WIDE)
+        self.wait(lambda: self.count(MarkerKind.STOP_REALTIME) > stops, "the fall-back")
+        self.falls += 1
+        self.stall.unlink()
+
+    def command(self, *, on: bool) -> None:
+        control.give_command(LogDirectory.open(self.log), CONSUMER, on=on)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the consumer has kept that real time is on, and its start marker was the last switch."""
+        try:
+            kept = control.kept(LogDirectory.open(self.log), CONSUMER)
+        except TailraceError:
+            return False
+        switches = [kind for kind in self.markers() if kind is not MarkerKind.REALTIME]
+        return kept.is_on and switches[-1:] == [MarkerKind.TRY_START_REALTIME]
+
+    def count(self, kind: MarkerKind) -> int:
+        """How many markers of a kind the log has."""
+        return self.markers().count(kind)
+
+    def markers(self) -> list[MarkerKind]:
+        """Return the kinds of the markers in the log, in its order."""
+        try:
+            with LogReader.open(self.log, "0") as reader:
+                blocks = reader.blocks(reader.start, reader.end().offset)
+                return [marker.kind for block in blocks for _, marker in markers_in(reader.read(block))]
+        except TailraceError:
+            return []
+
+    def lines(self) -> list[tuple[int, int]]:
+        """Return what the handler has got: id and log offset."""
+        try:
+            text = self.out.read_text()
+        except OSError:
+            return []
+        return [(int(line.split()[0]), int(line.split()[1])) for line in text.splitlines()]
+
+    def check(self) -> None:
+        """Judge what the handler has got: each row, in order, again only after a start."""
+        lines = self.lines()
+        assert {row for row, _ in lines} == set(range(1, self.shard.count + 1))
+        for begin, end in zip(self.starts, [*self.starts[1:], len(lines)], strict=True):
+            rows = [row for row, _ in lines[begin:end]]
+            if rows:
+                assert rows == list(range(rows[0], rows[0] + len(rows))), "out of order, or repeated"
+                assert rows[0] <= (lines[begin - 1][0] if begin else 0) + 1, "a gap"
+        for begin, committed in zip(self.starts, self._committed, strict=True):
+            assert all(log_offset >= committed for _, log_offset in lines[begin:]), "committed, and again"
+
+    def _committed_offset(self) -> int:
+        if not self._to_file:
+            return 0
+        try:
+            reader = Readers.open(self.log).get(CONSUMER)
+        except TailraceError:
+            return 0
+        kept = {} if reader is None else reader.kept.get("0", {})
+        return int(kept.get("log_offset", 0))

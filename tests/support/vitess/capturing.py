@@ -1,0 +1,100 @@
+"""A capture of Vitess in this process, and what its log holds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tailrace.changelog.reader import LogReader
+from tailrace.config.sections import LogConfig
+from tailrace.config.source.vitess import VitessSource
+from tailrace.protocol import metadata_frames
+from tailrace.protocol.frames import Bytes
+from tailrace.sources.vitess.resharding.shard_state import ShardState
+from tailrace.sources.vitess.streaming.capture_task import VitessCapture
+from tests.support.vitess.fake_vtgate import KEYSPACE
+from tests.support.vitess.reading import read
+from tests.support.wait import wait_until
+
+
+class Capturing:
+    """A capture that runs, and its log; `failure` is what ended it."""
+
+    def __init__(self, log: Path, section: VitessSource) -> None:
+        self._log = log
+        self.capture = VitessCapture(section, log, LogConfig(path=log), name="shop")
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self.capture.run()
+        except BaseException as error:  # noqa: BLE001 - the test asks for it
+            self.failure = error
+
+    def counters(self) -> dict[int, list[int]]:
+        """Return the counters of each key in the order of the log."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for change in read(self._frames()):
+            found[int(change.row["id"] or 0)].append(int(change.row["counter"] or 0))
+        return dict(found)
+
+    def states(self) -> dict[str, ShardState]:
+        """Return what the log holds of the shards."""
+        states = metadata_frames.shard_states(dict(metadata_frames.kept_frames(self._frames())))
+        return {name.partition("/")[2]: ShardState.from_json(state) for name, state in states.items()}
+
+    def _frames(self) -> Bytes:
+        with LogReader.open(self._log, "0") as reader:
+            return np.concatenate(
+                [reader.read(ref) for ref in reader.blocks(reader.start, reader.end().offset)]
+            )
+
+    def shards(self) -> dict[str, str]:
+        """Return the mode of each shard, as `status` has it; of which a position is known."""
+        health = self.capture.progress().health
+        shards = {} if health is None else health.details["shards"]
+        return {name: each["state"] for name, each in shards.items() if ":" in each["gtid"]}
+
+    def wait_for_shards(self, *streaming: str, timeout_s: float = 30.0) -> None:
+        """Wait until just these are streamed."""
+        wait_until(
+            lambda: (
+                self.failure is not None
+                or {name for name, mode in self.shards().items() if mode == "streaming"} == set(streaming)
+            ),
+            timeout_s,
+            f"{', '.join(streaming)} streamed",
+        )
+        if self.failure is not None:
+            raise self.failure
+
+    def wait_for_rows(self, rows: int, timeout_s: float = 30.0) -> None:
+        """Wait until so many rows came since the start."""
+        wait_until(lambda: self.rows >= rows or self.failure is not None, timeout_s, f"{rows} rows")
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def rows(self) -> int:
+        """How many rows came since the start."""
+        return self.capture.progress().rows
+
+
+@contextlib.contextmanager
+def capturing(at: Path, address: str, **settings: object) -> Iterator[Capturing]:
+    """Run a capture until the block ends."""
+    given = {"snapshot": "never", "heartbeat_interval_s": 1, "reconnect_delay_s": 0.1, **settings}
+    section = VitessSource.model_validate({"hosts": [address], "keyspace": KEYSPACE, **given})
+    found = Capturing(at / "log", section)
+    found.thread.start()
+    try:
+        yield found
+    finally:
+        found.capture.stop()
+        found.thread.join(30)

@@ -1,0 +1,412 @@
+"""A vtgate that is none: real gRPC before shards that a test writes, reshards, silences and breaks.
+
+Each shard has a binlog of changes of one table, `counters(id bigint, counter bigint)`, and journals. As
+vtgate does, a stream of one shard that comes to a journal of several ends with INTERNAL, with or without the
+journal before it; and heartbeats go on, whatever the shard does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+
+KEYSPACE = "shop"
+TABLE = "counters"
+SERVICE = "vtgateservice.Vitess"
+_COLUMNS = (("id", 3), ("counter", 1))  # with their flags: NOT NULL, and of the primary key
+_BIGINT = 265
+_WAIT_S = 10.0
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class FakeShard:
+    """One shard. What is at place n of `binlog` is the transaction n + 1 of `server`.
+
+    :param rows: what a copy reads.
+    :param purged: so many transactions can't be had any more.
+    :param is_silent: its streams bring heartbeats alone.
+    :param loses_journal: the journal of several shards is lost on the way.
+    :param errors: what its next streams end with at once: code and words.
+    """
+
+    server: str
+    binlog: list[Sequence[tuple[int, int]] | pb.Journal] = field(default_factory=lambda: [()])
+    rows: dict[int, int] = field(default_factory=dict)
+    serves: bool = True
+    purged: int = 0
+    is_silent: bool = False
+    loses_journal: bool = False
+    errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
+
+    def gtid(self, last: int | None = None) -> str:
+        """Return the position after the transaction `last`; None: after the newest."""
+        return f"MySQL56/{self.server}:1-{len(self.binlog) if last is None else last}"
+
+
+class FakeVtgate:
+    """See the module. Its methods are for the test's thread; it stops at the end of its `with`.
+
+    :param credentials: of TLS. None: plain text.
+    :param user: name and password that calls must bring; None: none.
+    """
+
+    def __init__(
+        self,
+        *shards: str,
+        credentials: grpc.ServerCredentials | None = None,
+        user: tuple[str, str] | None = None,
+    ) -> None:
+        self.shards = {name: FakeShard(_server(number)) for number, name in enumerate(shards)}
+        self.requests: list[pb.VStreamRequest] = []
+        self.peers: set[str] = set()
+        self.open_streams = 0
+        self._servers = len(shards)
+        self._credentials, self._user = credentials, user
+        self._port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._changed = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._wait(self._listen())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wait(self._server.stop(None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_WAIT_S)
+        self._loop.close()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self._port}"
+
+    # ------------------------------------------------------------------ what a test does
+
+    def write(self, shard: str, *changes: tuple[int, int]) -> None:
+        """Commit a transaction: keys, each with its counter."""
+        with self._changes():
+            self._commit(shard, changes)
+
+    def reshard(self, sources: Sequence[str], targets: Sequence[str]) -> None:
+        """Switch traffic: each source has the journal, each target serves from a position of its own."""
+        with self._changes():
+            for name in targets:
+                if name not in self.shards:
+                    self.shards[name] = FakeShard(_server(self._servers))
+                    self._servers += 1
+                target = self.shards[name]
+                # Copied rows: whoever reads a target from before its position sees them.
+                copied = [found for source in sources for found in self.shards[source].rows.items()]
+                target.rows = dict(copied)
+                target.binlog.append(copied)
+                target.serves = True
+            journal = pb.Journal(id=7, migration_type=pb.SHARDS)
+            for name in targets:
+                journal.shard_gtids.add(keyspace=KEYSPACE, shard=name, gtid=self.shards[name].gtid())
+            for name in sources:
+                journal.participants.add(keyspace=KEYSPACE, shard=name)
+            for name in sources:
+                self.shards[name].binlog.append(journal)
+                self.shards[name].serves = False
+
+    def complete(self, *sources: str) -> None:
+        """Delete the source shards of a reshard."""
+        with self._changes():
+            for name in sources:
+                del self.shards[name]
+
+    def change(self, shard: str, **fields: Any) -> None:
+        """Set fields of a shard."""
+        with self._changes():
+            for name, value in fields.items():
+                setattr(self.shards[shard], name, value)
+
+    def restart(self) -> None:
+        """End all connections, and listen again where it did."""
+        self._wait(self._server.stop(None))
+        self._wait(self._listen())
+
+    # ------------------------------------------------------------------ the server
+
+    async def _listen(self) -> None:
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "VStream": grpc.unary_stream_rpc_method_handler(
+                self._stream, pb.VStreamRequest.FromString, pb.VStreamResponse.SerializeToString
+            ),
+            "Execute": grpc.unary_unary_rpc_method_handler(
+                self._execute, pb.ExecuteRequest.FromString, pb.ExecuteResponse.SerializeToString
+            ),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        address = f"127.0.0.1:{self._port}"
+        if self._credentials is None:
+            self._port = self._server.add_insecure_port(address)
+        else:
+            self._port = self._server.add_secure_port(address, self._credentials)
+        await self._server.start()
+
+    async def _execute(self, request: pb.ExecuteRequest, context: Any) -> pb.ExecuteResponse:
+        await self._let_in(context)
+        sql = request.query.sql.lower()
+        found = pb.ExecuteResponse()
+        if "vitess_shards" in sql:
+            rows = [[f"{KEYSPACE}/{name}"] for name, shard in self.shards.items() if shard.serves]
+        elif "vitess_tablets" in sql:
+            rows = [
+                ["zone1", KEYSPACE, name, "PRIMARY", "SERVING", f"zone1-{number}", "127.0.0.1", ""]
+                for number, name in enumerate(self.shards)
+            ]
+        elif "gtid_executed" in sql:
+            name = request.session.target_string.partition(":")[2].partition("@")[0]
+            shard = self.shards.get(name)
+            if shard is None or not shard.serves:
+                found.error.code, found.error.message = 14, "no healthy tablet available"
+                return found
+            purged = f"{shard.server}:1-{shard.purged}" if shard.purged else ""
+            rows = [[shard.gtid().partition("/")[2], purged]]
+        elif "binlog_row_image" in sql:
+            rows = [["FULL", "ROW", "ON"]]
+        else:
+            rows = [[TABLE]] if "tables" in sql else [["1"]]
+        for row in rows:
+            found.result.rows.append(_row([cell.encode() for cell in row]))
+        return found
+
+    async def _stream(self, request: pb.VStreamRequest, context: Any) -> AsyncIterator[pb.VStreamResponse]:
+        await self._let_in(context)
+        self.requests.append(request)
+        self.peers.add(context.peer())
+        self.open_streams += 1
+        try:
+            for wanted in request.vgtid.shard_gtids:
+                if wanted.shard not in self.shards:
+                    words = f"shard provided in VGTID, {wanted.shard}, not found in the {KEYSPACE} keyspace"
+                    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
+            names = [wanted.shard for wanted in request.vgtid.shard_gtids]
+            following = _Following(names, request)
+            while True:
+                changed = self._changed
+                sent = False
+                for wanted in request.vgtid.shard_gtids:
+                    async for response in self._of_a_shard(wanted.shard, following, context):
+                        sent = True
+                        yield response
+                if not sent:
+                    try:
+                        interval_s = request.flags.heartbeat_interval or None
+                        await asyncio.wait_for(changed.wait(), interval_s)
+                    except TimeoutError:
+                        yield _response(pb.VEvent(type=pb.HEARTBEAT, timestamp=_now_s()))
+        finally:
+            self.open_streams -= 1
+
+    async def _of_a_shard(
+        self, name: str, following: _Following, context: Any
+    ) -> AsyncIterator[pb.VStreamResponse]:
+        shard = self.shards.get(name)
+        if shard is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"vttablet: the shard {name} is gone")
+            return
+        if shard.errors:
+            code, words = shard.errors.pop(0)
+            await context.abort(code, words)
+        if shard.is_silent or name in following.over:
+            return
+        async for response in following.copied(name, shard):
+            yield response
+        place = following.places[name]
+        if place > len(shard.binlog):
+            return  # a position ahead of the server: heartbeats, and nothing else
+        if place < shard.purged:
+            words = "Cannot replicate because the master purged required binary logs. (errno 1236)"
+            await context.abort(grpc.StatusCode.UNKNOWN, words)
+        if place == len(shard.binlog):
+            return
+        following.places[name] += 1
+        entry = shard.binlog[place]
+        if not isinstance(entry, pb.Journal):
+            yield following.transaction(name, shard, entry)
+            return
+        participants = {each.shard for each in entry.participants}
+        is_alone = not participants <= following.names
+        if not (is_alone and shard.loses_journal):
+            yield following.journal(name, shard, entry)
+        following.over.add(name)
+        if is_alone:
+            listed = " ".join(f'keyspace:"{KEYSPACE}" shard:"{each}"' for each in sorted(participants))
+            words = f"not all journaling participants are in the stream: journal: [{listed}], stream: []"
+            await context.abort(grpc.StatusCode.INTERNAL, words)
+
+    async def _let_in(self, context: Any) -> None:
+        if self._user is not None:
+            given = dict(context.invocation_metadata())
+            if (given.get("username"), given.get("password")) != self._user:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "username and password must be provided")
+
+    # ------------------------------------------------------------------ between the threads
+
+    def _commit(self, shard: str, changes: Sequence[tuple[int, int]]) -> None:
+        found = self.shards[shard]
+        found.binlog.append(changes)
+        found.rows |= dict(changes)
+
+    def _changes(self) -> _Changes:
+        return _Changes(self)
+
+    async def _wake(self) -> None:
+        before, self._changed = self._changed, asyncio.Event()
+        before.set()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        found: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return found.result(_WAIT_S)
+
+
+class _Changes:
+    """A test changes the shards: on its own thread, while no stream looks."""
+
+    def __init__(self, vtgate: FakeVtgate) -> None:
+        self._vtgate = vtgate
+        self._entered, self._left = threading.Event(), threading.Event()
+
+    def __enter__(self) -> None:
+        self._vtgate._loop.call_soon_threadsafe(self._hold)
+        assert self._entered.wait(_WAIT_S)
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self._vtgate._wait(self._vtgate._wake())
+
+    def _hold(self) -> None:
+        self._entered.set()
+        self._left.wait(_WAIT_S)
+
+
+class _Following:
+    """One stream: where it is in each of its shards."""
+
+    def __init__(self, names: Sequence[str], request: pb.VStreamRequest) -> None:
+        self.names = frozenset(names)
+        self.places: dict[str, int] = {}
+        self.over: set[str] = set()
+        self._wanted = {each.shard: each for each in request.vgtid.shard_gtids}
+        self._described: set[str] = set()
+        self._positions: dict[str, str] = {name: self._wanted[name].gtid for name in names}
+        self._table = TABLE if request.flags.exclude_keyspace_from_table_name else f"{KEYSPACE}.{TABLE}"
+
+    async def copied(self, name: str, shard: FakeShard) -> AsyncIterator[pb.VStreamResponse]:
+        """Yield what comes before the binlog, once: the newest position, or the rows."""
+        if name in self.places:
+            return
+        wanted = self._wanted[name]
+        if wanted.gtid not in {"", "current"}:
+            if wanted.gtid.partition("/")[2].partition(":")[0] != shard.server:
+                self.places[name] = 1 << 60
+            else:
+                self.places[name] = int(wanted.gtid.rpartition("-")[2])
+        else:
+            self.places[name] = len(shard.binlog)
+        self._positions[name] = shard.gtid(min(self.places[name], len(shard.binlog)))
+        if wanted.gtid == "current":
+            yield _response(self._vgtid(name), _event(pb.OTHER, name))
+        elif wanted.gtid == "" or wanted.table_pks:
+            for response in self._copy(name, shard, wanted):
+                yield response
+
+    def transaction(
+        self, name: str, shard: FakeShard, changes: Sequence[tuple[int, int]]
+    ) -> pb.VStreamResponse:
+        self._positions[name] = shard.gtid(self.places[name])
+        events = [_event(pb.BEGIN, name)]
+        if changes:
+            events += [*self._description(name), *(self._change(name, *each) for each in changes)]
+        return _response(*events, self._vgtid(name), _event(pb.COMMIT, name))
+
+    def journal(self, name: str, shard: FakeShard, journal: pb.Journal) -> pb.VStreamResponse:
+        self._positions[name] = shard.gtid(self.places[name])
+        found = _event(pb.JOURNAL, name)
+        found.journal.CopyFrom(journal)
+        found.journal.local_position = shard.gtid(self.places[name] - 1)
+        return _response(_event(pb.BEGIN, name), found, self._vgtid(name), _event(pb.COMMIT, name))
+
+    def _copy(self, name: str, shard: FakeShard, wanted: pb.ShardGtid) -> list[pb.VStreamResponse]:
+        last = max((int(key.last_pk.rows[0].values) for key in wanted.table_pks), default=-1)
+        found = [_response(_event(pb.BEGIN, name), *self._description(name), self._vgtid(name))]
+        for key, counter in sorted(shard.rows.items()):
+            if key > last:
+                primary = pb.TableLastPk(table_name=TABLE, last_pk=_key(key))
+                found.append(
+                    _response(
+                        _event(pb.BEGIN, name),
+                        self._change(name, key, counter),
+                        self._vgtid(name, primary),
+                        _event(pb.COMMIT, name),
+                    )
+                )
+        found.append(_response(_event(pb.BEGIN, name), self._vgtid(name), _event(pb.COMMIT, name)))
+        done = pb.VEvent(type=pb.COPY_COMPLETED, keyspace=KEYSPACE, shard=name)
+        return [*found, _response(done, pb.VEvent(type=pb.COPY_COMPLETED))]
+
+    def _description(self, name: str) -> list[pb.VEvent]:
+        if name in self._described:
+            return []
+        self._described.add(name)
+        described = pb.FieldEvent(table_name=self._table, keyspace=KEYSPACE, shard=name)
+        for column, flags in _COLUMNS:
+            described.fields.add(name=column, type=_BIGINT, column_type="bigint", flags=flags, charset=63)
+        return [pb.VEvent(type=pb.FIELD, timestamp=_now_s(), field_event=described)]
+
+    def _change(self, name: str, key: int, counter: int) -> pb.VEvent:
+        change = pb.RowChange(after=_row([str(key).encode(), str(counter).encode()]))
+        found = pb.RowEvent(table_name=self._table, keyspace=KEYSPACE, shard=name, row_changes=[change])
+        return pb.VEvent(type=pb.ROW, timestamp=_now_s(), row_event=found)
+
+    def _vgtid(self, name: str, *keys: pb.TableLastPk) -> pb.VEvent:
+        found = _event(pb.VGTID, name)
+        for shard, gtid in self._positions.items():
+            position = found.vgtid.shard_gtids.add(keyspace=KEYSPACE, shard=shard, gtid=gtid)
+            if shard == name:
+                position.table_pks.extend(keys)
+        return found
+
+
+def _event(kind: pb.EventType, shard: str) -> pb.VEvent:
+    return pb.VEvent(
+        type=kind, timestamp=_now_s(), current_time=time.time_ns(), keyspace=KEYSPACE, shard=shard
+    )
+
+
+def _response(*events: pb.VEvent) -> pb.VStreamResponse:
+    return pb.VStreamResponse(events=events)
+
+
+def _row(values: Sequence[bytes]) -> pb.Row:
+    return pb.Row(lengths=[len(value) for value in values], values=b"".join(values))
+
+
+def _key(key: int) -> pb.QueryResult:
+    return pb.QueryResult(fields=[pb.Field(name="id", type=_BIGINT)], rows=[_row([str(key).encode()])])
+
+
+def _server(number: int) -> str:
+    return f"{number:08x}-0000-11eb-b894-04ed332e05c2"
+
+
+def _now_s() -> int:
+    return int(time.time())

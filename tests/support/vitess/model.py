@@ -1,0 +1,521 @@
+"""A model of a keyspace that is resharded, and of a capture that follows it: for the coordinator of shards.
+
+A shard's binlog is a tuple of entries, and its position is the count of them. A switch of traffic copies the
+keys' changes into the targets' binlogs, writes a journal into that of each source, and has the sources get
+what the targets write from then on (reverse replication), as Vitess does: whoever reads a source past its
+journal, or a target from before its position, sees changes twice.
+
+The capture's commands are carried out at once; what it appends is durable with the next append, at the
+latest. Streams deliver one entry at a time, in any order among each other, and also when they are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tailrace.sources.vitess.resharding import coordinator as coordination
+from tailrace.sources.vitess.resharding.events import (
+    CancelStream,
+    CopyCompleted,
+    EndReason,
+    JournalReached,
+    Keep,
+    ListShards,
+    OpenStream,
+    PositionReached,
+    Probed,
+    ShardsListed,
+    ShardStreamEnded,
+    SnapshotRequested,
+    TasksChanged,
+)
+from tailrace.sources.vitess.resharding.key_ranges import KeyRange, overlapping
+from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
+from tailrace.sources.vitess.resharding.transitions import Shard, ShardMode
+
+#: Keyspace ids of the rows; each is a key of the one table.
+KEYS = ("20", "90", "d0")
+TABLE = "t"
+
+
+@dataclass(frozen=True)
+class Change:
+    key: str
+    number: int
+
+
+Entry = Change | Journal | None  # None: a transaction of Vitess' own
+
+
+@dataclass(frozen=True)
+class Binlog:
+    """One shard of the keyspace."""
+
+    entries: tuple[Entry, ...] = (None,)
+    serves: bool = True
+    purged: int = 0
+    generation: int = 0  # of shards of one name, where one was deleted
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How often something may still happen; `writes` are the keys that are still to be written, in order."""
+
+    writes: tuple[str, ...] = ()
+    crashes: int = 0
+    interruptions: int = 0
+    late: int = 0  # deliveries of streams that are over
+    tasks: int = 0  # changes of tasks
+    snapshots: int = 0
+    purges: int = 0
+    completes: int = 0
+
+    def less(self, what: str) -> Budget:
+        return replace(self, **{what: getattr(self, what) - 1})
+
+
+Reshard = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Keyspace:
+    """What Vitess has."""
+
+    shards: frozenset[tuple[str, Binlog]]
+    written: tuple[int, ...] = (0,) * len(KEYS)
+    reshards: tuple[Reshard, ...] = ()  # still to come
+    switched: tuple[Reshard, ...] = ()  # whose sources are there still
+    completed: int = 0
+
+    def binlogs(self) -> dict[str, Binlog]:
+        return dict(self.shards)
+
+    def serving(self) -> tuple[str, ...]:
+        return tuple(sorted(name for name, binlog in self.shards if binlog.serves))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream of a shard, from vtgate's side. `copied`: the last key that was copied; None: it copies
+    nothing.
+    """
+
+    shard: str
+    attempt: int
+    task: int
+    position: int
+    together: tuple[str, ...]
+    copied: str | None
+    is_over: bool = False
+    server: str = ""  # that its position is of; on another one, nothing comes but heartbeats
+    is_missing: bool = False  # there was no such shard when it was opened
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What the log holds, folded: how many changes of each key, and the states of the shards."""
+
+    changes: tuple[int | None, ...] = (None,) * len(KEYS)
+    states: frozenset[tuple[str, ShardState]] = frozenset()
+
+
+@dataclass(frozen=True)
+class World:
+    budget: Budget
+    keyspace: Keyspace
+    shards: frozenset[tuple[str, Shard]] = frozenset()
+    requested: frozenset[str] = frozenset()
+    tasks: tuple[int, ...] = (0,)
+    lists: int = 0
+    asked: int = 0  # the number of the ListShards that is to be answered; 0: none
+    listed: tuple[str, ...] | None = None  # the answer is on its way
+    streams: frozenset[Stream] = frozenset()
+    appended: Captured = field(default_factory=Captured)
+    durable: Captured = field(default_factory=Captured)
+    copies: bool = True
+
+    def binlog(self, shard: str) -> Binlog | None:
+        return self.keyspace.binlogs().get(shard)
+
+
+def began(
+    shards: tuple[str, ...], reshards: tuple[Reshard, ...], budget: Budget, *, copies: bool = False
+) -> World:
+    """Return the world before the first start: nothing is written, nothing captured."""
+    keyspace = Keyspace(frozenset((name, Binlog()) for name in shards), reshards=reshards)
+    world = World(budget, keyspace, copies=copies)
+    return _started(world, Captured())
+
+
+def running(shards: tuple[str, ...], reshards: tuple[Reshard, ...], budget: Budget) -> World:
+    """Return the world in which all shards are streamed, and nothing was written yet."""
+    world = began(shards, reshards, budget)
+    while moves := [found for found in inner(world) if found != world]:
+        world = moves[0]
+    captured = replace(world.appended, changes=(0,) * len(KEYS))
+    return replace(world, appended=captured, durable=captured)
+
+
+def _server(shard: str, binlog: Binlog) -> str:
+    name = shard.replace("-", "f").ljust(8, "e")
+    return f"{name}-0000-0000-0000-{binlog.generation:012}"
+
+
+def _gtid(shard: str, binlog: Binlog, position: int) -> str:
+    return f"MySQL56/{_server(shard, binlog)}:1-{position}"
+
+
+def _position(gtid: str, binlog: Binlog) -> int:
+    if gtid == "current":
+        return len(binlog.entries)
+    return int(gtid.rpartition("-")[2]) if gtid else 0
+
+
+# ---------------------------------------------------------------------- the capture
+
+
+def _coordinator(world: World) -> coordination.Coordinator:
+    found = coordination.Coordinator({}, world.tasks, copies=world.copies)
+    found.shards = dict(world.shards)
+    found.requested = set(world.requested)
+    found.lists = world.lists
+    return found
+
+
+def _started(world: World, captured: Captured) -> World:
+    found = coordination.Coordinator(dict(captured.states), world.tasks, copies=world.copies)
+    world = replace(
+        world, streams=frozenset(), asked=0, listed=None, appended=captured, durable=captured, lists=0
+    )
+    return _obeyed(world, found, found.start(), captured.changes)
+
+
+def _stepped(world: World, event: Any, changes: tuple[int | None, ...] | None = None) -> World:
+    found = _coordinator(world)
+    commands = found.step(event)
+    return _obeyed(world, found, commands, world.appended.changes if changes is None else changes)
+
+
+def _obeyed(
+    world: World, found: coordination.Coordinator, commands: Any, changes: tuple[int | None, ...]
+) -> World:
+    shards = {name: replace(shard, steps=(), failures=0, trouble="") for name, shard in found.shards.items()}
+    world = replace(
+        world,
+        shards=frozenset(shards.items()),
+        requested=frozenset(found.requested),
+        lists=found.lists,
+        tasks=found.tasks,
+    )
+    kept: Mapping[str, ShardState] = {}
+    for command in commands:
+        match command:
+            case Keep():
+                kept = command.states
+            case OpenStream():
+                world = _opened(world, command)
+            case CancelStream():
+                world = _over(world, command.shard, command.attempt)
+            case ListShards():
+                world = replace(world, asked=command.number, listed=None)
+    if kept or changes != world.appended.changes:
+        states = dict(world.appended.states) | dict(kept)
+        world = replace(world, durable=world.appended, appended=Captured(changes, frozenset(states.items())))
+    return _forgotten(world)
+
+
+def _opened(world: World, command: OpenStream) -> World:
+    binlog = world.binlog(command.shard)
+    wanted = command.positions[command.shard]
+    position = 0 if binlog is None else _position(wanted, binlog)
+    server = wanted.removeprefix("MySQL56/").partition(":")[0] if ":" in wanted else ""
+    copied = command.keys.get(TABLE, "") if command.is_copied else None
+    if command.is_copied and not command.keys and binlog is not None:
+        position = len(binlog.entries)
+    stream = Stream(
+        command.shard, command.attempt, command.task, position, tuple(sorted(command.positions)), copied
+    )
+    stream = replace(stream, server=server, is_missing=binlog is None)
+    world = _over(world, command.shard, command.attempt - 1)
+    return replace(world, streams=world.streams | {stream})
+
+
+def _over(world: World, shard: str, attempt: int) -> World:
+    streams = {
+        replace(found, is_over=True) if found.shard == shard and found.attempt <= attempt else found
+        for found in world.streams
+    }
+    return replace(world, streams=frozenset(streams))
+
+
+def _forgotten(world: World) -> World:
+    """What can't matter any more is no part of the state; nor how high a number is that is only compared."""
+    if world.asked:
+        world = replace(world, asked=1, lists=1)
+    if world.budget.late:
+        return world
+    return replace(
+        world,
+        streams=frozenset(replace(found, attempt=1) for found in world.streams if not found.is_over),
+        shards=frozenset((name, replace(shard, attempt=1)) for name, shard in world.shards),
+    )
+
+
+# ---------------------------------------------------------------------- what may happen
+
+
+def inner(world: World) -> list[World]:
+    """Return what happens by itself, some time."""
+    return [
+        *_listings(world),
+        *(
+            found
+            for stream in world.streams
+            if not stream.is_over
+            for found in _deliveries(world, stream, stream)
+        ),
+    ]
+
+
+def outer(world: World) -> Iterator[World]:
+    """Yield what the world may do."""
+    yield from _vitess(world)
+    budget = world.budget
+    if budget.crashes:
+        crashed = replace(world, budget=budget.less("crashes"))
+        yield _started(crashed, world.appended)
+        if world.durable != world.appended:
+            yield _started(crashed, world.durable)
+    if budget.tasks:
+        less = replace(world, budget=budget.less("tasks"))
+        yield _stepped(less, TasksChanged((0, 1) if world.tasks == (0,) else (0,)))
+        over = frozenset(replace(found, is_over=True) if found.task == 0 else found for found in less.streams)
+        yield _stepped(replace(less, streams=over), TasksChanged(world.tasks, lost=(0,)))
+    for stream in world.streams:
+        if stream.is_over:
+            if budget.late:
+                yield from _deliveries(replace(world, budget=budget.less("late")), stream, None)
+        elif budget.interruptions:
+            less = replace(world, budget=budget.less("interruptions"))
+            less = replace(less, streams=_with(less, stream, replace(stream, is_over=True)))
+            yield _stepped(less, ShardStreamEnded(stream.shard, stream.attempt, EndReason.INTERRUPTED))
+    is_lost = any(shard.state is ShardMode.NEEDS_SNAPSHOT for _, shard in world.shards)
+    if budget.snapshots and is_lost:
+        yield _stepped(replace(world, budget=budget.less("snapshots")), SnapshotRequested())
+
+
+def _listings(world: World) -> Iterator[World]:
+    if not world.asked:
+        return
+    if world.listed is None:
+        yield replace(world, listed=world.keyspace.serving())
+    else:
+        answered = replace(world, asked=0, listed=None)
+        yield _stepped(answered, ShardsListed(world.asked, world.listed))
+
+
+def _vitess(world: World) -> Iterator[World]:
+    keyspace, budget = world.keyspace, world.budget
+    if budget.writes:
+        key, *keys = budget.writes
+        place = KEYS.index(key)
+        number = keyspace.written[place]
+        shards = {
+            name: replace(binlog, entries=(*binlog.entries, Change(key, number)))
+            if _holds(name, key)
+            else binlog
+            for name, binlog in keyspace.shards
+        }
+        written = (*keyspace.written[:place], number + 1, *keyspace.written[place + 1 :])
+        after = replace(keyspace, shards=frozenset(shards.items()), written=written)
+        yield replace(world, budget=replace(budget, writes=tuple(keys)), keyspace=after)
+    if keyspace.reshards:
+        yield replace(world, keyspace=_switched(keyspace))
+    if keyspace.switched and budget.completes:
+        (sources, _), *rest = keyspace.switched
+        shards = {name: binlog for name, binlog in keyspace.shards if binlog.serves or name not in sources}
+        after = replace(keyspace, shards=frozenset(shards.items()), switched=tuple(rest))
+        after = replace(after, completed=keyspace.completed + 1)
+        yield replace(world, budget=budget.less("completes"), keyspace=after)
+    if budget.purges:
+        for name, binlog in keyspace.shards:
+            if binlog.serves and binlog.purged < len(binlog.entries):
+                purged = keyspace.binlogs() | {name: replace(binlog, purged=len(binlog.entries))}
+                after = replace(keyspace, shards=frozenset(purged.items()))
+                yield replace(world, budget=budget.less("purges"), keyspace=after)
+
+
+def _switched(keyspace: Keyspace) -> Keyspace:
+    (sources, targets), *rest = keyspace.reshards
+    binlogs = keyspace.binlogs()
+    for name in targets:
+        # Copied rows, or what reverse replication has brought already.
+        before = binlogs.get(name)
+        entries: tuple[Entry, ...] = (None,) if before is None else before.entries
+        if before is None:
+            entries += tuple(
+                Change(key, number - 1)
+                for key, number in zip(KEYS, keyspace.written, strict=True)
+                if number and _holds(name, key)
+            )
+        generation = keyspace.completed if before is None else before.generation
+        binlogs[name] = Binlog((*entries, None), generation=generation)
+    positions = {name: _gtid(name, binlogs[name], len(binlogs[name].entries)) for name in targets}
+    journal = Journal.of(7, sources, positions)
+    for name in sources:
+        binlogs[name] = replace(binlogs[name], entries=(*binlogs[name].entries, journal), serves=False)
+    switched = (*keyspace.switched, (sources, targets))
+    return replace(keyspace, shards=frozenset(binlogs.items()), reshards=tuple(rest), switched=switched)
+
+
+def _holds(shard: str, key: str) -> bool:
+    return KeyRange.of_shard(shard).contains(bytes.fromhex(key))
+
+
+# ---------------------------------------------------------------------- what a stream delivers
+
+
+def _deliveries(world: World, stream: Stream, still: Stream | None) -> Iterator[World]:
+    """Yield what a stream delivers next, each with the world after it.
+
+    :param still: the stream, if it goes on; None: it is over, and this is late.
+    """
+
+    def ended(reason: EndReason, participants: tuple[str, ...] = ()) -> World:
+        after = world
+        if still is not None:
+            after = replace(world, streams=_with(world, stream, replace(stream, is_over=True)))
+        return _stepped(after, ShardStreamEnded(stream.shard, stream.attempt, reason, participants))
+
+    binlog = world.binlog(stream.shard)
+    if binlog is None or stream.is_missing or any(world.binlog(name) is None for name in stream.together):
+        yield ended(EndReason.SHARD_UNKNOWN)
+        return
+    if stream.server not in {"", _server(stream.shard, binlog)}:
+        executed = _gtid(stream.shard, binlog, len(binlog.entries))
+        yield _stepped(world, Probed(stream.shard, stream.attempt, executed, ""))
+        return
+    if stream.copied is None and not _state(world, stream.shard).kept.is_read:
+        yield _read(world, stream, None, by=0)  # the answer to `current`
+        return
+    if stream.position < binlog.purged and stream.position < len(binlog.entries):
+        yield ended(EndReason.PURGED)
+        return
+    if stream.position < len(binlog.entries):
+        entry = binlog.entries[stream.position]
+        if isinstance(entry, Journal):
+            if len(stream.together) == 1 and len(entry.participants) > 1:
+                yield ended(EndReason.PARTICIPANTS_ABSENT, entry.participants)
+            gtid = _gtid(stream.shard, binlog, stream.position + 1)
+            after = replace(world, streams=_with(world, stream, replace(stream, is_over=True)))
+            yield _stepped(after, JournalReached(stream.shard, stream.attempt, entry, gtid))
+        else:
+            yield _read(world, stream, entry)
+    elif stream.copied is not None:
+        yield _copied(world, stream)
+
+
+def _read(world: World, stream: Stream, entry: Entry, by: int = 1) -> World:
+    moved = replace(stream, position=stream.position + by)
+    changes = None
+    if isinstance(entry, Change) and (stream.copied is None or entry.key <= stream.copied):
+        changes = _with_change(world, stream, entry)
+    keys = None if stream.copied is None else ({TABLE: stream.copied} if stream.copied else {})
+    gtid = _gtid(stream.shard, world.keyspace.binlogs()[stream.shard], moved.position)
+    event = PositionReached(stream.shard, stream.attempt, gtid, keys)
+    return _stepped(replace(world, streams=_with(world, stream, moved)), event, changes)
+
+
+def _copied(world: World, stream: Stream) -> World:
+    """A row is copied, as of the end of the binlog; or there is none any more."""
+    left = [key for key in KEYS if _holds(stream.shard, key) and key > (stream.copied or "")]
+    gtid = _gtid(stream.shard, world.keyspace.binlogs()[stream.shard], stream.position)
+    if not left:
+        done = replace(stream, copied=None)
+        after = replace(world, streams=_with(world, stream, done))
+        shard = _state(world, stream.shard)
+        if not shard.kept.is_read:
+            after = _stepped(after, PositionReached(stream.shard, stream.attempt, gtid, {}))
+        return _stepped(after, CopyCompleted(stream.shard, stream.attempt))
+    moved = replace(stream, copied=left[0])
+    changes = None
+    if _accepts(world, stream):
+        place = KEYS.index(left[0])
+        changes = list(world.appended.changes)
+        changes[place] = world.keyspace.written[place]
+    event = PositionReached(stream.shard, stream.attempt, gtid, {TABLE: left[0]})
+    after = replace(world, streams=_with(world, stream, moved))
+    return _stepped(after, event, None if changes is None else tuple(changes))
+
+
+def _with_change(world: World, stream: Stream, change: Change) -> tuple[int | None, ...] | None:
+    """Judge a change that goes into the log."""
+    if not _accepts(world, stream):
+        return None
+    place = KEYS.index(change.key)
+    before = world.appended.changes[place]
+    if before is None:
+        assert not world.copies, f"{change} of a row that was not copied"
+        before = change.number
+    if _state(world, stream.shard).kept.copy is not None:
+        # Rows that were copied twice may have changes twice; never one that is newer than the next.
+        assert change.number <= before, f"gap: {change}, there are {before}"
+    else:
+        assert change.number == before, (
+            f"{'gap' if change.number > before else 'repeated'}: {change}, not {before}"
+        )
+    changes = list(world.appended.changes)
+    changes[place] = change.number + 1
+    return tuple(changes)
+
+
+def _accepts(world: World, stream: Stream) -> bool:
+    return _coordinator(world).accepts(stream.shard, stream.attempt)
+
+
+def _state(world: World, shard: str) -> Shard:
+    return dict(world.shards).get(shard, Shard())
+
+
+def _with(world: World, stream: Stream, after: Stream) -> frozenset[Stream]:
+    return world.streams - {stream} | {after}
+
+
+# ---------------------------------------------------------------------- at the end
+
+
+def check(world: World) -> None:
+    """Judge any state: our shards have each key once, at most."""
+    active = [name for name, shard in world.shards if shard.state is not ShardMode.RETIRED]
+    keyspace = world.keyspace
+    if not keyspace.completed and not any(binlog.purged for _, binlog in keyspace.shards):
+        lost = [name for name, shard in world.shards if shard.state is ShardMode.NEEDS_SNAPSHOT]
+        assert set(lost) <= world.requested, f"lost without need: {lost}"
+    for name in active:
+        assert overlapping(name, active) == (name,), f"two shards have the same keys: {sorted(active)}"
+
+
+def check_at_rest(world: World) -> None:
+    """Judge a state in which nothing happens by itself: everything is captured, or known to be lost."""
+    lost = [name for name, shard in world.shards if shard.state is ShardMode.NEEDS_SNAPSHOT]
+    for key, written, captured in zip(KEYS, world.keyspace.written, world.appended.changes, strict=True):
+        if any(_holds(name, key) for name in lost) or _waits_for(world, key, lost):
+            continue
+        assert captured == written or (captured is None and not world.copies), (
+            f"key {key}: {captured} of {written} changes"
+        )
+    if not lost:
+        active = {name for name, shard in world.shards if shard.state is not ShardMode.RETIRED}
+        assert active == set(world.keyspace.serving()), f"{active} are read, and others serve"
+
+
+def _waits_for(world: World, key: str, lost: list[str]) -> bool:
+    return any(
+        shard.state is ShardMode.AT_JOURNAL
+        and shard.kept.journal is not None
+        and any(name in lost for name in shard.kept.journal.participants)
+        for name, shard in world.shards
+        if _holds(name, key)
+    )

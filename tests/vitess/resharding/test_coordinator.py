@@ -1,0 +1,258 @@
+"""The coordinator of shards: what it does at one event, and what Debezium's connector of many tasks does
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.vitess.resharding.coordinator import (
+    JUNCTION_DEADLINE_S,
+    JUNCTION_WAIT_S,
+    PURGED_MAX,
+    Coordinator,
+)
+from tailrace.sources.vitess.resharding.events import (
+    CancelStream,
+    Command,
+    CopyCompleted,
+    EndReason,
+    JournalReached,
+    Keep,
+    ListShards,
+    OpenStream,
+    PositionReached,
+    Probed,
+    ShardsListed,
+    ShardStreamEnded,
+    SnapshotRequested,
+    TasksChanged,
+)
+from tailrace.sources.vitess.resharding.shard_state import CopyState, Journal, ShardState
+from tailrace.sources.vitess.resharding.transitions import ShardMode
+from tailrace.sources.vitess.streaming.shard_warnings import shard_warnings
+
+ONE, TWO = "6a60d315-8e10-11eb-b894-04ed332e05c2", "629442b7-8e10-11eb-a0bb-04ed332e05c2"
+
+
+def _gtid(last: int, server: str = ONE) -> str:
+    return f"MySQL56/{server}:1-{last}"
+
+
+def _running(*shards: str, tasks: Sequence[int] = (0,), at: int = 1) -> Coordinator:
+    found = Coordinator({name: ShardState(_gtid(at)) for name in shards}, tasks)
+    found.start()
+    return found
+
+
+def _opened(commands: Sequence[Command]) -> dict[str, OpenStream]:
+    return {command.shard: command for command in commands if isinstance(command, OpenStream)}
+
+
+def _kept(commands: Sequence[Command]) -> dict[str, ShardState]:
+    return {
+        name: state for found in commands if isinstance(found, Keep) for name, state in found.states.items()
+    }
+
+
+def _reach(found: Coordinator, shard: str, journal: Journal, last: int = 9) -> tuple[Command, ...]:
+    return found.step(JournalReached(shard, found.shards[shard].attempt, journal, _gtid(last)))
+
+
+def _end(found: Coordinator, shard: str, reason: EndReason, *participants: str) -> tuple[Command, ...]:
+    return found.step(
+        ShardStreamEnded(shard, found.shards[shard].attempt, reason, participants, "so it says")
+    )
+
+
+def _listed(found: Coordinator, *shards: str) -> tuple[Command, ...]:
+    return found.step(ShardsListed(found.lists, shards))
+
+
+MERGE = Journal.of(5, ["-40", "40-80"], {"-80": _gtid(30, TWO)})
+
+
+def test_w1_a_merge_across_tasks_is_followed() -> None:
+    found = _running("-40", "40-80", "80-", tasks=(0, 1, 2))
+    assert {found.shards[name].task for name in ("-40", "40-80")} == {0, 1}
+    commands = _reach(found, "-40", MERGE)
+    assert _kept(commands)["-40"].journal == MERGE
+    assert not _opened(commands)
+    assert any(isinstance(command, CancelStream) for command in commands)
+    commands = _reach(found, "40-80", MERGE)
+    # In one transaction of the log: both parents retire, and the child has its position.
+    kept = _kept(commands)
+    assert kept["-40"].children == kept["40-80"].children == ("-80",)
+    assert kept["-80"] == ShardState(_gtid(30, TWO), 1, ("-40", "40-80"))
+    assert _opened(commands)["-80"].positions == {"-80": _gtid(30, TWO)}
+
+
+def test_w2_children_are_dealt_to_the_tasks() -> None:
+    found = _running("0", tasks=(0, 1))
+    commands = _reach(found, "0", Journal.of(5, ["0"], {"-80": _gtid(3), "80-": _gtid(4, TWO)}))
+    assert sorted(opened.task for opened in _opened(commands).values()) == [0, 1]
+
+
+def test_w3_another_number_of_tasks_moves_no_position() -> None:
+    states = {name: ShardState(_gtid(number)) for number, name in enumerate(["-40", "40-80", "80-"], 1)}
+    for tasks in range(1, 9):
+        opened = _opened(Coordinator(states, range(tasks)).start())
+        assert {name: stream.positions[name] for name, stream in opened.items()} == {
+            name: state.gtid for name, state in states.items()
+        }
+
+
+def test_w7_w8_a_copy_is_kept_at_each_position_and_ends_by_shard() -> None:
+    found = Coordinator({})
+    found.start()
+    opened = _opened(_listed(found, "-80", "80-"))
+    assert {stream.is_copied for stream in opened.values()} == {True}
+    attempt = found.shards["-80"].attempt
+    found.step(PositionReached("-80", attempt, _gtid(3), {"a": "a1"}))
+    found.step(CopyCompleted("-80", attempt))
+    assert found.shards["-80"].state is ShardMode.STREAMING
+    assert found.shards["80-"].state is ShardMode.COPYING
+
+
+def test_w14_a_purged_position_is_named_and_its_keys_alone_are_copied_again() -> None:
+    found = _running("-80", "80-")
+    for _ in range(PURGED_MAX):
+        assert not found.needs_snapshot
+        _end(found, "80-", EndReason.PURGED)
+    assert [str(part) for part in found.needs_snapshot] == ["80-"]
+    assert [warning.key for warning in shard_warnings(found)] == ["shard_needs_snapshot 80-"]
+    found.step(SnapshotRequested())
+    commands = _listed(found, "-80", "80-")
+    assert _opened(commands)["80-"].positions == {"80-": ""}
+    assert _kept(commands)["80-"].copy == CopyState(is_again=True)
+    assert _kept(commands)["80-"].epoch == 1
+    assert "-80" not in _kept(commands)
+
+
+def test_w16_epochs_rise_with_each_reshard() -> None:
+    found = _running("0")
+    _reach(found, "0", Journal.of(5, ["0"], {"-80": _gtid(3), "80-": _gtid(4)}))
+    back = Journal.of(5, ["-80", "80-"], {"0": _gtid(40)})
+    _reach(found, "-80", back)
+    commands = _reach(found, "80-", back)
+    assert _kept(commands)["0"].epoch == 2
+    assert _kept(commands)["0"].parents == ("-80", "80-")
+
+
+def test_a_lost_journal_is_read_in_one_stream_with_all_participants() -> None:
+    found = _running("-40", "40-80", "80-")
+    commands = _end(found, "-40", EndReason.PARTICIPANTS_ABSENT, "-40", "40-80")
+    opened = _opened(commands)["-40"]
+    assert opened.positions == {"-40": _gtid(1), "40-80": _gtid(1)}
+    assert (opened.wait_s, opened.deadline_s) == (JUNCTION_WAIT_S, JUNCTION_DEADLINE_S)
+    again = _opened(_end(found, "-40", EndReason.INTERRUPTED))["-40"]
+    assert again.positions.keys() == opened.positions.keys()
+    _reach(found, "-40", MERGE)
+    _reach(found, "40-80", MERGE)
+    assert found.shards["-80"].state is ShardMode.STREAMING
+
+
+def test_what_a_stream_sends_after_its_end_is_refused() -> None:
+    found = _running("0")
+    attempt = found.shards["0"].attempt
+    _end(found, "0", EndReason.INTERRUPTED)
+    assert not found.accepts("0", attempt)
+    assert found.step(PositionReached("0", attempt, _gtid(7))) == ()
+    assert found.shards["0"].kept.gtid == _gtid(1)
+
+
+def test_down_until_after_complete_names_the_key_ranges_and_copies_them_when_asked() -> None:
+    found = _running("-80", "80-")
+    assert isinstance(_end(found, "80-", EndReason.SHARD_UNKNOWN)[-1], ListShards)
+    assert not _opened(_listed(found, "-80", "80-c0", "c0-"))
+    assert [str(part) for part in found.needs_snapshot] == ["80-"]
+    assert found.shards["-80"].state is ShardMode.STREAMING
+    found.step(SnapshotRequested())
+    commands = _listed(found, "-80", "80-c0", "c0-")
+    assert _opened(commands).keys() == {"80-c0", "c0-"}
+    assert _kept(commands)["80-"].children == ("80-c0", "c0-")
+    assert not found.needs_snapshot
+
+
+def test_a_shard_that_vtgate_forgot_for_a_moment_goes_on() -> None:
+    found = _running("0")
+    _end(found, "0", EndReason.SHARD_UNKNOWN)
+    assert _opened(_listed(found, "0"))["0"].positions == {"0": _gtid(1)}
+
+
+def test_the_same_journal_after_a_restart_is_followed_once() -> None:
+    found = _running("-40", "40-80", "80-")
+    kept = _kept(_reach(found, "-40", MERGE))
+    again = Coordinator({name: kept.get(name, shard.kept) for name, shard in found.shards.items()})
+    assert _opened(again.start()).keys() == {"40-80", "80-"}
+    _reach(again, "40-80", MERGE)
+    assert again.shards["-80"].state is ShardMode.STREAMING
+
+
+def test_journals_of_one_id_are_told_apart() -> None:
+    found = _running("-40", "40-80", "80-")
+    later = Journal.of(MERGE.id, MERGE.participants, {"-80": _gtid(90, TWO)})
+    _reach(found, "-40", MERGE)
+    _reach(found, "40-80", later)
+    assert "-80" not in found.shards
+    assert [str(part) for part in found.needs_snapshot] == ["-80"]
+
+
+def test_a_journal_that_leaves_keys_out_is_refused() -> None:
+    found = _running("0")
+    with pytest.raises(TailraceError) as error:
+        _reach(found, "0", Journal.of(5, ["0"], {"-80": _gtid(3)}))
+    assert error.value.kind is Kind.PROTOCOL_VIOLATION
+
+
+def test_a_list_of_shards_that_leaves_keys_out_is_refused() -> None:
+    found = Coordinator({})
+    found.start()
+    with pytest.raises(TailraceError) as error:
+        _listed(found, "-40", "80-")
+    assert error.value.kind is Kind.PROTOCOL_VIOLATION
+    assert "40-80" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("executed", "purged", "expected"),
+    [
+        (_gtid(5), "", []),  # nothing was written meanwhile
+        (_gtid(9), _gtid(3), [CancelStream, OpenStream]),  # the stream hangs
+        (_gtid(4), "", [CancelStream, OpenStream]),  # a tablet that is behind: another one may not be
+        (_gtid(9), _gtid(7), [Keep, CancelStream]),  # purged
+        (_gtid(9, TWO), "", [Keep, CancelStream]),  # another server
+    ],
+)
+def test_a_silent_shard_is_asked_what_it_has(executed: str, purged: str, expected: list[Any]) -> None:
+    found = _running("0", at=5)
+    commands = found.step(Probed("0", found.shards["0"].attempt, executed, purged))
+    assert [type(command) for command in commands] == expected
+
+
+def test_a_lost_task_is_replaced_and_late_words_of_it_are_refused() -> None:
+    found = _running("-80", "80-", tasks=(0, 1))
+    before = {name: (shard.task, shard.attempt) for name, shard in found.shards.items()}
+    commands = found.step(TasksChanged((0,), lost=(1,)))
+    moved = next(name for name, (task, _) in before.items() if task == 1)
+    assert _opened(commands).keys() == {moved}
+    assert not any(isinstance(command, CancelStream) for command in commands)
+    assert not found.accepts(moved, before[moved][1])
+    assert not _opened(found.step(TasksChanged((), lost=(0,))))
+    assert len(_opened(found.step(TasksChanged((3,))))) == 2
+
+
+def test_two_reshards_in_a_row_are_followed_by_one_that_lags_behind() -> None:
+    found = _running("0")
+    _reach(found, "0", Journal.of(1, ["0"], {"-80": _gtid(3), "80-": _gtid(4)}))
+    _reach(found, "80-", Journal.of(2, ["80-"], {"80-c0": _gtid(5), "c0-": _gtid(6)}))
+    across = Journal.of(3, ["-80", "80-c0"], {"-c0": _gtid(7)})
+    _reach(found, "80-c0", across)
+    assert [warning.key for warning in shard_warnings(found)] == ["shard_waits 80-c0"]
+    _reach(found, "-80", across)
+    read = {name for name, shard in found.shards.items() if shard.state is ShardMode.STREAMING}
+    assert read == {"-c0", "c0-"}

@@ -1,0 +1,214 @@
+"""The coordinator of shards under all interleavings of up to three reshards, crashes, and messages that are
+lost, late or in another order: each change of each key is in the log once and in order, or known to be
+missing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tailrace.errors import TailraceError
+from tailrace.sources.vitess.resharding import coordinator as coordination
+from tailrace.sources.vitess.resharding import transitions
+from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.gtid_sets import CURRENT
+from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
+from tailrace.sources.vitess.resharding.transitions import ShardCommand, ShardEvent, ShardMode
+from tailrace.state_machine import IllegalTransition
+from tests.support.vitess.model import Budget, World, began, check, check_at_rest, inner, outer, running
+
+ONE, TWO = ("0",), ("-80", "80-")
+SPLIT, MERGE = (ONE, TWO), (TWO, ONE)
+THREE = ("-40", "40-c0", "c0-")
+UPPER = (("80-",), ("80-c0", "c0-"))
+ACROSS = (("-80", "80-c0"), ("-c0",))
+
+#: From the first start on.
+STARTS = {
+    "split": began(ONE, (SPLIT,), Budget(("90", "90"))),
+    "split of a copy": began(ONE, (SPLIT,), Budget(("90",)), copies=True),
+    "split of a copy, killed": began(ONE, (SPLIT,), Budget(("90",), crashes=1), copies=True),
+    "merge": began(TWO, (MERGE,), Budget(("20", "90"))),
+    "merge of copies": began(TWO, (MERGE,), Budget(("90",)), copies=True),
+    "split, completed at once": began(ONE, (SPLIT,), Budget(("90",), completes=1), copies=True),
+}
+
+#: From a capture on that streams all shards.
+RUNS = {
+    "split": (ONE, (SPLIT,), Budget(("20", "90"), crashes=2)),
+    "merge": (TWO, (MERGE,), Budget(("20", "90"), crashes=2)),
+    "2 to 3": (TWO, ((TWO, THREE),), Budget(("20", "90"), crashes=1)),
+    "3 to 2": (THREE, ((THREE, TWO),), Budget(("90",), crashes=1)),
+    "split and back": (ONE, (SPLIT, MERGE), Budget(("90", "90"), crashes=1)),
+    "merge, back, and merge": (TWO, (MERGE, SPLIT, MERGE), Budget(("90",))),
+    "split, split, merge": (ONE, (SPLIT, UPPER, ACROSS), Budget(("90",))),
+    "late messages": (TWO, (MERGE,), Budget(("20", "90"), interruptions=1, late=2)),
+    "late messages after a move": (TWO, (MERGE,), Budget(("90",), tasks=1, late=1)),
+    "tasks": (ONE, (SPLIT,), Budget(("20", "90"), tasks=2, crashes=1)),
+    "completed": (ONE, (SPLIT,), Budget(("90", "90"), completes=1, snapshots=1)),
+    "merge, completed": (TWO, (MERGE,), Budget(("20", "90"), completes=1, snapshots=1)),
+    "back, completed": (ONE, (SPLIT, MERGE), Budget(("90",), completes=1, snapshots=1)),
+    "purged": (ONE, (SPLIT,), Budget(("90", "90"), purges=1, snapshots=1)),
+    "purged before a merge": (TWO, (MERGE,), Budget(("90", "90"), purges=1, snapshots=1)),
+}
+
+
+def explore(first: World, states_max: int = 400_000) -> int:
+    """Visit every state that the world can come to; return how many there are.
+
+    From each one, what happens by itself leads to rest, some time, and all is well there.
+    """
+    seen, waiting = {first}, [first]
+    before: defaultdict[World, list[World]] = defaultdict(list)
+    resting = []
+    while waiting:
+        world = waiting.pop()
+        check(world)
+        by_themselves = [found for found in inner(world) if found != world]
+        if not by_themselves:
+            check_at_rest(world)
+            resting.append(world)
+        for found in by_themselves:
+            before[found].append(world)
+        for found in (*by_themselves, *outer(world)):
+            if found not in seen:
+                seen.add(found)
+                waiting.append(found)
+                assert len(seen) < states_max, "there is no end"
+    goes_on = set(resting)
+    while resting:
+        for found in before[resting.pop()]:
+            if found not in goes_on:
+                goes_on.add(found)
+                resting.append(found)
+    assert goes_on == seen, f"nothing leads out of {next(iter(seen - goes_on))}"
+    return len(seen)
+
+
+@pytest.mark.parametrize("world", STARTS.values(), ids=STARTS)
+def test_a_reshard_while_the_capture_starts_loses_nothing(world: World) -> None:
+    assert explore(world) > 100
+
+
+@pytest.mark.parametrize(("shards", "reshards", "budget"), RUNS.values(), ids=RUNS)
+def test_each_change_comes_once_and_in_order(shards: Any, reshards: Any, budget: Budget) -> None:
+    assert explore(running(shards, reshards, budget)) > 100
+
+
+_M, _E, _C = ShardMode, ShardEvent, ShardCommand
+
+#: Moves of the table that are wrong, and in which runs that has to show.
+PLANTED = {
+    "goes on past the journal": (
+        (_M.STREAMING, _E.JOURNAL),
+        (_M.STREAMING, (_C.KEEP, _C.OPEN)),
+        "split",
+    ),
+    "does not keep that it is retired": (
+        (_M.AT_JOURNAL, _E.ALL_AT_JOURNAL),
+        (_M.RETIRED, ()),
+        "split",
+    ),
+    "takes the end at a journal for the journal": (
+        (_M.STREAMING, _E.PARTICIPANTS_ABSENT),
+        (_M.UNCONFIRMED, (_C.LIST,)),
+        "merge",
+    ),
+    "does not open a stream again": ((_M.STREAMING, _E.INTERRUPTED), (_M.STREAMING, ()), "late messages"),
+    "gives up a shard without a word": (
+        (_M.UNCONFIRMED, _E.NOT_LISTED),
+        (_M.RETIRED, (_C.KEEP,)),
+        "completed",
+    ),
+    "opens no child": ((_M.RETIRED, _E.STARTED), (_M.COPYING, (_C.KEEP,)), "split and back"),
+    "takes a lost shard for retired": ((_M.STREAMING, _E.LOST), (_M.RETIRED, (_C.KEEP,)), "purged"),
+}
+
+
+def _explore_run(name: str) -> int:
+    shards, reshards, budget = RUNS[name]
+    return explore(running(shards, reshards, budget))
+
+
+@pytest.mark.parametrize(("key", "planted", "run"), PLANTED.values(), ids=PLANTED)
+def test_a_bug_in_the_table_is_found(
+    monkeypatch: pytest.MonkeyPatch, key: Any, planted: Any, run: str
+) -> None:
+    monkeypatch.setitem(transitions.TRANSITIONS, key, planted)
+    with pytest.raises((AssertionError, IllegalTransition, TailraceError)):
+        _explore_run(run)
+
+
+def _waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def switch(self: Coordinator, journal: Journal) -> None:
+        mine = [name for name in journal.participants if self.is_at(name, journal)]
+        for name in mine:
+            self._retire(name, _E.ALL_AT_JOURNAL, tuple(dict(journal.targets)))
+        for name, gtid in journal.targets:
+            if name not in self.shards or self.shards[name].state is _M.RETIRED:
+                self._begin(name, gtid, journal.participants, (), None, is_at_journal=True)
+        self._assign()
+
+    monkeypatch.setattr(Coordinator, "_switch_if_all_are_there", switch)
+
+
+def _hears_streams_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Coordinator, "accepts", lambda self, shard, _: shard in self.shards)
+
+
+def _starts_children_at_the_newest_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Coordinator._begin
+    monkeypatch.setattr(
+        Coordinator,
+        "_begin",
+        lambda self, name, gtid, *rest, **more: begin(self, name, CURRENT if more else gtid, *rest, **more),
+    )
+
+
+def _forgets_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShardState, "request", property(lambda self: (self.gtid, {})))
+
+
+def _believes_that_the_copy_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordination, "inherited_copy", lambda _: None)
+
+
+IN_CODE: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+    "a child starts before all parents are at the journal": (_waits_for_nobody, "merge"),
+    "what comes late counts": (_hears_streams_that_are_over, "late messages"),
+    "children start at the newest position": (_starts_children_at_the_newest_position, "completed"),
+}
+
+IN_COPIES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a copy goes on from its position alone": _forgets_what_is_copied,
+    "children take the copy for done": _believes_that_the_copy_is_over,
+}
+
+
+@pytest.mark.parametrize(("plant", "run"), IN_CODE.values(), ids=IN_CODE)
+def test_a_bug_in_the_code_is_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], run: str
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, IllegalTransition, TailraceError)):
+        _explore_run(run)
+
+
+@pytest.mark.parametrize("plant", IN_COPIES.values(), ids=IN_COPIES)
+def test_a_bug_in_copies_is_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, IllegalTransition, TailraceError)):
+        explore(began(ONE, (SPLIT,), Budget((), crashes=1), copies=True))
+
+
+def test_every_mode_is_reached_and_every_command_given() -> None:
+    assert {mode for mode, _ in transitions.TRANSITIONS.values()} == set(ShardMode)
+    assert {found for _, commands in transitions.TRANSITIONS.values() for found in commands} == set(
+        ShardCommand
+    )

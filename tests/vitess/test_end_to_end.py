@@ -1,0 +1,102 @@
+"""A keyspace of two shards through `tailrace run` into every kind of sink that needs no server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tailrace_servers.vitess import EmbeddedVitess
+from tests.support.vitess.cluster import rows_of
+
+pytestmark = pytest.mark.vitess
+
+TIMEOUT_S = 240
+#: Two shards append twice at least; how often is synced, and what a sink's commit takes, depends on the disk.
+KILLS = (
+    "capture.before_append=kill@2",
+    "capture.after_append=kill@2",
+    "log.before_fsync=kill",
+    "log.after_fsync=kill",
+    "sink.before_commit=kill",
+)
+
+
+def _file(at: Path, cluster: EmbeddedVitess, table: str, **settings: object) -> Path:
+    section = {
+        "type": "vitess",
+        "hosts": [cluster.address],
+        "keyspace": cluster.keyspace,
+        "tables": [f"{cluster.keyspace}.{table}"],
+        "heartbeat_interval_s": 1,
+        **settings,
+    }
+    file = at / "pipeline.yaml"
+    file.write_text(
+        f"name: shop\nsource: {json.dumps(section)}\nlog: {{path: ./log}}\nsinks:\n"
+        "  - {type: jsonl, path: ./lines}\n"
+        "  - {type: delta, path: ./mirror, mode: mirror}\n"
+    )
+    return file
+
+
+def _tailrace(*arguments: object, failpoints: str = "", status: int | None = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", "--debug", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "TAILRACE_FAILPOINTS": failpoints},
+    )
+    assert status is None or done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def _lines(at: Path, table: str) -> list[dict]:
+    return [
+        json.loads(line)
+        for path in sorted((at / "lines" / f"shop.{table}").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+
+
+def test_each_change_is_once_in_every_target_after_kills_anywhere(
+    tmp_path: Path, vitess: EmbeddedVitess, orders: str
+) -> None:
+    file = _file(tmp_path, vitess, orders, snapshot="never")
+    assert "ready" in _tailrace("check", file)
+    _tailrace("run", file, "--until-caught-up")  # from here on changes are captured
+    expected: Counter[str] = Counter()
+    number = 0
+    for kill in (*KILLS, ""):
+        for _ in range(20):
+            number += 1
+            vitess.execute(f"insert into {orders} (id, what, amount) values ({number}, 'ä\\t{number}', 1.50)")
+            expected["c"] += 1
+            if number % 2 == 0:
+                vitess.execute(f"update {orders} set counter = counter + 1 where id = {number // 2}")
+                expected["u"] += number // 2 % 5 != 4  # those are deleted
+            if number % 5 == 0:
+                vitess.execute(f"delete from {orders} where id = {number - 1}")
+                expected["d"] += 1
+        _tailrace("run", file, "--until-caught-up", failpoints=kill, status=-9 if kill else 0)
+    lines = _lines(tmp_path, orders)
+    assert Counter(line["op"] for line in lines) == expected
+    counters: dict[int, list[int]] = {}
+    for line in lines:
+        if line["after"] is not None:
+            counters.setdefault(line["after"]["id"], []).append(line["after"]["counter"])
+    assert all(found == list(range(len(found))) for found in counters.values())
+    mirrored = {
+        row["id"]: (row["what"], str(row["amount"]), row["counter"])
+        for row in DeltaTable(str(tmp_path / "mirror" / f"shop.{orders}")).to_pyarrow_table().to_pylist()
+    }
+    assert mirrored == {key: (row[1], str(row[2]), row[3]) for key, row in rows_of(vitess, orders).items()}
+    assert "sound" in _tailrace("log", "verify", tmp_path / "log")

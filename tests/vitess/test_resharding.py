@@ -1,0 +1,158 @@
+"""Reshards, silences and errors, between a capture and a vtgate of our own: real gRPC, a real log."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tailrace.sources.vitess.streaming import keyspace_stream
+from tests.support.vitess.capturing import Capturing, capturing
+from tests.support.vitess.fake_vtgate import FakeVtgate
+from tests.support.wait import wait_until
+
+
+def _assert_once_and_in_order(found: Capturing, changes: dict[int, int]) -> None:
+    assert found.counters() == {key: list(range(count)) for key, count in changes.items()}
+
+
+def test_a_split_and_a_merge_are_followed(tmp_path: Path) -> None:
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("0")
+        vtgate.write("0", (1, 0), (2, 0))
+        vtgate.reshard(["0"], ["-80", "80-"])
+        found.wait_for_shards("-80", "80-")
+        vtgate.write("-80", (1, 1))
+        vtgate.write("80-", (2, 1))
+        vtgate.reshard(["-80", "80-"], ["0"])
+        vtgate.write("0", (1, 2), (2, 2))
+        found.wait_for_rows(6)
+        found.wait_for_shards("0")
+    _assert_once_and_in_order(found, {1: 3, 2: 3})
+    states = found.states()
+    assert (states["0"].epoch, states["0"].parents) == (2, ("-80", "80-"))
+    assert states["-80"].children == ("0",)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_w1_a_merge_is_followed_whether_its_journal_is_lost_or_not(tmp_path: Path, is_lost: bool) -> None:
+    with FakeVtgate("-40", "40-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("-40", "40-80", "80-")
+        vtgate.write("-40", (1, 0))
+        for name in ("-40", "40-80"):
+            vtgate.change(name, loses_journal=is_lost)
+        vtgate.reshard(["-40", "40-80"], ["-80"])
+        vtgate.write("-80", (1, 1))
+        found.wait_for_shards("-80", "80-")
+        found.wait_for_rows(2)
+    _assert_once_and_in_order(found, {1: 2})
+    junctions = [request for request in vtgate.requests if len(request.vgtid.shard_gtids) > 1]
+    assert bool(junctions) == is_lost
+
+
+def test_a_capture_that_slept_through_two_reshards_follows_them(tmp_path: Path) -> None:
+    with FakeVtgate("0") as vtgate:
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("0")
+            vtgate.write("0", (1, 0))
+            found.wait_for_rows(1)
+        vtgate.reshard(["0"], ["-80", "80-"])
+        vtgate.write("80-", (1, 1))
+        vtgate.reshard(["80-"], ["80-c0", "c0-"])
+        vtgate.write("80-c0", (1, 2))
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-80", "80-c0", "c0-")
+            found.wait_for_rows(2)
+        _assert_once_and_in_order(found, {1: 3})
+
+
+def test_down_until_after_complete_the_keys_are_named_and_the_others_go_on(tmp_path: Path) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-80", "80-")
+        vtgate.reshard(["80-"], ["80-c0", "c0-"])
+        vtgate.complete("80-")
+        with capturing(tmp_path, vtgate.address) as found:
+            wait_until(lambda: found.shards().get("80-") == "needs_snapshot", 30)
+            assert [warning.key for warning in found.capture.progress().warnings] == [
+                "shard_needs_snapshot 80-"
+            ]
+            vtgate.write("-80", (1, 0))
+            vtgate.write("c0-", (2, 0))
+            found.wait_for_rows(1)
+        _assert_once_and_in_order(found, {1: 1})
+        assert found.states()["80-"].lost
+
+
+def test_w10_a_stream_that_ends_in_good_order_is_opened_again(tmp_path: Path) -> None:
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("0")
+        for number, code in enumerate([grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL]):
+            vtgate.change("0", errors=[(code, "stream ended unexpectedly")])
+            vtgate.write("0", (1, number))
+            found.wait_for_rows(number + 1)
+    _assert_once_and_in_order(found, {1: 2})
+
+
+def test_w10_heartbeats_alone_are_not_taken_for_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyspace_stream, "PROBE_S", 1.0)
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("0")
+        vtgate.change("0", is_silent=True)
+        vtgate.write("0", (1, 0))
+        streams = len(vtgate.requests)
+        wait_until(lambda: len(vtgate.requests) > streams, 30, "the stream is opened again")
+        vtgate.change("0", is_silent=False)
+        found.wait_for_rows(1)
+    _assert_once_and_in_order(found, {1: 1})
+
+
+def test_w14_purged_binlogs_are_named_with_the_shard(tmp_path: Path) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-80", "80-")
+        vtgate.write("80-", (2, 0))
+        vtgate.change("80-", purged=2)
+        with capturing(tmp_path, vtgate.address) as found:
+            wait_until(lambda: found.shards().get("80-") == "needs_snapshot", 30)
+            vtgate.write("-80", (1, 0))
+            found.wait_for_rows(1)
+
+
+def test_a_vtgate_that_restarts_costs_nothing(tmp_path: Path) -> None:
+    with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("-80", "80-")
+        for number in range(3):
+            vtgate.write("-80", (1, number))
+            vtgate.restart()
+            vtgate.write("80-", (2, number))
+        wait_until(lambda: found.capture.progress().rows >= 6, 30)
+    _assert_once_and_in_order(found, {1: 3, 2: 3})
+
+
+def test_w5_w6_a_copy_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
+    with FakeVtgate("0") as vtgate:
+        for key in range(50):
+            vtgate.write("0", (key, 0))
+        with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+            found.wait_for_shards("0")
+            vtgate.write("0", (7, 1))
+            found.wait_for_rows(51)
+        _assert_once_and_in_order(found, {key: 2 if key == 7 else 1 for key in range(50)})
+
+
+def test_a_thousand_shards_share_few_connections(tmp_path: Path) -> None:
+    bounds = ["", *(f"{number:03x}0" for number in range(4, 0x1000, 4)), ""]
+    shards = [f"{start}-{end}" for start, end in itertools.pairwise(bounds)]
+    with FakeVtgate(*shards) as vtgate, capturing(tmp_path, vtgate.address, heartbeat_interval_s=30) as found:
+        assert len(shards) == 1024
+        found.wait_for_shards(*shards, timeout_s=240)
+        for number, shard in enumerate(shards):
+            vtgate.shards[shard].rows = {}
+            if number % 100 == 0:
+                vtgate.write(shard, (number, 0))
+        found.wait_for_rows(11, 120)
+        assert len(vtgate.peers) <= 20
+        assert vtgate.open_streams <= len(shards)

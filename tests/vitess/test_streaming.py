@@ -1,0 +1,149 @@
+"""Streams of a real cluster that breaks: nothing is lost, nothing comes twice, keys keep their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.writer import LogWriter
+from tailrace.protocol.metadata_frames import shard_states
+from tailrace.sources.vitess.streaming import keyspace_stream
+from tailrace_servers.vitess import EmbeddedVitess, find_vitess
+from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table
+from tests.support.vitess.following import Following, followed
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.vitess
+
+TABLE = "orders"
+
+
+@pytest.fixture
+def cluster() -> Iterator[EmbeddedVitess]:
+    """A cluster of this test's own, which may break it."""
+    with EmbeddedVitess(find_vitess(), vschema=VSCHEMA) as made:
+        add_table(made, TABLE, ORDERS)
+        yield made
+
+
+def _write(cluster: EmbeddedVitess, table: str, keys: range, times: int = 1) -> int:
+    """Insert the keys that are not there, and raise each one's counter; return how many changes it makes."""
+    known = {row[0] for row in cluster.execute(f"select id from {table}")}
+    count = 0
+    for _ in range(times):
+        for key in keys:
+            if key in known:
+                cluster.execute(f"update {table} set counter = counter + 1 where id = {key}")
+            else:
+                cluster.execute(f"insert into {table} (id, what) values ({key}, 'ä {key}')")
+                known.add(key)
+            count += 1
+    return count
+
+
+def _last(found: Following, without: set[int], counter: int) -> bool:
+    return all(values[-1] == counter for key, values in found.counters.items() if key not in without)
+
+
+def _segments(at: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in (at / "log" / "tasks" / "0").glob("*.seg"))
+
+
+def _states(at: Path) -> dict[str, dict]:
+    writer = LogWriter.open(LogDirectory.open(at / "log"), "0")
+    try:
+        return shard_states(writer.schema_in_force)
+    finally:
+        writer.close()
+
+
+def test_a_transaction_that_is_larger_than_memory_goes_into_the_log_as_it_comes(
+    tmp_path: Path, vitess: EmbeddedVitess, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 100_000)
+    text = "x" * 60
+    with followed(tmp_path, vitess, orders) as found:
+        with vitess.connection() as connection, connection.cursor() as cursor:
+            connection.begin()
+            for first in range(0, 12_000, 1_000):
+                rows = ", ".join(f"({key}, '{text}')" for key in range(first, first + 1_000))
+                cursor.execute(f"insert into {orders} (id, what) values {rows}")
+            connection.commit()
+        vitess.execute(f"update {orders} set counter = counter + 1 where id = 7")
+        found.wait_for(12_001, 120)
+    found.assert_in_order()
+
+
+def test_it_goes_on_after_vtgate_was_killed(tmp_path: Path, cluster: EmbeddedVitess) -> None:
+    with followed(tmp_path, cluster, TABLE, reconnect_delay_s_max=1) as found:
+        count = _write(cluster, TABLE, range(20))
+        found.wait_for(count)
+        cluster.kill_vtgate()
+        cluster.start_vtgate()
+        count += _write(cluster, TABLE, range(20))
+        found.wait_for(count)
+    found.assert_in_order()
+
+
+def test_a_shard_whose_servers_die_goes_on_when_they_are_back_and_the_other_one_meanwhile(
+    tmp_path: Path, cluster: EmbeddedVitess
+) -> None:
+    with followed(tmp_path, cluster, TABLE) as found:
+        count = _write(cluster, TABLE, range(20))
+        found.wait_for(count)
+        cluster.kill_tablet("80-")
+        cluster.kill_mysql("80-")
+        # The keys that are on the other shard.
+        kept = [
+            row[0] for row in cluster.execute(f"select id from {TABLE}", target=f"{cluster.keyspace}/-80")
+        ]
+        for key in kept:
+            cluster.execute(f"update {TABLE} set counter = counter + 1 where id = {key}")
+        found.wait_for(count + len(kept))
+        cluster.start_servers("80-")
+        count += len(kept) + _write(cluster, TABLE, range(20))
+        found.wait_for(count, 120)
+    found.assert_in_order()
+
+
+def test_a_shard_whose_binlogs_were_purged_needs_a_snapshot_and_the_other_one_goes_on(
+    tmp_path: Path, cluster: EmbeddedVitess
+) -> None:
+    with followed(tmp_path, cluster, TABLE) as found:
+        count = _write(cluster, TABLE, range(20))
+        found.wait_for(count)
+    _write(cluster, TABLE, range(20))
+    cluster.mysql("80-", "flush binary logs", "purge binary logs before now() + interval 1 hour")
+    lost = {row[0] for row in cluster.execute(f"select id from {TABLE}", target=f"{cluster.keyspace}/80-")}
+    with followed(tmp_path, cluster, TABLE, found):
+        wait_until(lambda: set(found.counters) and _last(found, lost, 1), 60, "the other shard's changes")
+        assert all(found.counters[key] == [0] for key in lost)
+        wait_until(lambda: b'"lost"' in _segments(tmp_path), 60, "the shard's state")
+    states = _states(tmp_path)
+    assert "purged" in states[f"{cluster.keyspace}/80-"]["lost"]
+    assert "lost" not in states[f"{cluster.keyspace}/-80"]
+
+
+def test_it_follows_a_split_and_a_merge_by_itself(tmp_path: Path, cluster: EmbeddedVitess) -> None:
+    found = Following()
+    count = 0
+    with followed(tmp_path, cluster, TABLE, found):
+        count += _write(cluster, TABLE, range(20))
+        cluster.reshard("split", ["80-"], ["80-c0", "c0-"])
+        count += _write(cluster, TABLE, range(30))
+        found.wait_for(count, 120)
+        cluster.complete("split", ["80-"])
+        cluster.reshard("merge", ["-80", "80-c0"], ["-c0"])
+        count += _write(cluster, TABLE, range(40))
+        found.wait_for(count, 120)
+        cluster.complete("merge", ["-80", "80-c0"])
+        count += _write(cluster, TABLE, range(40))
+        found.wait_for(count)
+    with followed(tmp_path, cluster, TABLE, found):
+        count += _write(cluster, TABLE, range(40))
+        found.wait_for(count)
+    found.assert_in_order()
+    assert found.count == count

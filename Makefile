@@ -9,8 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PROTO := src/tailrace/sources/vitess/connection/vstream.proto
 KERNELS := $(shell grep -rl njit src tools --include='*.py')
-BENCHMARKS := capture snapshot tables decode convert replay e2e stages idle engine records latency kafka kafka_peer kafka_spark
+BENCHMARKS := capture snapshot tables decode convert replay e2e stages idle engine records realtime subscriptions latency kafka kafka_peer kafka_spark join join_spark vitess_rows
 # Of `make torture`; empty: a hundred for each sink, two hundred for Kafka, an hour of chaos. CYCLES=10: ten
 # of each, and ten minutes.
 CYCLES :=
@@ -18,8 +19,10 @@ CYCLES :=
 # its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order.
 WORKERS := 3
 PYTEST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# What needs no server only works: a process a core.
+PYTEST_FAST := --fast -n 2 --dist worksteal
 
-.PHONY: help demo test matrix check bench torture setup brokers bench-peers lock clean java
+.PHONY: help demo test test-fast test-vitess matrix check bench torture setup brokers browser vitess bench-peers lock clean java
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +32,12 @@ demo: setup ## A small shop, its pipeline killed in the middle, and the proof th
 
 test: setup brokers $(STAMPS)/debezium ## The test suite.
 	$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
+
+test-fast: setup ## The tests that need no server; a minute.
+	$(BIN)/python -m pytest $(PYTEST_FAST) $(PYTEST_ARGS)
+
+test-vitess: setup vitess ## The tests that need a Vitess cluster, one by one.
+	$(BIN)/python -m pytest -m vitess tests/vitess $(PYTEST_ARGS)
 
 matrix: setup brokers $(STAMPS)/debezium ## The test suite on each version of PostgreSQL: 15, 16 and 18.
 	$(BIN)/python scripts/run_matrix.py $(PYTEST) $(PYTEST_ARGS)
@@ -52,6 +61,12 @@ setup: $(STAMPS)/jars $(STAMPS)/kernels ## Make .venv, fetch Delta's jars, compi
 
 brokers: $(STAMPS)/kafka ## Fetch Kafka, which the tests and benchmarks of the Kafka sink start.
 
+vitess: $(STAMPS)/venv ## Build Vitess, which its tests start; needs Go, some minutes and 3 GB the first time.
+	$(BIN)/python scripts/make_vitess.py
+
+browser: ## Install Chromium, in which the page of examples/ is tested (as root).
+	@sh scripts/install_browser.sh
+
 bench-peers: $(STAMPS)/debezium $(STAMPS)/spark-kafka ## Fetch the peers of benchmarks: Debezium, Spark's Kafka sink.
 
 clean: ## Remove all that was made.
@@ -61,15 +76,15 @@ clean: ## Remove all that was made.
 
 lock: setup ## Choose the versions of all dependencies anew and write them down with their hashes.
 	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --universal --python-version 3.11 \
-	    --extra demo --group dev --no-emit-index-url --no-emit-find-links \
+	    --extra demo --extra subscriptions --extra vitess --group dev --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
-	$(BIN)/python scripts/fetch_jars.py --lock delta kafka spark-kafka debezium
+	$(BIN)/python scripts/fetch_jars.py --lock delta kafka spark-kafka debezium vitess
 
 # Java comes first: a machine without it is told so before anything is downloaded.
 java:
 	@sh scripts/check_java.sh
 
-$(STAMPS)/venv: requirements.lock pyproject.toml | java
+$(STAMPS)/venv: requirements.lock pyproject.toml hatch_build.py $(PROTO) | java
 	@python=$$(sh scripts/find_python.sh) && $$python -m venv $(VENV)
 	@echo "installing the locked packages into $(VENV) (the first time: some 700 MB, minutes)"
 	$(PIP) install --require-hashes -r requirements.lock

@@ -1,6 +1,6 @@
 """Fetch sets of jars into .cache and check them against their lock files.
 
-    python scripts/fetch_jars.py delta kafka spark-kafka debezium [--lock]
+    python scripts/fetch_jars.py delta kafka spark-kafka debezium vitess [--lock]
 
 Ivy ships inside PySpark, so that Java is all it takes. Runs again at no cost: jars that match
 the lock are kept. `--lock` writes the lock from what was fetched; review that change.
@@ -54,6 +54,7 @@ SETS = {
         ROOT / "scripts" / "ivy-spark-kafka.xml", ROOT / "jars-spark-kafka.lock", "spark-kafka"
     ),
     "debezium": Jars(ROOT / "scripts" / "ivy-debezium.xml", ROOT / "jars-debezium.lock", "debezium"),
+    "vitess": Jars(ROOT / "scripts" / "ivy-vitess.xml", ROOT / "jars-vitess.lock", "vitess-mysql"),
 }
 
 
@@ -141,7 +142,7 @@ def link(jars: Jars) -> None:
 
 
 def bring(jars: Jars, *, lock: bool) -> None:
-    """Bring a set to what its lock says; with `lock`, first write that anew."""
+    """Bring a set to what its lock says; with `lock`, first rewrite that."""
     if lock:
         fetched = fetch(jars)
         lines = [f"{sha256(path)}  {name}\n" for name, path in sorted(fetched.items())]

@@ -8,6 +8,7 @@ is 1 if a page is not what the code would make of it.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import sys
 import tomllib
@@ -22,11 +23,11 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from tailrace.cli.main import app
-from tailrace.config import predicates, steps, transformations
 from tailrace.config.converters import AvroOptions, CloudEventsOptions, JsonOptions
 from tailrace.config.engine import EngineConfig
 from tailrace.config.engine_options import (
     EngineOptions,
+    KafkaDelivery,
     OffsetCommit,
     OffsetStorage,
     RecordProcessing,
@@ -45,10 +46,14 @@ from tailrace.config.sections import (
 )
 from tailrace.config.source.column_policy import ColumnMask, ColumnPolicy
 from tailrace.config.source.libpq import LibpqOptions
-from tailrace.config.source.postgres import NamedSource, PostgresSource
-from tailrace.config.source.slot_care import HeartbeatConfig, SlotWatchConfig
+from tailrace.config.source.postgres import HeartbeatConfig, NamedSource, PostgresSource, SlotWatchConfig
+from tailrace.config.source.vitess import VitessSource
+from tailrace.config.subscriptions import SubscriptionsConfig
+from tailrace.config.transformations import options as transformations
+from tailrace.config.transformations import predicates, steps
 from tailrace.config.values import ValueHandling
 from tailrace.secrets import Secret
+from tailrace.sources.vitess.resharding.transitions import TRANSITIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -59,23 +64,27 @@ PAGES = (
     "docs/postgresql.md",
     "docs/snapshots.md",
     "docs/types.md",
+    "docs/subscriptions.md",
     "docs/transformations.md",
     "docs/converters.md",
+    "docs/resharding.md",
+    "docs/vitess.md",
 )
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fields(model: type[BaseModel], *without: type[BaseModel], begin: str = "") -> str:
-    """Return a table of a section's settings whose names begin so, those of `without` left out."""
+    """Return a table of a section's settings whose names begin so, its own first; not those of `without`."""
     rows = ["| Setting | Values | Default | Meaning |", "|---|---|---|---|"]
-    for name, field in model.model_fields.items():
+    own = inspect.get_annotations(model)
+    for name, field in sorted(model.model_fields.items(), key=lambda found: found[0] not in own):
         if not name.startswith(begin) or any(name in other.model_fields for other in without):
             continue
         default = "" if field.default is PydanticUndefined else shown(field.default)
         required = " (required)" if field.is_required() else ""
         meaning = (field.description or "").replace("|", "\\|")
         rows.append(f"| `{name}`{required} | {values(field.annotation)} | {default} | {meaning} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows) + "\n" if len(rows) > 2 else "It has no settings of its own.\n"
 
 
 def shown(default: object) -> str:
@@ -163,6 +172,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "mask": lambda: fields(ColumnMask),
     "values": lambda: fields(ValueHandling),
     "connection": lambda: fields(LibpqOptions),
+    "vitess": lambda: fields(VitessSource, ColumnPolicy, ValueHandling),
     "log": lambda: fields(LogConfig),
     "retention": lambda: fields(RetentionConfig),
     "sink": lambda: fields(FolderSink),
@@ -174,10 +184,12 @@ PARTS: dict[str, Callable[[], str]] = {
     "topic_route": lambda: fields(TopicRoute),
     "python": lambda: fields(PythonSinkConfig),
     "spark": lambda: fields(SparkConfig),
+    "subscriptions": lambda: fields(SubscriptionsConfig),
     "engine": lambda: fields(EngineOptions),
     "record_processing": lambda: fields(RecordProcessing),
     "offset_commit": lambda: fields(OffsetCommit),
     "offset_storage": lambda: fields(OffsetStorage),
+    "kafka_delivery": lambda: fields(KafkaDelivery),
     "transformation": lambda: fields(steps.TransformationConfig),
     "json-converter": lambda: fields(JsonOptions),
     "avro-converter": lambda: fields(AvroOptions),
@@ -219,7 +231,26 @@ def pure_modules() -> str:
     return "\n".join(["| Package | Pure modules |", "|---|---|", *sorted(rows), ""])
 
 
-PARTS |= {"layers": layers, "pure": pure_modules}
+def shard_modes() -> str:
+    """Return the modes of a Vitess shard as a diagram, and the moves that leave a shard where it is as a
+    table.
+    """
+    moves: dict[tuple[str, str], list[str]] = {}
+    for (mode, event), (target, _) in TRANSITIONS.items():
+        moves.setdefault((mode.name, target.name), []).append(event.value)
+    arrows = [
+        f"    {mode} --> {target}: {' / '.join(events)}"
+        for (mode, target), events in moves.items()
+        if mode != target
+    ]
+    rows = [
+        f"| `{mode}` | {', '.join(events)} |" for (mode, target), events in moves.items() if mode == target
+    ]
+    table = ["| Mode | What leaves it as it is |", "|---|---|", *rows, ""]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *arrows, "```", "", *table])
+
+
+PARTS |= {"layers": layers, "pure": pure_modules, "shard-modes": shard_modes}
 
 
 def generated(page: str) -> str:

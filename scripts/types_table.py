@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.config import values as options
+from tailrace.decode.changes import TableChanges, decode_block
+from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.postgres_types import BUILT_IN, ITEMS, OIDS
+from tailrace.decode.types import value_type
 from tailrace.model import OWN_FORMS, ValueModes, ValueType
 from tailrace.protocol.frames import xlog_frame
 from tailrace.records.group import Group
 from tailrace.records.record import Record
-from tailrace.sources.postgres.decode.changes import TableChanges, decode_block
-from tailrace.sources.postgres.decode.json.debezium import SourceInfo
-from tailrace.sources.postgres.decode.postgres_types import BUILT_IN, ITEMS, OIDS
-from tailrace.sources.postgres.decode.types import value_type
 from tailrace.spark.schema import to_spark
 
 _NOT_BUILT_IN = 20_000

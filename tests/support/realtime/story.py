@@ -50,6 +50,7 @@ class Story:
         self.falls = 0
         self.starts: list[int] = []  # how many lines there were at each start
         self._committed: list[int] = []  # up to which log offset, then
+        self._begun = 0  # how often real time had begun, at the last start
 
     @property
     def stall(self) -> Path:
@@ -63,6 +64,7 @@ class Story:
         self.starts.append(len(self.lines()))
         # What is committed then may not come again.
         self._committed.append(self._committed_offset())
+        self._begun = self.count(MarkerKind.TRY_START_REALTIME)
         with self._stderr.open("ab") as errors:
             self._process = subprocess.Popen(
                 [
@@ -100,13 +102,13 @@ class Story:
             time.sleep(0.02)
 
     def begin(self) -> None:
-        """Wait for real time, after a start.
+        """Wait for real time, after a start: the log may still say so of the process before.
 
         :raises Killed: as `play`, and so from all that follows.
         """
         if self.starts[1:] and self.log.exists():
             self.command(on=True)  # it may have been killed when it was switched off
-        self.wait(lambda: self.is_on, "real time")
+        self.wait(lambda: self.is_on and self.count(MarkerKind.TRY_START_REALTIME) > self._begun, "real time")
 
     def turn(self, choose: random.Random) -> None:
         """Do one thing, drawn at random."""

@@ -2,10 +2,14 @@
 
 The newest version runs everything, the others what needs a server (tests/support/postgres.py). A
 version that is not installed is named at the end; under CI that fails. Arguments go to pytest.
+
+A few tests that fail beside others are run once more, alone. Those that pass then are named at the end: each is
+a fault of the test or of what it tests, and is to be mended.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +24,9 @@ from tests.support.postgres import ALL_VERSIONS  # noqa: E402 - found by the lin
 
 #: By pytest's exit status: 5 is that of a choice in which no test needs a server.
 VERDICTS = {0: "passed", 5: "nothing to test"}
+TESTS_FAILED = 1
+#: More failures than this are not chance.
+AGAIN_MAX = 5
 
 
 def main() -> int:
@@ -31,21 +38,34 @@ def main() -> int:
             continue
         print(f"\n== PostgreSQL {version}", flush=True)
         began_s = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *sys.argv[1:]],
-            check=False,
-            cwd=ROOT,
-            env={**os.environ, "TAILRACE_TEST_POSTGRES": str(version)},
-        )
+        status = _pytest(version, "--cache-clear", *sys.argv[1:])
+        failed = _last_failed() if status == TESTS_FAILED else []
+        if 0 < len(failed) <= AGAIN_MAX:
+            print(f"\n== PostgreSQL {version}: those that failed, once more, alone", flush=True)
+            status = _pytest(version, *failed)
         minutes, seconds = divmod(round(time.monotonic() - began_s), 60)
-        verdict = VERDICTS.get(done.returncode, f"FAILED (pytest's status {done.returncode})")
+        verdict = VERDICTS.get(status, f"FAILED (pytest's status {status})")
         outcomes[version] = f"{verdict} in {minutes}:{seconds:02} min"
+        if failed and status == 0:
+            outcomes[version] += ", only alone:" + "".join(f"\n    {name}" for name in failed)
     print("\n== Matrix")
     for version, outcome in outcomes.items():
         print(f"PostgreSQL {version}: {outcome}")
     missing = any(outcome.startswith("NOT") for outcome in outcomes.values())
-    failed = any(outcome.startswith("FAILED") for outcome in outcomes.values())
-    return int(failed or (missing and bool(os.environ.get("CI"))))
+    has_failed = any(outcome.startswith("FAILED") for outcome in outcomes.values())
+    return int(has_failed or (missing and bool(os.environ.get("CI"))))
+
+
+def _pytest(version: int, *arguments: str) -> int:
+    command = [sys.executable, "-m", "pytest", *arguments]
+    env = {**os.environ, "TAILRACE_TEST_POSTGRES": str(version)}
+    return subprocess.run(command, check=False, cwd=ROOT, env=env).returncode
+
+
+def _last_failed() -> list[str]:
+    """Return the names of the tests that failed; files that could not be collected among them."""
+    found = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    return list(json.loads(found.read_text())) if found.exists() else []
 
 
 if __name__ == "__main__":

@@ -314,7 +314,9 @@ class Leaks:
             raise
         try:
             wait_until(
-                lambda: len(_counted(_files())) <= len(_counted(self._files)), FAR_S, "descriptors to be closed"
+                lambda: len(_counted(_files())) <= len(_counted(self._files)),
+                FAR_S,
+                "descriptors to be closed",
             )
         except AssertionError as error:
             error.add_note(f"open since: {dict(_files().items() - self._files.items())}")

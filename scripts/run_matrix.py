@@ -3,8 +3,8 @@
 The newest version runs everything, the others what needs a server (tests/support/postgres.py). A
 version that is not installed is named at the end; under CI that fails. Arguments go to pytest.
 
-A few tests that fail beside others are run once more, alone. Those that pass then are named at the end: each is
-a fault of the test or of what it tests, and is to be mended.
+A few tests that fail beside others are run once more, alone. Those that pass then are named at the end:
+each is a fault of the test or of what it tests, and is to be mended.
 """
 
 from __future__ import annotations

@@ -319,11 +319,16 @@ class Leaks:
                 "descriptors to be closed",
             )
         except AssertionError as error:
-            error.add_note(f"open since: {dict(_files().items() - self._files.items())}")
+            error.add_note(f"open since: {self._opened()}")
             raise
 
     def _left(self) -> set[threading.Thread]:
         return set(threading.enumerate()) - self._threads
+
+    def _opened(self) -> dict[str, str]:
+        # None, if there are no more than there were: a number may be of something else meanwhile.
+        before, now = _counted(self._files), _counted(_files())
+        return dict(now.items() - before.items()) if len(now) > len(before) else {}
 
 
 def _files() -> dict[str, str]:

@@ -17,7 +17,7 @@ from tailrace.sources.postgres.snapshot import chunk_writer
 from tailrace.sources.postgres.snapshot.chunk_writer import ChunkWriter
 from tailrace.sources.postgres.snapshot.plan import Origin, SnapshotPlan, SnapshotPlans, TableSnapshotPlan
 from tailrace.sources.postgres.snapshot.state import SnapshotState
-from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.postgres.streaming.appender import PostgresAppender
 from tests.support.orders_log import OID, directory_at, relation
 
 LSN = 1000
@@ -38,9 +38,9 @@ def rows(count: int) -> list[tuple[bytearray, int]]:
 
 
 @contextmanager
-def appending(directory: LogDirectory) -> Iterator[Appender]:
+def appending(directory: LogDirectory) -> Iterator[PostgresAppender]:
     with LogWriter.open(directory, "0") as writer:
-        appender = Appender(writer, threading.Event())
+        appender = PostgresAppender(writer, threading.Event())
         appender.start()
         try:
             yield appender
@@ -91,7 +91,7 @@ def test_a_chunk_is_found_after_a_kill_whenever_another_thread_wrote_the_agenda(
         assert ledger.plans.log_offset == appender.durable.offset
 
 
-def found_at_a_start(directory: LogDirectory, appender: Appender) -> set[int]:
+def found_at_a_start(directory: LogDirectory, appender: PostgresAppender) -> set[int]:
     """Return the chunks that a process would take for done that began now."""
     later = SnapshotState(directory, "0", appender)
     later.open()

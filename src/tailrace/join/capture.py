@@ -15,14 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from tailrace import failpoints
-from tailrace.backoff import Backoff
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
-from tailrace.errors import Kind, Stopped, TailraceError
+from tailrace.errors import Stopped, TailraceError
 from tailrace.join.assembly import Assembly, TransactionRun
 from tailrace.join.debezium_rows import TABLES, DebeziumTables
 from tailrace.join.extraction import DebeziumJson
@@ -34,9 +31,8 @@ from tailrace.join.partition import EndedTransaction, offset_of, position_of
 from tailrace.model import SourceFingerprint
 from tailrace.protocol import frames, metadata_frames
 from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth
+from tailrace.sources.reconnection import Reconnection
 from tailrace.sources.row_frames import RowFrames
-
-log = structlog.get_logger(__name__)
 
 #: From one look at the ends of partitions, and for new ones, to the next.
 _LOOK_S = 0.5
@@ -86,8 +82,13 @@ class KafkaJoinCapture:
         self._rows = 0
         self._source_end = 0
         self._is_at_end = False
-        self._reconnects = 0
-        self._error: TailraceError | None = None
+        self._connections = Reconnection(
+            section,
+            self._stopping,
+            name=section.source_name,
+            position=lambda: self._durable.position,
+            is_heard=lambda: self._phase == "streaming",
+        )
         self._flow_progress = FlowProgress()
 
     def run(self) -> None:
@@ -95,26 +96,8 @@ class KafkaJoinCapture:
 
         :raises TailraceError: what a person must deal with; `SOURCE_UNREACHABLE` if that lasts.
         """
-        section = self._section
-        backoff = Backoff(-1, section.reconnect_delay_s, section.reconnect_delay_s_max)
-        since_s: float | None = None
         try:
-            while not self._stopping.is_set():
-                self._phase = "connecting"
-                durable = self._durable
-                try:
-                    self._run_once()
-                except TailraceError as error:
-                    if error.kind not in (Kind.SOURCE_UNREACHABLE, Kind.SINK_WRITE_FAILED):
-                        raise
-                    if self._durable != durable or since_s is None:
-                        since_s, backoff = time.monotonic(), backoff.after_success()
-                    if 0 < section.reconnect_s_max < time.monotonic() - since_s:
-                        raise
-                    self._error, self._reconnects = error, self._reconnects + 1
-                    log.warning("the cluster can't be reached", kind=str(error.kind), wait_s=backoff.wait_s)
-                    self._stopping.wait(backoff.wait_s)
-                    backoff = backoff.failed()
+            self._connections.run(self._run_once)
         except Stopped:
             pass
         finally:
@@ -140,12 +123,13 @@ class KafkaJoinCapture:
             source_end=max(self._source_end, durable.position),
             acknowledged=durable.position,
             snapshot={},
-            reconnects=self._reconnects,
-            error=self._error,
+            reconnects=self._connections.count,
+            error=self._connections.error,
             health=SourceHealth("reading", None, asdict(self._flow_progress)),
         )
 
     def _run_once(self) -> None:
+        self._phase = "connecting"
         reader = self._reader_of(self._section)
         try:
             directory = LogDirectory.create_or_open(self._path, fingerprint(self._section, reader))
@@ -160,7 +144,7 @@ class KafkaJoinCapture:
 
     def _stream(self, stream: _Stream) -> None:
         looked_s = 0.0
-        self._phase, self._error = "streaming", None
+        self._phase, self._connections.error = "streaming", None
         while not self._stopping.is_set():
             stream.flow.read(_READ_S)
             self._rows += stream.take_and_write()

@@ -19,9 +19,9 @@ if __name__ == "__main__":
 
     from tailrace.cli.main import app
     from tailrace.sources.postgres.streaming import reconcile
-    from tailrace.sources.postgres.streaming.appender import Appender
+    from tailrace.sources.postgres.streaming.appender import PostgresAppender
 
-    Appender.durable = Appender.tail  # type: ignore[method-assign]
+    PostgresAppender.durable = PostgresAppender.tail  # type: ignore[method-assign]
     if KEEP_CHECK not in os.environ:
         reconcile._check_position = lambda *_: None
     app()

@@ -21,7 +21,7 @@ from tailrace import failpoints
 from tailrace.errors import Stopped
 from tailrace.protocol import frames
 from tailrace.sources.postgres.schema.table_metadata import KnownFacts
-from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.postgres.streaming.appender import PostgresAppender
 
 #: A waiting reader looks this often whether there is still something to wait for.
 LOOK_S = 0.1
@@ -67,7 +67,7 @@ class ChunkWriter:
 
     def __init__(
         self,
-        appender: Appender,
+        appender: PostgresAppender,
         lsn: int,
         stopping: threading.Event,
         *,

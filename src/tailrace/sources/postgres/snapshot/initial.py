@@ -61,7 +61,7 @@ from tailrace.sources.postgres.snapshot.plan import (
 )
 from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
 from tailrace.sources.postgres.snapshot.requests import Requests, check_condition
-from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.postgres.streaming.appender import PostgresAppender
 from tailrace.sources.postgres.streaming.reconcile import SlotFacts
 from tailrace.sources.progress import TableProgress
 
@@ -259,7 +259,7 @@ class InitialSnapshot:
 def renew(
     session: Session,
     source: PostgresSource,
-    appender: Appender,
+    appender: PostgresAppender,
     requests: Requests,
     slot: SlotFacts | None,
     lost: TailraceError,

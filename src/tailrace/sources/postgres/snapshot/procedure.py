@@ -20,7 +20,7 @@ from tailrace.sources.postgres.snapshot.chunks import ChunkedRelation, chunks_of
 from tailrace.sources.postgres.snapshot.exported_snapshot import Exported, Observer
 from tailrace.sources.postgres.snapshot.plan import AGAIN, Origin, SnapshotPlan, TableSnapshotPlan
 from tailrace.sources.postgres.snapshot.state import SnapshotState
-from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.postgres.streaming.appender import PostgresAppender
 from tailrace.sources.progress import TableProgress
 
 
@@ -34,7 +34,7 @@ class SnapshotProcedure:
     def __init__(
         self,
         source: PostgresSource,
-        appender: Appender,
+        appender: PostgresAppender,
         state: SnapshotState,
         progress: dict[str, TableProgress],
     ) -> None:

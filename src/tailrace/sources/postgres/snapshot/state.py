@@ -33,7 +33,7 @@ from tailrace.sources.postgres.snapshot.plan import (
     unit_name,
 )
 from tailrace.sources.postgres.streaming import frame_filters
-from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.postgres.streaming.appender import PostgresAppender
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class SnapshotState:
     :param task: whose folder of the log it lies in.
     """
 
-    def __init__(self, directory: LogDirectory, task: str, appender: Appender) -> None:
+    def __init__(self, directory: LogDirectory, task: str, appender: PostgresAppender) -> None:
         self._directory = directory
         self._task = task
         self._appender = appender

@@ -22,7 +22,7 @@ import numpy as np
 from tailrace.errors import Stopped
 from tailrace.protocol.frames import Bytes, Numbers
 from tailrace.sources.postgres.streaming import frame_filters
-from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.postgres.streaming.appender import PostgresAppender
 
 #: A wait looks this often whether there is still something to wait for.
 LOOK_S = 0.05
@@ -37,7 +37,7 @@ class StreamEnded(Exception):  # noqa: N818 - not an error: the connection that 
 class SnapshotWatermark:
     """The meeting place of one connection's stream and the snapshots beside it."""
 
-    def __init__(self, appender: Appender) -> None:
+    def __init__(self, appender: PostgresAppender) -> None:
         self._appender = appender
         self._changed = threading.Condition()
         self._limit: int | None = None  # commit records at or after it must wait

@@ -7,9 +7,7 @@ threads make durable what was appended (appender) and tell the server so (status
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -18,13 +16,12 @@ from pathlib import Path
 import structlog
 
 from tailrace import failpoints
-from tailrace.backoff import Backoff
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import keep_disclosure, kept_disclosure
 from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.postgres import PostgresSource
-from tailrace.errors import Kind, Policy, Stopped, TailraceError
+from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import SourceFingerprint, format_lsn
 from tailrace.sources.postgres.connection import server
@@ -52,7 +49,7 @@ from tailrace.sources.postgres.snapshot.procedure import SnapshotProcedure
 from tailrace.sources.postgres.snapshot.requests import Requests, concerns_of
 from tailrace.sources.postgres.snapshot.state import SnapshotState
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
-from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.postgres.streaming.appender import PostgresAppender
 from tailrace.sources.postgres.streaming.frame_filters import MessageFilter
 from tailrace.sources.postgres.streaming.reconcile import (
     Action,
@@ -68,6 +65,7 @@ from tailrace.sources.postgres.streaming.stream import AwaitedPosition, Stream
 from tailrace.sources.postgres.streaming.timeline import StandbyTimeline
 from tailrace.sources.postgres.streaming.unchanged_updates import UnchangedUpdates
 from tailrace.sources.progress import CaptureProgress, PhaseName, SourceWarning, TableProgress
+from tailrace.sources.reconnection import Reconnection
 
 log = structlog.get_logger(__name__)
 
@@ -79,8 +77,6 @@ BEGINNINGS_MAX = 5
 #: The silence that is borne doubles while connections end in silence, up to this: servers
 #: before 16 say nothing while they decode a large transaction that is not for us.
 SILENCE_S_MAX = 3600.0
-#: A connection that lasted so long was a good one: what ends it counts as the first failure.
-STEADY_S = 60.0
 
 
 class CaptureTask:
@@ -112,7 +108,7 @@ class CaptureTask:
         self._semaphore = semaphore or FairSemaphore(1)
         self._listener = listener
         self._stopping = threading.Event()
-        self._appender: Appender | None = None
+        self._appender: PostgresAppender | None = None
         self._log: LogDirectory | None = None
         self._status: StatusTimer | None = None
         self._stream: Stream | None = None
@@ -122,9 +118,10 @@ class CaptureTask:
         self._phase: PhaseName = "connecting"
         self._snapshot: dict[str, TableProgress] = {}
         self._beginnings = 0
-        self._reconnects = 0
         self._silence_s = source.receive_timeout_s
-        self._error: TailraceError | None = None
+        self._connections = Reconnection(
+            source, self._stopping, name=name, position=self._position, is_heard=self._heard
+        )
         self._gaps: CaptureGaps | None = None
         self._watch = SlotWatch(self._source, self._captured, name=name, gaps=self._gaps_known)
 
@@ -136,7 +133,7 @@ class CaptureTask:
         """
         self._watch.start()
         try:
-            self._run_connections()
+            self._connections.run(self._run_connection)
         except Stopped:
             pass
         finally:
@@ -178,8 +175,8 @@ class CaptureTask:
             source_end=stream.server_end if stream else 0,
             acknowledged=status.acknowledged if status else 0,
             snapshot={name: replace(table) for name, table in dict(self._snapshot).items()},
-            reconnects=self._reconnects,
-            error=self._error,
+            reconnects=self._connections.count,
+            error=self._connections.error,
             health=self._watch.health,
             warnings=(*self._watch.concerns, *self._snapshot_concerns()),
         )
@@ -193,48 +190,8 @@ class CaptureTask:
 
     # Connections
 
-    def _run_connections(self) -> None:
-        failing_since: float | None = None
-        backoff = Backoff(
-            first_s=self._source.reconnect_delay_s, longest_s=self._source.reconnect_delay_s_max
-        )
-        while not self._stopping.is_set():
-            before, began = self._position(), time.monotonic()
-            self._phase, self._stream = "connecting", None
-            try:
-                self._run_connection()
-            except TailraceError as error:
-                if error.policy is not Policy.RETRY:
-                    raise
-                if self._stopping.is_set():
-                    return
-                now = time.monotonic()
-                steady = self._heard() and now - began > STEADY_S
-                if failing_since is None or steady or self._position() > before:
-                    failing_since, backoff = now, backoff.after_success()
-                self._give_up_or_note(error, now - failing_since)
-                self._stopping.wait(backoff.wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
-                backoff = backoff.failed()
-            else:
-                return
-
-    def _give_up_or_note(self, error: TailraceError, failing_s: float) -> None:
-        bound_s = self._source.reconnect_s_max
-        if bound_s and failing_s > bound_s:
-            raise TailraceError(
-                error.kind, f"{error.message} (tried for {failing_s:.0f} s)", error.hint, error.context
-            ) from error
-        self._error = error
-        self._reconnects += 1
-        log.warning(
-            "the connection ended; connecting again",
-            pipeline=self._name,
-            kind=str(error.kind),
-            message=error.message,
-            reconnects=self._reconnects,
-        )
-
     def _run_connection(self) -> None:
+        self._phase, self._stream = "connecting", None
         if self._appender is not None:
             # The process that took the log over has moved the slot on, too: what it says would mislead.
             self._appender.check_fence()
@@ -259,7 +216,7 @@ class CaptureTask:
                     )  # fmt: skip
                 self._resume(facts, state)
                 self._keep_failover(session, facts)
-        self._error = None
+        self._connections.error = None
         with ExitStack() as stack:
             session = stack.enter_context(
                 closing(Session.connect(self._source, self._stopping, replication=True))
@@ -269,7 +226,7 @@ class CaptureTask:
                 stack.callback(timeline.close)
             self._receive(session, timeline)
 
-    def _open_log(self, session: Session) -> Appender:
+    def _open_log(self, session: Session) -> PostgresAppender:
         """Take the log's lock before anything is done to slot or publication."""
         if self._appender is not None:
             return self._appender
@@ -287,7 +244,7 @@ class CaptureTask:
         except BaseException:
             writer.close()
             raise
-        self._appender = Appender(writer, self._stopping)
+        self._appender = PostgresAppender(writer, self._stopping)
         self._appender.column_names = names
         if self._source.skip_unchanged_updates:
             self._appender.unchanged_updates = UnchangedUpdates(self._source, lambda: names.renames)

@@ -20,7 +20,7 @@ from tailrace.sources.postgres.connection.errors import connection_lost
 from tailrace.sources.postgres.connection.text_encoding import TextEncoding
 from tailrace.sources.postgres.connection.transport import Keepalive, Transport
 from tailrace.sources.postgres.snapshot.watermark import SnapshotWatermark
-from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.postgres.streaming.appender import PostgresAppender
 from tailrace.sources.postgres.streaming.frame_filters import MessageFilter, ResumptionFilter
 from tailrace.sources.postgres.streaming.standby_status import StatusTimer
 from tailrace.sources.postgres.streaming.timeline import StandbyTimeline
@@ -58,7 +58,7 @@ class Stream:
     def __init__(
         self,
         transport: Transport,
-        appender: Appender,
+        appender: PostgresAppender,
         status: StatusTimer,
         stopping: threading.Event,
         *,

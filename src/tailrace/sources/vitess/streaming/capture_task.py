@@ -7,33 +7,25 @@ durable in the log is where the next start goes on.
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from contextlib import closing
 from pathlib import Path
 
-import structlog
-
-from tailrace.backoff import Backoff
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.disclosure import keep_disclosure
 from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
 from tailrace.config.source.vitess import VitessSource
-from tailrace.errors import Policy, Stopped, TailraceError
+from tailrace.errors import Stopped
 from tailrace.model import SourceFingerprint
-from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.appender import Appender
 from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth
+from tailrace.sources.reconnection import Reconnection
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.streaming.keyspace_stream import KeyspaceStream
 from tailrace.sources.vitess.streaming.shard_warnings import shard_warnings
 
-log = structlog.get_logger(__name__)
-
 TASK = "0"
-#: A connection that lasted so long was a good one: what ends it counts as the first failure.
-STEADY_S = 60.0
 
 
 class VitessCapture:
@@ -62,8 +54,13 @@ class VitessCapture:
         self._appender: Appender | None = None
         self._stream: KeyspaceStream | None = None
         self._phase: PhaseName = "connecting"
-        self._reconnects = 0
-        self._error: TailraceError | None = None
+        self._connections = Reconnection(
+            source,
+            self._stopping,
+            name=name,
+            position=self._position,
+            is_heard=lambda: self._phase == "streaming",
+        )
         self._hosts_tried = 0
         self._lock = threading.Lock()
         self._wanted = 0
@@ -76,7 +73,7 @@ class VitessCapture:
         """
         try:
             self._open_log()
-            self._run_connections()
+            self._connections.run(self._run_connection)
         except Stopped:
             pass
         finally:
@@ -122,8 +119,8 @@ class VitessCapture:
             source_end=source_end,
             acknowledged=durable.position,
             snapshot={},
-            reconnects=self._reconnects,
-            error=self._error,
+            reconnects=self._connections.count,
+            error=self._connections.error,
             health=self._health(),
             warnings=() if stream is None else tuple(shard_warnings(stream.coordinator)),
         )
@@ -144,29 +141,9 @@ class VitessCapture:
         self._appender = Appender(writer, self._stopping)
         self._appender.start()
 
-    def _run_connections(self) -> None:
-        source = self._source
-        failing_since: float | None = None
-        backoff = Backoff(first_s=source.reconnect_delay_s, longest_s=source.reconnect_delay_s_max)
-        while not self._stopping.is_set():
-            before, began = self._position(), time.monotonic()
-            self._phase = "connecting"
-            try:
-                self._run_connection()
-            except TailraceError as error:
-                if error.policy is not Policy.RETRY:
-                    raise
-                if self._stopping.is_set():
-                    return
-                now = time.monotonic()
-                if failing_since is None or self._position() > before or now - began > STEADY_S:
-                    failing_since, backoff = now, backoff.after_success()
-                self._give_up_or_note(error, now - failing_since)
-                self._stopping.wait(backoff.wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
-                backoff = backoff.failed()
-
     def _run_connection(self) -> None:
         assert self._appender is not None
+        self._phase = "connecting"
         self._appender.check_fence()
         self._appender.discard_open_unit()
         with closing(Vtgate.connect(self._source, self._hosts_tried)) as vtgate:
@@ -176,24 +153,8 @@ class VitessCapture:
             with self._lock:
                 self._stream = stream
                 stream.want(self._wanted)
-            self._phase, self._error = "streaming", None
+            self._phase, self._connections.error = "streaming", None
             stream.run()
-
-    def _give_up_or_note(self, error: TailraceError, failing_s: float) -> None:
-        bound_s = self._source.reconnect_s_max
-        if bound_s and failing_s > bound_s:
-            raise TailraceError(
-                error.kind, f"{error.message} (tried for {failing_s:.0f} s)", error.hint, error.context
-            ) from error
-        self._error = error
-        self._reconnects += 1
-        log.warning(
-            "the connection ended; connecting again",
-            pipeline=self._name,
-            kind=str(error.kind),
-            message=error.message,
-            reconnects=self._reconnects,
-        )
 
     def _position(self) -> int:
         return self._appender.tail.position if self._appender is not None else 0

@@ -21,7 +21,7 @@ from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import TailraceError
 from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.frames import Bytes
-from tailrace.sources.postgres.streaming.appender import Appender
+from tailrace.sources.appender import Appender
 from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, from_status

@@ -1,0 +1,91 @@
+"""Connecting again: one connection after another, until one ends well or none has come for too long."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from tailrace.backoff import Backoff
+from tailrace.config.source.section import SourceSection
+from tailrace.errors import Policy, TailraceError
+
+log = structlog.get_logger(__name__)
+
+#: A connection that lasted so long was a good one: what ends it counts as the first failure.
+STEADY_S = 60.0
+
+
+class Reconnection:
+    """Runs connections as a source's `reconnect_…` settings say.
+
+    :param name: of the pipeline, for messages.
+    :param position: how far the log is: a connection that moved it was a good one.
+    :param is_heard: whether anything came over the connection that is open, or was last.
+    """
+
+    def __init__(
+        self,
+        source: SourceSection,
+        stopping: threading.Event,
+        *,
+        name: str,
+        position: Callable[[], int],
+        is_heard: Callable[[], bool],
+    ) -> None:
+        self._source = source
+        self._stopping = stopping
+        self._name = name
+        self._position = position
+        self._is_heard = is_heard
+        #: How often it has connected again.
+        self.count = 0
+        #: What ended the last connection; None: one is open that works. Set to None by who opened it.
+        self.error: TailraceError | None = None
+
+    def run(self, connect: Callable[[], None]) -> None:
+        """Call `connect` until it returns, or until stopping: an error that may pass ends one connection.
+
+        :raises TailraceError: what a person must deal with, or what did not pass within
+            `source.reconnect_s_max`.
+        """
+        source = self._source
+        failing_since: float | None = None
+        backoff = Backoff(first_s=source.reconnect_delay_s, longest_s=source.reconnect_delay_s_max)
+        while not self._stopping.is_set():
+            before, began = self._position(), time.monotonic()
+            try:
+                connect()
+            except TailraceError as error:
+                if error.policy is not Policy.RETRY:
+                    raise
+                if self._stopping.is_set():
+                    return
+                now = time.monotonic()
+                is_steady = self._is_heard() and now - began > STEADY_S
+                if failing_since is None or is_steady or self._position() > before:
+                    failing_since, backoff = now, backoff.after_success()
+                self._give_up_or_note(error, now - failing_since)
+                self._stopping.wait(backoff.wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
+                backoff = backoff.failed()
+            else:
+                return
+
+    def _give_up_or_note(self, error: TailraceError, failing_s: float) -> None:
+        bound_s = self._source.reconnect_s_max
+        if bound_s and failing_s > bound_s:
+            raise TailraceError(
+                error.kind, f"{error.message} (tried for {failing_s:.0f} s)", error.hint, error.context
+            ) from error
+        self.error = error
+        self.count += 1
+        log.warning(
+            "the connection ended; connecting again",
+            pipeline=self._name,
+            kind=str(error.kind),
+            message=error.message,
+            reconnects=self.count,
+        )

@@ -36,7 +36,8 @@ def processor_for(terms: ProcessingConfig) -> RecordProcessor:
 
 
 def _on_threads(terms: ProcessingConfig, means: ProcessingContext) -> Dispatcher[Any]:
-    stage = Stage(means.transform, means.convert, terms.calls == "key")
+    # Keys of records that are not transformed are found when they are asked for.
+    stage = Stage(means.transform, means.convert, terms.calls == "key" and means.transform is not None)
     stage_executor = None if stage.is_empty else PoolStageExecutor(stage, means.executor, terms.threads)
 
     def executor(dispatcher: Dispatcher[Any]) -> PartExecutor[Any]:

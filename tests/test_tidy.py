@@ -85,10 +85,6 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
             yield node
 
 
-def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any("njit" in ast.unparse(decorator) for decorator in function.decorator_list)
-
-
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines without the docstring, which may be as long as it takes."""
     first = function.body[0]
@@ -120,7 +116,7 @@ def test_functions_fit_a_screen():
         f"{named(path)}:{function.lineno} {function.name}": body_lines(function)
         for path in modules()
         for function in functions(parsed(path))
-        if body_lines(function) > FUNCTION_LINES_MAX and not is_kernel(function)
+        if body_lines(function) > FUNCTION_LINES_MAX
     }
     assert not long
 

@@ -15,8 +15,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import ALLOCATING, KERNEL
-from tailrace.model import POSTGRES_EPOCH_US
+from tailrace.compiled import KERNEL
 from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.frames import (
     COMMIT_LSN,
@@ -46,6 +45,7 @@ from tailrace.protocol.frames import (
     XLOG_PAYLOAD_AT,
     XLOG_START_AT,
     frame_size,
+    open_transaction,
 )
 from tailrace.protocol.memory import address_of, i64_at, put_i32, put_u8, u8_at, u16_at, u32_at
 
@@ -104,20 +104,13 @@ def _listed(values, value):  # type: ignore[no-untyped-def]
 
 @nb.njit(
     nb.int64(
-        nb.int64,
-        nb.int64,
-        nb.int64,
-        nb.int64[::1],
-        nb.int64[:, ::1],
-        nb.int64[:, ::1],
-        nb.int64[::1],
-        nb.boolean,
+        nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1], nb.int64[:, ::1], nb.int64[::1], nb.boolean
     ),
     **KERNEL,
 )
 def _group_of(key, schemas, count, forgotten, groups, slots, tables, every_table):  # type: ignore[no-untyped-def]
     # A hash table with open addressing: slots hold (key + 1, group, schema messages seen when it
-    # was made). forgotten[0] is the last schema message that put every group out of force. A key
+    # was made). `forgotten` is the last schema message that put every group out of force. A key
     # keeps its slot, so slots bound the tables, not the groups. -1: no slot is left.
     mask = len(slots) - 1
     slot = (key * 0x9E3779B1) & mask
@@ -127,7 +120,7 @@ def _group_of(key, schemas, count, forgotten, groups, slots, tables, every_table
         slot = (slot + 1) & mask
     if slots[slot, 0] != 0 and slots[slot, 0] != key + 1:
         return -1
-    if slots[slot, 0] == key + 1 and slots[slot, 1] >= 0 and slots[slot, 2] >= forgotten[0]:
+    if slots[slot, 0] == key + 1 and slots[slot, 1] >= 0 and slots[slot, 2] >= forgotten:
         return slots[slot, 1]
     slots[slot, 0] = key + 1
     slots[slot, 1] = count
@@ -151,6 +144,119 @@ def _forget(key, slots):  # type: ignore[no-untyped-def]
         slot = (slot + 1) & mask
 
 
+# In place of the table that a schema frame describes: all of them, a type, no schema frame.
+_EVERY_TABLE, _TYPE, _NO_SCHEMA = -3, -2, -1
+
+
+@nb.njit(inline="always")
+def _message_meaning(b, i, end, state):  # type: ignore[no-untyped-def]
+    # As `_frame_meaning`.
+    p = i + XLOG_PAYLOAD_AT
+    room = end - p
+    op, key, count, at, schema_key = 0, -1, 1, end, _NO_SCHEMA
+    message = u8_at(b, p) if room > 0 else np.int64(0)
+    is_change = message == pg.INSERT or message == pg.UPDATE or message == pg.DELETE
+    if is_change and room >= pg.CHANGE_SIZE_MIN:
+        op = CREATE if message == pg.INSERT else UPDATE if message == pg.UPDATE else DELETE
+        key = u32_at(b, p + pg.RELATION_AT)
+        at = p + pg.TUPLES_AT
+    elif message == pg.BEGIN and room >= pg.BEGIN_SIZE:
+        open_transaction(b, p, state)
+    elif message == pg.COMMIT:
+        state[OPEN] = NOTHING_OPEN
+    elif message == pg.TRUNCATE and room >= pg.TRUNCATED_AT:
+        op = TRUNCATE
+        count = min(u32_at(b, p + pg.TRUNCATE_COUNT_AT), (room - pg.TRUNCATED_AT) // pg.RELATION_SIZE)
+    elif message == pg.MESSAGE:
+        op = MESSAGE
+        key = MESSAGE_KEY
+        at = p + pg.MESSAGE_FLAGS_AT
+        if state[OPEN] != TRANSACTION_OPEN:
+            state[ORDINAL] = 0
+    elif (message == pg.RELATION or message == pg.TYPE) and room >= pg.TUPLES_AT:
+        schema_key = u32_at(b, p + pg.RELATION_AT) if message == pg.RELATION else _TYPE
+    return op, key, count, at, schema_key
+
+
+@nb.njit(inline="always")
+def _control_meaning(b, i, size, state):  # type: ignore[no-untyped-def]
+    # Returns what schema it describes.
+    subtype = u8_at(b, i + SUBTYPE_AT) if size > SUBTYPE_AT else np.int64(0)
+    if subtype == SNAPSHOT_BEGINS and size >= CONTROL_JSON_AT:
+        state[OPEN] = SNAPSHOT_OPEN
+        state[XID] = NONE
+        state[COMMIT_LSN] = i64_at(b, i + CONTROL_LSN_AT) - 1
+        state[COMMIT_TIME_US] = i64_at(b, i + CONTROL_TIME_AT)
+        state[ORDINAL] = 0
+    elif subtype == SNAPSHOT_ENDS:
+        state[OPEN] = NOTHING_OPEN
+    return _EVERY_TABLE if subtype == HAS_FACTS else _NO_SCHEMA
+
+
+@nb.njit(inline="always")
+def _frame_meaning(b, i, size, state):  # type: ignore[no-untyped-def]
+    # Carries `state` over the frame at `i`. Returns operation or 0, table's key, how many changes it has,
+    # where tuples or lines begin, what schema it describes. Of a Truncate the caller reads the tables.
+    kind = u8_at(b, i + KIND_AT)
+    op, key, count, at, schema_key = 0, -1, 1, i + size, _NO_SCHEMA
+    if kind == XLOG:
+        op, key, count, at, schema_key = _message_meaning(b, i, i + size, state)
+    elif kind == ROWS and size >= SNAPSHOT_TEXT_AT:
+        key = u32_at(b, i + ROWS_RELATION_AT) + SNAPSHOT_KEY
+        count = u32_at(b, i + ROWS_COUNT_AT)
+        at = i + SNAPSHOT_TEXT_AT
+        op = READ if count > 0 or size > SNAPSHOT_TEXT_AT else 0
+        state[ORDINAL] = i64_at(b, i + ROWS_ORDINAL_AT)
+    elif kind == CONTROL:
+        schema_key = _control_meaning(b, i, size, state)
+    return op, key, count, at, schema_key
+
+
+@nb.njit(inline="always")
+def _put_change(b, i, op, group, place, at, end, state, changes, n):  # type: ignore[no-untyped-def]
+    changes[GROUP, n] = group
+    changes[OP, n] = op
+    changes[LOG_OFFSET, n] = place
+    changes[LSN, n] = i64_at(b, i + XLOG_START_AT)
+    changes[AT_COMMIT_LSN, n] = state[COMMIT_LSN]
+    changes[AT_COMMIT_TIME, n] = state[COMMIT_TIME_US]
+    changes[AT_XID, n] = state[XID]
+    changes[AT_ORDINAL, n] = state[ORDINAL]
+    changes[AT, n] = at
+    changes[END, n] = end
+    if op == MESSAGE and state[OPEN] != TRANSACTION_OPEN:
+        has_lsn = end - at >= pg.PREFIX_AT - pg.MESSAGE_FLAGS_AT
+        changes[AT_COMMIT_LSN, n] = i64_at(b, at + 1) if has_lsn else 0
+        changes[AT_COMMIT_TIME, n] = NONE
+        changes[AT_XID, n] = NONE
+
+
+@nb.njit(
+    nb.boolean(FROZEN_BYTES, *[nb.int64] * 5, nb.int64[::1], nb.int64[:, ::1], nb.int64),
+    **KERNEL,
+)
+def _put_lines(b, group, log_offset, at, end, rows, state, changes, first):  # type: ignore[no-untyped-def]
+    # Returns whether there are just `rows` lines.
+    for n in range(first, first + rows):
+        stop = at
+        while stop < end and u8_at(b, stop) != _NEWLINE:
+            stop += 1
+        if stop == end:
+            return False
+        changes[GROUP, n] = group
+        changes[OP, n] = READ
+        changes[LOG_OFFSET, n] = log_offset + at
+        changes[LSN, n] = state[COMMIT_LSN]
+        changes[AT_COMMIT_LSN, n] = state[COMMIT_LSN]
+        changes[AT_COMMIT_TIME, n] = state[COMMIT_TIME_US]
+        changes[AT_XID, n] = state[XID]
+        changes[AT_ORDINAL, n] = state[ORDINAL] + n - first
+        changes[AT, n] = at
+        changes[END, n] = stop
+        at = stop + 1
+    return at == end
+
+
 @nb.njit(
     nb.void(
         FROZEN_BYTES,
@@ -164,7 +270,7 @@ def _forget(key, slots):  # type: ignore[no-untyped-def]
         nb.int64[::1],
         nb.int64[::1],
     ),
-    **ALLOCATING,
+    **KERNEL,
 )
 def index_changes(b, log_offset, state, tables, every_table, changes, groups, slots, schema_at, result):  # type: ignore[no-untyped-def]
     """Find every change of whole frames, numbered and grouped, in log order.
@@ -174,151 +280,63 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
     schema frame. `slots` is zeroed, a power of two and longer than twice the tables of these frames,
     and one: however often their shapes change, which makes more groups, not more slots.
     """
-    n = len(b)
     result[:] = 0
-    forgotten = np.zeros(1, np.int64)
+    forgotten = 0
     found = 0
     schemas = 0
     group_count = 0
     last_key = -1
     group = -1
     i = 0
-    while i < n:
+    while i < len(b) and result[ERROR] == 0:
         size = frame_size(b, i)
         if size == 0:
             result[ERROR] = 1
             break
         end = i + size
-        kind = u8_at(b, i + KIND_AT)
-        op = 0
-        key = -1
-        first = 0  # where the change's own log offset is
-        step = 0
-        at = end
-        repeat = 1
-        schema_key = -1
-        p = i + XLOG_PAYLOAD_AT
-        if kind == XLOG and p < end:
-            message = u8_at(b, p)
-            room = end - p
-            is_change = message == pg.INSERT or message == pg.UPDATE or message == pg.DELETE
-            if is_change and room >= pg.CHANGE_SIZE_MIN:
-                op = CREATE if message == pg.INSERT else UPDATE if message == pg.UPDATE else DELETE
-                key = u32_at(b, p + pg.RELATION_AT)
-                first = i
-                at = p + pg.TUPLES_AT
-            elif message == pg.BEGIN and room >= pg.BEGIN_SIZE:
-                state[OPEN] = TRANSACTION_OPEN
-                state[COMMIT_LSN] = i64_at(b, p + pg.BEGIN_LSN_AT)
-                state[COMMIT_TIME_US] = i64_at(b, p + pg.BEGIN_TIME_AT) + POSTGRES_EPOCH_US
-                state[XID] = u32_at(b, p + pg.BEGIN_XID_AT)
-                state[ORDINAL] = 0
-            elif message == pg.COMMIT:
-                state[OPEN] = NOTHING_OPEN
-            elif message == pg.TRUNCATE and room >= pg.TRUNCATED_AT:
-                step = pg.RELATION_SIZE
-                repeat = min(u32_at(b, p + pg.TRUNCATE_COUNT_AT), (room - pg.TRUNCATED_AT) // step)
-                op = TRUNCATE
-                first = p + pg.TRUNCATED_AT
-            elif message == pg.MESSAGE:
-                op = MESSAGE
-                key = MESSAGE_KEY
-                first = i
-                at = p + pg.MESSAGE_FLAGS_AT
-                if state[OPEN] != TRANSACTION_OPEN:
-                    state[ORDINAL] = 0
-            elif (message == pg.RELATION or message == pg.TYPE) and room >= pg.TUPLES_AT:
-                schema_key = u32_at(b, p + pg.RELATION_AT) if message == pg.RELATION else -2
-        elif kind == ROWS and size >= SNAPSHOT_TEXT_AT:
-            key = u32_at(b, i + ROWS_RELATION_AT) + SNAPSHOT_KEY
-            repeat = u32_at(b, i + ROWS_COUNT_AT)
-            state[ORDINAL] = i64_at(b, i + ROWS_ORDINAL_AT)
-            op = READ
-            first = i + SNAPSHOT_TEXT_AT
-            at = first
-        elif kind == CONTROL and size > SUBTYPE_AT:
-            subtype = u8_at(b, i + SUBTYPE_AT)
-            if subtype == HAS_FACTS:
-                forgotten[0] = schemas + 1
-                schema_key = -2
-            elif subtype == SNAPSHOT_BEGINS and size >= CONTROL_JSON_AT:
-                state[OPEN] = SNAPSHOT_OPEN
-                state[XID] = NONE
-                state[COMMIT_LSN] = i64_at(b, i + CONTROL_LSN_AT) - 1
-                state[COMMIT_TIME_US] = i64_at(b, i + CONTROL_TIME_AT)
-                state[ORDINAL] = 0
-            elif subtype == SNAPSHOT_ENDS:
-                state[OPEN] = NOTHING_OPEN
-        if schema_key != -1:
+        op, key, count, at, schema_key = _frame_meaning(b, i, size, state)
+        if schema_key != _NO_SCHEMA:
             if schemas >= len(schema_at):
                 result[ERROR] = 2
                 break
             schema_at[schemas] = i
             schemas += 1
             last_key = -1
-            if schema_key >= 0:
+            if schema_key == _EVERY_TABLE:
+                forgotten = schemas
+            elif schema_key != _TYPE:
                 _forget(schema_key, slots)
                 _forget(schema_key + SNAPSHOT_KEY, slots)
         elif op != 0:
-            line = at
-            for k in range(repeat):
+            for k in range(count if op == TRUNCATE else 1):
+                place, rows = i, count
                 if op == TRUNCATE:
-                    key = u32_at(b, first + step * k)
+                    place, rows = i + XLOG_PAYLOAD_AT + pg.TRUNCATED_AT + pg.RELATION_SIZE * k, 1
+                    key = u32_at(b, place)
                 if key != last_key:
-                    if group_count >= len(groups):
-                        result[ERROR] = 2
-                        break
-                    group = _group_of(
-                        key, schemas, group_count, forgotten, groups, slots, tables, every_table
-                    )
+                    group = -1
+                    if group_count < len(groups):
+                        group = _group_of(
+                            key, schemas, group_count, forgotten, groups, slots, tables, every_table
+                        )
                     if group < 0:
                         result[ERROR] = 2
                         break
-                    if group == group_count:
-                        group_count += 1
+                    group_count += 1 if group == group_count else 0
                     last_key = key
-                if groups[group, GROUP_WANTED] == 0:
-                    if op != TRUNCATE:
-                        state[ORDINAL] += repeat - k
-                        line = end
+                if groups[group, GROUP_WANTED] != 0:
+                    if found + rows > changes.shape[1]:
+                        result[ERROR] = 2
                         break
-                    state[ORDINAL] += 1
-                    continue
-                if found >= changes.shape[1]:
-                    result[ERROR] = 2
-                    break
-                changes[GROUP, found] = group
-                changes[OP, found] = op
-                changes[LOG_OFFSET, found] = log_offset + first + step * k
-                changes[LSN, found] = i64_at(b, i + XLOG_START_AT) if kind == XLOG else state[COMMIT_LSN]
-                changes[AT_COMMIT_LSN, found] = state[COMMIT_LSN]
-                changes[AT_COMMIT_TIME, found] = state[COMMIT_TIME_US]
-                changes[AT_XID, found] = state[XID]
-                changes[AT_ORDINAL, found] = state[ORDINAL]
-                changes[AT, found] = at
-                changes[END, found] = end
-                if op == READ:
-                    stop = line
-                    while stop < end and u8_at(b, stop) != _NEWLINE:
-                        stop += 1
-                    if stop == end:
+                    if op != READ:
+                        _put_change(b, i, op, group, log_offset + place, at, end, state, changes, found)
+                    elif not _put_lines(b, group, log_offset, at, end, rows, state, changes, found):
                         result[ERROR] = 3
                         break
-                    changes[LOG_OFFSET, found] = log_offset + line
-                    changes[AT, found] = line
-                    changes[END, found] = stop
-                    line = stop + 1
-                elif op == MESSAGE and state[OPEN] != TRANSACTION_OPEN:
-                    changes[AT_COMMIT_LSN, found] = i64_at(b, at + 1) if room >= pg.PREFIX_AT else 0
-                    changes[AT_COMMIT_TIME, found] = NONE
-                    changes[AT_XID, found] = NONE
-                state[ORDINAL] += 1
-                found += 1
-            if op == READ and line != end and result[ERROR] == 0:
-                result[ERROR] = 3
-            if result[ERROR] != 0:
-                break
-        i = end
+                    found += rows
+                state[ORDINAL] += rows
+        if result[ERROR] == 0:
+            i = end
     result[CHANGES] = found
     result[GROUPS] = group_count
     result[SCHEMAS] = schemas
@@ -375,6 +393,14 @@ def _walk(b, p, end, columns, r, rows, start, length, kind):  # type: ignore[no-
     return p
 
 
+@nb.njit(inline="always")
+def _clear(start, length, kind, r):  # type: ignore[no-untyped-def]
+    for c in range(start.shape[0]):
+        start[c, r] = 0
+        length[c, r] = 0
+        kind[c, r] = ABSENT
+
+
 _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
 
@@ -423,10 +449,7 @@ def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_
                 if p < 0:
                     error = -p
         if error == 0 and (code == DELETE or code == TRUNCATE):
-            for c in range(start.shape[0]):
-                start[c, r] = 0
-                length[c, r] = 0
-                kind[c, r] = ABSENT
+            _clear(start, length, kind, r)
             if code == DELETE and old_mark[r] == 0:
                 error = 7
         elif error == 0:
@@ -443,10 +466,7 @@ def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_
             result[1] = r
             return
         if olds > 0 and old_mark[r] == 0:
-            for c in range(old_start.shape[0]):
-                old_start[c, r] = 0
-                old_length[c, r] = 0
-                old_kind[c, r] = ABSENT
+            _clear(old_start, old_length, old_kind, r)
 
 
 @nb.njit(inline="always")
@@ -546,15 +566,10 @@ def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_leng
     """
     for c in range(start.shape[0]):
         for r in range(len(op)):
-            if op[r] == DELETE and (old_mark[r] == pg.OLD_ROW or in_key[c]):
-                start[c, r] = old_start[c, r]
-                length[c, r] = old_length[c, r]
-                kind[c, r] = old_kind[c, r]
-            elif (
-                kind[c, r] == UNCHANGED
-                and (old_mark[r] == pg.OLD_ROW or (old_mark[r] == pg.OLD_KEY and in_key[c]))
-                and (old_kind[c, r] == TEXT or old_kind[c, r] == NULL)
-            ):
+            is_held = old_mark[r] == pg.OLD_ROW or (old_mark[r] == pg.OLD_KEY and in_key[c])
+            is_value = old_kind[c, r] == TEXT or old_kind[c, r] == NULL
+            is_deleted = op[r] == DELETE and (old_mark[r] == pg.OLD_ROW or in_key[c])
+            if is_deleted or (kind[c, r] == UNCHANGED and is_held and is_value):
                 start[c, r] = old_start[c, r]
                 length[c, r] = old_length[c, r]
                 kind[c, r] = old_kind[c, r]
@@ -575,14 +590,7 @@ def mark_changed_keys(  # type: ignore[no-untyped-def]
         for c in columns:
             if old_kind[c, r] == ABSENT or kind[c, r] == UNCHANGED:
                 continue
-            if old_kind[c, r] != kind[c, r] or old_length[c, r] != length[c, r]:
-                changed[r] = True
-                break
-            p = start[c, r]
-            q = old_start[c, r]
-            for k in range(length[c, r]):
-                if b[p + k] != b[q + k]:
-                    changed[r] = True
-                    break
-            if changed[r]:
-                break
+            same = old_kind[c, r] == kind[c, r] and old_length[c, r] == length[c, r]
+            for k in range(length[c, r] if same else 0):
+                same &= b[start[c, r] + k] == b[old_start[c, r] + k]
+            changed[r] |= not same

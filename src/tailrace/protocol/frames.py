@@ -138,6 +138,170 @@ def _note(tables, count, relation):  # type: ignore[no-untyped-def]
     return count + 1
 
 
+@nb.njit(inline="always")
+def open_transaction(b, p, state):  # type: ignore[no-untyped-def]
+    """Carry `state` over the Begin at `p`, all of which is there."""
+    state[OPEN] = TRANSACTION_OPEN
+    state[COMMIT_LSN] = i64_at(b, p + pg.BEGIN_LSN_AT)
+    state[COMMIT_TIME_US] = i64_at(b, p + pg.BEGIN_TIME_AT) + POSTGRES_EPOCH_US
+    state[XID] = u32_at(b, p + pg.BEGIN_XID_AT)
+    state[ORDINAL] = 0
+
+
+# What the kernels of the scan return is 0 or one of `_ERRORS`, and of frames with changes their table and
+# number. What closes a unit says where the log's position is, and leaves `state[OPEN]` to `_close`.
+
+
+@nb.njit(inline="always")
+def _begin(b, p, room, state):  # type: ignore[no-untyped-def]
+    if room < pg.BEGIN_SIZE:
+        return 8
+    if state[OPEN] != NOTHING_OPEN:
+        return 5
+    open_transaction(b, p, state)
+    return 6 if state[COMMIT_LSN] < state[POSITION] else 0
+
+
+@nb.njit(inline="always")
+def _commit(b, p, room, state):  # type: ignore[no-untyped-def]
+    if room < pg.COMMIT_SIZE:
+        return 8
+    if state[OPEN] != TRANSACTION_OPEN or i64_at(b, p + pg.COMMIT_LSN_AT) != state[COMMIT_LSN]:
+        return 7
+    if i64_at(b, p + pg.COMMIT_END_AT) < state[COMMIT_LSN]:
+        return 6
+    state[POSITION] = i64_at(b, p + pg.COMMIT_END_AT)
+    state[POSITION_TIME_US] = state[COMMIT_TIME_US]
+    return 0
+
+
+@nb.njit(inline="always")
+def _truncate(b, p, room, state, result, tables):  # type: ignore[no-untyped-def]
+    # The last table is left to the caller, which notes that of any frame.
+    if room < pg.TRUNCATED_AT:
+        return 8, np.int64(-1), np.int64(0)
+    if state[OPEN] != TRANSACTION_OPEN:
+        return 4, np.int64(-1), np.int64(0)
+    count = u32_at(b, p + pg.TRUNCATE_COUNT_AT)
+    if room < pg.TRUNCATED_AT + pg.RELATION_SIZE * count:
+        return 8, np.int64(-1), np.int64(0)
+    relation = np.int64(-1)
+    for k in range(count):
+        if k > 0:
+            result[_TABLES] = _note(tables, result[_TABLES], relation)
+        relation = u32_at(b, p + pg.TRUNCATED_AT + pg.RELATION_SIZE * k)
+    return 0, relation, count
+
+
+@nb.njit(inline="always")
+def _message(b, p, room, state):  # type: ignore[no-untyped-def]
+    if room < pg.MESSAGE_SIZE_MIN:
+        return 8
+    if state[OPEN] == TRANSACTION_OPEN:
+        return 0
+    if state[OPEN] != NOTHING_OPEN or u8_at(b, p + pg.MESSAGE_FLAGS_AT) & pg.TRANSACTIONAL != 0:
+        return 4
+    state[ORDINAL] = 0
+    # Its LSN is the end of its record (measured on 15, 16 and 18), so the next commit record may start
+    # right there.
+    state[POSITION] = max(state[POSITION], i64_at(b, p + pg.MESSAGE_LSN_AT))
+    return 0
+
+
+@nb.njit(inline="always")
+def _xlog(b, p, room, state, result, tables):  # type: ignore[no-untyped-def]
+    # The message at `p`: error, table, changes, whether a unit ends.
+    error, relation, rows, closed = 0, np.int64(-1), np.int64(0), False
+    message = u8_at(b, p) if room > 0 else np.int64(0)
+    if message == pg.INSERT or message == pg.UPDATE or message == pg.DELETE:
+        if room < pg.CHANGE_SIZE_MIN:
+            error = 8
+        elif state[OPEN] != TRANSACTION_OPEN:
+            error = 4
+        else:
+            relation, rows = u32_at(b, p + pg.RELATION_AT), np.int64(1)
+    elif message == pg.BEGIN:
+        error = _begin(b, p, room, state)
+    elif message == pg.COMMIT:
+        error, closed = _commit(b, p, room, state), True
+    elif message == pg.TRUNCATE:
+        error, relation, rows = _truncate(b, p, room, state, result, tables)
+    elif message == pg.RELATION or message == pg.TYPE:
+        result[_SCHEMA] = 1
+    elif message == pg.MESSAGE:
+        error, rows, closed = _message(b, p, room, state), np.int64(1), state[OPEN] == NOTHING_OPEN
+    elif message != pg.ORIGIN:  # which says nothing that the log needs
+        error = 3 if room > 0 else 8
+    return error, relation, rows, closed
+
+
+@nb.njit(inline="always")
+def _rows(b, i, size, state):  # type: ignore[no-untyped-def]
+    # A frame of rows: error, table, changes.
+    if size < SNAPSHOT_TEXT_AT:
+        return 8, np.int64(-1), np.int64(0)
+    if state[OPEN] != SNAPSHOT_OPEN:
+        return 4, np.int64(-1), np.int64(0)
+    ordinal = i64_at(b, i + ROWS_ORDINAL_AT)
+    if ordinal < 0 or (state[ORDINAL] != 0 and ordinal != state[ORDINAL]):
+        return 9, np.int64(-1), np.int64(0)
+    state[ORDINAL] = ordinal
+    return 0, u32_at(b, i + ROWS_RELATION_AT), u32_at(b, i + ROWS_COUNT_AT)
+
+
+@nb.njit(inline="always")
+def _control(b, i, size, state, result):  # type: ignore[no-untyped-def]
+    # A control frame: error, whether a unit ends.
+    if size < CONTROL_JSON_AT:
+        return 8, False
+    subtype = u8_at(b, i + SUBTYPE_AT)
+    lsn = i64_at(b, i + CONTROL_LSN_AT)
+    time_us = i64_at(b, i + CONTROL_TIME_AT)
+    if subtype == HAS_FACTS or subtype == HAS_SHARD:
+        result[_SCHEMA] = 1
+        return 0, False
+    if subtype == SNAPSHOT_ENDS:
+        if state[OPEN] != SNAPSHOT_OPEN or lsn != state[COMMIT_LSN] + 1:
+            return 7, False
+        state[POSITION] = lsn
+        state[POSITION_TIME_US] = state[COMMIT_TIME_US]
+        return 0, True
+    if subtype != PROGRESSES and subtype != SNAPSHOT_BEGINS:
+        return 2, False
+    if state[OPEN] != NOTHING_OPEN:
+        return 5, False
+    if lsn < state[POSITION]:
+        return 6, False
+    if subtype == PROGRESSES:
+        state[POSITION] = lsn
+        state[POSITION_TIME_US] = time_us
+        return 0, True
+    state[OPEN] = SNAPSHOT_OPEN
+    state[XID] = 0
+    state[COMMIT_LSN] = lsn - 1
+    state[COMMIT_TIME_US] = time_us
+    state[ORDINAL] = 0
+    return 0, False
+
+
+@nb.njit(inline="always")
+def _close(after, state, result, units):  # type: ignore[no-untyped-def]
+    state[OPEN] = NOTHING_OPEN
+    time_us = state[POSITION_TIME_US]
+    if result[_UNITS] == 0 or time_us > result[_TIME_MAX]:
+        result[_TIME_MAX] = time_us
+    result[_BOUNDARY] = after
+    result[_ROWS_BEFORE] = result[_ROWS]
+    result[_SCHEMA_BEFORE] = result[_SCHEMA]
+    result[_TABLES_BEFORE] = result[_TABLES]
+    if result[_UNITS] < len(units):
+        units[result[_UNITS], 0] = after
+        units[result[_UNITS], 1] = result[_ROWS]
+        units[result[_UNITS], 2] = state[POSITION]
+        units[result[_UNITS], 3] = time_us
+    result[_UNITS] += 1
+
+
 @nb.njit(
     nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]),
     **KERNEL,
@@ -145,149 +309,21 @@ def _note(tables, count, relation):  # type: ignore[no-untyped-def]
 def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
     # units: one row (offset after it, rows so far, position, time_us) a closed unit, up to
     # the array's length; result[_UNITS] counts them all.
-    n = len(b)
     result[:] = 0
     result[_BOUNDARY] = -1
     last_relation = np.int64(-1)
     i = np.int64(0)
-    while i < n:
+    while i < len(b):
         size = frame_size(b, i)
-        error = 0 if size > 0 else 1
-        closed = False
-        relation = np.int64(-1)
-        rows = np.int64(0)
-        if error == 0:
-            end = i + size
-            kind = u8_at(b, i + KIND_AT)
-            if kind == XLOG:
-                if end - i < XLOG_PAYLOAD_AT + 1:
-                    error = 8
-                else:
-                    p = i + XLOG_PAYLOAD_AT
-                    room = end - p
-                    message = u8_at(b, p)
-                    if message == pg.INSERT or message == pg.UPDATE or message == pg.DELETE:
-                        if room < pg.CHANGE_SIZE_MIN:
-                            error = 8
-                        elif state[OPEN] != TRANSACTION_OPEN:
-                            error = 4
-                        else:
-                            relation = u32_at(b, p + pg.RELATION_AT)
-                            rows = np.int64(1)
-                    elif message == pg.BEGIN:
-                        if room < pg.BEGIN_SIZE:
-                            error = 8
-                        elif state[OPEN] != NOTHING_OPEN:
-                            error = 5
-                        else:
-                            state[OPEN] = TRANSACTION_OPEN
-                            state[COMMIT_LSN] = i64_at(b, p + pg.BEGIN_LSN_AT)
-                            state[COMMIT_TIME_US] = i64_at(b, p + pg.BEGIN_TIME_AT) + POSTGRES_EPOCH_US
-                            state[XID] = u32_at(b, p + pg.BEGIN_XID_AT)
-                            state[ORDINAL] = 0
-                            if state[COMMIT_LSN] < state[POSITION]:
-                                error = 6
-                    elif message == pg.COMMIT:
-                        if room < pg.COMMIT_SIZE:
-                            error = 8
-                        elif (
-                            state[OPEN] != TRANSACTION_OPEN
-                            or i64_at(b, p + pg.COMMIT_LSN_AT) != state[COMMIT_LSN]
-                        ):
-                            error = 7
-                        elif i64_at(b, p + pg.COMMIT_END_AT) < state[COMMIT_LSN]:
-                            error = 6
-                        else:
-                            state[POSITION] = i64_at(b, p + pg.COMMIT_END_AT)
-                            state[POSITION_TIME_US] = state[COMMIT_TIME_US]
-                            closed = True
-                    elif message == pg.TRUNCATE:
-                        if room < pg.TRUNCATED_AT:
-                            error = 8
-                        elif state[OPEN] != TRANSACTION_OPEN:
-                            error = 4
-                        else:
-                            rows = u32_at(b, p + pg.TRUNCATE_COUNT_AT)
-                            if room < pg.TRUNCATED_AT + pg.RELATION_SIZE * rows:
-                                error = 8
-                            else:
-                                for k in range(rows):
-                                    relation = u32_at(b, p + pg.TRUNCATED_AT + pg.RELATION_SIZE * k)
-                                    if k < rows - 1:  # the last one is noted with those of rows
-                                        result[_TABLES] = _note(tables, result[_TABLES], relation)
-                    elif message == pg.RELATION or message == pg.TYPE:
-                        result[_SCHEMA] = 1
-                    elif message == pg.MESSAGE:
-                        if room < pg.MESSAGE_SIZE_MIN:
-                            error = 8
-                        elif state[OPEN] == TRANSACTION_OPEN:
-                            rows = np.int64(1)
-                        elif (
-                            state[OPEN] != NOTHING_OPEN
-                            or u8_at(b, p + pg.MESSAGE_FLAGS_AT) & pg.TRANSACTIONAL != 0
-                        ):
-                            error = 4
-                        else:
-                            rows = np.int64(1)
-                            state[ORDINAL] = 0
-                            # Its LSN is the end of its record (measured on 15, 16 and 18), so
-                            # the next commit record may start right there.
-                            state[POSITION] = max(state[POSITION], i64_at(b, p + pg.MESSAGE_LSN_AT))
-                            closed = True
-                    elif message != pg.ORIGIN:  # which says nothing that the log needs
-                        error = 3
-            elif kind == ROWS:
-                if end - i < SNAPSHOT_TEXT_AT:
-                    error = 8
-                elif state[OPEN] != SNAPSHOT_OPEN:
-                    error = 4
-                else:
-                    relation = u32_at(b, i + ROWS_RELATION_AT)
-                    rows = u32_at(b, i + ROWS_COUNT_AT)
-                    ordinal = i64_at(b, i + ROWS_ORDINAL_AT)
-                    if ordinal < 0 or (state[ORDINAL] != 0 and ordinal != state[ORDINAL]):
-                        error = 9
-                    state[ORDINAL] = ordinal
-            elif kind == CONTROL:
-                if end - i < CONTROL_JSON_AT:
-                    error = 8
-                else:
-                    subtype = u8_at(b, i + SUBTYPE_AT)
-                    lsn = i64_at(b, i + CONTROL_LSN_AT)
-                    time_us = i64_at(b, i + CONTROL_TIME_AT)
-                    if subtype == HAS_FACTS or subtype == HAS_SHARD:
-                        result[_SCHEMA] = 1
-                    elif subtype == PROGRESSES:
-                        if state[OPEN] != NOTHING_OPEN:
-                            error = 5
-                        elif lsn < state[POSITION]:
-                            error = 6
-                        else:
-                            state[POSITION] = lsn
-                            state[POSITION_TIME_US] = time_us
-                            closed = True
-                    elif subtype == SNAPSHOT_BEGINS:
-                        if state[OPEN] != NOTHING_OPEN:
-                            error = 5
-                        elif lsn < state[POSITION]:
-                            error = 6
-                        else:
-                            state[OPEN] = SNAPSHOT_OPEN
-                            state[XID] = 0
-                            state[COMMIT_LSN] = lsn - 1
-                            state[COMMIT_TIME_US] = time_us
-                            state[ORDINAL] = 0
-                    elif subtype == SNAPSHOT_ENDS:
-                        if state[OPEN] != SNAPSHOT_OPEN or lsn != state[COMMIT_LSN] + 1:
-                            error = 7
-                        else:
-                            state[POSITION] = lsn
-                            state[POSITION_TIME_US] = state[COMMIT_TIME_US]
-                            closed = True
-                    else:
-                        error = 2
-            else:
-                error = 2
+        kind = u8_at(b, i + KIND_AT) if size > 0 else np.int64(0)
+        error, relation, rows, closed = 2 if size > 0 else 1, np.int64(-1), np.int64(0), False
+        if kind == XLOG:
+            room = size - XLOG_PAYLOAD_AT
+            error, relation, rows, closed = _xlog(b, i + XLOG_PAYLOAD_AT, room, state, result, tables)
+        elif kind == ROWS:
+            error, relation, rows = _rows(b, i, size, state)
+        elif kind == CONTROL:
+            error, closed = _control(b, i, size, state, result)
         if error != 0:
             result[_ERROR] = error
             result[_ERROR_AT] = i
@@ -299,20 +335,7 @@ def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
         result[_ROWS] += rows
         i += size
         if closed:
-            state[OPEN] = NOTHING_OPEN
-            time_us = state[POSITION_TIME_US]
-            if result[_UNITS] == 0 or time_us > result[_TIME_MAX]:
-                result[_TIME_MAX] = time_us
-            result[_BOUNDARY] = i
-            result[_ROWS_BEFORE] = result[_ROWS]
-            result[_SCHEMA_BEFORE] = result[_SCHEMA]
-            result[_TABLES_BEFORE] = result[_TABLES]
-            if result[_UNITS] < len(units):
-                units[result[_UNITS], 0] = i
-                units[result[_UNITS], 1] = result[_ROWS]
-                units[result[_UNITS], 2] = state[POSITION]
-                units[result[_UNITS], 3] = state[POSITION_TIME_US]
-            result[_UNITS] += 1
+            _close(i, state, result, units)
 
 
 @dataclass(frozen=True, slots=True)

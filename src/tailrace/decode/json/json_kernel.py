@@ -390,6 +390,33 @@ def _write_slot(slot, numbers, r, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
+@nb.njit(inline="always")
+def _fixed_need(slots, text_at, name_at, unavailable_at, absent_at):  # type: ignore[no-untyped-def]
+    # What a document needs beside its values.
+    images = np.int64(0)
+    for part in range(len(slots)):
+        if slots[part] == BEFORE or slots[part] == AFTER:
+            images += 1
+    of_columns = np.int64(2)
+    for c in range(len(name_at) - 1):
+        longest = max(
+            GROWTH_FIXED, unavailable_at[c + 1] - unavailable_at[c], absent_at[c + 1] - absent_at[c]
+        )
+        of_columns += name_at[c + 1] - name_at[c] + 1 + longest
+    return text_at[len(text_at) - 1] + len(slots) * NUMBER_BYTES_MAX + images * of_columns
+
+
+@nb.njit(inline="always")
+def _values_need(r, styles, length, old_length):  # type: ignore[no-untyped-def]
+    need = np.int64(0)
+    for c in range(length.shape[0]):
+        growth = _growth(styles[c])
+        need += growth * np.int64(length[c, r])
+        if old_length.shape[1] > 0:
+            need += growth * np.int64(old_length[c, r])
+    return need
+
+
 @nb.njit(
     TRIPLE(
         FROZEN_BYTES, nb.int64, nb.int64[::1], nb.uint8[::1], nb.int64[:, ::1], *_TEXTS, nb.int64[::1],
@@ -399,33 +426,10 @@ def _write_slot(slot, numbers, r, out, to):  # type: ignore[no-untyped-def]
     **KERNEL,
 )  # fmt: skip
 def write_documents(  # type: ignore[no-untyped-def]
-    b,
-    first,
-    rows,
-    op,
-    numbers,
-    texts,
-    text_at,
-    slots,
-    choice,
-    wanted,
-    names,
-    name_at,
-    styles,
-    unavailable,
-    unavailable_at,
-    absent,
-    absent_at,
-    old_start,
-    old_length,
-    old_kind,
-    start,
-    length,
-    kind,
-    scratch,
-    out,
-    ends,
-):
+    b, first, rows, op, numbers, texts, text_at, slots, choice, wanted, names, name_at, styles,
+    unavailable, unavailable_at, absent, absent_at, old_start, old_length, old_kind, start, length, kind,
+    scratch, out, ends,
+):  # fmt: skip
     """Write documents from `first` on, as far as `out` has room for what they may need at most.
 
     Document d is of the change `rows[d]`, with the letter `op[d]`; 0: nothing is written.
@@ -438,30 +442,14 @@ def write_documents(  # type: ignore[no-untyped-def]
     Returns the document to go on with, the bytes written and the bytes that it needs. `ends` gets the
     place after each document.
     """
-    columns = start.shape[0]
-    images = np.int64(0)
-    for part in range(len(slots)):
-        if slots[part] == BEFORE or slots[part] == AFTER:
-            images += 1
-    of_columns = np.int64(2)
-    for c in range(columns):
-        longest = max(
-            GROWTH_FIXED, unavailable_at[c + 1] - unavailable_at[c], absent_at[c + 1] - absent_at[c]
-        )
-        of_columns += name_at[c + 1] - name_at[c] + 1 + longest
-    fixed = text_at[len(text_at) - 1] + len(slots) * NUMBER_BYTES_MAX + images * of_columns
+    fixed = _fixed_need(slots, text_at, name_at, unavailable_at, absent_at)
     to = np.int64(0)
     for d in range(first, len(rows)):
         if op[d] == 0:
             ends[d] = to
             continue
         r = rows[d]
-        need = fixed
-        for c in range(columns):
-            growth = _growth(styles[c])
-            need += growth * np.int64(length[c, r])
-            if old_start.shape[1] > 0:
-                need += growth * np.int64(old_length[c, r])
+        need = fixed + _values_need(r, styles, length, old_length)
         if need > len(out) - to:
             return np.int64(d), to, need
         part = 0

@@ -75,6 +75,60 @@ def _write_smallest(digit, power, is_real, out, to):  # type: ignore[no-untyped-
     return np.int64(-1)
 
 
+@nb.njit(inline="always")
+def _read_exponent(b, p, end):  # type: ignore[no-untyped-def]
+    # The exponent up to `end`, 0 if there is none; and whether the text ends with it.
+    power = np.int64(0)
+    if p < end and (b[p] | 32) == 101:
+        p += 1
+        below = p < end and b[p] == 45
+        if p < end and (b[p] == 45 or b[p] == 43):
+            p += 1
+        if p == end or end - p > _EXPONENT_DIGITS_MAX:
+            return power, False
+        while p < end and 48 <= b[p] <= 57:
+            power = power * 10 + (b[p] - 48)
+            p += 1
+        power = -power if below else power
+    return power, p == end
+
+
+@nb.njit(inline="always")
+def _write_arranged(b, first_at, count, power, out, to):  # type: ignore[no-untyped-def]
+    # `count` digits, of which the first counts 10^power, with a point, and an exponent where Java has one.
+    has_exponent = power < -3 or power >= 7
+    if has_exponent:
+        to = _write_digits(b, first_at, 1, out, to)
+        after = np.int64(1)
+    elif power < 0:
+        out[to] = 48
+        to += 1
+        after = np.int64(0)
+    else:
+        after = min(count, power + 1)
+        to = _write_digits(b, first_at, after, out, to)
+        to = _write_zeros(power + 1 - after, out, to)
+    out[to] = 46
+    to += 1
+    if -3 <= power < 0:
+        to = _write_zeros(-power - 1, out, to)
+    p = first_at
+    done = np.int64(0)
+    while done < after:
+        if b[p] != 46:
+            done += 1
+        p += 1
+    if after == count:
+        out[to] = 48
+        to += 1
+    else:
+        to = _write_digits(b, p, count - after, out, to)
+    if has_exponent:
+        out[to] = 69
+        to = write_integer(power, out, to + 1)
+    return to
+
+
 @nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
 def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
     """Write a decimal number as `Double.toString`, or `Float.toString`: `1.0`, `1.0E23`; -1 if the text is
@@ -101,21 +155,8 @@ def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
                     first_at = p
             digits += 1
         p += 1
-    if digits == 0 or whole == digits:
-        return np.int64(-1)
-    power = np.int64(0)
-    if p < end and (b[p] | 32) == 101:
-        p += 1
-        below = p < end and b[p] == 45
-        if p < end and (b[p] == 45 or b[p] == 43):
-            p += 1
-        if p == end or end - p > _EXPONENT_DIGITS_MAX:
-            return np.int64(-1)
-        while p < end and 48 <= b[p] <= 57:
-            power = power * 10 + (b[p] - 48)
-            p += 1
-        power = -power if below else power
-    if p != end:
+    power, is_read = _read_exponent(b, p, end)
+    if digits == 0 or whole == digits or not is_read:
         return np.int64(-1)
     if first < 0:
         out[to] = 48
@@ -128,36 +169,7 @@ def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
         end = _write_smallest(np.int64(b[first_at]) - 48, power, is_real, out, to)
         if end >= 0:
             return end
-    if power < -3 or power >= 7:
-        to = _write_digits(b, first_at, 1, out, to)
-        after = np.int64(1)
-    elif power < 0:
-        out[to] = 48
-        to += 1
-        after = np.int64(0)
-    else:
-        after = min(count, power + 1)
-        to = _write_digits(b, first_at, after, out, to)
-        to = _write_zeros(power + 1 - after, out, to)
-    out[to] = 46
-    to += 1
-    if -3 <= power < 0:
-        to = _write_zeros(-power - 1, out, to)
-    p = first_at
-    done = np.int64(0)
-    while done < after:
-        if b[p] != 46:
-            done += 1
-        p += 1
-    if after == count:
-        out[to] = 48
-        to += 1
-    else:
-        to = _write_digits(b, p, count - after, out, to)
-    if power < -3 or power >= 7:
-        out[to] = 69
-        to = write_integer(power, out, to + 1)
-    return to
+    return _write_arranged(b, first_at, count, power, out, to)
 
 
 @nb.njit(

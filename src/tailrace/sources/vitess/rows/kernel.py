@@ -12,8 +12,6 @@ Source: `binlogdata.proto` and `query.proto` of Vitess; `tailrace.protocol.frame
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba as nb
 import numpy as np
 
@@ -149,12 +147,163 @@ def _read_head(b, p, end, keyspace, keyspace_size, shard, shard_size, head):  # 
     return True
 
 
-@nb.njit(nb.void(nb.int64, nb.int64, nb.int64, nb.int64[::1]), **KERNEL)
-def _end_rows(out, begin, count, state):  # type: ignore[no-untyped-def]
-    # Completes the frame of a copy's rows that is begun, if one is.
-    if begin >= 0 and count > 0:
-        put(out, begin + frames.ROWS_COUNT_AT, count, 4)
-        state[TO] = end_frame(out, begin, state[TO])
+# The frame of a copy's rows that is begun: where, or -1; its table and rows. And the table of the last event.
+_FRAME_AT, _FRAME_TABLE, _FRAME_ROWS, _LAST_TABLE = range(4)
+
+
+@nb.njit(nb.void(nb.int64, nb.int64[::1], nb.int64[::1]), **KERNEL)
+def _end_rows(out, frame, state):  # type: ignore[no-untyped-def]
+    # Completes the frame of a copy's rows, if one is begun.
+    if frame[_FRAME_AT] >= 0 and frame[_FRAME_ROWS] > 0:
+        put(out, frame[_FRAME_AT] + frames.ROWS_COUNT_AT, frame[_FRAME_ROWS], 4)
+        state[TO] = end_frame(out, frame[_FRAME_AT], state[TO])
+    frame[_FRAME_AT] = -1
+
+
+@nb.njit(nb.void(nb.int64, nb.int64, nb.int64, nb.int64[::1], nb.int64[::1]), **KERNEL)
+def _begin_line(out, table, relation, frame, state):  # type: ignore[no-untyped-def]
+    # Begins what has to be begun before a row of a copy: the snapshot, and a frame of rows of its table.
+    if state[OPEN] != SNAPSHOT:
+        state[OPEN] = SNAPSHOT
+        state[TIME_US] = state[SNAPSHOT_TIME_US]
+        state[ORDINAL] = 0
+        state[TO] = write_control(out, state[TO], frames.SNAPSHOT_BEGINS, state[POSITION] + 1, state[TIME_US])
+    if frame[_FRAME_TABLE] != table or state[TO] - frame[_FRAME_AT] > _ROWS_FRAME_BYTES:
+        _end_rows(out, frame, state)
+    if frame[_FRAME_AT] < 0:
+        frame[_FRAME_AT], frame[_FRAME_TABLE], frame[_FRAME_ROWS] = state[TO], table, 0
+        to = begin_frame(out, state[TO], frames.ROWS)
+        to = put(out, to, relation, 4)
+        state[TO] = put(out, to, state[ORDINAL], 8) + 4
+
+
+@nb.njit(inline="always")
+def _find_table(  # type: ignore[no-untyped-def]
+    buffer, at, end, names, keyspace, keyspace_size, shard, shard_size, tables, slots, head, last
+):  # fmt: skip
+    # The table of the RowEvent between two places, and DONE; or -1, and why. An event that is not for the log
+    # has none and is DONE. `last` is the table of the event before, most often the same.
+    b = address_of(buffer)
+    if not _read_head(b, at, end, keyspace, keyspace_size, shard, shard_size, head):
+        return np.int64(-1), BROKEN
+    if head[_IS_FOREIGN] == 1 or head[_IS_INTERNAL] == 1:
+        return np.int64(-1), DONE
+    first, size = head[_NAME_AT], head[_NAME_END] - head[_NAME_AT]
+    if last >= 0:
+        name, name_size = tables[last, NAME_AT], tables[last, NAME_END] - tables[last, NAME_AT]
+        if same(b, first, size, address_of(names) + name, name_size):
+            return last, DONE
+    table = _table_of(buffer, first, head[_NAME_END], names, tables, slots)
+    return table, DONE if table >= 0 else NO_TABLE
+
+
+@nb.njit(
+    nb.boolean(
+        nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1],
+        nb.int64[:, ::1], nb.int64[:, ::1], POINTS, nb.int64, nb.int64, nb.int64[::1], nb.int64[::1],
+        nb.int64[::1],
+    ),
+    **KERNEL,
+)  # fmt: skip
+def _write_row_event(  # type: ignore[no-untyped-def]
+    b, at, stop, is_copy, patch, patch_size, texts, tables, sources, targets, points, out, room, parts, frame,
+    state,
+):  # fmt: skip
+    # The changes of the RowEvent between two places, from `state[CHANGE_AT]` on. Returns whether it is done.
+    table = tables[state[TABLE]]
+    first = max(at, state[CHANGE_AT])
+    while first < stop:
+        tag, value, q = field(b, first, stop)
+        if q < 0:
+            state[STOPPED] = BROKEN
+            return False
+        if tag & 7 != BYTES or tag >> 3 != 2:
+            first = q + value if tag & 7 == BYTES else q
+            continue
+        need = 2 * (table[ROOM] + GROWTH * value) + patch_size + _ROW_HEAD
+        if room - state[TO] < need:
+            state[STOPPED] = NEEDS_ROOM
+            state[NEEDED] = need
+        elif not read_change(b, q, q + value, parts):
+            state[STOPPED] = BROKEN
+        elif parts[AFTER_AT] < 0 and (parts[BEFORE_AT] < 0 or is_copy == 1):
+            state[STOPPED] = NO_IMAGE
+        else:
+            state[STOPPED] = find_images(b, table, sources, targets, parts, state)
+        if state[STOPPED] != DONE:
+            state[CHANGE_AT] = first
+            return False
+        state[PATCHED] = 0
+        if is_copy == 0:
+            if state[OPEN] == BEGUN:
+                open_transaction(out, state, state[TIME_US])
+            write_change(b, patch, texts, table, sources, targets, parts, points, out, state)
+        else:
+            _begin_line(out, state[TABLE], table[RELATION], frame, state)
+            state[TO] = write_line(b, texts, table, sources, targets, points, out, state[TO])
+            state[ORDINAL] += 1
+            state[ROWS] += 1
+            frame[_FRAME_ROWS] += 1
+        first = q + value
+    state[CHANGE_AT] = 0
+    return True
+
+
+@nb.njit(inline="always")
+def _check_event(event, room, state_size, facts, state):  # type: ignore[no-untyped-def]
+    # Whether an event that is none of rows can be written: DONE, or why not.
+    kind = event[ev.TYPE]
+    if kind == ev.FIELD:
+        return DESCRIBES
+    if kind == ev.UNKNOWN or kind >= ev.EVENT_TYPES:
+        return UNKNOWN_EVENT
+    if ev.INSERT <= kind <= ev.DELETE or (kind == ev.ROLLBACK and state[OPEN] >= TRANSACTION):
+        return STATEMENTS
+    if state[FACTS] >= len(facts):
+        return NEEDS_FACTS
+    need = state_room(event[ev.BODY_END] - event[ev.BODY_AT], state_size)
+    if room - state[TO] < need:
+        state[NEEDED] = need
+        return NEEDS_ROOM
+    return DONE
+
+
+@nb.njit(inline="always")
+def _write_event(  # type: ignore[no-untyped-def]
+    buffer, event, keyspace, keyspace_size, shard, shard_size, before_state, out, state
+):  # fmt: skip
+    # An event that `_check_event` has let through. Returns DONE, or why it can't be written.
+    kind = event[ev.TYPE]
+    if kind == ev.BEGIN:
+        if state[OPEN] == CLOSED:
+            state[OPEN] = BEGUN
+            state[TIME_US] = event[ev.TIME_S] * 1_000_000
+    elif kind == ev.COMMIT:
+        close(out, state, event[ev.TIME_S] * 1_000_000)
+    elif kind == ev.COPY_COMPLETED or kind == ev.ROLLBACK:
+        close(out, state, 0)
+    elif kind == ev.VGTID:
+        b, at, end = address_of(buffer), event[ev.BODY_AT], event[ev.BODY_END]
+        if not find_own(b, at, end, keyspace, keyspace_size, shard, shard_size, state):
+            return BROKEN
+        if state[OPEN] >= TRANSACTION and state[GTID_AT] >= 0:
+            to = write_shard_state(buffer, state[GTID_AT], state[GTID_END], before_state, out, state[TO])
+            if to <= state[TO]:
+                return BROKEN if to < 0 else ODD_POSITION
+            state[TO] = to
+    return DONE
+
+
+@nb.njit(inline="always")
+def _note(event, facts, state):  # type: ignore[no-untyped-def]
+    fact = state[FACTS]
+    facts[fact, FACT_TYPE] = event[ev.TYPE]
+    facts[fact, FACT_TIME_S] = event[ev.TIME_S]
+    facts[fact, FACT_CURRENT_NS] = event[ev.CURRENT_NS]
+    facts[fact, FACT_BODY_AT] = event[ev.BODY_AT]
+    facts[fact, FACT_BODY_END] = event[ev.BODY_END]
+    facts[fact, FACT_OUT_AT] = state[TO]
+    state[FACTS] += 1
 
 
 _CALL = nb.void(
@@ -181,150 +330,52 @@ def transcode(  # type: ignore[no-untyped-def]
     keyspace, shard, texts = address_of(keyspace_name), address_of(shard_name), address_of(names)
     sizes = len(keyspace_name), len(shard_name)
     end, room = len(buffer), len(target)
-    event, head, parts = scratch[: ev.EVENT_FIELDS], scratch[8:12], scratch[12:20]
+    event, head, parts, frame = scratch[: ev.EVENT_FIELDS], scratch[8:12], scratch[12:20], scratch[20:24]
+    frame[_FRAME_AT] = frame[_LAST_TABLE] = -1
     state[STOPPED] = DONE
-    rows_at: Any = np.int64(-1)
-    rows_table = np.int64(-1)
-    rows: Any = np.int64(0)
-    last = np.int64(-1)
-    while state[AT] < end and state[STOPPED] == DONE:
+    while state[AT] < end:
         p = read_event(b, state[AT], end, keyspace, sizes[0], shard, sizes[1], event)
-        kind = event[ev.TYPE]
         if p < 0:
             state[STOPPED] = BROKEN
             break
         if event[ev.IS_OWN] == 0:
             state[AT] = p
             continue
-        if kind == ev.ROW:
+        if event[ev.TYPE] == ev.ROW:
             at, stop = event[ev.BODY_AT], event[ev.BODY_END]
-            if not _read_head(b, at, stop, keyspace, sizes[0], shard, sizes[1], head):
-                state[STOPPED] = BROKEN
+            table, state[STOPPED] = _find_table(
+                buffer, at, stop, names, keyspace, sizes[0], shard, sizes[1], tables, slots, head,
+                frame[_LAST_TABLE],
+            )  # fmt: skip
+            if state[STOPPED] != DONE:
                 break
-            if head[_IS_FOREIGN] == 1 or head[_IS_INTERNAL] == 1:
-                state[AT] = p
-                continue
-            size = head[_NAME_END] - head[_NAME_AT]
-            if last < 0 or not same(
-                b, head[_NAME_AT], size, address_of(names) + tables[last, NAME_AT],
-                tables[last, NAME_END] - tables[last, NAME_AT],
-            ):  # fmt: skip
-                last = _table_of(buffer, head[_NAME_AT], head[_NAME_END], names, tables, slots)
-                if last < 0:
-                    state[STOPPED] = NO_TABLE
-                    break
-            state[TABLE] = last
-            table = tables[last]
-            if table[RELATION] == 0:
+            if table >= 0:
+                frame[_LAST_TABLE] = state[TABLE] = table
+            if table < 0 or tables[table, RELATION] == 0:
                 state[AT] = p
                 continue
             is_copy = event[ev.TIME_S] == 0 and state[OPEN] != TRANSACTION
             if not is_copy and (state[OPEN] == CLOSED or state[OPEN] == SNAPSHOT):
                 state[STOPPED] = NO_TRANSACTION
                 break
-            first = max(at, state[CHANGE_AT])
-            while first < stop:
-                tag, value, q = field(b, first, stop)
-                if q < 0:
-                    state[STOPPED] = BROKEN
-                    break
-                if tag & 7 != BYTES or tag >> 3 != 2:
-                    first = q + value if tag & 7 == BYTES else q
-                    continue
-                need = 2 * (table[ROOM] + GROWTH * value) + len(patched) + _ROW_HEAD
-                if room - state[TO] < need:
-                    state[STOPPED] = NEEDS_ROOM
-                    state[NEEDED] = need
-                elif not read_change(b, q, q + value, parts):
-                    state[STOPPED] = BROKEN
-                elif parts[AFTER_AT] < 0 and (parts[BEFORE_AT] < 0 or is_copy):
-                    state[STOPPED] = NO_IMAGE
-                else:
-                    state[STOPPED] = find_images(b, table, sources, targets, parts, state)
-                if state[STOPPED] != DONE:
-                    state[CHANGE_AT] = first
-                    break
-                state[PATCHED] = 0
-                if not is_copy:
-                    if state[OPEN] == BEGUN:
-                        open_transaction(out, state, state[TIME_US])
-                    write_change(b, patch, texts, table, sources, targets, parts, points, out, state)
-                else:
-                    if state[OPEN] != SNAPSHOT:
-                        state[OPEN] = SNAPSHOT
-                        state[TIME_US] = state[SNAPSHOT_TIME_US]
-                        state[ORDINAL] = 0
-                        state[TO] = write_control(
-                            out, state[TO], frames.SNAPSHOT_BEGINS, state[POSITION] + 1, state[TIME_US]
-                        )
-                    if rows_at >= 0 and (rows_table != last or state[TO] - rows_at > _ROWS_FRAME_BYTES):
-                        _end_rows(out, rows_at, rows, state)
-                        rows_at = -1
-                    if rows_at < 0:
-                        rows_at, rows_table, rows = state[TO], last, 0
-                        to = begin_frame(out, rows_at, frames.ROWS)
-                        to = put(out, to, table[RELATION], 4)
-                        state[TO] = put(out, to, state[ORDINAL], 8) + 4
-                    state[TO] = write_line(b, texts, table, sources, targets, points, out, state[TO])
-                    state[ORDINAL] += 1
-                    state[ROWS] += 1
-                    rows += 1
-                first = q + value
-            if state[STOPPED] == DONE:
-                state[CHANGE_AT] = 0
-                state[AT] = p
-            continue
-        _end_rows(out, rows_at, rows, state)
-        rows_at = -1
-        if kind == ev.FIELD:
-            state[STOPPED] = DESCRIBES
-            break
-        if kind == ev.UNKNOWN or kind >= ev.EVENT_TYPES:
-            state[STOPPED] = UNKNOWN_EVENT
-            break
-        if ev.INSERT <= kind <= ev.DELETE or (kind == ev.ROLLBACK and state[OPEN] >= TRANSACTION):
-            state[STOPPED] = STATEMENTS
-            break
-        size = event[ev.BODY_END] - event[ev.BODY_AT]
-        if state[FACTS] >= len(facts):
-            state[STOPPED] = NEEDS_FACTS
-            break
-        need = state_room(size, len(before_state))
-        if room - state[TO] < need:
-            state[STOPPED] = NEEDS_ROOM
-            state[NEEDED] = need
-            break
-        if kind == ev.BEGIN:
-            if state[OPEN] == CLOSED:
-                state[OPEN] = BEGUN
-                state[TIME_US] = event[ev.TIME_S] * 1_000_000
-        elif kind == ev.COMMIT:
-            close(out, state, event[ev.TIME_S] * 1_000_000)
-        elif kind == ev.COPY_COMPLETED or kind == ev.ROLLBACK:
-            close(out, state, 0)
-        elif kind == ev.VGTID:
-            if not find_own(
-                b, event[ev.BODY_AT], event[ev.BODY_END], keyspace, sizes[0], shard, sizes[1], state
-            ):
-                state[STOPPED] = BROKEN
+            if not _write_row_event(
+                b, at, stop, 1 if is_copy else 0, patch, len(patched), texts, tables, sources, targets,
+                points, out, room, parts, frame, state,
+            ):  # fmt: skip
                 break
-            if state[OPEN] >= TRANSACTION and state[GTID_AT] >= 0:
-                to = write_shard_state(buffer, state[GTID_AT], state[GTID_END], before_state, out, state[TO])
-                if to <= state[TO]:
-                    state[STOPPED] = BROKEN if to < 0 else ODD_POSITION
-                    break
-                state[TO] = to
-        fact = facts[state[FACTS]]
-        fact[FACT_TYPE] = kind
-        fact[FACT_TIME_S] = event[ev.TIME_S]
-        fact[FACT_CURRENT_NS] = event[ev.CURRENT_NS]
-        fact[FACT_BODY_AT] = event[ev.BODY_AT]
-        fact[FACT_BODY_END] = event[ev.BODY_END]
-        fact[FACT_OUT_AT] = state[TO]
-        state[FACTS] += 1
+        else:
+            _end_rows(out, frame, state)
+            state[STOPPED] = _check_event(event, room, len(before_state), facts, state)
+            if state[STOPPED] == DONE:
+                state[STOPPED] = _write_event(
+                    buffer, event, keyspace, sizes[0], shard, sizes[1], before_state, out, state
+                )  # fmt: skip
+            if state[STOPPED] != DONE:
+                break
+            _note(event, facts, state)
         state[AT] = p
-    _end_rows(out, rows_at, rows, state)
+    _end_rows(out, frame, state)
 
 
 #: Numbers that `transcode` needs for itself.
-SCRATCH_FIELDS = 20
+SCRATCH_FIELDS = 24

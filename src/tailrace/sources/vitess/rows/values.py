@@ -72,19 +72,12 @@ def _write_number(b, p, length, out, to):  # type: ignore[no-untyped-def]
     return _copied(b, p, end - p, out, to)
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
-def _write_float(b, p, length, highest, out, to):  # type: ignore[no-untyped-def]
-    # `1.5E+00` as 1.5, `1E+20` as 1e+20. The digits are put behind the text first.
-    end = p + length
-    first = p
-    begin = to
-    if p < end and u8_at(b, p) == _MINUS:
-        put_u8(out, to, _MINUS)
-        to += 1
-        p += 1
-    scratch = to + 24
+@nb.njit(inline="always")
+def _read_float(b, p, end, digits_at):  # type: ignore[no-untyped-def]
+    # Puts the digits from the first that is not 0 to the last that is not at `digits_at`. Returns how many,
+    # and the exponent of the first; -1 and 0 if the text is no number of so few digits.
     count = 0
-    exponent = -1  # of the first digit that is not 0
+    exponent = -1
     is_behind = False
     seen = False
     while p < end:
@@ -97,8 +90,8 @@ def _write_float(b, p, length, highest, out, to):  # type: ignore[no-untyped-def
                 exponent -= 1 if is_behind else 0
             else:
                 if count >= _DIGITS_MAX:
-                    return _copied(b, first, length, out, begin)
-                put_u8(out, scratch + count, letter)
+                    return -1, 0
+                put_u8(digits_at, count, letter)
                 count += 1
                 exponent += 0 if is_behind else 1
         else:
@@ -116,30 +109,49 @@ def _write_float(b, p, length, highest, out, to):  # type: ignore[no-untyped-def
             p += 1
         power = -power if falls else power
     if not seen or p != end:
-        return _copied(b, first, length, out, begin)
-    while count > 0 and u8_at(out, scratch + count - 1) == _ZERO:
+        return -1, 0
+    while count > 0 and u8_at(digits_at, count - 1) == _ZERO:
         count -= 1
+    return count, exponent + power
+
+
+@nb.njit(inline="always")
+def _write_scientific(digits_at, count, exponent, out, to):  # type: ignore[no-untyped-def]
+    put_u8(out, to, u8_at(digits_at, 0))
+    to += 1
+    if count > 1:
+        put_u8(out, to, _POINT)
+        move_bytes(0, digits_at + 1, digits_at + count, out + to + 1)
+        to += count
+    put_u8(out, to, _LOWER_E)
+    put_u8(out, to + 1, _MINUS if exponent < 0 else _PLUS)
+    to += 2
+    exponent = abs(exponent)
+    if exponent >= 100:
+        put_u8(out, to, _ZERO + exponent // 100)
+        to += 1
+    put_u8(out, to, _ZERO + exponent // 10 % 10)
+    put_u8(out, to + 1, _ZERO + exponent % 10)
+    return to + 2
+
+
+@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+def _write_float(b, p, length, highest, out, to):  # type: ignore[no-untyped-def]
+    # `1.5E+00` as 1.5, `1E+20` as 1e+20. The digits are put behind the text first.
+    begin = to
+    is_negative = length > 0 and u8_at(b, p) == _MINUS
+    if is_negative:
+        put_u8(out, to, _MINUS)
+        to += 1
+    digits_at = out + to + 24
+    count, exponent = _read_float(b, p + (1 if is_negative else 0), p + length, digits_at)
+    if count < 0:
+        return _copied(b, p, length, out, begin)
     if count == 0:
         put_u8(out, to, _ZERO)
         return to + 1
-    exponent += power
     if exponent < _EXPONENT_MIN or exponent >= highest:
-        put_u8(out, to, u8_at(out, scratch))
-        to += 1
-        if count > 1:
-            put_u8(out, to, _POINT)
-            move_bytes(0, out + scratch + 1, out + scratch + count, out + to + 1)
-            to += count
-        put_u8(out, to, _LOWER_E)
-        put_u8(out, to + 1, _MINUS if exponent < 0 else _PLUS)
-        to += 2
-        exponent = abs(exponent)
-        if exponent >= 100:
-            put_u8(out, to, _ZERO + exponent // 100)
-            to += 1
-        put_u8(out, to, _ZERO + exponent // 10 % 10)
-        put_u8(out, to + 1, _ZERO + exponent % 10)
-        return to + 2
+        return _write_scientific(digits_at, count, exponent, out, to)
     if exponent < 0:
         put_u8(out, to, _ZERO)
         put_u8(out, to + 1, _POINT)
@@ -147,17 +159,17 @@ def _write_float(b, p, length, highest, out, to):  # type: ignore[no-untyped-def
         for _ in range(-exponent - 1):
             put_u8(out, to, _ZERO)
             to += 1
-        move_bytes(0, out + scratch, out + scratch + count, out + to)
+        move_bytes(0, digits_at, digits_at + count, out + to)
         return to + count
     whole = min(count, exponent + 1)
-    move_bytes(0, out + scratch, out + scratch + whole, out + to)
+    move_bytes(0, digits_at, digits_at + whole, out + to)
     to += whole
     for _ in range(exponent + 1 - whole):
         put_u8(out, to, _ZERO)
         to += 1
     if count > whole:
         put_u8(out, to, _POINT)
-        move_bytes(0, out + scratch + whole, out + scratch + count, out + to + 1)
+        move_bytes(0, digits_at + whole, digits_at + count, out + to + 1)
         to += 1 + count - whole
     return to
 

@@ -7,16 +7,19 @@ done, 1 failed, 2 bad usage or configuration.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import typer
 
+from tailrace.cli.parameters import AsJson, Debug, Verbose
 from tailrace.errors import Kind, TailraceError
 
 DONE, FAILED, UNUSABLE = 0, 1, 2
@@ -68,6 +71,35 @@ def conversation(
         from tailrace.pipeline.background import as_failure
 
         fail(as_failure(error), debug=debug, as_json=as_json)
+
+
+def speaking(*, chatty: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what gives a command the options `--verbose` and `--debug`, and runs it in a `conversation`.
+
+    Where it has `as_json: AsJson`, its errors are JSON, too.
+    """
+
+    def make(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+        given = own.parameters.get("as_json")
+        has_json = given is not None and given.annotation == AsJson
+
+        @functools.wraps(command)
+        def spoken(*, verbose: bool = False, debug: bool = False, **values: Any) -> None:
+            as_json = has_json and values["as_json"]
+            with conversation(verbose=verbose, debug=debug, as_json=as_json, chatty=chatty):
+                command(**values)
+
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+            for name, kind in (("verbose", Verbose), ("debug", Debug))
+        ]
+        signature = own.replace(parameters=[*own.parameters.values(), *more])
+        spoken.__signature__ = signature  # type: ignore[attr-defined]
+        spoken.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+        return spoken
+
+    return make
 
 
 def fail(error: TailraceError, *, debug: bool = False, as_json: bool = False) -> None:

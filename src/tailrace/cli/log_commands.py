@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.conversation import DONE, FAILED, conversation
-from tailrace.cli.parameters import AsJson, Debug, SourceName, TableName, TaskName, Verbose, group
+from tailrace.cli.conversation import DONE, FAILED, speaking
+from tailrace.cli.parameters import AsJson, SourceName, TableName, TaskName, group
 from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
@@ -42,22 +42,21 @@ JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON document
 
 
 @log_app.command("ls")
+@speaking()
 def ls(
     path: LogPath,
     *,
     source: SourceName = None,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """List a log's tasks, segments and readers; with several sources, those of each log."""
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.log_listing import list_logs
+    from tailrace.cli.log_listing import list_logs
 
-        list_logs(_directory(path, source), as_json=as_json)
+    list_logs(_directory(path, source), as_json=as_json)
 
 
 @log_app.command("show")
+@speaking()
 def show(
     path: LogPath,
     *,
@@ -83,32 +82,30 @@ def show(
     task: TaskName = "0",
     raw: Raw = False,
     as_json: JsonLines = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Show the changes in a log, decoded, in log order.
 
     Given the pipeline's file, in the form that its handling modes ask for.
     """
-    with conversation(verbose=verbose, debug=debug):
-        from tailrace.cli.log_contents import show_changes
-        from tailrace.config import ColumnPolicy
-        from tailrace.pipeline.log.inspection import Selection
+    from tailrace.cli.log_contents import show_changes
+    from tailrace.config import ColumnPolicy
+    from tailrace.pipeline.log.inspection import Selection
 
-        log, rules, modes = _log_and_forms(path, source)
-        wanted = Selection(
-            table=table,
-            key=_key(key),
-            xid=transaction,
-            begin=_point(begin, "--from"),
-            end=_point(end, "--to"),
-            limit=limit,
-            modes=modes,
-            where=_condition(where),
-        )
-        show_changes(log, task, wanted, ColumnPolicy() if raw else rules, as_json=as_json)
+    log, rules, modes = _log_and_forms(path, source)
+    wanted = Selection(
+        table=table,
+        key=_key(key),
+        xid=transaction,
+        begin=_point(begin, "--from"),
+        end=_point(end, "--to"),
+        limit=limit,
+        modes=modes,
+        where=_condition(where),
+    )
+    show_changes(log, task, wanted, ColumnPolicy() if raw else rules, as_json=as_json)
 
 
+@speaking()
 def tail(
     path: LogPath,
     *,
@@ -126,31 +123,29 @@ def tail(
     source: SourceName = None,
     raw: Raw = False,
     as_json: JsonLines = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Show changes as they are committed, until Ctrl-C or --limit; at the end, say where to go on.
 
     Reads the log, from any process, beside whatever runs: it is slower or faster than nobody else. What
     retention has removed before it was shown is an error.
     """
-    with conversation(verbose=verbose, debug=debug):
-        from tailrace.cli.log_contents import tail_changes
-        from tailrace.config import ColumnPolicy
-        from tailrace.pipeline.log.inspection import Selection
+    from tailrace.cli.log_contents import tail_changes
+    from tailrace.config import ColumnPolicy
+    from tailrace.pipeline.log.inspection import Selection
 
-        log, rules, modes = _log_and_forms(path, source)
-        wanted = Selection(
-            table=table,
-            begin=_point(begin, "--from"),
-            limit=limit,
-            modes=modes,
-            where=_condition(where),
-        )
-        tail_changes(log, wanted, ColumnPolicy() if raw else rules, as_json=as_json)
+    log, rules, modes = _log_and_forms(path, source)
+    wanted = Selection(
+        table=table,
+        begin=_point(begin, "--from"),
+        limit=limit,
+        modes=modes,
+        where=_condition(where),
+    )
+    tail_changes(log, wanted, ColumnPolicy() if raw else rules, as_json=as_json)
 
 
 @log_app.command("forget")
+@speaking()
 def forget(
     path: LogPath,
     reader: Annotated[
@@ -159,20 +154,18 @@ def forget(
     *,
     source: SourceName = None,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Forget a reader that will not come back, so that retention waits for it no longer.
 
     One that does come back is registered again, and fails if retention took what it needs.
     """
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.log_listing import forget_readers
+    from tailrace.cli.log_listing import forget_readers
 
-        forget_readers(_log(path, source), reader, as_json=as_json)
+    forget_readers(_log(path, source), reader, as_json=as_json)
 
 
 @log_app.command("schemas")
+@speaking()
 def schemas(
     path: LogPath,
     *,
@@ -183,36 +176,31 @@ def schemas(
         bool, typer.Option("--raw", help="With the columns that the pipeline leaves out.")
     ] = False,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Show every version of each table's schema in a log, and where it begins."""
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.log_contents import show_schemas
-        from tailrace.config import ColumnPolicy
+    from tailrace.cli.log_contents import show_schemas
+    from tailrace.config import ColumnPolicy
 
-        log, rules, _ = _log_and_forms(path, source)
-        show_schemas(log, task, table, ColumnPolicy() if raw else rules, as_json=as_json)
+    log, rules, _ = _log_and_forms(path, source)
+    show_schemas(log, task, table, ColumnPolicy() if raw else rules, as_json=as_json)
 
 
 @log_app.command("verify")
+@speaking()
 def verify(
     path: LogPath,
     *,
     source: SourceName = None,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Read everything in a log and report all damage, and where readers would stop; with several
     sources, in each log.
 
     Exit status 1 if there is any.
     """
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.log_listing import verify_logs
+    from tailrace.cli.log_listing import verify_logs
 
-        raise typer.Exit(DONE if verify_logs(_directory(path, source), as_json=as_json) else FAILED)
+    raise typer.Exit(DONE if verify_logs(_directory(path, source), as_json=as_json) else FAILED)
 
 
 def _directory(path: Path, source: str | None) -> Path:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tailrace import __version__
-from tailrace.cli.conversation import DONE, FAILED, UNUSABLE, conversation, note_root_options
+from tailrace.cli.conversation import DONE, FAILED, UNUSABLE, conversation, note_root_options, speaking
 from tailrace.cli.log_commands import LogPath, log_app, tail
 from tailrace.cli.offset_commands import offsets_app
 from tailrace.cli.parameters import AsJson, ConfigFile, Debug, SourceName, Verbose, group
@@ -64,6 +64,7 @@ def root(
 
 
 @app.command()
+@speaking(chatty=True)
 def run(
     file: ConfigFile,
     *,
@@ -74,21 +75,19 @@ def run(
             help="End when all that the source had committed at the start is in the log and in every sink.",
         ),
     ] = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Run the pipeline until Ctrl-C or SIGTERM, or until it has caught up.
 
     The first signal ends it cleanly within seconds: sinks finish their batch, what was received
     is made durable and acknowledged. A second one ends it at once, which loses nothing either.
     """
-    with conversation(verbose=verbose, debug=debug, chatty=True):
-        from tailrace.cli.run import run_pipeline
+    from tailrace.cli.run import run_pipeline
 
-        run_pipeline(file, until_caught_up=until_caught_up)
+    run_pipeline(file, until_caught_up=until_caught_up)
 
 
 @app.command()
+@speaking(chatty=True)
 def serve(
     path: LogPath,
     *,
@@ -110,48 +109,42 @@ def serve(
             "--origin", metavar="URL", help="A web site whose pages may subscribe; may be repeated."
         ),
     ] = None,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Serve changes to other processes as they are committed, over HTTP on this machine, until Ctrl-C.
 
     Reads the log, from any process, beside whatever runs. Options go before what the file has under
     `subscriptions`.
     """
-    with conversation(verbose=verbose, debug=debug, chatty=True):
-        from tailrace.cli.serve import serve_changes
+    from tailrace.cli.serve import serve_changes
 
-        serve_changes(path, port, token, origin or [])
+    serve_changes(path, port, token, origin or [])
 
 
 @app.command()
-def check(
-    file: ConfigFile, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False
-) -> None:
+@speaking()
+def check(file: ConfigFile, *, as_json: AsJson = False) -> None:
     """Check everything that the pipeline needs, and name every problem with its repair.
 
     Reads the file, asks the source, clusters of Kafka and schema registries, looks at Java and the
     disks. Changes nothing.
     Exit status 0 if it can run (there may be warnings), 1 if not, 2 if the file itself is wrong.
     """
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.check import check_pipeline
+    from tailrace.cli.check import check_pipeline
 
-        raise typer.Exit(check_pipeline(file, as_json=as_json))
+    raise typer.Exit(check_pipeline(file, as_json=as_json))
 
 
 @app.command()
-def status(
-    file: ConfigFile, *, as_json: AsJson = False, verbose: Verbose = False, debug: Debug = False
-) -> None:
+@speaking()
+def status(file: ConfigFile, *, as_json: AsJson = False) -> None:
     """Show how far the pipeline is, whether or not it runs, from any process."""
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.status import show_status
+    from tailrace.cli.status import show_status
 
-        show_status(file, as_json=as_json)
+    show_status(file, as_json=as_json)
 
 
 @app.command()
+@speaking(chatty=True)
 def replay(
     file: ConfigFile,
     *,
@@ -173,8 +166,6 @@ def replay(
             "--into", metavar="PATH", help="Write to this new or empty directory instead of the sink's."
         ),
     ] = None,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Deliver what is in the log to one sink again, and end.
 
@@ -183,13 +174,13 @@ def replay(
     it holds stays as it is, and only what it lacks is added. `--into` builds a second copy beside
     the first. Nothing else may be writing the sink; the source is not needed.
     """
-    with conversation(verbose=verbose, debug=debug, chatty=True):
-        from tailrace.cli.run import replay_sink
+    from tailrace.cli.run import replay_sink
 
-        replay_sink(file, source, sink, begin, into)
+    replay_sink(file, source, sink, begin, into)
 
 
 @app.command()
+@speaking()
 def snapshot(
     file: ConfigFile,
     *,
@@ -218,37 +209,34 @@ def snapshot(
     ] = False,
     source: SourceName = None,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Read tables again, or tables that were added to the publication, while the stream goes on.
 
     The running engine takes the request within a second; without one it waits for the next run.
     Nothing is locked or written at the source. A snapshot that is cut short goes on where it was.
     """
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.snapshot_commands import (
-            cancel_snapshots,
-            list_snapshots,
-            pause_snapshots,
-            request_snapshot,
-        )
+    from tailrace.cli.snapshot_commands import (
+        cancel_snapshots,
+        list_snapshots,
+        pause_snapshots,
+        request_snapshot,
+    )
 
-        named = tables or []
-        chosen = sum((cancel, pause, resume, listed))
-        if chosen > 1 or (chosen and where) or (chosen and named and not cancel) or not (named or chosen):
-            typer.echo(
-                "give --table (with --where), --cancel (with --table), --pause, --resume or --list", err=True
-            )
-            raise typer.Exit(UNUSABLE)
-        if listed:
-            list_snapshots(file, source, as_json=as_json)
-        elif pause or resume:
-            pause_snapshots(file, source, pauses=pause, as_json=as_json)
-        elif cancel:
-            cancel_snapshots(file, source, named, as_json=as_json)
-        else:
-            request_snapshot(file, source, named, where, as_json=as_json)
+    named = tables or []
+    chosen = sum((cancel, pause, resume, listed))
+    if chosen > 1 or (chosen and where) or (chosen and named and not cancel) or not (named or chosen):
+        typer.echo(
+            "give --table (with --where), --cancel (with --table), --pause, --resume or --list", err=True
+        )
+        raise typer.Exit(UNUSABLE)
+    if listed:
+        list_snapshots(file, source, as_json=as_json)
+    elif pause or resume:
+        pause_snapshots(file, source, pauses=pause, as_json=as_json)
+    elif cancel:
+        cancel_snapshots(file, source, named, as_json=as_json)
+    else:
+        request_snapshot(file, source, named, where, as_json=as_json)
 
 
 @app.command()

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tailrace.cli.conversation import conversation
-from tailrace.cli.parameters import AsJson, ConfigFile, Debug, SourceName, Verbose, group
+from tailrace.cli.conversation import speaking
+from tailrace.cli.parameters import AsJson, ConfigFile, SourceName, group
 
 offsets_app = group("Show and change the offsets that sinks of Kafka have committed.")
 
@@ -25,6 +25,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 
 @offsets_app.command("show")
+@speaking()
 def show(
     file: ConfigFile,
     *,
@@ -33,20 +34,18 @@ def show(
     ] = None,
     source: SourceName = None,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Show what each sink of Kafka has committed, and what the engine has for its handler.
 
     Read as it is now, whether or not the pipeline runs; nobody is disturbed.
     """
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.offsets import show_offsets
+    from tailrace.cli.offsets import show_offsets
 
-        show_offsets(file, sink, source, as_json=as_json)
+    show_offsets(file, sink, source, as_json=as_json)
 
 
 @offsets_app.command("set")
+@speaking()
 def set_(
     file: ConfigFile,
     *,
@@ -63,8 +62,6 @@ def set_(
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Have a sink of Kafka, or the engine's handler, go on from another place, where no transaction is open.
 
@@ -72,13 +69,13 @@ def set_(
     --skip-changes must agree to. Refused while the pipeline runs on this log. With transactions, a
     process elsewhere that still writes is fenced: it can commit nothing more.
     """
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.offsets import Whose, set_offset
+    from tailrace.cli.offsets import Whose, set_offset
 
-        set_offset(file, Whose(sink, engine, source), to, skip_changes=skip_changes, yes=yes, as_json=as_json)
+    set_offset(file, Whose(sink, engine, source), to, skip_changes=skip_changes, yes=yes, as_json=as_json)
 
 
 @offsets_app.command("reset")
+@speaking()
 def reset(
     file: ConfigFile,
     *,
@@ -87,14 +84,11 @@ def reset(
     source: SourceName = None,
     yes: Yes = False,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Take the offset of a sink of Kafka back, or the engine's own: all changes in the log come again.
 
     Refused while the pipeline runs on this log; fences as `set` does. What is in the topics stays.
     """
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.cli.offsets import Whose, reset_offset
+    from tailrace.cli.offsets import Whose, reset_offset
 
-        reset_offset(file, Whose(sink, engine, source), yes=yes, as_json=as_json)
+    reset_offset(file, Whose(sink, engine, source), yes=yes, as_json=as_json)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tailrace.cli.conversation import conversation, print_json, printable
-from tailrace.cli.parameters import AsJson, ConfigFile, Debug, SourceName, Verbose, group
+from tailrace.cli.conversation import print_json, printable, speaking
+from tailrace.cli.parameters import AsJson, ConfigFile, SourceName, group
 
 realtime_app = group("Feed handlers and sinks from memory while they keep up; see docs/realtime.md.")
 
@@ -19,58 +19,52 @@ Consumer = Annotated[
 
 
 @realtime_app.command("on")
+@speaking()
 def on(
     file: ConfigFile,
     *,
     consumer: Consumer = None,
     source: SourceName = None,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Ask that consumers are fed from memory; also after a restart, until `off`.
 
     Returns at once and promises nothing: a consumer that can't keep up goes on with the log. See `status`.
     """
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        _switch(file, source, consumer, on=True, as_json=as_json)
+    _switch(file, source, consumer, on=True, as_json=as_json)
 
 
 @realtime_app.command("off")
+@speaking()
 def off(
     file: ConfigFile,
     *,
     consumer: Consumer = None,
     source: SourceName = None,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Ask that consumers are fed from the log alone; also after a restart, until `on`."""
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        _switch(file, source, consumer, on=False, as_json=as_json)
+    _switch(file, source, consumer, on=False, as_json=as_json)
 
 
 @realtime_app.command("status")
+@speaking()
 def status(
     file: ConfigFile,
     *,
     consumer: Consumer = None,
     source: SourceName = None,
     as_json: AsJson = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Show what feeds each consumer, why, and how much waits in memory."""
-    with conversation(verbose=verbose, debug=debug, as_json=as_json):
-        from tailrace.config import load_engine
-        from tailrace.pipeline import realtime
+    from tailrace.config import load_engine
+    from tailrace.pipeline import realtime
 
-        found = realtime.status(load_engine(file), source, consumer)
-        if as_json:
-            print_json({"consumers": found})
-        else:
-            print("\n".join(line for each in found for line in words(each)))
+    found = realtime.status(load_engine(file), source, consumer)
+    if as_json:
+        print_json({"consumers": found})
+    else:
+        print("\n".join(line for each in found for line in words(each)))
 
 
 def words(found: dict[str, Any]) -> list[str]:

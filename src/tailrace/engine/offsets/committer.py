@@ -74,11 +74,9 @@ class OffsetCommitter:
         self._heard = committed
         self._timeout_s = timeout_s
         self._name = name
-        self._claim = claim
-        self._lock = threading.Lock()
+        self._partitions = TrackedPartitions(claim)
+        self._lock = self._partitions.lock
         self._telling = threading.Lock()  # held while the task hears of a commit
-        self._partitions = TrackedPartitions()
-        self._committed = 0
         self._last_s = clock.monotonic()
         self._write: _Write | None = None
         self._writes: queue.SimpleQueue[_Write | Literal["look", "end"]] | None = None
@@ -91,7 +89,6 @@ class OffsetCommitter:
         self._failed_s = 0.0
         self._failed: BaseException | None = None  # nothing more is committed
         self._failure: BaseException | None = None  # of the last write
-        self._closed = False
 
     @property
     def policy(self) -> CommitPolicy:
@@ -101,7 +98,7 @@ class OffsetCommitter:
     @property
     def committed(self) -> int:
         """Records of this life up to the last commit, of all partitions."""
-        return self._committed
+        return self._partitions.committed_records
 
     @property
     def failures(self) -> int:
@@ -131,9 +128,7 @@ class OffsetCommitter:
             `OFFSETS_PREEMPTED`, as `tick`.
         """
         self._raise_failure()
-        self._claim_new(batch.partition)
-        with self._lock:
-            self._partitions.begin(batch)
+        self._partitions.take(batch)
 
     def write(self, partition: Partition, offset: Offset) -> None:
         """Have an offset committed that no record brings, once all that was taken before is processed.
@@ -141,14 +136,7 @@ class OffsetCommitter:
         :raises TailraceError: as `take`.
         """
         self._raise_failure()
-        self._claim_new(partition)
-        with self._lock:
-            if not self._closed:
-                self._partitions.note(partition, offset)
-
-    def _claim_new(self, partition: Partition) -> None:
-        if not self._partitions.has(partition):
-            self._claim(partition)
+        self._partitions.write(partition, offset)
 
     def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
         """Count a record of `batch`, or all of it, as processed; after `finish` nothing any more."""
@@ -156,7 +144,7 @@ class OffsetCommitter:
         with self._lock:
             # Batches are forgotten once they are processed: again is no harm.
             tracker = self._partitions.tracker_of(batch)
-            if tracker is None or self._closed:
+            if tracker is None or self._partitions.is_closed:
                 return
             if place is None:
                 tracker.mark_batch(number, offset)
@@ -169,7 +157,7 @@ class OffsetCommitter:
         """Count records of `batch` as processed, by their places; after `finish` nothing any more."""
         with self._lock:
             tracker = self._partitions.tracker_of(batch)
-            if tracker is not None and not self._closed:
+            if tracker is not None and not self._partitions.is_closed:
                 tracker.mark_places(batch.number, places)
                 self._has_marked(len(places))
 
@@ -191,7 +179,7 @@ class OffsetCommitter:
         places = np.flatnonzero(is_dropped)
         with self._lock:
             tracker = self._partitions.tracker_of(batch)
-            if tracker is not None and not self._closed:
+            if tracker is not None and not self._partitions.is_closed:
                 tracker.mark_places(batch.number, places)
 
     def mark_batch_finished(self, batch: Batch) -> None:
@@ -216,7 +204,7 @@ class OffsetCommitter:
         if earlier is not None and not earlier.is_late:
             self._await(earlier, self._timeout_s)
         with self._lock:
-            write = None if self._closed else self._due()
+            write = None if self._partitions.is_closed else self._due()
             self._begin_write(write)
         if write is not None:
             self._await(write, self._timeout_s)
@@ -224,7 +212,7 @@ class OffsetCommitter:
     def _look(self) -> None:
         # Under the lock: commits if the policy wants it, and waits for nothing.
         self._marked = 0
-        if self._closed or self._failed is not None:
+        if self._partitions.is_closed or self._failed is not None:
             return
         if not self._failures or self._clock.monotonic() - self._failed_s >= AGAIN_S:
             self._begin_write(self._due())
@@ -243,7 +231,7 @@ class OffsetCommitter:
         complete = self._commit_all(deadline_s)
         told = self._telling.acquire(timeout=max(0.0, deadline_s - time.monotonic()))
         with self._lock:
-            self._closed = True
+            self._partitions.is_closed = True
             if self._writes is not None:
                 self._writes.put("end")
         if told:
@@ -259,7 +247,7 @@ class OffsetCommitter:
             return False
         with self._lock:
             points = self._partitions.points()
-            write = _Write(points) if points and not self._closed else None
+            write = _Write(points) if points and not self._partitions.is_closed else None
             self._begin_write(write)
         if write is None:
             return not points
@@ -326,7 +314,7 @@ class OffsetCommitter:
             except BaseException as error:  # noqa: BLE001 - a policy's own; the task's thread raises it
                 self._failed = error
             is_left = bool(self._partitions.points())
-            self._is_looking = is_left and not self._closed and self._failed is None
+            self._is_looking = is_left and not self._partitions.is_closed and self._failed is None
 
     def _store_points(self, write: _Write) -> None:
         try:
@@ -364,11 +352,11 @@ class OffsetCommitter:
         failpoints.hit("engine.after_commit")
         with self._telling:
             with self._lock:
-                self._committed += self._partitions.committed(write.points)
+                self._partitions.committed(write.points)
                 self._last_s = self._clock.monotonic()
                 failures, self._failures, self._failure = self._failures, 0, None
                 self._write = None
-                is_heard = not self._closed
+                is_heard = not self._partitions.is_closed
             write.succeeded = True
             for kept, point in write.points if is_heard else ():
                 try:

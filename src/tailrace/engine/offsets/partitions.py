@@ -1,9 +1,10 @@
-"""The partitions of one task: what was taken of each, and what of it is processed. The caller locks."""
+"""The partitions of one task: what was taken of each, what of it is processed, and what is committed."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tailrace.engine.offsets.stores import Key, key_of
@@ -24,26 +25,34 @@ Points = Sequence[tuple[TrackedPartition, CommitPoint]]
 
 
 class TrackedPartitions:
-    """Each partition that something was taken of."""
+    """Each partition that something was taken of. Callers hold `lock`, but for `take` and `write`.
 
-    def __init__(self) -> None:
+    :param claim: is called with each partition before its first batch is taken, or its first offset.
+    """
+
+    def __init__(self, claim: Callable[[Partition], None]) -> None:
+        self.lock = threading.Lock()
+        self.committed_records = 0
+        self.is_closed = False  # nothing is taken note of any more
+        self._claim = claim
         self._all: dict[Key, TrackedPartition] = {}
         self._of_batch: dict[int, TrackedPartition] = {}
         self._noted = itertools.count(-1, -1)  # numbers that no batch has
 
-    def has(self, partition: Partition) -> bool:
-        """Tell whether something was taken of a partition. Any thread, without the lock."""
-        return key_of(partition) in self._all
+    def take(self, batch: Batch) -> None:
+        """Take note of a batch, as `Tracker.begin`, which it raises the errors of; locks."""
+        self._claim_new(batch.partition)
+        with self.lock:
+            found = self._of(batch.partition)
+            found.tracker.begin(batch.number, batch.polled, batch.offsets, batch.end, batch.transaction_ends)
+            self._of_batch[batch.number] = found
 
-    def begin(self, batch: Batch) -> None:
-        """Take note of a batch, as `Tracker.begin`, which it raises the errors of."""
-        found = self._of(batch.partition)
-        found.tracker.begin(batch.number, batch.polled, batch.offsets, batch.end, batch.transaction_ends)
-        self._of_batch[batch.number] = found
-
-    def note(self, partition: Partition, offset: Offset) -> None:
-        """Take note of an offset that no record brings, as `Tracker.note`."""
-        self._of(partition).tracker.note(next(self._noted), dict(offset))
+    def write(self, partition: Partition, offset: Offset) -> None:
+        """Take note of an offset that no record brings, as `Tracker.note`; locks."""
+        self._claim_new(partition)
+        with self.lock:
+            if not self.is_closed:
+                self._of(partition).tracker.note(next(self._noted), dict(offset))
 
     def tracker_of(self, batch: Batch) -> Tracker | None:
         """Return what tracks a batch; None: it was processed, and is forgotten."""
@@ -59,12 +68,11 @@ class TrackedPartitions:
         ]
         return [(kept, point) for kept, point in found if point is not None]
 
-    def committed(self, points: Points) -> int:
-        """Take note that points were committed, and return how many records that were."""
-        count = sum(kept.tracker.uncommitted_records(point) for kept, point in points)
+    def committed(self, points: Points) -> None:
+        """Take note that points were committed."""
+        self.committed_records += uncommitted(points)
         for kept, point in points:
             kept.tracker.committed(point)
-        return count
 
     @property
     def processed(self) -> int:
@@ -76,6 +84,10 @@ class TrackedPartitions:
     def open_batches(self) -> int:
         """Batches that were begun and wait to be processed."""
         return sum(kept.tracker.open_batches for kept in self._all.values())
+
+    def _claim_new(self, partition: Partition) -> None:
+        if key_of(partition) not in self._all:
+            self._claim(partition)
 
     def _of(self, partition: Partition) -> TrackedPartition:
         return self._all.setdefault(key_of(partition), TrackedPartition(partition))

@@ -66,15 +66,12 @@ class TransactionCommits:
         self._splits = splits
         self._on_committed = committed
         self._name = name
-        self._claim = claim
         # The first is held, perhaps for long, while something is sent or committed; the other within it.
         self._writing = threading.Lock()
-        self._lock = threading.Lock()
-        self._partitions = TrackedPartitions()
-        self._committed = 0
+        self._partitions = TrackedPartitions(claim)
+        self._lock = self._partitions.lock
         self._last_s = clock.monotonic()
         self._failure: BaseException | None = None
-        self._closed = False  # nothing more is sent
         self._is_over = False  # the producer is closed
 
     @property
@@ -85,7 +82,7 @@ class TransactionCommits:
     @property
     def committed(self) -> int:
         """Records of this attempt that were committed."""
-        return self._committed
+        return self._partitions.committed_records
 
     @property
     def processed(self) -> int:
@@ -113,23 +110,18 @@ class TransactionCommits:
         :raises BaseException: what ended the transaction.
         """
         self._raise_failure()
-        self._claim_new(batch.partition)
-        with self._lock:
-            self._partitions.begin(batch)
+        self._partitions.take(batch)
 
     def write(self, partition: Partition, offset: Offset) -> None:
         """Have an offset committed that no record brings; as `take`."""
         self._raise_failure()
-        self._claim_new(partition)
-        with self._lock:
-            if not self._closed:
-                self._partitions.note(partition, offset)
+        self._partitions.write(partition, offset)
 
     def send(self, events: Events) -> None:
         """Send a batch, and mark it: the task's handler, on its delivering thread."""
         batch = events.batch
         with self._held():
-            if self._failure is not None or self._closed:
+            if self._failure is not None or self._partitions.is_closed:
                 return  # it comes again
             try:
                 for first, last in self._cuts(batch):
@@ -172,9 +164,9 @@ class TransactionCommits:
         """
         deadline_s = time.monotonic() + timeout_s
         with self._held(timeout_s) as is_held:
-            if is_held and not self._closed:
+            if is_held and not self._partitions.is_closed:
                 self._try_to_commit(max(0.1, deadline_s - time.monotonic()), at_end=True)
-            self._closed = True
+            self._partitions.is_closed = True
         return is_held and self._failure is None
 
     @contextlib.contextmanager
@@ -185,19 +177,15 @@ class TransactionCommits:
             yield is_held
         finally:
             if is_held:
-                if self._closed and not self._is_over:
+                if self._partitions.is_closed and not self._is_over:
                     self._is_over = True
                     self._producer.close()
                 self._writing.release()
 
-    def _claim_new(self, partition: Partition) -> None:
-        if not self._partitions.has(partition):
-            self._claim(partition)
-
     def _mark(self, batch: Batch, first: int, last: int) -> None:
         with self._lock:
             tracker = self._partitions.tracker_of(batch)
-            if tracker is None or self._closed or self._failure is not None:
+            if tracker is None or self._partitions.is_closed or self._failure is not None:
                 return
             if last == batch.polled:
                 tracker.mark_batch(batch.number)
@@ -216,7 +204,7 @@ class TransactionCommits:
         return itertools.pairwise(bounds)
 
     def _try_to_commit(self, timeout_s: float | None = None, *, at_end: bool = False) -> None:
-        if self._failure is None and not self._closed:
+        if self._failure is None and not self._partitions.is_closed:
             try:
                 self._commit_if_due(timeout_s, at_end=at_end)
             except BaseException as error:  # noqa: BLE001 - the task's thread raises it
@@ -251,10 +239,10 @@ class TransactionCommits:
         self._producer.commit([(kept.partition, point.offset) for kept, point in points], timeout_s)
         failpoints.hit("engine.after_commit")
         with self._lock:
-            self._committed += self._partitions.committed(points)
+            self._partitions.committed(points)
         self._last_s = self._clock.monotonic()
         for kept, point in points:
-            if self._closed:
+            if self._partitions.is_closed:
                 return
             try:
                 self._on_committed(kept.partition, point.offset)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tailrace.changelog.reader import LogReader
-from tailrace.realtime.markers import MarkerKind, markers_in
+from tailrace.realtime.markers import MarkerKind
 from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Running, Shard
+from tests.support.realtime.markers import markers_in
 from tests.support.wait import wait_until
 
 

@@ -170,10 +170,6 @@ class RunHeader(NamedTuple):
         """Return the scan state with which `frames.units_of` reads the run's frames."""
         return state_within(self.open_at_start, self.position_at_start, self.position_time_at_start_us)
 
-    def may_touch(self, relation: int) -> bool:
-        """Return whether changes of the relation with this oid may be in the run."""
-        return self.tables is None or relation in self.tables
-
 
 class BlockRef(NamedTuple):
     """Where a run of blocks lies: what is planned with, and read at once. Picklable."""

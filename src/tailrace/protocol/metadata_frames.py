@@ -18,7 +18,6 @@ from tailrace.protocol.frames import (
     HAS_FACTS,
     HAS_SHARD,
     KIND_AT,
-    PROGRESSES,
     SHARD,
     SUBTYPE_AT,
     XLOG_PAYLOAD_AT,
@@ -35,8 +34,8 @@ from tailrace.protocol.memory import u8_at
 _PLACES = 64
 
 
-# What is looked for: frames that describe tables; these, and how far shards are; progress with content.
-_SHAPES, _KEPT, _PROGRESS = range(3)
+# What is looked for: frames that describe tables; these, and how far shards are.
+_SHAPES, _KEPT = range(2)
 
 _QUOTE, _BACKSLASH, _COMMA = map(ord, '"\\,')
 
@@ -73,12 +72,9 @@ def _find(b, places, wanted):  # type: ignore[no-untyped-def]
         is_shard = False
         if u8_at(b, i + KIND_AT) == CONTROL and size > SUBTYPE_AT:
             subtype = u8_at(b, i + SUBTYPE_AT)
-            if wanted == _PROGRESS:
-                is_wanted = subtype == PROGRESSES and size > CONTROL_JSON_AT + 2  # more than '{}'
-            else:
-                is_shard = subtype == HAS_SHARD and wanted == _KEPT
-                is_wanted = subtype == HAS_FACTS or is_shard
-        elif size >= XLOG_PAYLOAD_AT + pg.TUPLES_AT and wanted != _PROGRESS:
+            is_shard = subtype == HAS_SHARD and wanted == _KEPT
+            is_wanted = subtype == HAS_FACTS or is_shard
+        elif size >= XLOG_PAYLOAD_AT + pg.TUPLES_AT:
             message = message_type(b, i, size)
             is_wanted = message == pg.RELATION or message == pg.TYPE
         if is_wanted:
@@ -121,14 +117,6 @@ def kept_frames(frames: Bytes) -> list[tuple[str, bytes]]:
 def shard_states(in_force: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     """Return how far each shard is, by its name, of what a log keeps in force."""
     return {key[1:]: control_json(frame)["state"] for key, frame in in_force.items() if key.startswith("S")}
-
-
-def progress_contents(frames: Bytes) -> list[tuple[int, bytes]]:
-    """Return the progress frames among whole frames whose JSON says something, each with its place.
-
-    :raises TailraceError: as `schema_frames`.
-    """
-    return _found(frames, _PROGRESS)
 
 
 def _found(frames: Bytes, wanted: int) -> list[tuple[int, bytes]]:

@@ -112,13 +112,12 @@ class Renames:
         return Renames({**self.by_relation, relation: known})
 
 
-def renames_in(schema_frames: Iterable[bytes], known: Renames | None = None) -> Renames:
+def renames_in(schema_frames: Iterable[bytes]) -> Renames:
     """Return the names that columns have had, as facts frames among `schema_frames`, in log order, tell.
 
-    :param known: what was known before.
     :raises TailraceError: `PROTOCOL_VIOLATION` if a facts frame makes no sense.
     """
-    renames, last = known or Renames(), dict[int, Facts]()
+    renames, last = Renames(), dict[int, Facts]()
     for frame in schema_frames:
         if frame[KIND_AT] == _CONTROL:
             facts = Facts.from_json(control_json(frame))

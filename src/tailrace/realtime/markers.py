@@ -12,13 +12,8 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
 
-from tailrace.errors import Kind, TailraceError
-from tailrace.protocol import frames, metadata_frames
-from tailrace.protocol.frames import Bytes
-
-_MARKER, _CONSUMER, _LOG_OFFSET = "marker", "consumer", "log_offset"
+from tailrace.protocol import frames
 
 
 class MarkerKind(enum.StrEnum):
@@ -42,33 +37,7 @@ class Marker:
 
     def frame(self, position: int, time_us: int) -> bytes:
         """Return the frame to append at a boundary: `position` and `time_us` are those of the log there."""
-        content: dict[str, str | int] = {_MARKER: str(self.kind), _CONSUMER: self.consumer}
+        content: dict[str, str | int] = {"marker": str(self.kind), "consumer": self.consumer}
         if self.kind is not MarkerKind.TRY_START_REALTIME:
-            content[_LOG_OFFSET] = self.log_offset
+            content["log_offset"] = self.log_offset
         return frames.control_frame(frames.PROGRESS, position, time_us, content)
-
-
-def markers_in(content: Bytes) -> list[tuple[int, Marker]]:
-    """Return the markers among whole frames, in order, each with the number of bytes up to its end.
-
-    :raises TailraceError: `PROTOCOL_VIOLATION` if a length does not fit, or a marker makes no sense.
-    """
-    found = []
-    for at, frame in metadata_frames.progress_contents(content):
-        said = frames.control_json(frame)
-        if _MARKER in said:
-            found.append((at + len(frame), _marker(said)))
-    return found
-
-
-def _marker(said: dict[str, Any]) -> Marker:
-    kind = next((kind for kind in MarkerKind if str(kind) == said[_MARKER]), None)
-    consumer, log_offset = said.get(_CONSUMER), said.get(_LOG_OFFSET, -1)
-    is_offset = type(log_offset) is int and (log_offset == -1) == (kind is MarkerKind.TRY_START_REALTIME)
-    if kind is None or not isinstance(consumer, str) or not is_offset or log_offset < -1:
-        raise TailraceError(
-            Kind.PROTOCOL_VIOLATION,
-            "read a marker of a consumer that is fed from memory: it makes no sense",
-            "read the log with the version of tailrace that wrote it",
-        )
-    return Marker(kind, consumer, log_offset)

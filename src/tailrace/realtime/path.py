@@ -103,7 +103,6 @@ class RealtimePath:
         self._backoff = Backoff(first_s=RETURN_FIRST_S, longest_s=RETURN_LONGEST_S)
         self._because = ""
         self._since_s = 0.0
-        self._was_on = False
         self._restored = False
         self._switches = self._fall_backs = self._restored_rows = self._lag_segments = 0
         #: Rises with each switch between memory and the log.
@@ -125,7 +124,7 @@ class RealtimePath:
         with self._lock:
             self._directory, self._handled = directory, handled
             kept = control.kept(directory, self._consumer)
-            self._was_on = self._restored = kept.is_on
+            self._restored = kept.is_on
             self._side, todo = RealtimeSide.restored(kept.is_on, handled)
             self._log = LogSide(position=handled)
             self._todo += todo

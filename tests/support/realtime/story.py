@@ -21,9 +21,10 @@ from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
 from tailrace.errors import TailraceError
 from tailrace.realtime import control
-from tailrace.realtime.markers import MarkerKind, markers_in
+from tailrace.realtime.markers import MarkerKind
 from tests.support.realtime.child import STALL
 from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Shard
+from tests.support.realtime.markers import markers_in
 
 DEADLINE_S = 60.0
 OPTIONS = {"offset_commit": {"policy": "always"}, "record_processing": {"queue_batches_max": 1}}

@@ -14,7 +14,6 @@ from tailrace.sources.vitess.resharding.shard_state import (
     Journal,
     ShardState,
     inherited_copy,
-    lineage,
 )
 
 GTID = "MySQL56/6a60d315-8e10-11eb-b894-04ed332e05c2:1-7731245"
@@ -86,12 +85,3 @@ def test_a_child_goes_on_with_its_parents_copy() -> None:
     # Where the parents differ, the table is copied from its start.
     assert inherited_copy([half, other]) == CopyState({"a": "a9"}, frozenset({"a"}))
     assert inherited_copy([half, ShardState("", copy=CopyState())]) == CopyState()
-
-
-def test_lineage_tells_where_shards_came_from_and_went_to() -> None:
-    states = {"-c0": ShardState(GTID, 2, ("-80", "80-c0")), "-80": STATES["retired"], "0": ShardState(GTID)}
-    assert lineage(states) == [
-        {"shard": "0", "epoch": 0, "from": [], "to": []},
-        {"shard": "-80", "epoch": 1, "from": ["0"], "to": ["-c0"]},
-        {"shard": "-c0", "epoch": 2, "from": ["-80", "80-c0"], "to": []},
-    ]

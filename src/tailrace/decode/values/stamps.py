@@ -189,14 +189,6 @@ def microseconds(array: pa.Array) -> Numbers:
     return found
 
 
-def midnights(dates: Any) -> Any:
-    """Return dates as timestamps, infinite ones too.
-
-    :raises pyarrow.ArrowInvalid: if one lies beyond what a timestamp holds; its message has the value.
-    """
-    return with_infinities(dates, pa.timestamp("us"), lambda found: found.cast(pa.timestamp("us")))
-
-
 def finite(values: Any) -> Any:
     """Return dates or timestamps with null in the place of infinities."""
     lowest, highest = (pa.scalar(bound, values.type) for bound in _outermost(values.type))

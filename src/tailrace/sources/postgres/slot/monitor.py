@@ -165,10 +165,9 @@ SELECT trim(BOTH FROM w.name) AS name
 """
 
 
-def look(session: Session, slot: str, *, thorough: bool = False) -> SlotHealth | None:
+def look(session: Session, slot: str) -> SlotHealth | None:
     """Return the slot as it is now, None if there is none.
 
-    :param thorough: look for open transactions also when no WAL seems to be held by them.
     :raises TailraceError: if the server can't be asked.
     """
     rows = session.run(_SLOT.format(slot=quote_literal(slot)), "look at the replication slot")
@@ -191,7 +190,7 @@ def look(session: Session, slot: str, *, thorough: bool = False) -> SlotHealth |
     if bare.invalidation:
         return bare
     waited = waited_standbys(session) if failover and not bare.standby else ()
-    held = thorough or bare.creating or bare.held_bytes > HELD_BYTES_MIN
+    held = bare.creating or bare.held_bytes > HELD_BYTES_MIN
     return replace(bare, waited_standbys=waited, holders=holders(session) if held else ())
 
 

@@ -76,11 +76,6 @@ class GtidSet:
         }
         return GtidSet({server: found for server, found in common.items() if found})
 
-    @property
-    def rank(self) -> int:
-        """The sum of each server's last number: it rises with each transaction of a shard."""
-        return sum(found[-1][1] for found in self.intervals.values())
-
 
 def is_read(position: str) -> bool:
     """Tell whether a position is one that was read: it names transactions."""

@@ -193,12 +193,3 @@ def inherited_copy(parents: Iterable[ShardState]) -> CopyState | None:
     }
     done = first.done.intersection(keys, *(other.done for other in others))
     return CopyState(keys, done, any(copy.is_again for copy in copies))
-
-
-def lineage(states: Mapping[str, ShardState]) -> list[dict[str, Any]]:
-    """Return where each shard came from and went to, for `status`, in order of epochs."""
-    ordered = sorted(states.items(), key=lambda found: (found[1].epoch, found[0]))
-    return [
-        {"shard": name, "epoch": state.epoch, "from": list(state.parents), "to": list(state.children)}
-        for name, state in ordered
-    ]

@@ -203,20 +203,6 @@ class Transcoder:
         """Whether the shard went on, with nothing that concerns its tables, since its last frames."""
         return self._unwritten is not None
 
-    def idle_frames(self, position: int, time_us: int) -> tuple[Bytes, int]:
-        """Return a transaction without rows that says how far the shard is, and the next position.
-
-        No transaction may be open.
-        """
-        found = RowFrames()
-        found.begin(position, time_us)
-        if self._unwritten is not None:
-            shard_gtid = pb.ShardGtid.FromString(self._unwritten)
-            found.shard(f"{self._keyspace}/{self._shard}", {**self._extra, **state_of(shard_gtid)})
-        found.commit()
-        self._unwritten = None
-        return found.take(), position + 1
-
     def _whole(self, responses: Sequence[bytes], *, cut: bool) -> bytes:
         """Return what can be transcoded now: up to where no transaction is open."""
         came = b"".join(responses)

@@ -9,8 +9,8 @@ import structlog
 
 from tailrace import Callbacks, Engine, config, extensions
 from tailrace.engine.processing import manual
-from tailrace.engine.setup.masking import masked
 from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import masked
 from tailrace.testing import LinesSource
 from tests.support.engines import Seen, Store
 from tests.support.wait import wait_until

@@ -16,8 +16,8 @@ from tailrace.changelog.verify import VerifyReport, verify
 from tailrace.cli.conversation import print_json, printable
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
+from tailrace.pipeline.log.inspection import unreadable
 from tailrace.pipeline.log.root import log_folders, logs_in
-from tailrace.ranges.readable import unreadable
 
 
 def list_logs(path: Path, *, as_json: bool) -> None:

@@ -43,11 +43,11 @@ from tailrace.engine.offsets.connector_offsets import ConnectorOffsets
 from tailrace.engine.processing.in_flight import TaskCounts
 from tailrace.engine.setup.arguments import check
 from tailrace.engine.setup.assembly import assemble
-from tailrace.engine.setup.masking import masked
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.tasks import LifecycleEvents, TaskEnvironment, TaskThread
 from tailrace.engine.threads import BoundedCall, Pool, adopt, join_all, owner, wait_for
 from tailrace.errors import Kind, TailraceError
+from tailrace.secrets import masked
 
 log = structlog.get_logger(__name__)
 

@@ -34,7 +34,7 @@ from tailrace.sources.vitess.resharding.events import (
 )
 from tailrace.sources.vitess.resharding.shard_state import CopyState, Journal, ShardState
 from tailrace.sources.vitess.resharding.transitions import ShardMode
-from tailrace.sources.vitess.streaming.shard_warnings import shard_warnings
+from tailrace.sources.vitess.streaming.capture_task import shard_warnings
 
 ONE, TWO = "6a60d315-8e10-11eb-b894-04ed332e05c2", "629442b7-8e10-11eb-a0bb-04ed332e05c2"
 

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
+from tailrace import extensions
 from tailrace.backoff import Backoff
 from tailrace.config import EngineConfig, EngineOptions, load_engine
 from tailrace.config.converters import in_bytes
@@ -43,8 +44,8 @@ from tailrace.engine.processing.handlers import Manual
 from tailrace.engine.processing.in_flight import TaskCounts
 from tailrace.engine.processing.processors import NullProcessor, Runner, runner_of
 from tailrace.engine.setup.arguments import check_called, invalid
-from tailrace.engine.setup.connectors import connector_of
 from tailrace.engine.stages import Stages, stages_of
+from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Offset, Partition
 
 log = structlog.get_logger(__name__)
@@ -364,3 +365,45 @@ def _warn_of_ignored(options: EngineOptions, *, wanted: bool, is_for_nothing: bo
             "atomic_source_offset_commit is ignored: the engine's offsets are not kept in Kafka",
             offset_storage="the connector's" if storage is None else storage.type,
         )
+
+
+#: What a connector must be able to do.
+METHODS = ("start", "task_settings", "create_task", "stop")
+
+
+def connector_of(given: SourceConnector | Callable[[], SourceConnector] | str) -> SourceConnector:
+    """Return the connector; a name is one of the entry points `tailrace.connectors`.
+
+    :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`.
+    """
+    if isinstance(given, str):
+        given = extensions.factory(extensions.CONNECTORS, given, METHODS)
+    if isinstance(given, type) or not isinstance(given, SourceConnector):
+        given = _made(given)
+    lacking = [method for method in METHODS if not callable(getattr(given, method, None))]
+    if lacking:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"create the engine: {type(given).__name__} is no connector, it has no {', '.join(lacking)}",
+            "a connector is a tailrace.engine.contracts.SourceConnector",
+        )
+    return given
+
+
+def _made(make: Callable[[], SourceConnector]) -> SourceConnector:
+    if not callable(make):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"create the engine: {type(make).__name__} is no connector",
+            "give a name, a class, or a tailrace.engine.contracts.SourceConnector",
+        )
+    try:
+        return make()
+    except TailraceError:
+        raise
+    except Exception as error:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"create the engine: making the connector raised {type(error).__name__}",
+            "a connector is made without arguments; what it needs comes with start",
+        ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,7 +23,6 @@ from tailrace.sources.row_frames import RowFrames, TableShape
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.rows import events, kernel, layout
 from tailrace.sources.vitess.rows.failures import failure, refused
-from tailrace.sources.vitess.rows.internal_tables import is_internal
 from tailrace.sources.vitess.rows.partial_json import changed_document
 from tailrace.sources.vitess.rows.shapes import ShardShapes
 from tailrace.sources.vitess.rows.tables import LogTables
@@ -343,3 +343,21 @@ def position_of(keyspace: str, shard: str, state: Mapping[str, Any]) -> pb.Shard
             {"shard": shard},
         ) from None
     return found
+
+
+# Tables that Vitess makes for itself, of online DDL and of its garbage collection. A tablet leaves them out
+# while it streams, and does not while it copies. Source: Vitess' manual, "Table lifecycle" and "Online DDL".
+_HEX = "[0-9a-fA-F]"
+_UUID = f"{_HEX}{{8}}_{_HEX}{{4}}_{_HEX}{{4}}_{_HEX}{{4}}_{_HEX}{{12}}"
+_INTERNAL = re.compile(
+    rf"_vt_[a-zA-Z0-9]{{3}}_{_HEX}{{32}}_[0-9]{{14}}_"
+    rf"|_vt_(HOLD|PURGE|EVAC|DROP)_{_HEX}{{32}}_[0-9]{{14}}"
+    rf"|_{_UUID}_[0-9]{{14}}_(gho|ghc|del|new|vrepl)"
+    r"|_.*_old",  # of pt-online-schema-change
+    re.DOTALL,
+)
+
+
+def is_internal(table: str) -> bool:
+    """Return whether a table of this name, without its keyspace, is Vitess' own."""
+    return _INTERNAL.fullmatch(table) is not None

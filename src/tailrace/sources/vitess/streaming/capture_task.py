@@ -8,6 +8,7 @@ durable in the log is where the next start goes on.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Stopped
 from tailrace.model import SourceFingerprint
 from tailrace.sources.appender import Appender
-from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth
+from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth, SourceWarning
 from tailrace.sources.reconnection import Reconnection
 from tailrace.sources.vitess.connection.vtgate import Vtgate
+from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.transitions import ShardMode
 from tailrace.sources.vitess.streaming.keyspace_stream import KeyspaceStream
-from tailrace.sources.vitess.streaming.shard_warnings import shard_warnings
 
 TASK = "0"
 
@@ -158,3 +160,25 @@ class VitessCapture:
 
     def _position(self) -> int:
         return self._appender.tail.position if self._appender is not None else 0
+
+
+def shard_warnings(coordinator: Coordinator) -> Iterator[SourceWarning]:
+    """Yield a warning for each shard that has one. Any thread."""
+    for name, shard in sorted(dict(coordinator.shards).items()):
+        if shard.state is ShardMode.NEEDS_SNAPSHOT:
+            yield SourceWarning(
+                f"shard_needs_snapshot {name}",
+                f"the shard {name} can't be gone on with: {shard.kept.lost}",
+                "its changes come no further until its keys are copied again: begin a new log",
+            )
+        elif shard.trouble and shard.failures > 1:
+            yield SourceWarning(
+                f"shard_delayed {name}",
+                f"the shard {name} does not go on: {shard.trouble}",
+                "it is tried again",
+            )
+        elif shard.state is ShardMode.AT_JOURNAL and (journal := shard.kept.journal) is not None:
+            others = [other for other in journal.participants if not coordinator.is_at(other, journal)]
+            yield SourceWarning(
+                f"shard_waits {name}", f"the shard {name} is at a reshard, and waits for {', '.join(others)}"
+            )

@@ -7,6 +7,8 @@ the log, which is there whole or not at all after a crash; so are its rows and i
 
 from __future__ import annotations
 
+import base64
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,14 +19,15 @@ from typing import Any
 import numpy as np
 import structlog
 
+from tailrace.config.patterns import table_expression
 from tailrace.config.source.vitess import VitessSource
-from tailrace.errors import TailraceError
+from tailrace.errors import Policy, TailraceError
 from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.frames import Bytes
 from tailrace.sources.appender import Appender
 from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.connection.errors import DISCONNECTED, from_status
+from tailrace.sources.vitess.connection.errors import DISCONNECTED, Status, from_status
 from tailrace.sources.vitess.connection.metadata import ask_gtids, newest_gtids, serving_shards
 from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
@@ -32,6 +35,7 @@ from tailrace.sources.vitess.resharding.events import (
     CancelStream,
     Command,
     CopyCompleted,
+    EndReason,
     Event,
     JournalReached,
     Keep,
@@ -40,6 +44,7 @@ from tailrace.sources.vitess.resharding.events import (
     PositionReached,
     Probed,
     ShardsListed,
+    ShardStreamEnded,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
@@ -48,9 +53,7 @@ from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.rows.column_defaults import asked_by
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, Transcoder, state_of
-from tailrace.sources.vitess.streaming.requests import stream_request
 from tailrace.sources.vitess.streaming.shard_streams import ShardResponses, ShardStreams
-from tailrace.sources.vitess.streaming.stream_ends import stream_ended
 
 log = structlog.get_logger(__name__)
 
@@ -433,3 +436,72 @@ def _end_of(made: Transcoded, vgtid: StreamEvent) -> int:
 def _journal(message: pb.Journal) -> Journal:
     participants = [each.shard for each in message.participants]
     return Journal.of(message.id, participants, {each.shard: each.gtid for each in message.shard_gtids})
+
+
+_PARTICIPANTS_ABSENT = re.compile(
+    r"not all journaling participants.*?journal: \[(?P<participants>[^\]]*)", re.DOTALL
+)
+_SHARD_UNKNOWN = re.compile(r"shard provided in VGTID, .*, not found", re.DOTALL)
+_PURGED = re.compile(r"purged required binary logs|\(errno (1236|1789)\)|no longer has")
+_SHARD = re.compile(r'shard:"([^"]*)"')
+
+#: Of the server's words so many go into what is told of a shard.
+_TROUBLE_MAX = 300
+
+
+def stream_ended(shard: str, attempt: int, status: Status) -> ShardStreamEnded:
+    """Return what the end of a shard's stream means for its next one.
+
+    :raises TailraceError: where no next one would fare better; names the shard.
+    """
+    words = status.words
+    trouble = f"{status.code}: {words[:_TROUBLE_MAX]}"
+    if (found := _PARTICIPANTS_ABSENT.search(words)) is not None:
+        participants = tuple(_SHARD.findall(found["participants"]))
+        return ShardStreamEnded(shard, attempt, EndReason.PARTICIPANTS_ABSENT, participants, trouble)
+    if _SHARD_UNKNOWN.search(words):
+        return ShardStreamEnded(shard, attempt, EndReason.SHARD_UNKNOWN, (), trouble)
+    if _PURGED.search(words):
+        return ShardStreamEnded(shard, attempt, EndReason.PURGED, (), trouble)
+    error = from_status(status, f"stream the shard {shard}", shard)
+    if error.policy is not Policy.RETRY:
+        raise error
+    return ShardStreamEnded(shard, attempt, EndReason.INTERRUPTED, (), trouble)
+
+
+#: From this size on, a server that can (24 and later) sends a transaction in pieces, and need not hold it.
+CHUNK_BYTES = 16 << 20
+
+_TABLET_TYPES = {"primary": pb.PRIMARY, "replica": pb.REPLICA, "rdonly": pb.RDONLY}
+
+
+def table_rules(source: VitessSource) -> list[pb.Rule]:
+    """Return which tables the server sends: not fewer than are captured.
+
+    Its rules have no word for a table that is left out, and a regular expression of ours is for the whole
+    name in Python's language: where there is one, all tables are sent.
+    """
+    expressions = [table_expression(pattern, source.keyspace) for pattern in source.tables]
+    if None in expressions:
+        return [pb.Rule(match="/.*")]
+    return [pb.Rule(match=f"/{expression}") for expression in expressions if expression]
+
+
+def stream_request(source: VitessSource, opened: OpenStream) -> pb.VStreamRequest:
+    """Return the request for a shard's stream; with other shards in it, where it is a junction."""
+    request = pb.VStreamRequest(
+        tablet_type=_TABLET_TYPES[source.tablet_type],
+        filter=pb.Filter(rules=table_rules(source)),
+        flags=pb.VStreamFlags(
+            heartbeat_interval=source.heartbeat_interval_s,
+            include_reshard_journal_events=True,
+            exclude_keyspace_from_table_name=True,
+            transaction_chunk_size=CHUNK_BYTES,
+        ),
+    )
+    for shard, gtid in opened.positions.items():
+        position = request.vgtid.shard_gtids.add(keyspace=source.keyspace, shard=shard, gtid=gtid)
+        if shard == opened.shard:
+            for key in opened.keys.values():
+                position.table_pks.append(pb.TableLastPk.FromString(base64.b64decode(key)))
+    return request

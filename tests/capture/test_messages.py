@@ -56,7 +56,6 @@ def test_without_patterns_nothing_is_left_out_and_an_empty_list_leaves_all_out()
     [
         ({"message_prefixes": ["/(/"]}, "no regular expression"),
         ({"message_prefixes_exclude": [""]}, "prefix"),
-        ({"messages": False, "message_prefixes": ["a"]}, "messages is false"),
     ],
 )
 def test_patterns_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:

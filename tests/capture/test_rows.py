@@ -434,7 +434,7 @@ def test_logical_messages_disturb_no_table_and_can_be_left_out(each_pg: Database
         ("c", {"id": 3}, 0),
     ]
     each_pg.execute("truncate t")
-    captured(each_pg, tmp_path / "none", work, snapshot="never", messages=False, slot="none")
+    captured(each_pg, tmp_path / "none", work, snapshot="never", message_prefixes=(), slot="none")
     assert [line["op"] for line in told(tmp_path / "none")] == ["c", "c", "c"]
 
 

@@ -16,6 +16,8 @@ KAFKA = {"type": "kafka", "bootstrap_servers": "127.0.0.1:1"}
 PLACES: dict[str, dict[str, Any]] = {
     "source.snapshot_chunk_bytes": {"source": {"snapshot_chunk_bytes": "8 MiB"}},
     "slot_watch.safe_wal_share_warned": {"source": {"slot_watch": {"safe_wal_share_warned": 0.5}}},
+    "slot_watch.transaction_age_warned_s": {"source": {"slot_watch": {"transaction_age_warned_s": 60}}},
+    "source.messages": {"source": {"messages": False}},
     "log.snapshot_compression": {"log": {"snapshot_compression": "lz4"}},
     "engine.task_restarts_max": {"engine": {"task_restarts_max": 3}},
     "sinks.transaction_records": {"sinks": [KAFKA | {"transaction_records": 5}]},

@@ -30,6 +30,8 @@ _CLOUD = "give `registry_username` and `registry_password`: an API key of Conflu
 REMOVED: Mapping[str, str] = {
     "source.snapshot_chunk_bytes": "leave it out, or set `snapshot_chunk_rows`: chunks have at most 16 MiB",
     "slot_watch.safe_wal_share_warned": "leave it out: less than 30 % left is a warning",
+    "slot_watch.transaction_age_warned_s": "leave it out: transactions older than 300 s are a warning",
+    "source.messages": "leave it out, or set `message_prefixes: []` for no messages",
     "log.snapshot_compression": "leave it out: rows of a snapshot are not compressed",
     "engine.task_restarts_max": "leave it out: a task is started again up to 10 times in a row",
     "converter.registry_logical_cluster": _CLOUD,

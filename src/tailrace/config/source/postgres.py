@@ -146,11 +146,6 @@ class SlotWatchConfig(Section):
         ge=MIB,
         description="Warn when the server keeps more WAL than this for the slot.",
     )
-    transaction_age_warned_s: float = Field(
-        default=300.0,
-        ge=0,
-        description="Warn of transactions older than this many seconds that keep WAL from being removed.",
-    )
 
 
 class PostgresSource(SourceSection, LibpqOptions):
@@ -180,15 +175,11 @@ class PostgresSource(SourceSection, LibpqOptions):
         description="Whether a partitioned table is one table, under its root's name, or each partition one "
         "of its own. For a publication that Tailrace creates; one that exists stays as it is.",
     )
-    messages: bool = Field(
-        default=True,
-        description="Whether logical messages (`pg_logical_emit_message`) are captured; PostgreSQL 14 and "
-        "later.",
-    )
     message_prefixes: tuple[PrefixPattern, ...] = Field(
         default=("*",),
-        description="Prefixes of the logical messages to capture: text, `*` for any run of characters; or "
-        "`/a regular expression/` for the whole prefix.",
+        description="Prefixes of the logical messages (`pg_logical_emit_message`, PostgreSQL 14 and later) "
+        "to capture: text, `*` for any run of characters; or `/a regular expression/` for the whole prefix. "
+        "`[]`: none is sent.",
     )
     message_prefixes_exclude: tuple[PrefixPattern, ...] = Field(
         default=(),
@@ -262,13 +253,6 @@ class PostgresSource(SourceSection, LibpqOptions):
         le=2047 * MIB,
         description="Largest message that is accepted from the server.",
     )
-
-    @model_validator(mode="after")
-    def _says_where(self) -> Self:
-        given = {"message_prefixes", "message_prefixes_exclude"} & self.model_fields_set
-        if given and not self.messages:
-            raise ValueError(f"{min(given)} chooses among messages, and messages is false: take one out")
-        return self
 
     def captures(self, schema: str, table: str) -> bool:
         """Return whether `tables` means this table and `tables_exclude` does not."""

@@ -174,7 +174,7 @@ def status_interval_s(session: Session, wanted_s: float) -> float:
 def start_command(source: PostgresSource, position: int, server_version: int) -> str:
     """Return START_REPLICATION at `position` with what `source` asks for."""
     options = f"proto_version '1', publication_names {quote_literal(quote_identifier(source.publication))}"
-    if source.messages and server_version >= 140000:
+    if source.message_prefixes and server_version >= 140000:
         options += ", messages 'true'"
     if source.origin != "any":
         options += f", origin {quote_literal(source.origin)}"

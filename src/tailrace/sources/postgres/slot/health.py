@@ -28,6 +28,9 @@ from tailrace.sources.progress import SourceHealth, SourceWarning
 #: A slot is near its limit when less than this share of `max_slot_wal_keep_size` is left.
 SAFE_WAL_SHARE_WARNED = 0.3
 
+#: A transaction that keeps WAL for so long is worth a warning.
+TRANSACTION_AGE_WARNED_S = 300.0
+
 #: Less WAL than this between the slot's two positions is the ordinary course of things: one
 #: segment, and what is written until the next running-transactions record.
 HELD_BYTES_MIN = 16 * 1024 * 1024
@@ -150,7 +153,7 @@ def concerns(slot: str, health: SlotHealth, limits: SlotWatchConfig) -> list[Sou
         return _while_creating(slot, health)
     return [
         *_before_the_limit(slot, health, limits),
-        *_held(health.holders, health, limits),
+        *_held(health.holders, health),
         *_waiting(health),
     ]
 
@@ -215,9 +218,7 @@ def _before_the_limit(slot: str, health: SlotHealth, limits: SlotWatchConfig) ->
     return []
 
 
-def _held(
-    holders: Sequence[OpenTransaction], health: SlotHealth, limits: SlotWatchConfig
-) -> list[SourceWarning]:
+def _held(holders: Sequence[OpenTransaction], health: SlotHealth) -> list[SourceWarning]:
     return [
         SourceWarning(
             f"wal_held:{holder.pid or holder.gid}",
@@ -225,7 +226,7 @@ def _held(
             f"end the transaction; if nobody can: {holder.repair}",
         )
         for holder in holders
-        if holder.age_s is None or holder.age_s >= limits.transaction_age_warned_s
+        if holder.age_s is None or holder.age_s >= TRANSACTION_AGE_WARNED_S
     ]
 
 

@@ -4,6 +4,8 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
+# Hundreds of processes that tests start import the same modules: each is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,7 +41,7 @@ test-fast: setup ## The tests that need no server; a minute.
 test-vitess: setup vitess ## The tests that need a Vitess cluster, one by one.
 	$(BIN)/python -m pytest -m vitess tests/vitess $(PYTEST_ARGS)
 
-matrix: setup brokers $(STAMPS)/debezium ## The test suite on each version of PostgreSQL: 15, 16 and 18.
+matrix: setup brokers $(STAMPS)/debezium ## The test suite, with what a server's version can change on 15, 16 and 18.
 	$(BIN)/python scripts/run_matrix.py $(PYTEST) $(PYTEST_ARGS)
 
 check: setup ## Lint, types, layers, documents.

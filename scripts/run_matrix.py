@@ -1,7 +1,6 @@
-"""The test suite on each version of PostgreSQL: `make matrix`.
+"""The test suite, with what a server's version can change on each version of PostgreSQL: `make matrix`.
 
-The newest version runs everything, the others what needs a server (tests/support/postgres.py). A
-version that is not installed is named at the end; under CI that fails. Arguments go to pytest.
+A version that is not installed is named at the end; under CI that fails. Arguments go to pytest.
 
 A few tests that fail beside others are run once more, alone. Those that pass then are named at the end:
 each is a fault of the test or of what it tests, and is to be mended.
@@ -22,44 +21,34 @@ sys.path.insert(0, str(ROOT))
 from tailrace_servers.install import has_install  # noqa: E402
 from tests.support.postgres import ALL_VERSIONS  # noqa: E402 - found by the line above
 
-#: By pytest's exit status: 5 is that of a choice in which no test needs a server.
-VERDICTS = {0: "passed", 5: "nothing to test"}
-TESTS_FAILED = 1
+TESTS_FAILED = 1  # pytest's exit status
 #: More failures than this are not chance.
 AGAIN_MAX = 5
 
 
 def main() -> int:
-    """Run the suite once a version; return 0 if every one of them passed."""
-    outcomes: dict[int, str] = {}
-    for version in ALL_VERSIONS:
-        if not has_install(version):
-            outcomes[version] = "NOT INSTALLED, hence not tested"
-            continue
-        print(f"\n== PostgreSQL {version}", flush=True)
-        began_s = time.monotonic()
-        status = _pytest(version, "--cache-clear", *sys.argv[1:])
-        failed = _last_failed() if status == TESTS_FAILED else []
-        if 0 < len(failed) <= AGAIN_MAX:
-            print(f"\n== PostgreSQL {version}: those that failed, once more, alone", flush=True)
-            status = _pytest(version, *failed)
-        minutes, seconds = divmod(round(time.monotonic() - began_s), 60)
-        verdict = VERDICTS.get(status, f"FAILED (pytest's status {status})")
-        outcomes[version] = f"{verdict} in {minutes}:{seconds:02} min"
-        if failed and status == 0:
-            outcomes[version] += ", only alone:" + "".join(f"\n    {name}" for name in failed)
-    print("\n== Matrix")
-    for version, outcome in outcomes.items():
-        print(f"PostgreSQL {version}: {outcome}")
-    missing = any(outcome.startswith("NOT") for outcome in outcomes.values())
-    has_failed = any(outcome.startswith("FAILED") for outcome in outcomes.values())
-    return int(has_failed or (missing and bool(os.environ.get("CI"))))
+    """Run the suite; return 0 if all of it passed, on every version."""
+    began_s = time.monotonic()
+    missing = [version for version in ALL_VERSIONS if not has_install(version)]
+    here = ",".join(str(version) for version in ALL_VERSIONS if version not in missing)
+    status = _pytest(here, "--cache-clear", *sys.argv[1:])
+    failed = _last_failed() if status == TESTS_FAILED else []
+    if 0 < len(failed) <= AGAIN_MAX:
+        print("\n== Those that failed, once more, alone", flush=True)
+        status = _pytest(here, "-m", "", *failed)
+    minutes, seconds = divmod(round(time.monotonic() - began_s), 60)
+    verdict = f"FAILED (pytest's status {status})" if status else "passed"
+    print(f"\n== PostgreSQL {here}: {verdict} in {minutes}:{seconds:02} min")
+    if failed and status == 0:
+        print("Only alone:" + "".join(f"\n    {name}" for name in failed))
+    for version in missing:
+        print(f"PostgreSQL {version}: NOT INSTALLED, hence not tested")
+    return int(status != 0 or (bool(missing) and bool(os.environ.get("CI"))))
 
 
-def _pytest(version: int, *arguments: str) -> int:
-    command = [sys.executable, "-m", "pytest", *arguments]
-    env = {**os.environ, "TAILRACE_TEST_POSTGRES": str(version)}
-    return subprocess.run(command, check=False, cwd=ROOT, env=env).returncode
+def _pytest(versions: str, *arguments: str) -> int:
+    command = [sys.executable, "-m", "pytest", "--postgres", versions, *arguments]
+    return subprocess.run(command, check=False, cwd=ROOT).returncode
 
 
 def _last_failed() -> list[str]:

@@ -47,11 +47,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files that have slow tests where files are handed out to workers: none is to be
-    left over for one worker in the end."""
+    """Begin with the files that have long tests, then slow ones, where files are handed out to workers:
+    none is to be left over for one worker in the end."""
     if hasattr(config, "workerinput"):
-        slow = {item.path for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: item.path not in slow)
+        of = {name: {i.path for i in items if i.get_closest_marker(name)} for name in ("ci", "slow")}
+        items.sort(key=lambda item: (item.path not in of["ci"], item.path not in of["slow"]))
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,13 @@ from tailrace.protocol.renames import Renames
 from tests.support.capture.captured import capturing, run_to_end
 from tests.support.postgres import Database
 
+pytestmark = pytest.mark.each_postgres("what the catalogue says of columns")
+
 MASKED = {"masks": [{"columns": ["public.people.email"], "method": "fixed"}]}
 
 
-def test_the_server_is_asked_for_names_that_no_row_has_told_yet(each_pg: Database, tmp_path: Path) -> None:
-    pg, log = each_pg, tmp_path / "log"
+def test_the_server_is_asked_for_names_that_no_row_has_told_yet(pg: Database, tmp_path: Path) -> None:
+    log = tmp_path / "log"
     pg.execute("create table users(id int primary key, mail text)")
     pg.execute("insert into users values (1, 'alice@x')")
     with capturing(pg.dsn, log) as running:

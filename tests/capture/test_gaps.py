@@ -14,6 +14,8 @@ from tests.support.capture.requested import await_end, request
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("what the catalogue says of publications")
+
 QUICK: dict[str, Any] = {"slot_watch": {"interval_s": 0.2}}
 
 

@@ -35,6 +35,8 @@ from tests.support.capture.requested import await_end, found, is_over, request
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("what waits for locks, and the catalogue's queries")
+
 CAPTURED = ("public.items", "public.parts", "public.whole")
 EVERY_TABLE = "parts, parts_1, parts_2, whole, others, others_1"
 WAY_OUT = re.compile(r"end them \((SELECT pg_terminate_backend\(\d+\)), or wait\)")
@@ -76,9 +78,9 @@ def looks_go_on(running: Running) -> None:
 
 @pytest.mark.parametrize("via_root", [True, False], ids=["root", "leaves"])
 def test_locks_on_tables_hold_neither_a_start_nor_the_stream_nor_the_slot_watch(
-    each_pg: Database, tmp_path: Path, via_root: bool
+    pg: Database, tmp_path: Path, via_root: bool
 ) -> None:
-    pg, log = each_pg, tmp_path / "log"
+    log = tmp_path / "log"
     create_tables(pg)
     options = {**OPTIONS, "publish_via_partition_root": via_root}
     with capturing(pg.dsn, log, **options) as running:
@@ -99,10 +101,8 @@ def test_locks_on_tables_hold_neither_a_start_nor_the_stream_nor_the_slot_watch(
     assert sorted(read_log(log).inserts) == [1, 2, 3, 11, 12, 13, 1011]
 
 
-def test_a_snapshot_of_a_locked_table_waits_and_the_stream_does_not(
-    each_pg: Database, tmp_path: Path
-) -> None:
-    pg, log = each_pg, tmp_path / "log"
+def test_a_snapshot_of_a_locked_table_waits_and_the_stream_does_not(pg: Database, tmp_path: Path) -> None:
+    log = tmp_path / "log"
     create_tables(pg)
     pg.execute("insert into whole values (21, 'x'); insert into parts values (22, 'x'), (1022, 'x')")
     with capturing(pg.dsn, log, **OPTIONS) as running:
@@ -199,8 +199,7 @@ def test_a_snapshot_for_which_no_slot_is_free_waits_and_the_stream_does_not(
     assert sorted(read_log(log).snapshot) == [1, 2]
 
 
-def test_what_is_asked_of_the_catalogue_waits_for_no_lock(each_pg: Database) -> None:
-    pg = each_pg
+def test_what_is_asked_of_the_catalogue_waits_for_no_lock(pg: Database) -> None:
     create_tables(pg)
     pg.execute(f"create publication {SLOT} for table items, parts, whole")
     source = PostgresSource(dsn=pg.dsn, tables=CAPTURED, columns_exclude=("public.parts.note",)).for_pipeline(
@@ -239,9 +238,8 @@ PUBLICATIONS = [
 
 @pytest.mark.parametrize("via_root", ["true", "false"])
 def test_the_catalogue_says_of_publications_what_the_servers_own_view_says(
-    each_pg: Database, via_root: str
+    pg: Database, via_root: str
 ) -> None:
-    pg = each_pg
     create_tables(pg)
     pg.execute("create schema apart; create table apart.plain(id int primary key, twice int)")
     pg.execute("create table apart.parts_3 partition of parts for values from (2000) to (4000) "

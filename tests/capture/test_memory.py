@@ -18,8 +18,6 @@ from tests.support.capture.folded import fold
 from tests.support.capture.requested import is_over, request
 from tests.support.postgres import Database
 
-pytestmark = pytest.mark.any_postgres("what is measured is the capturing process, whatever sends")
-
 #: Captures until its input ends. For each LSN that it is told it answers when all before it is durable.
 RUN = """
 import sys, threading, time

@@ -18,6 +18,8 @@ from tests.support.capture.resumed import RUN, life
 from tests.support.capture.stream_of import insert, logical_message, transaction
 from tests.support.postgres import Database
 
+pytestmark = pytest.mark.each_postgres("logical messages in the stream")
+
 CHOSEN = {"message_prefixes": ("app.*", "/(audit|log)[0-9]+/"), "message_prefixes_exclude": ("app.debug*",)}
 
 
@@ -67,8 +69,7 @@ def emit(pg: Database, prefix: str, *, transactional: bool) -> None:
     pg.execute("select pg_logical_emit_message(%s, %s, %s)", [transactional, prefix, prefix])
 
 
-def test_prefixes_choose_what_comes_into_the_log(each_pg: Database, tmp_path: Path) -> None:
-    pg = each_pg
+def test_prefixes_choose_what_comes_into_the_log(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     prefixes = [
         "app.a",

@@ -20,6 +20,8 @@ from tests.support.capture.resumed import life
 from tests.support.postgres import Database, require_since
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("publications, and what they have")
+
 ROWS = "insert into later select n, 0 from generate_series({}, {}) n"
 #: Publications that have tables from their creation on, whoever creates them.
 FOR_ALL = ["for all tables", "for tables in schema public"]

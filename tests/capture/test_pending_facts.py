@@ -21,6 +21,8 @@ from tests.support.capture.requested import await_end, is_over, request
 from tests.support.sinks.ddl_story import Nearby, make, write
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("what other sessions see of the catalogue")
+
 COLUMNS = (
     "select attname::text from pg_attribute where attrelid = 'items'::regclass and attnum > 0 "
     "and not attisdropped order by attnum"

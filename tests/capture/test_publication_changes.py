@@ -14,6 +14,8 @@ from tests.support.capture.folded import fold
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("publications that change while a slot is made")
+
 
 def after_slot(monkeypatch: pytest.MonkeyPatch, pg: Database, *statements: str) -> None:
     """Have `statements` run when the slot is there and nothing is read yet, at the first beginning."""
@@ -29,9 +31,8 @@ def after_slot(monkeypatch: pytest.MonkeyPatch, pg: Database, *statements: str) 
 
 
 def test_the_list_of_tables_is_of_the_snapshots_moment(
-    each_pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pg = each_pg
     for table in ("stays", "leaves", "comes"):
         pg.execute(f"create table {table}(id int primary key)")
         pg.execute(f"insert into {table} values (1)")

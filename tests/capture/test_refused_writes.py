@@ -24,6 +24,8 @@ from tests.support.capture.captured import SLOT, capturing, run_to_end
 from tests.support.postgres import Database, require_since
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("which writes a publication makes the server refuse")
+
 #: Tables of every sort of replica identity, by name; each `{t}` is the table's.
 TABLES: dict[str, tuple[str, ...]] = {
     "keyed": ("create table {t}(id int primary key, n int)",),
@@ -119,8 +121,7 @@ def published(pg: Database) -> set[str]:
         return {name for _, name in published_names(session, SLOT)}
 
 
-def test_whether_writes_will_be_refused_is_known_as_the_server_does_it(each_pg: Database) -> None:
-    pg = each_pg
+def test_whether_writes_will_be_refused_is_known_as_the_server_does_it(pg: Database) -> None:
     names = create(pg)
     before = meant(pg)
     options = ", publish_generated_columns = stored" if pg.server.version >= 18 else ""
@@ -132,8 +133,7 @@ def test_whether_writes_will_be_refused_is_known_as_the_server_does_it(each_pg: 
     assert judged == {name: bool(refused_by_server(pg, name)) for name in names}
 
 
-def test_a_start_leaves_every_write_possible_that_was_so_before(each_pg: Database, tmp_path: Path) -> None:
-    pg = each_pg
+def test_a_start_leaves_every_write_possible_that_was_so_before(pg: Database, tmp_path: Path) -> None:
     names = create(pg)
     refused = {name for name, table in meant(pg).items() if table.refused}
     assert {"keyless", "nothing", "deferred", "index_dropped", "part_not_full"} <= refused

@@ -16,6 +16,8 @@ from tests.support.capture.captured import NAME, capturing, read_log, run_to_end
 from tests.support.capture.resumed import RUN, life
 from tests.support.postgres import Database
 
+pytestmark = pytest.mark.each_postgres("replica identities in the catalogue")
+
 TABLES = (
     "create table keyed(id int primary key, code text not null)",
     "create unique index keyed_code on keyed (code)",
@@ -45,8 +47,7 @@ def begin(pg: Database, log: Path, **asked: Any) -> None:
         running.wait_for("streaming")
 
 
-def test_identities_are_set_at_the_first_start_and_the_next(each_pg: Database, tmp_path: Path) -> None:
-    pg = each_pg
+def test_identities_are_set_at_the_first_start_and_the_next(pg: Database, tmp_path: Path) -> None:
     create(pg)
     asked = {"public.keyed": "index keyed_code", "public.key*": "full", "public.parts": "index parts_id"}
     log = tmp_path / "log"

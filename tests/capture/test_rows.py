@@ -23,6 +23,8 @@ from tests.support.capture.captured import capturing, run_to_end
 from tests.support.capture.requested import await_end, request
 from tests.support.postgres import Database
 
+pytestmark = pytest.mark.each_postgres("what pgoutput sends")
+
 UNSENT = "__debezium_unavailable_value"
 LONG = "x" * 3000
 Row = dict[str, Any] | None
@@ -58,9 +60,9 @@ def prepared(pg: Database, statements: str) -> None:
             connection.execute(statement)
 
 
-def test_what_each_replica_identity_sends(each_pg: Database, tmp_path: Path) -> None:
+def test_what_each_replica_identity_sends(pg: Database, tmp_path: Path) -> None:
     prepared(
-        each_pg,
+        pg,
         """
         create table d (id int primary key, big text, n int);
         alter table d alter big set storage external;
@@ -74,7 +76,7 @@ def test_what_each_replica_identity_sends(each_pg: Database, tmp_path: Path) -> 
         """,
     )
     captured(
-        each_pg,
+        pg,
         tmp_path / "log",
         f"""
         insert into d values (1, '{LONG}', 1);
@@ -118,7 +120,7 @@ def test_what_each_replica_identity_sends(each_pg: Database, tmp_path: Path) -> 
         ("d", {"n": 3}, None),
     ]
     with pytest.raises(Exception, match="does not have a replica identity"):
-        each_pg.execute("update n set id = 2")
+        pg.execute("update n set id = 2")
 
 
 def test_keys_swapped_in_one_transaction(pg: Database, tmp_path: Path) -> None:
@@ -169,9 +171,9 @@ def test_keys_swapped_in_one_transaction(pg: Database, tmp_path: Path) -> None:
     ]
 
 
-def test_truncates_stand_where_they_happened(each_pg: Database, tmp_path: Path) -> None:
+def test_truncates_stand_where_they_happened(pg: Database, tmp_path: Path) -> None:
     prepared(
-        each_pg,
+        pg,
         """
         create table a (id serial primary key);
         create table b (id int primary key, a int references a);
@@ -179,7 +181,7 @@ def test_truncates_stand_where_they_happened(each_pg: Database, tmp_path: Path) 
         """,
     )
     captured(
-        each_pg,
+        pg,
         tmp_path / "log",
         """
         begin;
@@ -252,9 +254,9 @@ def test_statements_of_all_kinds_come_as_rows(pg: Database, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_partitioned_tables_by_root_and_by_partition(each_pg: Database, tmp_path: Path) -> None:
+def test_partitioned_tables_by_root_and_by_partition(pg: Database, tmp_path: Path) -> None:
     prepared(
-        each_pg,
+        pg,
         """
         create table m (id int, at int, v text, primary key (id, at)) partition by range (at);
         create table m1 partition of m for values from (0) to (10);
@@ -276,13 +278,13 @@ def test_partitioned_tables_by_root_and_by_partition(each_pg: Database, tmp_path
         delete from m where id = 4;
         truncate m
         """
-    with capturing(each_pg.dsn, tmp_path / "root") as root:
+    with capturing(pg.dsn, tmp_path / "root") as root:
         root.wait_for("streaming")
         captured(
-            each_pg, tmp_path / "part", work,
+            pg, tmp_path / "part", work,
             publication="by_part", slot="by_part", publish_via_partition_root=False,
         )  # fmt: skip
-        root.catch_up(each_pg.query)
+        root.catch_up(pg.query)
     a, b, c = ({"id": 1, "at": 1, "v": "a"}, {"id": 2, "at": 11, "v": "b"}, {"id": 2, "at": 11, "v": "c"})
     moved, new = {"id": 1, "at": 12, "v": "a"}, {"id": 3, "at": 21, "v": "new"}
     newer = {"id": 4, "at": 31, "v": "newer"}
@@ -355,9 +357,9 @@ def test_names_of_all_kinds(pg: Database, tmp_path: Path) -> None:
     assert told(log)[0]["after"]['c "o.l'] == "snapshot"
 
 
-def test_row_filters_are_crossed_both_ways(each_pg: Database, tmp_path: Path) -> None:
+def test_row_filters_are_crossed_both_ways(pg: Database, tmp_path: Path) -> None:
     prepared(
-        each_pg,
+        pg,
         """
         create table t (id int primary key, open bool not null, v text);
         alter table t replica identity full;
@@ -366,7 +368,7 @@ def test_row_filters_are_crossed_both_ways(each_pg: Database, tmp_path: Path) ->
         """,
     )
     captured(
-        each_pg,
+        pg,
         tmp_path / "log",
         """
         update t set open = false where id = 1;
@@ -386,19 +388,17 @@ def test_row_filters_are_crossed_both_ways(each_pg: Database, tmp_path: Path) ->
     ]
 
 
-def test_generated_columns_are_alike_in_snapshot_and_stream(each_pg: Database, tmp_path: Path) -> None:
-    modern = each_pg.server.version >= 18
+def test_generated_columns_are_alike_in_snapshot_and_stream(pg: Database, tmp_path: Path) -> None:
+    modern = pg.server.version >= 18
     virtual = ", w int generated always as (n * 3) virtual" if modern else ""
     prepared(
-        each_pg,
+        pg,
         f"""
         create table g (id int primary key, n int, s int generated always as (n * 2) stored{virtual});
         insert into g (id, n) values (1, 10)
         """,
     )
-    captured(
-        each_pg, tmp_path / "log", "insert into g (id, n) values (2, 20);\nupdate g set n = 21 where id = 2"
-    )
+    captured(pg, tmp_path / "log", "insert into g (id, n) values (2, 20);\nupdate g set n = 21 where id = 2")
     stored = [{"s": s} if modern else {} for s in (20, 40, 42)]
     assert [after for _, _, after in changes(tmp_path / "log")] == [
         {"id": 1, "n": 10} | stored[0],
@@ -407,8 +407,8 @@ def test_generated_columns_are_alike_in_snapshot_and_stream(each_pg: Database, t
     ]
 
 
-def test_logical_messages_disturb_no_table_and_can_be_left_out(each_pg: Database, tmp_path: Path) -> None:
-    prepared(each_pg, "create table t (id int primary key)")
+def test_logical_messages_disturb_no_table_and_can_be_left_out(pg: Database, tmp_path: Path) -> None:
+    prepared(pg, "create table t (id int primary key)")
     work = """
         begin;
         insert into t values (1);
@@ -421,7 +421,7 @@ def test_logical_messages_disturb_no_table_and_can_be_left_out(each_pg: Database
         rollback;
         insert into t values (3)
         """
-    captured(each_pg, tmp_path / "log", work, snapshot="never")
+    captured(pg, tmp_path / "log", work, snapshot="never")
     found = [
         (line["op"], line.get("message") or line["after"], line["position"]["ordinal"])
         for line in told(tmp_path / "log")
@@ -433,13 +433,13 @@ def test_logical_messages_disturb_no_table_and_can_be_left_out(each_pg: Database
         ("m", {"prefix": "app", "content": "AAH/"}, 0),
         ("c", {"id": 3}, 0),
     ]
-    each_pg.execute("truncate t")
-    captured(each_pg, tmp_path / "none", work, snapshot="never", message_prefixes=(), slot="none")
+    pg.execute("truncate t")
+    captured(pg, tmp_path / "none", work, snapshot="never", message_prefixes=(), slot="none")
     assert [line["op"] for line in told(tmp_path / "none")] == ["c", "c", "c"]
 
 
-def test_changes_of_another_origin_come_or_not(each_pg: Database, tmp_path: Path) -> None:
-    prepared(each_pg, "create table t (id int primary key)")
+def test_changes_of_another_origin_come_or_not(pg: Database, tmp_path: Path) -> None:
+    prepared(pg, "create table t (id int primary key)")
     work = """
         insert into t values (1);
         select pg_replication_origin_session_setup('elsewhere');
@@ -450,21 +450,21 @@ def test_changes_of_another_origin_come_or_not(each_pg: Database, tmp_path: Path
         select pg_replication_origin_session_reset();
         insert into t values (3)
         """
-    each_pg.execute("select pg_replication_origin_create('elsewhere')")
+    pg.execute("select pg_replication_origin_create('elsewhere')")
     try:
-        captured(each_pg, tmp_path / "any", work, snapshot="never")
+        captured(pg, tmp_path / "any", work, snapshot="never")
         assert [after["id"] for _, _, after in changes(tmp_path / "any") if after] == [1, 2, 3]
-        each_pg.execute("truncate t")
-        if each_pg.server.version < 16:
-            error = run_to_end(each_pg.dsn, tmp_path / "none", origin="none", slot="none")
+        pg.execute("truncate t")
+        if pg.server.version < 16:
+            error = run_to_end(pg.dsn, tmp_path / "none", origin="none", slot="none")
             assert error is not None
             assert error.kind is Kind.SOURCE_MISCONFIGURED
-            assert not each_pg.query("select 1 from pg_replication_slots where slot_name = 'none'")
+            assert not pg.query("select 1 from pg_replication_slots where slot_name = 'none'")
             return
-        captured(each_pg, tmp_path / "none", work, snapshot="never", origin="none", slot="none")
+        captured(pg, tmp_path / "none", work, snapshot="never", origin="none", slot="none")
         assert [after["id"] for _, _, after in changes(tmp_path / "none") if after] == [1, 3]
     finally:
-        each_pg.execute("select pg_replication_origin_drop('elsewhere')")
+        pg.execute("select pg_replication_origin_drop('elsewhere')")
 
 
 def test_children_by_inheritance_are_tables_of_their_own(pg: Database, tmp_path: Path) -> None:
@@ -486,11 +486,9 @@ def test_children_by_inheritance_are_tables_of_their_own(pg: Database, tmp_path:
     assert found[2:] == [("parent", 4), ("child", 5)]
 
 
-def test_columns_left_out_never_leave_the_server_where_it_can_keep_them(
-    each_pg: Database, tmp_path: Path
-) -> None:
+def test_columns_left_out_never_leave_the_server_where_it_can_keep_them(pg: Database, tmp_path: Path) -> None:
     prepared(
-        each_pg,
+        pg,
         """
         create table t (id int primary key, secret text, v text);
         create table f (id int primary key, secret text, v text);
@@ -504,7 +502,7 @@ def test_columns_left_out_never_leave_the_server_where_it_can_keep_them(
     )
     rules = {"columns_exclude": ("public.*.secret",)}
     captured(
-        each_pg,
+        pg,
         tmp_path / "log",
         "insert into t values (2, 'CANARY', 'b');\nupdate t set v = 'c', id = 3 where id = 2;\n"
         "delete from t where id = 3;\nupdate f set v = 'c'",
@@ -523,7 +521,7 @@ def test_columns_left_out_never_leave_the_server_where_it_can_keep_them(
     assert changes(log, "public.f", raw=True)[0] == ("r", None, {"id": 1, "v": "a"})
     assert "secret" in (changes(log, "public.f", raw=True)[1][2] or {})
     captured(
-        each_pg, tmp_path / "theirs", "insert into theirs values (2, 'CANARY', 'b')",
+        pg, tmp_path / "theirs", "insert into theirs values (2, 'CANARY', 'b')",
         publication="theirs", slot="theirs", tables=("public.theirs",), **rules,
     )  # fmt: skip
     assert [after for _, _, after in changes(tmp_path / "theirs")] == [

@@ -31,6 +31,8 @@ from tests.support.capture.folded import fold
 from tests.support.postgres import Database, require_since
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("what the catalogue says, and when")
+
 INT, TEXT = 23, 25
 
 
@@ -82,8 +84,7 @@ def numbered(facts):
     return {column["name"]: column["number"] for column in facts["columns"]}
 
 
-def test_each_change_of_a_table_is_in_the_log_before_its_first_row(each_pg: Database, tmp_path: Path):
-    pg = each_pg
+def test_each_change_of_a_table_is_in_the_log_before_its_first_row(pg: Database, tmp_path: Path):
     pg.execute("create table items(id int primary key, a text, b text)")
     pg.execute("insert into items values (1, 'a', 'b')")
     with capture_logs() as logs, capturing(pg.dsn, tmp_path / "log") as running:

@@ -26,6 +26,8 @@ from tests.support.capture.captured import (
 from tests.support.postgres import Database, require_since
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("what the server says of slots")
+
 QUICK: dict[str, Any] = {"heartbeat": {"interval_s": 1.0}, "slot_watch": {"interval_s": 0.2}}
 
 
@@ -46,9 +48,8 @@ def keys(running: Running) -> set[str]:
     return {concern.key for concern in running.task.progress().warnings}
 
 
-def test_wal_is_freed_while_only_another_database_is_busy(each_pg: Database, tmp_path: Path) -> None:
+def test_wal_is_freed_while_only_another_database_is_busy(pg: Database, tmp_path: Path) -> None:
     """No heartbeat table, no write access: the server's keepalives are enough."""
-    pg = each_pg
     pg.execute(CREATE_ITEMS)
     pg.server.execute("drop table if exists busy; create table busy(id int)")  # in another database
     with capturing(pg.dsn, tmp_path / "log", **QUICK) as running:
@@ -101,9 +102,8 @@ insert into beats values (1, null);
     ids=["statement", "function", "partition"],
 )
 def test_a_heartbeats_query_never_writes_what_is_captured_and_its_repair_helps(
-    each_pg: Database, tmp_path: Path, made: str, query: str
+    pg: Database, tmp_path: Path, made: str, query: str
 ) -> None:
-    pg = each_pg
     pg.execute(CREATE_ITEMS)
     pg.execute(made)
     options: dict[str, Any] = {
@@ -244,9 +244,8 @@ def test_what_a_new_slot_waits_for_is_named_within_seconds(pg: Database, tmp_pat
 
 
 def test_a_table_taken_out_of_the_publication_is_said_while_running_and_after(
-    each_pg: Database, tmp_path: Path
+    pg: Database, tmp_path: Path
 ) -> None:
-    pg = each_pg
     pg.execute(CREATE_ITEMS)
     pg.execute('create table "o\'th;er ""x"(id int primary key)')
     key = "table_left_out:public.o'th;er \"x"
@@ -263,9 +262,8 @@ def test_a_table_taken_out_of_the_publication_is_said_while_running_and_after(
 
 
 def test_partitions_that_come_under_their_roots_name_are_not_called_left_out(
-    each_pg: Database, tmp_path: Path
+    pg: Database, tmp_path: Path
 ) -> None:
-    pg = each_pg
     pg.execute("create table events (id bigint, at int, primary key (id, at)) partition by range (at)")
     for year in (1, 2):
         pg.execute(f"create table events_{year} partition of events for values from ({year}) to ({year + 1})")
@@ -315,8 +313,7 @@ def test_the_watch_outlives_its_connection_and_capture_outlives_the_watch(
         assert running.task.progress().reconnects == 0
 
 
-def test_a_failover_slot_is_made_and_an_older_one_becomes_one(each_pg: Database, tmp_path: Path) -> None:
-    pg = each_pg
+def test_a_failover_slot_is_made_and_an_older_one_becomes_one(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     if pg.server.version < 17:
         error = run_to_end(pg.dsn, tmp_path / "log", slot_failover=True)

@@ -14,6 +14,8 @@ from tailrace.changelog.reader import LogReader
 from tests.support.capture.captured import CREATE_ITEMS, NAME, SLOT, capturing, read_log
 from tests.support.postgres import Database
 
+pytestmark = pytest.mark.each_postgres("exported snapshots, and what COPY sends")
+
 RUN = """
 import sys
 from pathlib import Path
@@ -25,8 +27,7 @@ CaptureTask(PostgresSource(dsn=sys.argv[1]), path, LogConfig(path=path), name=sy
 """
 
 
-def test_a_snapshot_among_writers_has_no_gap_and_no_double(each_pg: Database, tmp_path: Path) -> None:
-    pg = each_pg
+def test_a_snapshot_among_writers_has_no_gap_and_no_double(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table items(id bigserial primary key, note text)")
     pg.execute("insert into items(note) select repeat('x', 200) from generate_series(1, 60000)")
     over = threading.Event()
@@ -61,8 +62,7 @@ def test_a_snapshot_among_writers_has_no_gap_and_no_double(each_pg: Database, tm
     assert left == [row[0] for row in pg.query("select id from items order by id")]
 
 
-def test_a_relation_made_for_the_snapshot_is_what_the_server_sends(each_pg: Database, tmp_path: Path) -> None:
-    pg = each_pg
+def test_a_relation_made_for_the_snapshot_is_what_the_server_sends(pg: Database, tmp_path: Path) -> None:
     pg.execute('create schema "od.d"')
     pg.execute("create type mood as enum('a', 'b')")
     pg.execute("create domain posint as int check (value > 0)")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tailrace.errors import Kind
 from tests.support.capture.captured import capturing, run_to_end
 from tests.support.capture.folded import fold, units
 from tests.support.capture.resumed import RUN, SMALL, create_tables, life, until_whole
 from tests.support.postgres import Database
+
+pytestmark = pytest.mark.each_postgres("what COPY sends, and conditions")
 
 #: As `RUN`, of some tables and rows.
 CHOSEN = RUN.replace(

@@ -13,6 +13,8 @@ from tests.support.capture.folded import fold
 from tests.support.capture.requested import await_end, request
 from tests.support.postgres import Database
 
+pytestmark = pytest.mark.each_postgres("what the catalogue says of tables that go")
+
 
 def test_all_of_a_table_was_read_also_when_the_partition_that_was_missing_went(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

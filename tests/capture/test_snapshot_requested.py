@@ -36,6 +36,7 @@ from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
 
+@pytest.mark.each_postgres("snapshots beside the stream")
 def test_tables_are_read_again_among_writers_with_no_row_lost_or_out_of_order(
     pg: Database, tmp_path: Path
 ) -> None:
@@ -178,6 +179,7 @@ BAD_CONDITIONS = [
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.each_postgres("what the server refuses")
 def test_a_bad_condition_fails_alone_and_touches_nothing(
     pg: Database, tmp_path: Path, encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +292,7 @@ def test_what_nobody_foresaw_ends_the_request_alone(
 @pytest.mark.parametrize(
     ("table", "where"), [("public.a", "n = '\udc80'"), ("public.a", "n = '\0'"), ("a", "")]
 )
+@pytest.mark.each_postgres("what the server refuses")
 def test_what_no_server_could_take_is_refused_when_it_is_asked_for(
     pg: Database, tmp_path: Path, table: str, where: str
 ) -> None:
@@ -305,6 +308,7 @@ def test_what_no_server_could_take_is_refused_when_it_is_asked_for(
     ("tables", "where", "told"),
     [(("public.nowhere",), "", "public.nowhere"), (("public.items", "public.nowhere"), "", "public.nowhere")],
 )
+@pytest.mark.each_postgres("what the server refuses")
 def test_one_that_can_not_be_taken_says_why_and_the_stream_goes_on(
     pg: Database, tmp_path: Path, tables: tuple[str, ...], where: str, told: str
 ) -> None:

@@ -119,6 +119,7 @@ def test_connections_cut_in_copy_are_gone_on_from(
     judge(pg, tmp_path / "log")
 
 
+@pytest.mark.each_postgres("what the server says of slots")
 def test_a_slot_that_was_dropped_meanwhile_stops_the_snapshot(pg: Database, tmp_path: Path) -> None:
     create_tables(pg)
     assert life(pg, tmp_path / "log", "snapshot.after_chunk=kill@3") == -9
@@ -131,6 +132,7 @@ def test_a_slot_that_was_dropped_meanwhile_stops_the_snapshot(pg: Database, tmp_
     assert error.kind is Kind.SLOT_MISSING
 
 
+@pytest.mark.each_postgres("what a snapshot sees of an altered table")
 def test_a_table_altered_between_windows_is_read_again_with_its_new_columns(
     pg: Database, tmp_path: Path
 ) -> None:
@@ -165,6 +167,7 @@ BETWEEN = [
 
 @pytest.mark.parametrize("point", ["snapshot.after_slot", "snapshot.after_plan"])
 @pytest.mark.parametrize("size", [SMALL, {}], ids=["in chunks", "in one"])
+@pytest.mark.each_postgres("what a snapshot sees of a rewritten table")
 def test_a_table_rewritten_between_the_snapshot_and_its_copy_is_not_read_as_empty(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: dict[str, Any], point: str
 ) -> None:
@@ -194,6 +197,7 @@ def test_a_table_rewritten_between_the_snapshot_and_its_copy_is_not_read_as_empt
         assert {change for table in found.values() for change in table.ops} == {"r"}, "it began again"
 
 
+@pytest.mark.each_postgres("what a snapshot sees of a rewritten table")
 def test_a_table_rewritten_at_each_beginning_is_read_beside_the_stream(
     pg: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

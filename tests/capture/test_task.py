@@ -27,6 +27,8 @@ from tests.support.postgres import Database
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("slots, publications and the replication protocol")
+
 INSERT = "insert into items select n, 'note ' || n from generate_series(%s::bigint, %s::bigint) n"
 
 
@@ -39,8 +41,7 @@ def kind_of(error: object) -> Kind | None:
     return getattr(error, "kind", None)
 
 
-def test_rows_and_changes_come_once_and_are_acknowledged(each_pg: Database, tmp_path: Path) -> None:
-    pg = each_pg
+def test_rows_and_changes_come_once_and_are_acknowledged(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     pg.execute(INSERT, [1, 1000])
     with capturing(pg.dsn, tmp_path / "log") as running:
@@ -374,8 +375,7 @@ def test_a_session_that_was_cut_says_so_whatever_it_is_used_for(pg: Database) ->
             assert raised.value.kind in {Kind.SOURCE_UNREACHABLE, Kind.SOURCE_SHUTTING_DOWN}
 
 
-def test_another_database_is_not_taken_for_the_logs(each_pg: Database, tmp_path: Path) -> None:
-    pg = each_pg
+def test_another_database_is_not_taken_for_the_logs(pg: Database, tmp_path: Path) -> None:
     pg.execute(CREATE_ITEMS)
     with capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")

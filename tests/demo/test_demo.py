@@ -18,8 +18,6 @@ from tailrace_demo.shop import LEDGER_SUM, TABLES, Shop, source_rows
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("the demo starts a server of its own")
-
 
 def _worked_in(database: Database, transactions: int) -> Shop:
     shop = Shop(database.connect, writers=2, pause_s=0)
@@ -97,6 +95,7 @@ def test_an_earlier_demos_directory_is_emptied_and_a_running_ones_refused(tmp_pa
         assert not places.mirror.exists()
 
 
+@pytest.mark.ci
 @pytest.mark.torture
 def test_the_whole_demo_proves_its_claims_and_prints_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tailrace", "demo", "--dir", str(tmp_path / "demo"), "--seconds", "4"]

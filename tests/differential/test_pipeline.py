@@ -27,7 +27,6 @@ TRANSACTIONS = 40
 DIES_AT = ("sink.after_write", "sink.before_commit", "sink.after_commit", "sink.before_position")
 
 
-@pytest.mark.any_postgres("what sinks do with the log depends on no version")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.torture
 @pytest.mark.timeout(900)

@@ -21,7 +21,6 @@ from tests.support.postgres import Database
 SEEDS = [int(seed) for seed in os.environ.get("TAILRACE_SEEDS", "101").split(",")]
 
 
-@pytest.mark.any_postgres("what sinks do with the log depends on no version")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.timeout(900)
 @pytest.mark.slow

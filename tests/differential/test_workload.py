@@ -11,7 +11,6 @@ from tests.support.differential.workload import Workload
 from tests.support.postgres import Database
 
 
-@pytest.mark.any_postgres("SQL of every version")
 @pytest.mark.parametrize("deferrable", [False, True])
 def test_a_table_whose_keys_are_all_taken_is_touched_all_the_same(pg: Database, deferrable: bool) -> None:
     work = Workload(pg.dsn, 7, "none")

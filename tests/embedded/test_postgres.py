@@ -13,15 +13,17 @@ from tailrace.errors import Kind, TailraceError
 from tailrace_servers import install
 from tailrace_servers.install import ServerAccount, find_install, is_reachable, within_reach
 from tailrace_servers.postgres import EmbeddedPostgres
-from tests.support.postgres import DEFAULT_VERSION
+from tests.support.postgres import NEWEST_VERSION
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("the server's own programs")
 
-def test_each_version_is_what_it_says_and_ready_for_logical_decoding(each_pg):
-    assert int(each_pg.query("show server_version_num")[0][0]) // 10_000 == each_pg.server.version
-    assert each_pg.query("show wal_level") == [("logical",)]
-    assert each_pg.query("show server_encoding") == [("UTF8",)]
-    each_pg.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+
+def test_each_version_is_what_it_says_and_ready_for_logical_decoding(pg):
+    assert int(pg.query("show server_version_num")[0][0]) // 10_000 == pg.server.version
+    assert pg.query("show wal_level") == [("logical",)]
+    assert pg.query("show server_encoding") == [("UTF8",)]
+    pg.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
 
 
 def test_a_killed_server_comes_back_on_its_port_with_what_was_committed(own_pg):
@@ -60,7 +62,7 @@ def test_settings_change_at_a_reload_and_alter_system_wins(own_pg):
 
 @pytest.mark.slow
 def test_a_password_is_asked_for_and_stays_out_of_the_dsn():
-    with EmbeddedPostgres(find_install(DEFAULT_VERSION), password="it's", durable=False) as server:
+    with EmbeddedPostgres(find_install(NEWEST_VERSION), password="it's", durable=False) as server:
         assert server.query("select 1") == [(1,)]
         assert "it's" not in server.dsn()
         with pytest.raises(psycopg.OperationalError, match="no password supplied"):
@@ -69,14 +71,14 @@ def test_a_password_is_asked_for_and_stays_out_of_the_dsn():
 
 @pytest.mark.slow
 def test_a_temporary_directory_is_private_and_goes_at_close():
-    server = EmbeddedPostgres(find_install(DEFAULT_VERSION), durable=False)
+    server = EmbeddedPostgres(find_install(NEWEST_VERSION), durable=False)
     with server:
         assert stat.S_IMODE(server.data.stat().st_mode) == 0o700
     assert not server.directory.exists()
     server.close()
 
 
-def test_a_kept_directory_is_used_again_and_a_half_made_one_is_made_again(own_pg):
+def test_a_kept_directory_is_used_again_and_a_half_made_one_is_made_again(own_pg, postgres_version):
     # GIVEN a directory in which an earlier run died while it made the data directory
     directory = own_pg.directory / "kept"
     (directory / "data.new").mkdir(parents=True)
@@ -84,7 +86,7 @@ def test_a_kept_directory_is_used_again_and_a_half_made_one_is_made_again(own_pg
     own_pg.own(directory)
     # WHEN a server is made there, and another one after it
     for expected in ([], [(1,)]):
-        with EmbeddedPostgres(find_install(DEFAULT_VERSION), directory, durable=False) as server:
+        with EmbeddedPostgres(find_install(postgres_version), directory, durable=False) as server:
             server.execute("create table if not exists t (n int)")
             assert server.query("table t") == expected
             server.execute("insert into t values (1)")
@@ -110,12 +112,12 @@ def test_binaries_out_of_the_accounts_reach_are_copied_and_run_from_there(tmp_pa
     me = ServerAccount("me", os.getuid(), os.getgid())
     monkeypatch.setattr(install, "is_reachable", lambda *_: False)
     # WHEN the binaries are brought within its reach
-    original = find_install(DEFAULT_VERSION)
+    original = find_install(NEWEST_VERSION)
     copied = within_reach(original, me, tmp_path)
     # THEN the copy is whole: it finds its libraries too
     assert tmp_path in copied.bin.parents
     version = subprocess.run([copied.bin / "initdb", "--version"], capture_output=True, text=True, check=True)
-    assert f"(PostgreSQL) {DEFAULT_VERSION}." in version.stdout
+    assert f"(PostgreSQL) {NEWEST_VERSION}." in version.stdout
 
 
 def test_a_private_directory_is_out_of_a_strangers_reach_and_of_nobody_elses(tmp_path):

@@ -68,6 +68,7 @@ def test_lives_leave_nothing_behind(seed):
     lives(60, seed)
 
 
+@pytest.mark.ci
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", SEEDS)

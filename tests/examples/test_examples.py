@@ -22,8 +22,6 @@ from tests.support.postgres import Database
 from tests.support.torture.harness import Round
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("the examples begin where the log ends")
-
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 #: In each file that the example of Kafka reads.

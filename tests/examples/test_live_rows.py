@@ -40,7 +40,6 @@ def site() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.any_postgres("the browser reads the log")
 def test_a_page_shows_rows_as_they_are_committed_also_after_the_server_was_killed(
     pg: Database, tmp_path: Path, site: str
 ) -> None:

@@ -18,8 +18,6 @@ from tests.support.postgres import Database
 from tests.support.torture.harness import Round
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("what is cut is the log")
-
 TASK = "0"
 
 

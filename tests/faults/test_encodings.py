@@ -27,18 +27,20 @@ from tests.support.capture.captured import capturing
 from tests.support.decode.wire import SOURCE
 from tests.support.postgres import Database
 
+pytestmark = pytest.mark.each_postgres("what the server converts")
+
 #: One byte that is not UTF-8, behind `caf`; and what becomes of such a text.
 BAD, GIVEN = "'caf' || chr(233)", "\\x636166e9"
 
 
 @pytest.fixture
-def in_encoding(each_pg: Database) -> Iterator[Any]:
+def in_encoding(pg: Database) -> Iterator[Any]:
     made: list[Database] = []
 
     def make(encoding: str) -> Database:
-        name = f"{each_pg.name}_{encoding.lower()}"
-        each_pg.execute(f"create database \"{name}\" encoding '{encoding}' locale 'C' template template0")
-        made.append(Database(each_pg.server, name))
+        name = f"{pg.name}_{encoding.lower()}"
+        pg.execute(f"create database \"{name}\" encoding '{encoding}' locale 'C' template template0")
+        made.append(Database(pg.server, name))
         return made[-1]
 
     yield make

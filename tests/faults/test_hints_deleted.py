@@ -12,8 +12,6 @@ from tests.support.postgres import Database
 from tests.support.torture.harness import Round, kill_at
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("what is deleted are files of the log and of sinks")
-
 #: Caches and hints below a pipeline's directories. Not among them: what a file sink commits by
 #: (`manifests`) and whose data a target holds (`identity.json`).
 HINTS = ("log/status.json", "log/readers", "*/_tailrace/position-*.json", "*/_tailrace/staging")

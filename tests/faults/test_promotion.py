@@ -36,6 +36,8 @@ from tests.support.postgres import SETTINGS, Database, require_since
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("standbys, promotion and failover slots")
+
 STANDBY_SLOT = "standby"
 INSERT = "insert into items select g, 'x' from generate_series({}, {}) g"
 SYNCED = f"select synced and not temporary from pg_replication_slots where slot_name = '{SLOT}'"

@@ -23,8 +23,6 @@ from tests.support.torture.harness import SINKS, Life, Round
 from tests.support.torture.sinks import parse_json
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("two versions take part anyway")
-
 #: Engines with Spark start slowly on a machine that does much else.
 LONG_S = 120.0
 #: Four databases with several writers each on few cores: what matters is who goes on, not how much.

@@ -43,6 +43,7 @@ def lose(server: EmbeddedPostgres) -> None:
 
 
 @pytest.mark.follows("slot_invalidated")
+@pytest.mark.each_postgres("what the server says of slots")
 def test_the_hint_after_a_lost_slot_leads_out_when_followed(own_pg: EmbeddedPostgres, tmp_path: Path) -> None:
     server = own_pg
     server.execute("create table items(id int primary key); create table others(id int)")

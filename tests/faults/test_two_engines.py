@@ -12,8 +12,6 @@ from tests.support.postgres import Database
 from tests.support.torture.harness import Round
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("the locks are ours")
-
 
 def _is_streaming(round_: Round) -> bool:
     return '"streaming"' in round_.command("status", str(round_.file), "--json").stdout

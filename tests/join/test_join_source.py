@@ -115,7 +115,6 @@ def in_order(rows: list[dict[str, Any]], *key: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_what_is_joined_is_in_every_target_once_after_kills_anywhere(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:

@@ -166,7 +166,6 @@ def test_partitions_that_are_added_are_read_from_their_first_record(
     assert {key: sorted(rows) for key, rows in got.rows.items()} == dict(topics.expected), join_seed
 
 
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_topics_that_our_own_sink_writes_are_joined(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -219,7 +218,6 @@ def test_topics_that_our_own_sink_writes_are_joined(
     assert not any(snapshot)
 
 
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_topics_in_avro_are_joined_by_what_the_registry_says(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -22,8 +22,6 @@ from tests.support.kafka.pipelines import pipeline
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("what Kafka gets is what is in the log")
-
 WAIT_S = 240
 TABLES = ("orders", "items")
 

@@ -44,7 +44,6 @@ class Reader:
         self._consumer.close()
 
 
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 @pytest.mark.parametrize("atomic", [True, False])
 def test_nothing_that_is_timed_lies_between_a_commit_and_its_reader_but_the_interval_of_batches(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool

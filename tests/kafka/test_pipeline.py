@@ -71,7 +71,6 @@ def orders(pg: Database) -> Database:
     return pg
 
 
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 @pytest.mark.slow
 @pytest.mark.parametrize(("boundary", "count"), [("poll", 1), ("transaction", 4)])
 def test_each_change_once_whatever_step_is_killed(
@@ -96,7 +95,6 @@ def test_each_change_once_whatever_step_is_killed(
     assert _folded(events) == dict(orders.query("select id, what from orders"))
 
 
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 @pytest.mark.slow
 def test_without_transactions_nothing_is_lost_and_the_switch_may_be_turned(
     orders: Database, kafka: EmbeddedKafka, tmp_path: Path
@@ -117,7 +115,6 @@ def test_without_transactions_nothing_is_lost_and_the_switch_may_be_turned(
     assert _folded(events) == dict(orders.query("select id, what from orders"))
 
 
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_status_tells_the_position(orders: Database, kafka: EmbeddedKafka, tmp_path: Path) -> None:
     file = _file(tmp_path, orders, kafka, atomic=True)
     _run(file)

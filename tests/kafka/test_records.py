@@ -56,7 +56,6 @@ def sink_status(file: Path) -> dict[str, Any]:
     return dict(sink)
 
 
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 @pytest.mark.slow
 def test_transactions_are_counted_and_placed_together(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path
@@ -134,7 +133,6 @@ def test_transactions_are_counted_and_placed_together(
     assert _setting(kafka, f"{pg.name}.public.orders", "retention.ms") == "7200000"
 
 
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_what_is_too_large_stops_the_sink_or_becomes_a_dead_letter(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -187,7 +185,6 @@ def _setting(kafka: EmbeddedKafka, topic: str, name: str) -> str:
     return str(admin.describe_configs([resource])[resource].result(60)[name].value)
 
 
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_avro_goes_out_under_the_topics_subjects_and_a_refused_change_stops_it(
     pg: Database, kafka: EmbeddedKafka, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,7 +198,6 @@ def _lives(
     assert _folded(events) == dict(pg.query("select id, what from orders"))
 
 
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_a_command_that_is_killed_on_spark_goes_on_with_another_number_of_producers(
     pg: Database, kafka: EmbeddedKafka, principal: Principal, tmp_path: Path
 ) -> None:
@@ -207,7 +206,6 @@ def test_a_command_that_is_killed_on_spark_goes_on_with_another_number_of_produc
 
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_a_command_may_be_killed_anywhere_in_a_switch(
     pg: Database, kafka: EmbeddedKafka, principal: Principal, tmp_path: Path
 ) -> None:

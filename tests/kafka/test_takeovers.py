@@ -14,10 +14,7 @@ from tests.support.torture.takeovers import Relay
 from tests.support.torture.topics import Topics
 from tests.support.wait import wait_until
 
-pytestmark = [
-    pytest.mark.any_postgres("what Kafka gets is what is in the log"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

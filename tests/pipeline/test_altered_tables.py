@@ -15,10 +15,6 @@ from deltalake import DeltaTable
 
 from tests.support.postgres import Database
 
-pytestmark = pytest.mark.any_postgres(
-    "what each version tells of a change is in tests/capture and tests/sinks"
-)
-
 #: Spark may have to start on a machine that does much else.
 TIMEOUT_S = 240
 

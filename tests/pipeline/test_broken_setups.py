@@ -29,6 +29,8 @@ from tests.support.capture.captured import Running
 from tests.support.postgres import SETTINGS, require_since
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("what the server says of itself")
+
 PASSWORD = "s3cret'p@ss:w/rd"
 STATEMENT = re.compile(r"""(?:ALTER|CREATE|GRANT|SELECT pg_|ROLLBACK PREPARED)(?:"[^"]*"|'[^']*'|[^;"'])*;""")
 

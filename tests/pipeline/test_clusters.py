@@ -24,7 +24,7 @@ from tailrace_servers.ports import free_port
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.any_postgres("what executors do depends on no version")]
+pytestmark = pytest.mark.slow
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 

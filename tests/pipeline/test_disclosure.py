@@ -15,8 +15,6 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
-pytestmark = pytest.mark.any_postgres("rules are applied to what the log holds")
-
 SALT = "Sa1t-c4n4ry-0123456789"
 RAW = ("alice@x", "bob@x", "carol@x", "alice2@x", "555-0", "T0P-SECRET")
 LONG = "y" * 4000

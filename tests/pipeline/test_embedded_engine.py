@@ -19,8 +19,6 @@ from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("the engine begins where the log ends")
-
 SCRIPT = Path(__file__).with_name("keeping_engine.py")
 #: Stops of tests that nothing holds up.
 OFTEN = {"offset_commit": {"policy": "always"}, "record_processing": {"shutdown_timeout_ms": 10_000}}

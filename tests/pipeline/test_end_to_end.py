@@ -107,6 +107,7 @@ def shown_by_spark(port):
 
 @pytest.mark.timeout(900)
 @pytest.mark.slow
+@pytest.mark.each_postgres("one pipeline as a whole")
 def test_a_pipeline_from_the_first_row_to_a_rebuilt_sink(pg, tmp_path):
     pg.execute("create table orders (id int primary key, what text)")
     pg.execute("insert into orders select g, 'thing' from generate_series(1, 50) g")

@@ -19,8 +19,6 @@ from tailrace.errors import Kind
 from tests.support.pipeline.shop import Shop
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("what is followed are hints about the log and sinks")
-
 
 def flip(path: Path, at: int) -> None:
     """Change one byte."""

@@ -21,8 +21,6 @@ from tests.support.converters.registry import FakeRegistry
 from tests.support.pipeline.shop import Shop
 from tests.support.sinks.mirrored import mirrored
 
-pytestmark = pytest.mark.any_postgres("what is followed are hints about settings and the log")
-
 MIB = 1 << 20
 
 

@@ -23,8 +23,6 @@ from tests.support.postgres import Database
 from tests.support.sinks.ddl_story import selected
 from tests.support.sinks.mirrored import mirrored
 
-pytestmark = pytest.mark.any_postgres("what is followed are hints about the log and sinks")
-
 
 def setting_in(hint: str) -> dict[str, str]:
     """Return the sink's setting that a hint names."""

@@ -15,8 +15,6 @@ from tests.support.engine_runs import SEEDS, Leaks
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("what an engine leaves behind does not depend on it")
-
 LATE_S = 120.0
 
 

@@ -17,8 +17,6 @@ from tests.support.capture.captured import capturing
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("what a file of offsets says depends on no server")
-
 
 @pytest.mark.follows("offsets_foreign")
 def test_offsets_of_another_log_are_refused_and_their_removal_helps(pg: Database, tmp_path: Path) -> None:

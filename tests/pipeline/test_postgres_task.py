@@ -14,8 +14,6 @@ from tailrace.testing.contexts import connector_context, task_context
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.any_postgres("the task begins where the log ends")
-
 
 class Life:
     """A connector with one task, driven as the engine drives them."""

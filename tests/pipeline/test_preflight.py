@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tailrace.config import load
 from tailrace.errors import Kind
 from tailrace.pipeline.preflight import preflight as preflight_module
@@ -10,18 +12,16 @@ from tailrace.sources.findings import Severity
 from tailrace.sources.postgres.connection.session import Session
 from tests.support.pipeline.preflight import errors, found, pipeline_file
 
+pytestmark = pytest.mark.each_postgres("what the server says of itself")
 
-def test_a_fit_set_up_has_no_problem(each_pg, tmp_path):
-    each_pg.execute("create table orders (id int primary key)")
-    file = pipeline_file(
-        tmp_path, each_pg.server, each_pg.name, sinks="{type: delta, mode: mirror, path: ./lake}"
-    )
+
+def test_a_fit_set_up_has_no_problem(pg, tmp_path):
+    pg.execute("create table orders (id int primary key)")
+    file = pipeline_file(tmp_path, pg.server, pg.name, sinks="{type: delta, mode: mirror, path: ./lake}")
     assert preflight(file) == []
     # Nothing was changed: neither slot nor publication nor directory is there.
-    assert each_pg.query("select count(*) from pg_publication") == [(0,)]
-    assert each_pg.query("select count(*) from pg_replication_slots where database = current_database()") == [
-        (0,)
-    ]
+    assert pg.query("select count(*) from pg_publication") == [(0,)]
+    assert pg.query("select count(*) from pg_replication_slots where database = current_database()") == [(0,)]
     assert not (tmp_path / "log").exists()
 
 

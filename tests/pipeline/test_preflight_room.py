@@ -17,6 +17,8 @@ from tailrace.sources.postgres.preflight.capacity import SourceCapacity, room_fi
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.each_postgres("what the server says of its slots")
+
 
 def room(source, server="a", *, slot=True, sender=True, slots=8, senders=8, windows=0, windows_open=0):
     return SourceCapacity(source, server, slot, slots, 10, sender, senders, 10, windows, windows_open)

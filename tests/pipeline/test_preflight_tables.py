@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tailrace.errors import Kind
 from tailrace.pipeline.preflight.preflight import preflight
 from tailrace.sources.findings import Finding, Severity
 from tests.support.pipeline.preflight import errors, found, pipeline_file
 from tests.support.postgres import Database
+
+pytestmark = pytest.mark.each_postgres("what the catalogue says of tables")
 
 
 def checked(directory: Any, pg: Database, source: str, sinks: str = "") -> list[Finding]:
@@ -36,10 +40,10 @@ def test_things_that_are_no_tables_are_called_by_their_names(pg, tmp_path):
     assert checked(tmp_path, pg, "") == []
 
 
-def test_origins_need_a_later_server(each_pg, tmp_path):
-    each_pg.execute("create table t (id int primary key)")
-    messages = [finding.message for finding in checked(tmp_path, each_pg, "  origin: none\n")]
-    assert len(messages) == (each_pg.server.version < 16)
+def test_origins_need_a_later_server(pg, tmp_path):
+    pg.execute("create table t (id int primary key)")
+    messages = [finding.message for finding in checked(tmp_path, pg, "  origin: none\n")]
+    assert len(messages) == (pg.server.version < 16)
     assert all("the server is PostgreSQL 15" in message for message in messages)
 
 
@@ -70,8 +74,7 @@ RULES = """  columns_exclude: ["public.users.ssn", "*.nothing.x"]
 """
 
 
-def test_settings_of_columns_that_find_nothing_or_leak_are_told(each_pg, tmp_path, monkeypatch):
-    pg = each_pg
+def test_settings_of_columns_that_find_nothing_or_leak_are_told(pg, tmp_path, monkeypatch):
     pg.execute("create table users (id int primary key, mail text, ssn text)")
     pg.execute("create table log (host text, what text)")
     pg.execute("alter table log replica identity full")
@@ -112,8 +115,7 @@ def test_keys_that_would_be_lost_are_refused_with_the_way_out(pg, tmp_path):
     assert [finding.table for finding in errors(file)] == ["public.t", "public.t", "public.u"]
 
 
-def test_publications_that_break_the_sources_own_updates_are_named(each_pg, tmp_path):
-    pg = each_pg
+def test_publications_that_break_the_sources_own_updates_are_named(pg, tmp_path):
     pg.execute("create table t (id int primary key, a int, secret text)")
     pg.execute("create table whole (id int primary key, a int)")
     pg.execute("alter table whole replica identity full")
@@ -178,8 +180,7 @@ NAMED = """  columns: ["public.items.id", "public.items.nmae"]
 """
 
 
-def test_a_pattern_that_names_one_column_must_find_it(each_pg, tmp_path):
-    pg = each_pg
+def test_a_pattern_that_names_one_column_must_find_it(pg, tmp_path):
     pg.execute("create table users (id int primary key, mail text, ssn text)")
     pg.execute("create table items (id int primary key, name text)")
     pg.execute("create table parts (id int primary key, name text) partition by range (id)")

@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.postgres import Database
 
 TIMEOUT_S = 240
@@ -47,7 +45,6 @@ def got(directory: Path) -> list[list[Any]]:
     return [json.loads(line) for line in (directory / "got.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.any_postgres("the function gets what the log has")
 def test_a_function_gets_every_change_in_order_and_what_was_not_kept_again(
     pg: Database, tmp_path: Path
 ) -> None:

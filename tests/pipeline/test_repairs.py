@@ -222,6 +222,7 @@ def test_a_mirror_that_reads_the_log_from_its_start_needs_nothing_from_under_ano
 
 
 @pytest.mark.follows("publication_mismatch")
+@pytest.mark.each_postgres("column lists")
 def test_what_check_prints_for_a_column_list_leads_to_whole_columns(
     place: SimpleNamespace, tmp_path: Path
 ) -> None:

@@ -26,7 +26,6 @@ from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
 pytestmark = [
-    pytest.mark.any_postgres("where capture runs makes no difference to the server"),
     pytest.mark.timeout(600),
 ]
 #: Workers that start on a loaded machine take a minute to load what they need.

@@ -213,6 +213,7 @@ def test_one_that_somebody_asked_for_is_not_forgotten(pg: Database, tmp_path: Pa
     ]  # fmt: skip
 
 
+@pytest.mark.each_postgres("what the server says of slots")
 def test_a_slot_that_the_server_gave_up_is_made_anew(own_pg: Any, tmp_path: Path) -> None:
     own_pg.execute("create table items(id int primary key); create table others(id int)")
     own_pg.execute("insert into items select generate_series(1, 10)")

@@ -19,7 +19,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.contract import Sink
-from tests.support.postgres import DEFAULT_VERSION, Database, Servers, require_since
+from tests.support.postgres import Database, Servers, require_since
 from tests.support.sinks.ddl_story import (
     COLUMNS,
     DISPLACED,
@@ -63,8 +63,10 @@ def _disarmed() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def base(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    pg = Database(servers.get(DEFAULT_VERSION), "altered")
+def base(
+    servers: Servers, postgres_version: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
+    pg = Database(servers.get(postgres_version), "altered")
     pg.server.create_database(pg.name)
     scene = Scene(pg, tmp_path_factory.mktemp("altered"))
     yield scene
@@ -76,7 +78,7 @@ def base(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def _what_the_server_sends(request: pytest.FixtureRequest) -> None:
     case = getattr(request.node, "callspec", None)
     if case is not None and case.params.get("name") == "generated":
-        require_since(18, "generated columns in a publication", DEFAULT_VERSION)
+        require_since(18, "generated columns in a publication", case.params["postgres_version"])
 
 
 @dataclass
@@ -180,6 +182,7 @@ def histories(story: Story, spark: Any) -> Path:
     [("append", name) for name in ALTERED if name not in NO_COMMON_TYPE]
     + [("parquet", name) for name in ALTERED],
 )
+@pytest.mark.each_postgres("what the catalogue says of altered tables")
 def test_the_rows_of_a_history_are_what_the_source_had(
     kind: str, name: str, story: Story, histories: Path
 ) -> None:
@@ -198,6 +201,7 @@ def test_the_rows_of_a_history_are_what_the_source_had(
 
 
 @pytest.mark.parametrize("name", ALTERED)
+@pytest.mark.each_postgres("what the catalogue says of altered tables")
 def test_json_names_the_columns_of_each_change(name: str, story: Story, histories: Path) -> None:
     table = TABLES[name]
     lines = [
@@ -248,6 +252,7 @@ def sink_state(sink: Sink, story: Story) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.each_postgres("what the catalogue says of altered tables")
 def test_a_mirror_stops_at_what_it_cannot_follow_or_follows_as_far_as_it_can(
     name: str, story: Story, spark: Any
 ) -> None:
@@ -308,8 +313,10 @@ class Tables:
 
 
 @pytest.fixture(scope="module")
-def tables(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tables]:
-    pg = Database(servers.get(DEFAULT_VERSION), "renamed")
+def tables(
+    servers: Servers, postgres_version: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Tables]:
+    pg = Database(servers.get(postgres_version), "renamed")
     pg.server.create_database(pg.name)
     scene = Scene(pg, tmp_path_factory.mktemp("renamed"))
     scene.run("create type mood as enum ('good', 'bad')", "create schema other")
@@ -495,8 +502,10 @@ def column_values(kind: str, folder: Path, names: set[str]) -> set[Any]:
 
 
 @pytest.fixture(scope="module")
-def keys(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Cut, Cut]]:
-    pg = Database(servers.get(DEFAULT_VERSION), "shifted")
+def keys(
+    servers: Servers, postgres_version: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Scene, Cut, Cut]]:
+    pg = Database(servers.get(postgres_version), "shifted")
     pg.server.create_database(pg.name)
     scene = Scene(pg, tmp_path_factory.mktemp("shifted"))
     long = "(select string_agg(md5(x::text), '') from generate_series(n * 1000, n * 1000 + 300) x)"

@@ -206,7 +206,6 @@ def test_it_keeps_the_contract_of_sources(tmp_path: Path) -> None:
     check_source(TextShards(), section, tmp_path / "log", commit)
 
 
-@pytest.mark.any_postgres("the contract is the same for all")
 def test_postgresql_keeps_the_contract_of_sources(tmp_path: Path, pg: Database) -> None:
     pg.execute("create table orders (id serial primary key)")
 

@@ -27,7 +27,6 @@ def shop(pg: Database, tmp_path) -> ServedPipeline:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.any_postgres("positions are the log's")
 def test_whatever_is_killed_who_comes_back_misses_nothing_and_gets_nothing_twice(shop, pg):
     random_ = random.Random(seed := secrets.randbits(32))
     pg.execute("create table rows(id int primary key, what text)")

@@ -53,7 +53,6 @@ def events(process: subprocess.Popen[str], count: int) -> tuple[list[int], str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.any_postgres("the commands read the log")
 def test_the_commands_of_the_page_do_what_it_says(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table orders(id int primary key, qty int)")
     pg.execute("insert into orders values (1, 5), (2, 1)")

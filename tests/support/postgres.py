@@ -1,13 +1,10 @@
 """Real PostgreSQL servers: one per version and test session, a fresh database per test.
 
-`pg` is a database on the default version, `each_pg` runs the test on every version, `own_pg` is
-a server of the test's own, to be killed and restarted, `make_server` makes such servers with
-settings. Servers start when they are first asked for. A version that is not on this machine
-fails its tests under CI and is named elsewhere.
-
-`TAILRACE_TEST_POSTGRES=15` makes that version the default and the only one: so `make matrix`
-runs the suite on each. A version that is not the newest runs only the tests that need a server,
-without those marked `any_postgres`: what they show depends on no version of it.
+`pg` is a database, `own_pg` is a server of the test's own, to be killed and restarted, `make_server`
+makes such servers with settings. Servers start when they are first asked for. All are of the newest
+version, unless the test is marked `each_postgres`: what a version of the server can change is shown on
+each that `--postgres` names. A version that is not on this machine fails its tests under CI and is named
+elsewhere.
 """
 
 from __future__ import annotations
@@ -26,14 +23,9 @@ from tailrace_servers.install import find_install, has_install
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.wait import wait_until
 
-ALL_VERSIONS = (15, 16, 18)
-NEWEST_VERSION = 18
-_chosen = os.environ.get("TAILRACE_TEST_POSTGRES", "")
-DEFAULT_VERSION = int(_chosen or NEWEST_VERSION)
-VERSIONS = (DEFAULT_VERSION,) if _chosen else ALL_VERSIONS
-
-#: Who takes one of these has to do with a server.
-_OF_SERVERS = frozenset({"servers", "postgres_version"})
+#: The newest first: tests that share a server of a module are those of one place in this list.
+ALL_VERSIONS = (18, 16, 15)
+NEWEST_VERSION = ALL_VERSIONS[0]
 
 #: Small, and quick to notice a client that is gone.
 SETTINGS = {"shared_buffers": "32MB", "max_wal_size": "512MB", "wal_sender_timeout": "20s"}
@@ -119,24 +111,51 @@ def require_since(since: int, what: str, version: int) -> None:
         pytest.skip(f"PostgreSQL {version} has no {what}: they came with {since}")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = [item for item in items if _depends_on_version(item)]
-    if DEFAULT_VERSION != NEWEST_VERSION:
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
-        items[:] = wanted
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("tailrace").addoption(
+        "--postgres",
+        metavar="VERSIONS",
+        default=str(NEWEST_VERSION),
+        help="versions of PostgreSQL for tests marked each_postgres, or all",
+    )
 
 
-def _depends_on_version(item: pytest.Item) -> bool:
-    if (marker := item.get_closest_marker("any_postgres")) is not None:
+def versions_of(config: pytest.Config) -> tuple[int, ...]:
+    """Return the chosen versions, the newest first."""
+    chosen = config.option.postgres
+    if chosen == "all":
+        return ALL_VERSIONS
+    return tuple(sorted(map(int, chosen.split(",")), reverse=True))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "postgres_version" not in metafunc.fixturenames:
+        return
+    versions: tuple[int, ...] = (NEWEST_VERSION,)
+    if (marker := metafunc.definition.get_closest_marker("each_postgres")) is not None:
         if not marker.args:
-            raise pytest.UsageError(f"{item.nodeid}: any_postgres needs a reason")
-        return False
-    return bool(_OF_SERVERS & set(getattr(item, "fixturenames", ())))
+            raise pytest.UsageError(f"{metafunc.definition.nodeid}: each_postgres needs a reason")
+        versions = versions_of(metafunc.config)
+    metafunc.parametrize("postgres_version", versions, indirect=True, ids="pg{}".format, scope="module")
 
 
-def pytest_report_header() -> str:
-    here = [str(version) for version in VERSIONS if has_install(version)]
-    missing = [str(version) for version in VERSIONS if not has_install(version)]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if NEWEST_VERSION in versions_of(config):
+        return
+    wanted = [item for item in items if _is_of_each(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not _is_of_each(item)])
+    items[:] = wanted
+
+
+def _is_of_each(item: pytest.Item) -> bool:
+    fixtures = getattr(item, "fixturenames", ())
+    return "postgres_version" in fixtures and item.get_closest_marker("each_postgres") is not None
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    versions = versions_of(config)
+    here = [str(version) for version in versions if has_install(version)]
+    missing = [str(version) for version in versions if not has_install(version)]
     return f"PostgreSQL: {', '.join(here) or 'none'}" + (
         f"; NOT INSTALLED, hence not tested: {', '.join(missing)}" if missing else ""
     )
@@ -149,7 +168,7 @@ def servers() -> Iterator[Servers]:
     running.close()
 
 
-def _fresh_database(server: EmbeddedPostgres) -> Iterator[Database]:
+def fresh_database(server: EmbeddedPostgres) -> Iterator[Database]:
     database = Database(server, f"test_{next(_names)}")
     server.create_database(database.name)
     yield database
@@ -157,23 +176,18 @@ def _fresh_database(server: EmbeddedPostgres) -> Iterator[Database]:
     database.drop()
 
 
+@pytest.fixture(scope="module")
+def postgres_version(request: pytest.FixtureRequest) -> int:
+    """The version of the test's servers, which is on this machine."""
+    version: int = request.param
+    require_version(version)
+    return version
+
+
 @pytest.fixture
-def pg(servers: Servers) -> Iterator[Database]:
-    """A fresh database on the default version."""
-    yield from _fresh_database(servers.get(DEFAULT_VERSION))
-
-
-@pytest.fixture(params=VERSIONS, ids=lambda version: f"pg{version}")
-def each_pg(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Database]:
-    """A fresh database, on each version in turn."""
-    yield from _fresh_database(servers.get(request.param))
-
-
-@pytest.fixture(scope="session")
-def postgres_version() -> int:
-    """The default version, which is on this machine; for tests that start a server in their own way."""
-    require_version(DEFAULT_VERSION)
-    return DEFAULT_VERSION
+def pg(servers: Servers, postgres_version: int) -> Iterator[Database]:
+    """A fresh database on a server that others use too."""
+    yield from fresh_database(servers.get(postgres_version))
 
 
 @pytest.fixture

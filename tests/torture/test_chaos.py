@@ -14,6 +14,7 @@ from tests.support.torture.chaos import Chaos
 CUTS = 2
 
 
+@pytest.mark.ci
 @pytest.mark.torture
 @pytest.mark.timeout(900)
 def test_the_mirror_is_the_source_at_each_cut_of_random_chaos(pg: Database, tmp_path: Path) -> None:

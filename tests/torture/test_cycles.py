@@ -76,6 +76,7 @@ def test_a_kill_at_each_failpoint_loses_doubles_and_tears_nothing(round_: Round)
     assert set(round_.hits()) == POINTS - {*HANDOVER_POINTS}
 
 
+@pytest.mark.ci
 def test_kills_at_random_a_killed_source_cut_connections_and_a_full_disk_are_survived(round_: Round) -> None:
     round_.write_file(sinks=[])
     assert kill_at("snapshot.before_handover").strike(round_)

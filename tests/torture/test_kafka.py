@@ -18,11 +18,7 @@ from tests.support.torture.harness import Round, kill_at
 from tests.support.torture.kafka import POINTS
 from tests.support.torture.topics import Topics
 
-pytestmark = [
-    pytest.mark.torture,
-    pytest.mark.timeout(900),
-    pytest.mark.any_postgres("what Kafka gets is what is in the log"),
-]
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
 
 INVALID_TXN_STATE = 48
 

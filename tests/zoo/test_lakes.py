@@ -21,19 +21,15 @@ from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.files.parquet import parquet_format
 from tailrace.sinks.files.sink import FileSink
 from tailrace.sinks.write_job import SinkInput
-from tests.support.postgres import DEFAULT_VERSION, Servers, _fresh_database
+from tests.support.postgres import Servers, fresh_database
 from tests.support.zoo.expected import MODES, UNHELD, Expectation, plain
 from tests.support.zoo.keeping import STREAMED, as_captured
 from tests.support.zoo.wide import ROWS, Wide, capture
 
-pytestmark = pytest.mark.any_postgres(
-    "from the log on; that the log says what SELECT says is shown on each version"
-)
-
 
 @pytest.fixture(scope="module")
-def wide(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wide]:
-    databases = _fresh_database(servers.get(DEFAULT_VERSION))
+def wide(servers: Servers, postgres_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wide]:
+    databases = fresh_database(servers.get(postgres_version))
     yield capture(next(databases), tmp_path_factory.mktemp("wide") / "log")
     next(databases, None)
 

@@ -17,17 +17,19 @@ from tailrace.decode.changes import TableChanges
 from tailrace.model import OWN_FORMS
 from tests.support.capture.captured import capturing
 from tests.support.decode.wire import SOURCE
-from tests.support.postgres import DEFAULT_VERSION, Database, Servers, _fresh_database
+from tests.support.postgres import Database, Servers, fresh_database
 from tests.support.zoo.expected import MODES, UNHELD, Expectation, Selected, plain, select
 from tests.support.zoo.keeping import STREAMED, as_captured, both_ways
 from tests.support.zoo.random_types import Filled, tables
+
+pytestmark = pytest.mark.each_postgres("how the server writes values")
 
 _names = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def database(servers: Servers) -> Iterator[Database]:
-    yield from _fresh_database(servers.get(DEFAULT_VERSION))
+def database(servers: Servers, postgres_version: int) -> Iterator[Database]:
+    yield from fresh_database(servers.get(postgres_version))
 
 
 @settings(max_examples=12)

@@ -15,8 +15,10 @@ from tailrace.decode.changes import TableChanges
 from tailrace.model import ValueModes
 from tailrace.records.group import Group
 from tests.support.decode.wire import SOURCE
-from tests.support.postgres import VERSIONS, Servers, _fresh_database
+from tests.support.postgres import Servers, fresh_database
 from tests.support.zoo.keeping import Zoo, capture
+
+pytestmark = pytest.mark.each_postgres("the types and how the server writes them")
 
 MODES = {
     "none": ValueModes(),
@@ -29,9 +31,9 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module", params=VERSIONS, ids=lambda version: f"pg{version}")
-def zoo(request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    databases = _fresh_database(servers.get(request.param))
+@pytest.fixture(scope="module")
+def zoo(servers: Servers, postgres_version: int, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    databases = fresh_database(servers.get(postgres_version))
     database = next(databases)
     yield capture(database, tmp_path_factory.mktemp("zoo") / "log")
     next(databases, None)

@@ -14,8 +14,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PROTO := src/tailrace/sources/vitess/connection/vstream.proto
 KERNELS := $(shell grep -rl njit src tools --include='*.py')
 BENCHMARKS := capture snapshot tables decode convert replay e2e stages idle engine records realtime subscriptions latency kafka kafka_peer kafka_spark join join_spark vitess_rows
-# Of `make torture`; empty: a hundred for each sink, two hundred for Kafka, an hour of chaos. CYCLES=10: ten
-# of each, and ten minutes.
+# Of `make torture`; empty: a hundred for each sink, two hundred for Kafka, an hour of chaos, five hundred
+# fall-backs of real time for a handler and for Kafka. CYCLES=10: ten of each, and ten minutes.
 CYCLES :=
 # Processes that run tests side by side. The tests wait more than they work; each process has servers of
 # its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order.
@@ -58,6 +58,7 @@ torture: setup brokers ## Kill cycles at every failpoint, for each sink (CYCLES=
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.run $(if $(CYCLES),--cycles $(CYCLES))
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.kafka $(if $(CYCLES),--cycles $(CYCLES))
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.chaos $(if $(CYCLES),--minutes $(CYCLES))
+	TAILRACE_REALTIME_FALLS=$(or $(CYCLES),500) $(BIN)/python -m pytest -m torture tests/torture/test_realtime.py
 
 setup: $(STAMPS)/jars $(STAMPS)/kernels ## Make .venv, fetch Delta's jars, compile the kernels.
 

@@ -9,24 +9,14 @@ import pytest
 
 from tailrace.changelog.reader import LogReader
 from tailrace.realtime.markers import MarkerKind
-from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Running, Shard
+from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Running, Shard, announced
 from tests.support.realtime.markers import markers_in
 from tests.support.wait import wait_until
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "package" / "text_shards-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: text-shards\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[tailrace.sources]\ntext_shards = tests.support.sources.text_shards:TextShards\n"
-    )
-    monkeypatch.syspath_prepend(str(info.parent))
-
-
-@pytest.fixture
-def shard(tmp_path: Path, package: None) -> Shard:
+def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shard:
+    monkeypatch.syspath_prepend(str(announced(tmp_path)))
     return Shard(tmp_path / "shard")
 
 

@@ -13,32 +13,19 @@ from pathlib import Path
 import pytest
 
 from tailrace import failpoints
-from tests.support.realtime.story import OPTIONS, Killed, Story
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.realtime.story import Killed, Story
 
 FALLS = int(os.environ.get("TAILRACE_REALTIME_FALLS", "500"))
 POINTS = sorted(name for name in failpoints.NAMES if name.startswith("realtime."))
 
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.torture, pytest.mark.ci, pytest.mark.timeout(7200)]
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    info = tmp_path / "package" / "text_shards-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: text-shards\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[tailrace.sources]\ntext_shards = tests.support.sources.text_shards:TextShards\n"
-    )
-    return info.parent
-
-
-def test_overflows_returns_and_kills_in_any_order_lose_and_repeat_nothing(
-    tmp_path: Path, package: Path
-) -> None:
+def _torture(story: Story) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)  # noqa: T201 - a failure shows it
     choose = random.Random(seed)
-    story = Story(tmp_path, package, OPTIONS)
     try:
         while story.falls < FALLS:
             story.start(f"{choose.choice(POINTS)}=kill@{choose.randrange(1, 12)}")
@@ -49,6 +36,17 @@ def test_overflows_returns_and_kills_in_any_order_lose_and_repeat_nothing(
             story.stop()
         story.start()
         story.play()
+        story.wait_for_all()
     finally:
         story.stop()
     story.check()
+
+
+def test_random_overflows_returns_and_kills_are_nothing_to_a_handler(tmp_path: Path) -> None:
+    _torture(Story(tmp_path))
+
+
+def test_random_overflows_returns_and_kills_are_nothing_to_kafka(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    _torture(Story(tmp_path, (kafka.bootstrap, topic_name)))

@@ -11,13 +11,12 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer
 
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.errors import Kind, TailraceError
@@ -65,7 +64,7 @@ def _ours(bootstrap: str, rate: int, name: str, settings: dict[str, Any]) -> dic
         writer = threading.Thread(target=write, args=(postgres.dsn(), rate, stop))
         with (
             BenchPipeline(Path(directory), name, postgres.dsn(), sink) as pipeline,
-            _reader(bootstrap, topic) as reader,
+            topics.reader(bootstrap, topic) as reader,
         ):
             writer.start()
             try:
@@ -92,25 +91,13 @@ def _plain(bootstrap: str, rate: int) -> dict[str, float]:
             stop.wait(ROWS_A_TRANSACTION / rate)
 
     writer = threading.Thread(target=produce)
-    with _reader(bootstrap, "plain") as reader:
+    with topics.reader(bootstrap, "plain") as reader:
         writer.start()
         try:
             return _observed(reader, lambda value: int(value["us"]))
         finally:
             stop.set()
             writer.join(_TIMEOUT_S)
-
-
-@contextmanager
-def _reader(bootstrap: str, topic: str) -> Iterator[Consumer]:
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "bench", "isolation.level": "read_committed"}
-    )
-    consumer.assign([TopicPartition(topic, number, OFFSET_END) for number in range(topics.PARTITIONS)])
-    try:
-        yield consumer
-    finally:
-        consumer.close()
 
 
 def _observed(reader: Consumer, committed_us: CommittedUs) -> dict[str, float]:

@@ -1,13 +1,16 @@
 """Commit to handler: how long after PostgreSQL's commit an engine's handler is called with the row.
 
-From memory and from the log, and through Debezium's engine, one after another while rows are written.
-Then, on a backlog, what real time costs capture: with a handler that keeps up, and with one that hangs.
+From memory and from the log, and through Debezium's engine, one after another while rows are written. In
+the same way until a subscriber in another process has the row, and a reader of committed records in Kafka.
+Then, on a backlog, what real time costs: with a handler that keeps up, and with one that hangs and is let go.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -21,15 +24,21 @@ import numpy as np
 
 from tailrace.errors import Kind, TailraceError
 from tailrace_bench.latency import ROWS_A_TRANSACTION, write
-from tailrace_bench.support import backlog, debezium, histogram, table
+from tailrace_bench.subscriptions import process, wait_until_served
+from tailrace_bench.support import arrivals, backlog, debezium, histogram, table, topics
 from tailrace_bench.support.report import Result, machine
+from tailrace_servers.ports import free_port
+from tailrace_servers.postgres import EmbeddedPostgres
 
 ROWS_A_SECOND = 5_000
 WARM_UP_S = 5.0
 MEASURED_S = 20.0
-PERCENTILES = (50, 90, 95, 99, 99.9)
 BACKLOG_ROWS = 500_000
+#: Of a handler that hangs: the backlog does not fit, so that memory is given up while capture goes on.
+SMALL_BUFFER_BYTES = 16 << 20
 PICTURE = Path("docs") / "realtime-latency.svg"
+#: The peer writes for so long after the reader's end.
+PEER_LONGER_S = 10.0
 _START_DEADLINE_S = 60.0
 _RUN_DEADLINE_S = 300.0
 
@@ -38,30 +47,18 @@ def measure(rows: int | None = None) -> Result:
     """Measure at `rows` rows a second, each way for twenty seconds after five of warm-up."""
     rate = rows or ROWS_A_SECOND
     backlog_rows = BACKLOG_ROWS if rows is None else 10 * rows
-    measured: dict[str, np.ndarray] = {}
     cpu: dict[str, float] = {}
     with table.server() as postgres, tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name:
-        dsn, directory = postgres.dsn(), Path(name)
-        for place, (way, realtime) in enumerate((("from memory", True), ("from the log", False))):
-            slot, log_path = f"realtime_{place}", directory / f"log-{place}"
-            backlog.prepare(dsn, slot, log_path)
-            with _writing(dsn, rate, place, slot):
-                settings = {"slot": slot, "log": str(log_path), "realtime": realtime}
-                settings |= {"warm_up_s": WARM_UP_S, "measured_s": MEASURED_S}
-                found = _child("latency", {"dsn": dsn, **settings})
-            measured[way] = np.array(found["ms"])
-            cpu[f"cpu_us_a_row_{way.replace(' ', '_')}"] = found["cpu_us_a_row"]
+        bench = _Bench(postgres, Path(name), rate)
+        handled = {"from memory": bench.handled(cpu, realtime=True), "from the log": bench.handled(cpu)}
         if debezium.is_here():
-            table.create_slot(dsn, "peer")
-            with _writing(dsn, rate, 2, "peer"):
-                wanted = int(rate * (WARM_UP_S + MEASURED_S))
-                theirs = debezium.latencies(postgres, "peer", wanted, directory)
-            measured["Debezium's engine"] = np.array(theirs[int(rate * WARM_UP_S) :]) / 1e3
-        costs = _costs(dsn, directory, backlog_rows)
+            handled["Debezium's engine"] = bench.peer()
+        elsewhere = {"to a subscriber": bench.served(), **bench.in_kafka()}
+        costs = _costs(postgres.dsn(), Path(name), backlog_rows)
     if rows is None and PICTURE.parent.is_dir():
-        histogram.draw(PICTURE, f"From the commit to the handler, {rate:,} rows a second", measured)
-    ours = float(np.median(measured["from memory"]))
-    peer = measured.get("Debezium's engine")
+        histogram.draw(PICTURE, f"From the commit to the handler, {rate:,} rows a second", handled)
+    ours = float(np.median(handled["from memory"]))
+    peer = handled.get("Debezium's engine")
     return Result(
         name="realtime",
         value=round(ours, 2),
@@ -70,55 +67,145 @@ def measure(rows: int | None = None) -> Result:
         reference="" if peer is None else "Debezium's engine, its poll interval at 1 ms (above 1 is faster)",
         limit="PostgreSQL's sender, then capture's fsync, then decoding and the hand-over to the handler",
         setup=machine() | {"rows_a_second": rate, "rows_a_transaction": ROWS_A_TRANSACTION},
-        details={way: _points(found) for way, found in measured.items()} | cpu | costs,
+        details={way: arrivals.points(found) for way, found in (handled | elsewhere).items()} | cpu | costs,
     )
 
 
-def _points(found: np.ndarray) -> dict[str, float]:
-    points = {f"p{p:g}_ms": round(float(np.percentile(found, p)), 2) for p in PERCENTILES}
-    return points | {"max_ms": round(float(found.max()), 1), "rows": len(found)}
+class _Bench:
+    """Rows are written at a rate, and taken each time from a slot of its own."""
 
+    def __init__(self, postgres: EmbeddedPostgres, directory: Path, rate: int) -> None:
+        self._postgres, self._directory, self._rate = postgres, directory, rate
+        self._times = {"warm_up_s": WARM_UP_S, "measured_s": MEASURED_S}
+        self._places = itertools.count()
 
-@contextlib.contextmanager
-def _writing(dsn: str, rate: int, place: int, slot: str) -> Iterator[None]:
-    """Have rows written beside, with keys of their own, from when somebody reads `slot`: no backlog."""
-    stop = threading.Event()
+    def handled(self, cpu: dict[str, float], *, realtime: bool = False) -> np.ndarray:
+        """Return the milliseconds to an engine's handler; into `cpu` goes what a row took."""
+        with self._written() as settings:
+            found = _child("latency", {**settings, "realtime": realtime, **self._times})
+        cpu["cpu_us_a_row_from_memory" if realtime else "cpu_us_a_row_from_the_log"] = found["cpu_us_a_row"]
+        return np.array(found["ms"])
 
-    def run() -> None:
-        table.wait_until_read(dsn, slot, stop)
-        write(dsn, rate, stop, first=1 + place * 100_000_000)
+    def peer(self) -> np.ndarray:
+        """Return those to the handler of Debezium's engine."""
+        with self._written(prepared=False) as settings:
+            theirs = debezium.latencies(self._postgres, settings["slot"], self._peer_rows, self._directory)
+        return np.array(theirs[int(self._rate * WARM_UP_S) :]) / 1e3
 
-    writer = threading.Thread(target=run)
-    writer.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        writer.join(_START_DEADLINE_S)
+    def served(self) -> np.ndarray:
+        """Return those to a subscriber, of the server in the process that captures."""
+        port = free_port()
+        with self._written() as settings:
+            document = _file(settings) | {"subscriptions": {"port": port}}
+            with self._run(document):
+                wait_until_served(port)
+                return arrivals.at("subscriber", str(port), **self._times)
+
+    def in_kafka(self) -> dict[str, np.ndarray]:
+        """Return those to a reader of committed records, of a sink that is exactly once and of the peer."""
+        found = {}
+        with topics.cluster() as kafka:
+            topics.warm_up(kafka.bootstrap)
+            for prefix in ("ours", "peer"):
+                topics.create(kafka.bootstrap, f"{prefix}.public.orders")
+            with self._written() as settings:
+                sink = topics.sink(kafka.bootstrap, "ours", atomic=True) | {"interval_ms": 0}
+                with self._run(_file(settings) | {"sinks": [sink], "realtime": True}):
+                    found["to Kafka"] = arrivals.at(
+                        "kafka", kafka.bootstrap, "ours.public.orders", **self._times
+                    )
+            if debezium.is_here():
+                with (
+                    self._written(prepared=False) as settings,
+                    self._peer_to(kafka.bootstrap, settings["slot"]),
+                ):
+                    found["Debezium's engine to Kafka, at least once"] = arrivals.at(
+                        "kafka", kafka.bootstrap, "peer.public.orders", **self._times
+                    )
+        return found
+
+    @property
+    def _peer_rows(self) -> int:
+        return int(self._rate * (WARM_UP_S + MEASURED_S))
+
+    @contextlib.contextmanager
+    def _peer_to(self, bootstrap: str, slot: str) -> Iterator[None]:
+        # It ends with its last row: some more than the reader takes.
+        rows = self._peer_rows + int(self._rate * PEER_LONGER_S)
+        producer = debezium.PRODUCER | {"bootstrap.servers": bootstrap, "linger.ms": "0"}
+        arguments = (self._postgres, slot, rows, "kafka", 1, self._directory, producer, debezium.QUICK)
+        peer = threading.Thread(target=debezium.receive, args=arguments)
+        peer.start()
+        try:
+            yield
+        finally:
+            peer.join(_RUN_DEADLINE_S)
+
+    @contextlib.contextmanager
+    def _run(self, document: dict[str, Any]) -> Iterator[None]:
+        file = self._directory / f"{Path(document['log']['path']).name}.yaml"
+        file.write_text(json.dumps(document))
+        with process(self._directory, "run", str(file)):
+            yield
+
+    @contextlib.contextmanager
+    def _written(self, *, prepared: bool = True) -> Iterator[dict[str, Any]]:
+        """Have rows written beside, with keys of their own, from when somebody reads the slot: no backlog.
+
+        :param prepared: with a log that has begun.
+        """
+        place, dsn, stop = next(self._places), self._postgres.dsn(), threading.Event()
+        slot, log = f"realtime_{place}", self._directory / f"log-{place}"
+        if prepared:
+            backlog.prepare(dsn, slot, log)
+        else:
+            table.create_slot(dsn, slot)
+
+        def run() -> None:
+            table.wait_until_read(dsn, slot, stop)
+            write(dsn, self._rate, stop, first=1 + place * 100_000_000)
+
+        writer = threading.Thread(target=run)
+        writer.start()
+        try:
+            yield {"dsn": dsn, "slot": slot, "log": str(log)}
+        finally:
+            stop.set()
+            writer.join(_START_DEADLINE_S)
 
 
 def _costs(dsn: str, directory: Path, rows: int) -> dict[str, Any]:
-    """Return how fast a backlog is captured with handlers, to capture alone, by the wall clock and by CPU."""
-    ways = {"alone": "none", "keeps up": "counts", "hangs": "hangs"}
-    for place, handler in enumerate(ways.values()):
-        backlog.prepare(dsn, f"costs_{place}", directory / f"costs-{place}-{handler}")
+    """Return how fast a backlog is captured and handled, to capture alone, by the wall clock and by CPU."""
+    ways: dict[str, dict[str, Any]] = {
+        "alone": {"handler": "none", "realtime": False},
+        "keeps up": {"handler": "counts", "realtime": True},
+        "hangs": {
+            "handler": "hangs",
+            "realtime": {"enabled": True, "buffer_bytes": min(SMALL_BUFFER_BYTES, rows * 32)},
+        },
+        "from the log": {"handler": "hangs", "realtime": False},
+    }
+    slots = {way: (f"costs_{place}", directory / f"costs-{place}") for place, way in enumerate(ways)}
+    for slot, log in slots.values():
+        backlog.prepare(dsn, slot, log)
     table.load(dsn, rows, first=900_000_000)
     found = {}
-    for place, (way, handler) in enumerate(ways.items()):
-        settings = {"slot": f"costs_{place}", "log": str(directory / f"costs-{place}-{handler}")}
-        found[way] = _child(
-            "costs", {"dsn": dsn, **settings, "realtime": True, "handler": handler, "rows": rows}
-        )
-    alone = found["alone"]
+    for way, settings in ways.items():
+        slot, log = slots[way]
+        found[way] = _child("costs", {**settings, "dsn": dsn, "slot": slot, "log": str(log), "rows": rows})
+    alone, hangs = found["alone"], found["hangs"]
     return {
         "capture_rows_a_second": round(rows / alone["captured_s"]),
         "throughput_with_handler_to_capture_alone": round(
             alone["captured_s"] / found["keeps up"]["handled_s"], 2
         ),
-        "capture_beside_hanging_handler_to_alone": round(
-            alone["captured_s"] / found["hangs"]["captured_s"], 2
-        ),
-        "capture_cpu_beside_hanging_handler_to_alone": round(alone["cpu_s"] / found["hangs"]["cpu_s"], 2),
+        "capture_beside_hanging_handler_to_alone": round(alone["captured_s"] / hangs["captured_s"], 2),
+        "capture_cpu_beside_hanging_handler_to_alone": round(alone["cpu_s"] / hangs["cpu_s"], 2),
+        "hanging_handler_fall_backs": hangs["fall_backs"],
+        "hanging_handler_buffer_mb": round(hangs["capacity_bytes"] / 1e6, 1),
+        "hanging_handler_memory_mb_above_alone": round((hangs["rss_bytes"] - alone["rss_bytes"]) / 1e6, 1),
+        # Once it is let go: what a handler that hung from memory reads from the log, to one that never was.
+        "catch_up_to_the_log_alone": round(found["from the log"]["caught_up_s"] / hangs["caught_up_s"], 2),
     }
 
 
@@ -151,7 +238,8 @@ class _Timing:
             raise StopEngine
 
 
-def _engine_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def _file(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the pipeline's file."""
     return {
         "name": "bench",
         "source": {
@@ -163,7 +251,7 @@ def _engine_settings(settings: dict[str, Any]) -> dict[str, Any]:
             "snapshot": "never",
         },
         "log": {"path": settings["log"]},
-        "realtime": settings["realtime"],
+        "realtime": settings.get("realtime", False),
     }
 
 
@@ -171,7 +259,7 @@ def _latency(settings: dict[str, Any]) -> dict[str, Any]:
     from tailrace import Engine
 
     handler = _Timing(settings["warm_up_s"], settings["measured_s"])
-    Engine(_engine_settings(settings), on_batch=handler.take).run()
+    Engine(_file(settings), on_batch=handler.take).run()
     cpu_s = time.process_time() - handler.cpu_before_s
     if not handler.milliseconds:
         raise TailraceError(Kind.INTERNAL, "hand rows to a handler: nothing came")
@@ -190,18 +278,33 @@ def _measure_costs(settings: dict[str, Any]) -> dict[str, Any]:
         handled[0] += batch.polled
         handled[1] = time.monotonic()
 
-    handlers: dict[str, Any] = {"none": None, "counts": count, "hangs": lambda _: goes_on.wait()}
-    engine = Engine(_engine_settings(settings), on_batch=handlers[settings["handler"]])
+    def hang(batch: Any) -> None:
+        goes_on.wait()
+        count(batch)
+
+    handlers: dict[str, Any] = {"none": None, "counts": count, "hangs": hang}
+    engine = Engine(_file(settings), on_batch=handlers[settings["handler"]])
     began_s, before_s = time.monotonic(), time.process_time()
     with engine:
         with LogReader.open(settings["log"], "0") as reader:
             while sum(ref.header.rows for ref in reader.blocks(0, reader.end().offset)) < wanted:
                 time.sleep(0.02)
         captured_s, cpu_s = time.monotonic() - began_s, time.process_time() - before_s
-        while settings["handler"] == "counts" and handled[0] < wanted:
-            time.sleep(0.02)
+        rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        released_s = time.monotonic()
         goes_on.set()
-    return {"captured_s": captured_s, "cpu_s": cpu_s, "handled_s": handled[1] - began_s}
+        while settings["handler"] != "none" and handled[0] < wanted:
+            time.sleep(0.02)
+        shown = next((each for each in engine.realtime_status() if "fall_backs" in each), {})
+    return {
+        "captured_s": captured_s,
+        "cpu_s": cpu_s,
+        "rss_bytes": rss_bytes,
+        "handled_s": handled[1] - began_s,
+        "caught_up_s": handled[1] - released_s,
+        "fall_backs": shown.get("fall_backs", 0),
+        "capacity_bytes": shown.get("buffer_capacity_bytes", 0),
+    }
 
 
 if __name__ == "__main__":

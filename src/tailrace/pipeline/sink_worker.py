@@ -112,6 +112,7 @@ class SinkWorker:
         self.realtime = realtime
         self._generation = 0  # of the real-time path
         self._held: Sequence[HeldBlock] = ()  # what was taken from memory and is not written
+        self._reached = 0  # everything before was in the sink, at the last look
         self._stop = threading.Event()
         self._hurry = threading.Event()  # set with `_stop` and `_finish_at`: nothing more is waited for
         self._news = threading.Event()  # set when there may be something to do
@@ -226,7 +227,10 @@ class SinkWorker:
                 # Its owner has emptied the target: the sink needs again what it had read.
                 readers.remove(self.view.name)
                 self._noted = readers.register(self.view.name, {TASK: start}).offsets[TASK]
-            if self.realtime is not None and not self.realtime.is_open:
+            has_gone_back, self._reached = start < self._reached, start
+            if has_gone_back:
+                self._quiet_until = -1
+            if self.realtime is not None and (has_gone_back or not self.realtime.is_open):
                 self.realtime.open(directory, start)
             self._registered.set()
             self._show(position=start)
@@ -266,7 +270,7 @@ class SinkWorker:
                     self._goal = self._goal.after_failure(time.monotonic() - began_s)
                     self._count_part(sink, span)
                     raise
-            start, self._held = span.end, ()
+            start, self._reached, self._held = span.end, span.end, ()
             self._recorded_s = time.monotonic()
             took_s = self._recorded_s - began_s
             self._show(
@@ -369,9 +373,7 @@ class SinkWorker:
         """As `_next`, from memory."""
         assert self.realtime is not None
         durable = self.realtime.durable_offset
-        # After a failure, what is left of what was taken.
-        held = self._held or self.realtime.take(min(self._goal.bytes, IN_PROCESS_BYTES_MAX))
-        self._held = [block for block in held if block.header.end > start]
+        self._held = self.realtime.take_after(start, self._held, min(self._goal.bytes, IN_PROCESS_BYTES_MAX))
         if not self._held:
             self._show(state=SinkState.RUNNING, position=max(start, durable), pending_since_us=None)
             return None, ()

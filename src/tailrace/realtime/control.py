@@ -24,11 +24,15 @@ class SwitchCommand:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """What a consumer has kept: `Kept`, and whether it is off because it could not keep up."""
+    """What a consumer has kept: `Kept`, and whether it is off because it could not keep up.
+
+    :param command_us: when the command was given that it knew then; 0: there was none.
+    """
 
     is_on: bool = False
     position: int = 0
     fell_back: bool = False
+    command_us: int = 0
 
 
 def give_command(directory: LogDirectory, consumer: str, *, on: bool) -> None:
@@ -48,12 +52,19 @@ def command(directory: LogDirectory, consumer: str) -> SwitchCommand | None:
     return None if found is None else SwitchCommand(bool(found["on"]), int(found["time_us"]))
 
 
-def keep(directory: LogDirectory, consumer: str, kept: Kept, *, fell_back: bool) -> None:
+def keep(
+    directory: LogDirectory, consumer: str, kept: Kept, command: SwitchCommand | None, *, fell_back: bool
+) -> None:
     """Keep a consumer's state, durably.
 
     :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
-    content: dict[str, Any] = {"on": kept.is_on, "log_offset": kept.position, "fell_back": fell_back}
+    content: dict[str, Any] = {
+        "on": kept.is_on,
+        "log_offset": kept.position,
+        "fell_back": fell_back,
+        "command_us": 0 if command is None else command.time_us,
+    }
     directory.state_write(_name(consumer, "state"), content)
 
 
@@ -65,7 +76,8 @@ def kept(directory: LogDirectory, consumer: str) -> KeptState:
     found = directory.state_read(_name(consumer, "state"))
     if found is None:
         return KeptState()
-    return KeptState(bool(found["on"]), int(found["log_offset"]), bool(found["fell_back"]))
+    on, fell_back = bool(found["on"]), bool(found["fell_back"])
+    return KeptState(on, int(found["log_offset"]), fell_back, int(found.get("command_us", 0)))
 
 
 def _name(consumer: str, what: str) -> str:

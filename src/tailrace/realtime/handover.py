@@ -1,7 +1,12 @@
-"""What capture hands over: the blocks of one log, as they are appended, to all consumers that want them."""
+"""What capture hands over: the blocks of one log, as they are appended, to all consumers that want them.
+
+And what they hand to it: frames for the log. Some captures open the log again at each connection; what the
+writer before has not written is given to the next one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,15 +30,23 @@ class Handover:
     def __init__(self, buffers: Sequence[BlockBuffer], on_durable: Callable[[], None]) -> None:
         self._buffers = tuple(buffers)
         self._on_durable = on_durable
+        # Of `_inserted`. Who holds it waits for the writer: nothing that the writer calls may take it.
         self._lock = threading.Lock()
+        self._inserted: list[Insertion] = []  # those that are not known to be durable, in order
         self._writer: LogWriter | None = None
         self._position = -1
 
     def opened(self, writer: LogWriter) -> None:
-        self._writer = writer
         self._position = writer.durable.position
         self.cut(writer.offset)
         self._say_durable(writer.durable.offset)
+        with self._lock:
+            self._writer = writer
+            self._inserted = [each for each in self._inserted if not 0 <= each.end <= writer.offset]
+            for insertion in self._inserted:
+                insertion.end = -1
+                with contextlib.suppress(TailraceError):  # as in `insert`
+                    writer.insert(insertion)
 
     def appended(self, header: BlockHeader, frames: Bytes, schema: Mapping[str, bytes]) -> None:
         wanting = [buffer for buffer in self._buffers if buffer.fills]
@@ -62,13 +75,17 @@ class Handover:
 
     def insert(self, insertion: Insertion) -> bool:
         """Have a frame written at the next boundary; return whether a writer has taken it."""
-        writer = self._writer
-        if writer is None:
-            return False
-        try:
-            writer.insert(insertion)
-        except TailraceError:
-            return False  # it ends, and says why to capture
+        with self._lock:
+            writer = self._writer
+            if writer is None:
+                return False
+            durable = writer.durable.offset
+            self._inserted = [each for each in self._inserted if not 0 <= each.end <= durable]
+            try:
+                writer.insert(insertion)
+            except TailraceError:
+                return False  # it ends, and says why to capture
+            self._inserted.append(insertion)
         return True
 
     def sync(self) -> None:

@@ -103,6 +103,7 @@ class RealtimePath:
         self._backoff = Backoff(first_s=RETURN_FIRST_S, longest_s=RETURN_LONGEST_S)
         self._because = ""
         self._since_s = 0.0
+        self._fell_back = False  # and nobody has said anything since
         self._restored = False
         self._switches = self._fall_backs = self._restored_rows = self._lag_segments = 0
         #: Rises with each switch between memory and the log.
@@ -116,22 +117,25 @@ class RealtimePath:
                 self._because = "capture runs in another process"
 
     def open(self, directory: LogDirectory, handled: int) -> None:
-        """Read what an earlier process has kept. Before the first `turn`.
+        """Begin with what is kept. Before the first `turn`; again where the consumer has gone back.
 
         :param handled: the log offset before which everything is handled.
         :raises TailraceError: `LOG_CORRUPT`.
         """
         with self._lock:
-            self._directory, self._handled = directory, handled
             kept = control.kept(directory, self._consumer)
+            self._directory, self._handled = directory, handled
             self._restored = kept.is_on
             self._side, todo = RealtimeSide.restored(kept.is_on, handled)
-            self._log = LogSide(position=handled)
-            self._todo += todo
+            self._log, self._todo = LogSide(position=handled), list(todo)
+            self._awaited = self._marked = None
+            self.buffer.drop()
+            self.generation += 1
             self._command = control.command(directory, self._consumer)
             self._wanted = self._config.enabled if self._command is None else self._command.on
-            if kept.fell_back and not self._config.return_automatically:
-                self._begins_at_s = float("inf")
+            is_new = self._command is not None and self._command.time_us != kept.command_us
+            if kept.fell_back and not is_new and not self._config.return_automatically:
+                self._begins_at_s, self._fell_back = float("inf"), True
                 self._because = "it fell back, and waits for a command"
 
     @property
@@ -164,9 +168,15 @@ class RealtimePath:
             while self._obey(sent) and (event := self._next_event(sent)) is not None:
                 self._step(event, sent, rows)
 
-    def take(self, bytes_max: int) -> Sequence[HeldBlock]:
-        """Return what comes next, as `BlockBuffer.take`; some of it may be sent already."""
-        return self.buffer.take(bytes_max)
+    def take_after(self, sent: int, held: Sequence[HeldBlock], bytes_max: int) -> Sequence[HeldBlock]:
+        """Return what comes next and has something beyond `sent`, as `BlockBuffer.take`.
+
+        :param held: what was returned before, if it was not sent whole.
+        """
+        while not (left := [block for block in held if block.header.end > sent]):
+            if not (held := self.buffer.take(bytes_max)):
+                return ()
+        return left
 
     @property
     def durable_offset(self) -> int:
@@ -306,8 +316,8 @@ class RealtimePath:
         failpoints.hit("realtime.before_keep")
         kept = self._side.kept
         try:
-            fell_back = not kept.is_on and self._wanted
-            control.keep(self._directory, self._consumer, kept, fell_back=fell_back)
+            fell_back = not kept.is_on and self._fell_back
+            control.keep(self._directory, self._consumer, kept, self._command, fell_back=fell_back)
         except TailraceError as error:
             if error.kind is not Kind.LOG_FULL:
                 raise
@@ -353,6 +363,7 @@ class RealtimePath:
 
     def _fall_back(self, now_s: float) -> None:
         self._fall_backs += 1
+        self._fell_back = True
         if self._since_s and now_s - self._since_s > self._backoff.wait_s:
             self._backoff = self._backoff.after_success()  # it was on for longer than it would wait now
         self._since_s = 0.0
@@ -376,7 +387,7 @@ class RealtimePath:
             return
         command = control.command(self._directory, self._consumer)
         if command is not None and command != self._command:
-            self._command, self._wanted = command, command.on
+            self._command, self._wanted, self._fell_back = command, command.on, False
             self._begins_at_s, self._backoff = 0.0, self._backoff.after_success()
 
     def _count_segments(self) -> None:

@@ -20,6 +20,17 @@ WIDE = "x" * 20_000
 BUFFER_BYTES = 64 * 1024
 
 
+def announced(at: Path) -> Path:
+    """Make a package that announces the type of source of these shards; return where it is to be found."""
+    info = at / "package" / "text_shards-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: text-shards\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[tailrace.sources]\ntext_shards = tests.support.sources.text_shards:TextShards\n"
+    )
+    return info.parent
+
+
 class Shard:
     """A source of the test's own, with one shard of one table."""
 

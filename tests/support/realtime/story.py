@@ -1,6 +1,6 @@
 """A story of real time: on, overflow, return, off, on again, with a process that may be killed on its way.
 
-What is handed over is judged at the end, and at each start.
+What is handed over, to a handler or into Kafka, is judged at the end, and a handler's at each start.
 """
 
 from __future__ import annotations
@@ -22,12 +22,21 @@ from tailrace.changelog.retention.readers import Readers
 from tailrace.errors import TailraceError
 from tailrace.realtime import control
 from tailrace.realtime.markers import MarkerKind
+from tests.support.kafka.reading import read_topic
 from tests.support.realtime.child import STALL
-from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Shard
+from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Shard, announced
 from tests.support.realtime.markers import markers_in
 
 DEADLINE_S = 60.0
 OPTIONS = {"offset_commit": {"policy": "always"}, "record_processing": {"queue_batches_max": 1}}
+
+
+def _into_kafka(bootstrap: str, prefix: str) -> dict[str, Any]:
+    return {
+        "kafka": {"bootstrap_servers": bootstrap, "offsets_topic": f"{prefix}-offsets"},
+        "atomic_source_offset_commit": True,
+        "transformations": [{"type": "route", "regex": r"public\.(.*)", "replacement": f"{prefix}.$1"}],
+    }
 
 
 class Killed(Exception):  # noqa: N818 - it is what happened
@@ -37,13 +46,15 @@ class Killed(Exception):  # noqa: N818 - it is what happened
 class Story:
     """A shard, the log of its engine, and what came out of it.
 
-    :param package: where the type of source is announced.
+    :param topics: the address of a cluster, and the prefix of topics there; None: a handler writes to a file.
     """
 
-    def __init__(self, at: Path, package: Path, options: dict[str, Any], *, to_file: bool = True) -> None:
+    def __init__(self, at: Path, topics: tuple[str, str] | None = None) -> None:
+        package = announced(at)
         self.shard = Shard(at / "shard")
         self.log, self.out = at / "log", at / "out"
-        self._options, self._to_file = options, to_file
+        self._topics, self._to_file = topics, topics is None
+        self._options = OPTIONS if topics is None else _into_kafka(*topics)
         root = Path(__file__).resolve().parents[3]
         self._path = os.pathsep.join([str(package), str(root)])
         self._stderr = at / "stderr"
@@ -143,11 +154,18 @@ class Story:
         self.wait(lambda: self.is_on, "real time")
         self.commit(2)
 
+    def wait_for_all(self) -> None:
+        """Wait until every row has come."""
+        if self._to_file:
+            self.wait(lambda: self.lines()[-1:] != [] and self.lines()[-1][0] == self.shard.count, "the rows")
+        else:
+            self.wait(lambda: len(self.in_topic()) >= self.shard.count, "the rows in Kafka")
+
     def commit(self, rows: int) -> None:
         """Commit a transaction and wait for it, where it can be seen."""
         self.shard.commit(rows)
         if self._to_file:
-            self.wait(lambda: self.lines()[-1:] != [] and self.lines()[-1][0] == self.shard.count, "the rows")
+            self.wait_for_all()
 
     def overflow(self) -> None:
         """Commit more than memory takes at a time, while the handler stalls, and let it go on."""
@@ -193,8 +211,17 @@ class Story:
             return []
         return [(int(line.split()[0]), int(line.split()[1])) for line in text.splitlines()]
 
+    def in_topic(self) -> list[int]:
+        """Return the rows that a reader of committed records finds, in order."""
+        assert self._topics is not None
+        bootstrap, prefix = self._topics
+        return [message.document["after"]["id"] for message in read_topic(bootstrap, f"{prefix}.orders")]
+
     def check(self) -> None:
-        """Judge what the handler has got: each row, in order, again only after a start."""
+        """Judge what came: into Kafka each row once, in order; to the handler again only after a start."""
+        if not self._to_file:
+            assert self.in_topic() == list(range(1, self.shard.count + 1))
+            return
         lines = self.lines()
         assert {row for row, _ in lines} == set(range(1, self.shard.count + 1))
         for begin, end in zip(self.starts, [*self.starts[1:], len(lines)], strict=True):

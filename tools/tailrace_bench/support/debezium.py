@@ -38,6 +38,9 @@ PRODUCER = {
     "buffer.memory": str(256 << 20),
 }
 
+#: Batches of the default size, and no wait where there is none to be had.
+QUICK = {"poll.interval.ms": "1", "max.batch.size": "2048", "max.queue.size": "8192"}
+
 Format = Literal["json", "connect", "kafka"]
 
 
@@ -88,9 +91,7 @@ def latencies(postgres: EmbeddedPostgres, slot: str, rows: int, directory: Path)
 
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
     """
-    # The peer's own: batches of the default size, and no wait where there is none to be had.
-    tuned = {"poll.interval.ms": "1", "max.batch.size": "2048", "max.queue.size": "8192"}
-    lines = _run("latency", rows, {**_settings(postgres, slot, 1), **tuned}, directory)
+    lines = _run("latency", rows, {**_settings(postgres, slot, 1), **QUICK}, directory)
     found: list[int] = json.loads(next(line for line in lines if line.startswith("[")))
     return found
 

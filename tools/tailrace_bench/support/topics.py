@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from tailrace.errors import Kind, TailraceError
@@ -65,6 +65,19 @@ def require_rows(bootstrap: str, topic: str, rows: int) -> None:
     found = sum(asked[place].result(_TIMEOUT_S).offset for place in places)
     if found < rows:
         raise TailraceError(Kind.INTERNAL, f"write to Kafka: {found} records of {rows} are in {topic}")
+
+
+@contextmanager
+def reader(bootstrap: str, topic: str) -> Iterator[Consumer]:
+    """Read what is committed in a topic from now on."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "bench", "isolation.level": "read_committed"}
+    )
+    consumer.assign([TopicPartition(topic, number, OFFSET_END) for number in range(PARTITIONS)])
+    try:
+        yield consumer
+    finally:
+        consumer.close()
 
 
 def remove(bootstrap: str, topic: str) -> None:

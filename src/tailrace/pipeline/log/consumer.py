@@ -282,9 +282,7 @@ class LogConsumer:
         return True
 
     def _piece_in_memory(self) -> Piece | None:
-        # After an error, what is left of what was taken.
-        held = self._held or self.realtime.take(RANGE_BYTES_MAX)
-        self._held = [block for block in held if block.header.end > self._at]
+        self._held = self.realtime.take_after(self._at, self._held, RANGE_BYTES_MAX)
         if not self._held:
             return None
         return Piece(TASK, 0, self._at, self._held[-1].header.end, tuple(self._held))

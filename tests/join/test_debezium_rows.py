@@ -112,7 +112,7 @@ def test_a_table_is_described_again_when_it_has_changed_and_goes_on_after_a_rest
     ("key", "value", "rows", "said"),
     [
         (b"{}", b"no JSON", False, "no change as Debezium writes it"),
-        (b"[1", change("c", {"id": 1}), False, "its key is no JSON object"),
+        (b"[1", change("c", {"id": 1}), False, "its key is no object"),
         (None, change("u", {"id": 1}), False, "has no key, lacks the old row"),
         (b'{"id": 1}', change("c", None), False, "has no row"),
         (b'{"id": 1}', change("d", None, before={"id": 1}), True, "names no transaction"),

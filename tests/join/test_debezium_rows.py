@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+from decimal import Decimal
 from typing import Any
 
+import fastavro
 import pytest
 
+from tailrace.config.converters import RegistryAddress
 from tailrace.errors import Kind, TailraceError
+from tailrace.join.avro import AvroDocuments
 from tailrace.join.debezium_rows import DebeziumTables
 from tailrace.protocol import metadata_frames
 from tailrace.sources.row_frames import RowFrames
+from tests.support.converters.registry import FakeRegistry
 
 PLACEHOLDER = "__debezium_unavailable_value"
 TIME = "io.debezium.time."
@@ -112,7 +118,7 @@ def test_a_table_is_described_again_when_it_has_changed_and_goes_on_after_a_rest
     ("key", "value", "rows", "said"),
     [
         (b"{}", b"no JSON", False, "no change as Debezium writes it"),
-        (b"[1", change("c", {"id": 1}), False, "its key is no JSON object"),
+        (b"[1", change("c", {"id": 1}), False, "its key is no object"),
         (None, change("u", {"id": 1}), False, "has no key, lacks the old row"),
         (b'{"id": 1}', change("c", None), False, "has no row"),
         (b'{"id": 1}', change("d", None, before={"id": 1}), True, "names no transaction"),
@@ -126,3 +132,62 @@ def test_what_can_not_be_taken_is_an_error_without_the_row(
     with pytest.raises(TailraceError, match=said) as caught:
         DebeziumTables({}, PLACEHOLDER).write(RowFrames(), key, value, rows=rows)
     assert caught.value.kind is Kind.DECODE_FAILED
+
+
+def test_a_schema_in_avro_says_what_the_same_schema_in_json_says() -> None:
+    row = {
+        "type": "record", "name": "Value", "namespace": "shop.orders", "fields": [
+            {"name": "id", "type": "int"},
+            {"name": "small", "type": ["null", {"type": "int", "connect.type": "int16"}]},
+            {"name": "day", "type": ["null", {"type": "int", "connect.name": f"{TIME}Date"}]},
+            {"name": "price", "type": ["null", {
+                "type": "bytes", "logicalType": "decimal", "scale": 3, "precision": 64,
+                "connect.name": f"{CONNECT}Decimal", "connect.parameters": {"scale": "3"}}]},
+            {"name": "raw", "type": ["null", "bytes"]},
+            {"name": "long", "type": ["null", "bytes"]},
+            {"name": "tags", "type": ["null", {"type": "array", "items": ["null", "string"]}]},
+        ],
+    }  # fmt: skip
+    source = {"type": "record", "name": "Source", "namespace": "shop.orders", "fields": [
+        {"name": "schema", "type": "string"}, {"name": "table", "type": "string"}]}  # fmt: skip
+    envelope = {
+        "type": "record", "name": "Envelope", "namespace": "shop.orders", "fields": [
+            {"name": "before", "type": ["null", row]}, {"name": "after", "type": ["null", "Value"]},
+            {"name": "source", "type": source}, {"name": "op", "type": "string"},
+        ],
+    }  # fmt: skip
+    key = {"type": "record", "name": "Key", "namespace": "shop.orders", "fields": [
+        {"name": "id", "type": "int"}]}  # fmt: skip
+    image = {
+        "id": 1, "small": -7, "day": -1, "price": Decimal("-0.001"), "raw": b"\0\xff",
+        "long": PLACEHOLDER.encode(), "tags": ["a", None],
+    }  # fmt: skip
+    event = {"before": None, "after": image, "source": {"schema": "public", "table": "orders"}, "op": "c"}
+    with FakeRegistry() as registry:
+        # As their subjects have them, from 1 on.
+        registry.schemas += [("AVRO", json.dumps(envelope)), ("AVRO", json.dumps(key)), ("JSON", "{}")]
+        document = AvroDocuments(RegistryAddress(registry_url=registry.url))
+        frames, tables = RowFrames(), DebeziumTables({}, PLACEHOLDER, document)
+        frames.begin(10, 0)
+        tables.write(frames, in_avro(2, key, {"id": 1}), in_avro(1, envelope, event))
+        for message in (b"{}", in_avro(1, envelope, event)[:-9], b"\0\0\0\0\1"):
+            with pytest.raises(TailraceError, match="no change as Debezium writes it"):
+                tables.write(frames, None, message)
+        with pytest.raises(TailraceError, match="is JSON, not AVRO"):
+            tables.write(frames, None, b"\0\0\0\0\3{}")
+    frames.commit()
+    text = frames.take().tobytes()
+    (facts,) = [json.loads(f[f.index(b"{") :]) for name, f in kept(text) if name[0] == "F"]
+    assert [each["type"] for each in facts["columns"]] == [
+        "int4", "int2", "date", "numeric", "bytea", "bytea", "jsonb",
+    ]  # fmt: skip
+    assert facts["primary_key"] == ["id"]
+    for value in (b"-7", b"1969-12-31", b"-0.001", b"\\x00ff", b'["a",null]'):
+        assert value in text
+    assert PLACEHOLDER.encode() not in text
+
+
+def in_avro(number: int, schema: dict[str, Any], record: dict[str, Any]) -> bytes:
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, fastavro.parse_schema(schema), record)
+    return b"\0" + number.to_bytes(4, "big") + written.getvalue()

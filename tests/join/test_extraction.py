@@ -36,7 +36,8 @@ def test_fields_of_any_document_are_joined(as_number: bool) -> None:
         {"line": 7}, {"of": {"order": key(2), "more": [1]}, "line": 1},
     )  # fmt: skip
     heads = messages({"id": key(1), "at": {"all": {"ms": 5, "lines": 2}}}, {"other": 1}, {"id": key(2)})
-    partition, window = JoinPartition("joined", {}, Position()), TransactionWindow(0)
+    partition = JoinPartition("joined", {"topic": "lines", "partition": "0"}, Position())
+    window = TransactionWindow(0)
     found = fields.transactions(heads)
     window.add(found)
     partition.add_transactions(found.rows)

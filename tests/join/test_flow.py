@@ -57,7 +57,7 @@ class HalfClosed:
         return 2
 
     def partitions_of(self, _topics: object) -> dict[str, int]:
-        return {"lines": 1}
+        return {"lines": 1, "heads": 1}
 
 
 @pytest.mark.parametrize("looks", [1, 3])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import tailrace
 from tailrace.cli.main import app
 from tailrace.config.sections import LogConfig
 from tailrace.errors import Kind, TailraceError
@@ -20,7 +21,12 @@ from tailrace.join.options import KafkaJoinSection
 from tailrace.join.source import KafkaJoinSource
 from tailrace.testing.conformance import check_source
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.converters.registry import FakeRegistry
+from tests.support.join.work import Work
 from tests.support.kafka.debezium_topics import JoinTopics
+from tests.support.kafka.orders import run
+from tests.support.kafka.pipelines import pipeline
+from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
 WAIT_S = 60
@@ -160,6 +166,99 @@ def test_it_keeps_the_contract_of_sources(
 
     commit()
     check_source(KafkaJoinSource(), section_of(topics), tmp_path / "log", commit)
+
+
+def test_a_handler_is_told_when_a_transaction_is_whole_over_all_partitions(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
+) -> None:
+    topics = topics_of(kafka, topic_name, join_seed)
+    topics.write(40)
+    wanted = {int(name.split(":")[1]): count for name, count in topics.counts.items() if count}
+    whole: dict[int, int] = {}
+    waiting: list[int] = []
+
+    def take(batch: Any) -> None:
+        for record, is_end in zip(batch, batch.transaction_ends, strict=True):
+            waiting.append(record.source["commit_lsn"])
+            if is_end:
+                assert len(set(waiting)) == 1
+                whole[waiting[0]] = len(waiting)
+                waiting.clear()
+
+    engine = tailrace.Engine(
+        {
+            "name": topics.name,
+            "source": {"type": "kafka-join", **topics.settings()},
+            "log": {"path": str(tmp_path / "log")},
+            "engine": {"offset_storage": {"type": "memory"}, "metrics_port": 0},
+        },
+        on_batch=take,
+    )
+    engine.start()
+    try:
+        wait_until(lambda: len(whole) >= len(wanted) or engine.error, WAIT_S, "all transactions")
+        text = engine.metrics.text()
+    finally:
+        engine.close()
+    assert whole == wanted, join_seed
+    for name in ("data_lag", "transactions_lag", "rows_queued", "paused", "pauses_total"):
+        assert f'tailrace_join_{name}{{engine="{topics.name}",source="",task="0"}} 0.0' in text, text
+
+
+@pytest.mark.slow
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_topics_in_avro_give_the_log_that_the_same_topics_in_json_give(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
+) -> None:
+    work = Work(pg, join_seed)
+    work.do(5)
+    with FakeRegistry() as registry:
+        file = pipeline(
+            tmp_path, pg, kafka, provide_transaction_metadata=True,
+            converter={"type": "json", "schemas_enable": True},
+        )  # fmt: skip
+        document = json.loads(file.read_text())
+        (sink,) = document["sinks"]
+        avro = {
+            "name": "avro", "group": "avro", "offsets_topic": f"{pg.name}-avro-offsets",
+            "topic_prefix": f"{pg.name}-avro",
+            "converter": {"type": "avro", "registry_url": registry.url},
+        }  # fmt: skip
+        file.write_text(json.dumps({**document, "sinks": [sink, {**sink, **avro}]}))
+        for _ in range(2):
+            run("run", file, "--until-caught-up")
+            work.do(20)
+        run("run", file, "--until-caught-up")
+        found = []
+        for prefix, more in (
+            (pg.name, {}),
+            (f"{pg.name}-avro", {"registry": {"registry_url": registry.url}}),
+        ):
+            section = {
+                "type": "kafka-join", "bootstrap_servers": kafka.bootstrap,
+                "data": [f"{prefix}.public.{table}" for table in ("orders", "items")],
+                "transactions": f"{prefix}.transaction", **more,
+            }  # fmt: skip
+            checked = tmp_path / f"{prefix}.yaml"
+            checked.write_text(
+                json.dumps({"name": prefix, "source": section, "log": {"path": f"./{prefix}"},
+                            "sinks": [{"type": "jsonl", "path": "./lines"}]})
+            )  # fmt: skip
+            assert "ready" in run("check", checked)
+            parsed = KafkaJoinSection.model_validate(section)
+            Running(parsed, tmp_path / prefix).until_caught_up(parsed)
+            shown = run("log", "show", tmp_path / prefix, "--json").splitlines()
+            found.append([
+                {name: change[name] for name in ("op", "before", "after", "position")}
+                for change in map(json.loads, shown)
+            ])  # fmt: skip
+        # A registry that is not the topics' is found before anything runs.
+        checked.write_text(checked.read_text().replace(f"{pg.name}-avro.public", f"{pg.name}.public"))
+        assert "not Avro" in run("check", checked, status=1)
+    key = {"r": 0}
+    in_order = [sorted(each, key=lambda change: (key.get(change["op"], 1), str(change))) for each in found]
+    assert in_order[0] == in_order[1], join_seed
+    assert len(found[0]) > 25
 
 
 def test_a_document_that_is_none_stops_it_with_the_place(

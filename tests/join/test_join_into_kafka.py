@@ -8,23 +8,28 @@ import random
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.join.chain import DebeziumChain, SinkChain, require_debezium
 from tests.support.kafka.debezium_topics import JoinTopics
 from tests.support.kafka.join_process import PLANTED
 from tests.support.kafka.reading import read_topic
+from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 8
 WAIT_S = 120
-KILL_S = 12
+KILL_S = 40
 PLANTED_S = 15
 
+Topics = JoinTopics | SinkChain | DebeziumChain
 
 #: Where a process may be killed.
 POINTS = (
@@ -40,30 +45,33 @@ POINTS = (
 
 
 def joining(
-    topics: JoinTopics, tasks: int, *, failpoints: str = "", planted: str = ""
+    topics: Topics, tasks: int, *, failpoints: str = "", planted: str = "", batch_records_max: int = 65_536
 ) -> subprocess.Popen[bytes]:
     given = {
         "settings": topics.settings(),
         "name": f"{topics.name}-join",
         "tasks": tasks,
         "planted": planted,
+        "batch_records_max": batch_records_max,
     }
     command = [sys.executable, "-m", "tests.support.kafka.join_process", json.dumps(given)]
     environment = {**os.environ, "TAILRACE_FAILPOINTS": failpoints}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
 
 
-def killed_at(topics: JoinTopics, point: str, count: int, tasks: int, planted: str = "") -> None:
-    """Have a process run until it is killed at a point, or has nothing to do there."""
-    process = joining(topics, tasks, failpoints=f"{point}=kill@{count}", planted=planted)
+def killed_at(topics: Topics, point: str, count: int, tasks: int, **how: Any) -> bool:
+    """Have a process run until it is killed at a point; return False if it had nothing to do there."""
+    process = joining(topics, tasks, failpoints=f"{point}=kill@{count}", **how)
     try:
         process.wait(KILL_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(10)
+        return False
+    return True
 
 
-def finished(topics: JoinTopics, planted: str = "", wait_s: float = WAIT_S) -> None:
+def finished(topics: Topics, planted: str = "", wait_s: float = WAIT_S) -> None:
     """Have a process run until everything is joined, or too much; it may end by itself."""
     process = joining(topics, 2, planted=planted)
     total = sum(map(len, topics.expected.values()))
@@ -80,18 +88,16 @@ def finished(topics: JoinTopics, planted: str = "", wait_s: float = WAIT_S) -> N
         process.wait(10)
 
 
-def found(topics: JoinTopics) -> dict[str, list[tuple[int, str]]]:
+def found(topics: Topics) -> dict[str, list[Any]]:
     """Return the changes in the joined topics as `topics.expected` has them."""
-    rows: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    rows: dict[str, list[Any]] = defaultdict(list)
     for topic in topics.data:
         try:
             messages = read_topic(topics.kafka.bootstrap, f"{topic}-joined")
         except (IndexError, KeyError):
             continue  # not made yet
-        for message in messages:
-            assert message.key is not None
-            number = message.document["after"]["number"]
-            rows[message.key.decode()].append((number, message.headers.get("transaction_id", "")))
+        for key, row in filter(None, map(topics.row_of, messages)):
+            rows[key].append(row)
     return rows
 
 
@@ -112,18 +118,35 @@ def test_through_kills_and_other_numbers_of_tasks_each_change_is_there_once(
     assert found(topics) == topics.expected, join_seed
 
 
-def kills_and_tasks(topics: JoinTopics, kills: int, changes: int, seed: int) -> None:
-    """Kill at points by turns; the number of tasks changes so often, and once a topic has more partitions."""
-    chance, tasks = random.Random(seed), 1
+def kills_and_tasks(topics: Topics, kills: int, changes: int, seed: int, batch_records_max: int = 50) -> None:
+    """Kill at points by turns. So often in all the number of tasks changes, or a topic gets partitions."""
+    chance, tasks, partitions = random.Random(seed), 1, 3
+    killed: Counter[str] = Counter()
     topics.snapshot(10)
     for turn in range(kills):
-        if turn * changes // kills != (turn - 1) * changes // kills:
-            tasks = chance.choice([number for number in range(1, 5) if number != tasks])
+        change = turn * changes // kills
+        if change != (turn - 1) * changes // kills:
+            if change % 4 == 3 and not isinstance(topics, DebeziumChain):
+                partitions += 1
+                topics.grow(partitions)
+            else:
+                tasks = chance.choice([number for number in range(1, 5) if number != tasks])
         topics.write(chance.randint(3, 10))
-        killed_at(topics, POINTS[turn % len(POINTS)], chance.randint(1, 3), tasks)
+        point = POINTS[turn % len(POINTS)]
+        count = chance.randint(1, 3)
+        killed[point] += killed_at(topics, point, count, tasks, batch_records_max=batch_records_max)
     topics.write(5)
+    if isinstance(topics, SinkChain):
+        topics.calm()
     finished(topics)
-    assert found(topics) == topics.expected, seed
+    rows = found(topics)
+    assert {key: sorted(map(repr, held)) for key, held in rows.items()} == {
+        key: sorted(map(repr, held)) for key, held in topics.expected.items()
+    }, (seed, killed)
+    # Where a key has gone to another partition, the two are not in order.
+    assert partitions > 3 or rows == topics.expected, (seed, killed)
+    # The others were killed where they waited.
+    assert sum(killed.values()) >= kills // 2, (seed, killed)
 
 
 @pytest.mark.slow
@@ -131,6 +154,25 @@ def test_a_kill_at_each_point_leaves_each_change_there_once(
     kafka: EmbeddedKafka, topic_name: str, join_seed: int
 ) -> None:
     kills_and_tasks(JoinTopics(kafka, topic_name, join_seed), len(POINTS), 4, join_seed)
+
+
+@pytest.mark.slow
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_what_our_own_sink_writes_under_kills_is_joined_once_under_kills(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
+) -> None:
+    with closing(SinkChain(pg, kafka, join_seed, tmp_path)) as topics:
+        kills_and_tasks(topics, len(POINTS), 4, join_seed)
+
+
+@pytest.mark.slow
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_what_debeziums_engine_wrote_is_joined_once_under_kills(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
+) -> None:
+    require_debezium()
+    topics = DebeziumChain(pg, kafka, join_seed, tmp_path, 100)
+    kills_and_tasks(topics, len(POINTS), 4, join_seed, 10)
 
 
 @pytest.mark.torture
@@ -141,12 +183,33 @@ def test_a_hundred_kills_and_twenty_changes_of_tasks_leave_each_change_there_onc
     kills_and_tasks(JoinTopics(kafka, topic_name, join_seed), 100, 20, join_seed)
 
 
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_a_hundred_kills_and_twenty_changes_of_tasks_of_what_our_own_sink_writes(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
+) -> None:
+    with closing(SinkChain(pg, kafka, join_seed, tmp_path)) as topics:
+        kills_and_tasks(topics, 100, 20, join_seed)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.any_postgres("what Kafka gets is what is in the log")
+def test_a_hundred_kills_and_twenty_changes_of_tasks_of_what_debeziums_engine_wrote(
+    pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
+) -> None:
+    require_debezium()
+    topics = DebeziumChain(pg, kafka, join_seed, tmp_path, 1500)
+    kills_and_tasks(topics, 100, 20, join_seed, 20)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found_in_what_was_joined(kafka: EmbeddedKafka, topic_name: str, bug: str) -> None:
     topics = JoinTopics(kafka, topic_name, 5)
     for _ in range(3):
         topics.write(20)
-        killed_at(topics, "engine.after_commit", 1, 2, bug)
+        killed_at(topics, "engine.after_commit", 1, 2, planted=bug)
     finished(topics, bug, PLANTED_S)
     assert found(topics) != topics.expected

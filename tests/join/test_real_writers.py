@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import tailrace
 from tailrace_bench.support import debezium
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.converters.registry import FakeRegistry
+from tests.support.join.chain import require_debezium
 from tests.support.kafka.orders import run
 from tests.support.kafka.pipelines import pipeline
 from tests.support.postgres import Database
@@ -131,10 +131,7 @@ def test_topics_that_our_own_sink_writes_are_joined(
 def test_topics_that_debeziums_engine_writes_are_joined(
     spark: Any, pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
-    if not debezium.is_here():
-        if os.environ.get("CI"):
-            pytest.fail("Debezium was not fetched: make bench-peers", pytrace=False)
-        pytest.skip("Debezium was not fetched: make bench-peers")
+    require_debezium()
     make(pg)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
     topics = [NewTopic(f"{pg.name}.public.{table}", 3, 1) for table in TABLES]

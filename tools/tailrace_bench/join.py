@@ -62,20 +62,22 @@ def measure(rows: int | None = None) -> Result:
     """Join `rows` changes, and copy them, in turn; the ratio is the median of the turns'."""
     rows = rows or ROWS
     rates: dict[str, list[float]] = {JOIN: [], COPY: []}
+    cpu_s = dict.fromkeys(rates, 0.0)  # of the last turn
     with topics.cluster() as kafka:
         topics.warm_up(kafka.bootstrap)
         fill(kafka.bootstrap, rows)
         for turn in range(TURNS):
-            seconds, transactions = _run(JOIN, kafka.bootstrap, turn, rows)
+            seconds, cpu_s[JOIN], transactions = _run(JOIN, kafka.bootstrap, turn, rows)
             rates[JOIN].append(rows / seconds)
-            seconds, _ = _run(COPY, kafka.bootstrap, turn, rows, transactions)
+            seconds, cpu_s[COPY], _ = _run(COPY, kafka.bootstrap, turn, rows, transactions)
             rates[COPY].append(rows / seconds)
             log.info("a turn is done", **{how: round(found[-1]) for how, found in rates.items()})
         ahead = _measure_ahead(kafka.bootstrap, rows * AHEAD_FACTOR)
-    return _result(rows, rates, ahead)
+    cpu_us = {f"{how}_cpu_us_a_record": round(seconds / rows * 1e6, 1) for how, seconds in cpu_s.items()}
+    return _result(rows, rates, {**cpu_us, **ahead})
 
 
-def _result(rows: int, rates: Mapping[str, list[float]], ahead: Mapping[str, int]) -> Result:
+def _result(rows: int, rates: Mapping[str, list[float]], more: Mapping[str, float]) -> Result:
     ratios = [ours / plain for ours, plain in zip(rates[JOIN], rates[COPY], strict=True)]
     return Result(
         name="join",
@@ -95,7 +97,7 @@ def _result(rows: int, rates: Mapping[str, list[float]], ahead: Mapping[str, int
             "ratios": [round(ratio, 2) for ratio in ratios],
             "copy_records_s": round(median(rates[COPY])),
             "merge_rows_s": round(_merge_rows_s()),
-            **ahead,
+            **more,
         },
     )
 
@@ -179,15 +181,15 @@ def _produce(producer: Producer, topic: str, key: Any, document: Mapping[str, An
             producer.poll(0.1)
 
 
-def _run(how: str, bootstrap: str, turn: int, rows: int, transactions: int = 0) -> tuple[float, int]:
-    # Seconds, and how many transactions it took; the copy takes as many as it is told.
+def _run(how: str, bootstrap: str, turn: int, rows: int, transactions: int = 0) -> tuple[float, float, int]:
+    # Seconds, those of CPU, and how many transactions it took; the copy takes as many as it is told.
     command = [sys.executable, "-m", __name__, how, bootstrap, *map(str, (turn, rows, transactions))]
     done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
-    seconds, transactions = json.loads(done.stdout.splitlines()[-1])
-    return seconds, transactions
+    seconds, cpu_s, transactions = json.loads(done.stdout.splitlines()[-1])
+    return seconds, cpu_s, transactions
 
 
-def _join(bootstrap: str, turn: int, rows: int) -> tuple[float, int]:
+def _join(bootstrap: str, turn: int, rows: int) -> tuple[float, float, int]:
     engine = Engine(
         connector="kafka-join",
         settings={
@@ -201,20 +203,20 @@ def _join(bootstrap: str, turn: int, rows: int) -> tuple[float, int]:
         options={"kafka": {"bootstrap_servers": bootstrap}, "atomic_source_offset_commit": True},
     )
     engine.start()
-    began_s = time.perf_counter()
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
     while sum(task.committed for task in engine.view().tasks) < rows:
         if engine.error is not None:
             raise engine.error
         if time.perf_counter() > began_s + DEADLINE_S:
             raise TailraceError(Kind.INTERNAL, f"join {rows} records: not within {DEADLINE_S:.0f} s")
         time.sleep(0.01)
-    seconds = time.perf_counter() - began_s
+    seconds, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     batches = sum(task.batches for task in engine.view().tasks)  # each is a transaction
     engine.close()
-    return seconds, batches
+    return seconds, cpu_s, batches
 
 
-def _copy(bootstrap: str, turn: int, rows: int, transactions: int) -> tuple[float, int]:
+def _copy(bootstrap: str, turn: int, rows: int, transactions: int) -> tuple[float, float, int]:
     target = f"copy-{turn}"
     topics.create(bootstrap, target)
     consumer = Consumer(
@@ -237,7 +239,7 @@ def _copy(bootstrap: str, turn: int, rows: int, transactions: int) -> tuple[floa
         }
     )
     producer.init_transactions()
-    began_s = time.perf_counter()
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
     copied = in_transaction = 0
     while copied < rows:
         messages = consumer.consume(COPY_TAKEN, 0.1)
@@ -254,9 +256,9 @@ def _copy(bootstrap: str, turn: int, rows: int, transactions: int) -> tuple[floa
             producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata())
             producer.commit_transaction()
             in_transaction = 0
-    seconds = time.perf_counter() - began_s
+    seconds, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     consumer.close()
-    return seconds, transactions
+    return seconds, cpu_s, transactions
 
 
 def _merge_rows_s() -> float:

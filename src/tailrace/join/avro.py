@@ -1,14 +1,14 @@
-"""What the merge compares, taken from Debezium's topics in Avro, with a schema registry.
+"""Debezium's topics in Avro, with a schema registry: what the merge compares, and whole documents.
 
-Confluent's wire format: a zero, four bytes of the schema's id, and Avro's binary form. Of each message only
-the members that are used are decoded; the others are passed over.
+Confluent's wire format: a zero, four bytes of the schema's id, and Avro's binary form. For the merge only the
+members that are used are decoded; the others are passed over.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import fastavro
@@ -48,9 +48,8 @@ class DebeziumAvro:
             if value is None:
                 found.append({})
                 continue
-            if len(value) <= _HEADER_BYTES or value[0]:
+            if (number := _schema_number(value)) is None:
                 raise _violation("one is not in the wire format of a schema registry", messages, place)
-            number = int.from_bytes(value[1:_HEADER_BYTES], "big")
             written, wanted = self._schema(number, fields, side)
             try:
                 record = fastavro.schemaless_reader(io.BytesIO(value[_HEADER_BYTES:]), written, wanted)
@@ -62,17 +61,90 @@ class DebeziumAvro:
 
     def _schema(self, number: int, fields: Sequence[tuple[str, pa.DataType]], side: str) -> tuple[Any, Any]:
         if (number, side) not in self._schemas:
-            text, kind = self._registry.schema_of(number)
-            if kind != "AVRO":
-                raise TailraceError(
-                    Kind.JOIN_VIOLATED,
-                    f"read messages: schema {number} of the registry is {kind}, not AVRO",
-                    "see which converter writes the topic; without `registry` JSON is read",
-                    {"schema": number},
-                )
+            text = _avro_schema(self._registry, number)
             written = fastavro.parse_schema(json.loads(text))
             self._schemas[number, side] = written, _projection(json.loads(text), dict(fields))
         return self._schemas[number, side]
+
+
+class AvroDocuments:
+    """Documents in Avro as Kafka Connect's JSON has them, but for bytes, which stay bytes. One thread."""
+
+    def __init__(self, options: RegistryAddress) -> None:
+        self._registry = Registry(options)
+        self._schemas: dict[int, tuple[Any, Mapping[str, Any]]] = {}
+
+    def __call__(self, message: bytes) -> tuple[Mapping[str, Any], Any]:
+        """Return the schema and the payload.
+
+        :raises ValueError: it is not in the wire format, or not as its schema says.
+        :raises TailraceError: `JOIN_VIOLATED` if the schema is none of Avro; `REGISTRY_REFUSED`,
+            `REGISTRY_UNREACHABLE`.
+        """
+        if (number := _schema_number(message)) is None:
+            raise ValueError
+        if number not in self._schemas:
+            # Values of logical types stay as Kafka Connect has them.
+            text = _avro_schema(self._registry, number)
+            parsed = fastavro.parse_schema(json.loads(text, object_hook=_without_logic))
+            self._schemas[number] = parsed, _connect_schema(parsed, {})
+        written, schema = self._schemas[number]
+        try:
+            return schema, fastavro.schemaless_reader(io.BytesIO(message[_HEADER_BYTES:]), written, None)
+        except Exception:  # noqa: BLE001 - whatever it meets; its words may quote what it read
+            raise ValueError from None
+
+
+def _schema_number(message: bytes) -> int | None:
+    if len(message) <= _HEADER_BYTES or message[0]:
+        return None
+    return int.from_bytes(message[1:_HEADER_BYTES], "big")
+
+
+def _avro_schema(registry: Registry, number: int) -> str:
+    text, kind = registry.schema_of(number)
+    if kind != "AVRO":
+        raise TailraceError(
+            Kind.JOIN_VIOLATED,
+            f"read messages: schema {number} of the registry is {kind}, not AVRO",
+            "see which converter writes the topic; without `registry` JSON is read",
+            {"schema": number},
+        )
+    return text
+
+
+def _without_logic(schema: dict[str, Any]) -> dict[str, Any]:
+    schema.pop("logicalType", None)
+    return schema
+
+
+#: Kafka Connect's name of a type of Avro, where it is another one.
+_CONNECT_TYPES = {"int": "int32", "long": "int64", "record": "struct", "fixed": "bytes", "enum": "string"}
+
+
+def _connect_schema(schema: Any, known: dict[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return a parsed schema as Kafka Connect's JSON has it.
+
+    :param known: records by their full name: each is described where it comes first.
+    """
+    if isinstance(schema, list):
+        return _connect_schema(next((each for each in schema if each != "null"), "null"), known)
+    if isinstance(schema, str):
+        return known.get(schema) or {"type": _CONNECT_TYPES.get(schema, schema)}
+    kind = schema["type"]
+    if not isinstance(kind, str):
+        return _connect_schema(kind, known)
+    found: dict[str, Any] = {
+        "type": schema.get("connect.type") or _CONNECT_TYPES.get(kind, kind),
+        "name": schema.get("connect.name"),
+        "parameters": schema.get("connect.parameters") or {},
+    }
+    if kind == "record":
+        known[schema["name"]] = found
+        found["fields"] = [
+            {**_connect_schema(field["type"], known), "field": field["name"]} for field in schema["fields"]
+        ]
+    return found
 
 
 def _projection(schema: Any, fields: dict[str, pa.DataType]) -> Any:

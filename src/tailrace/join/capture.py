@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
 from tailrace.errors import Stopped, TailraceError
 from tailrace.join.assembly import Assembly, TransactionRun
-from tailrace.join.debezium_rows import TABLES, DebeziumTables
-from tailrace.join.extraction import DebeziumJson
+from tailrace.join.avro import AvroDocuments
+from tailrace.join.connector import extraction_of
+from tailrace.join.debezium_rows import TABLES, DebeziumTables, json_document
 from tailrace.join.flow import FlowProgress, JoinFlow
 from tailrace.join.merge import UNKNOWN, Position
 from tailrace.join.messages import MessageReader, Place
@@ -51,6 +52,11 @@ def fingerprint(section: KafkaJoinSection, reader: MessageReader) -> SourceFinge
     return SourceFingerprint(
         "kafka-join", reader.cluster(), section.transactions, ",".join(sorted(section.data))
     )
+
+
+def document_of(section: KafkaJoinSection) -> Callable[[bytes], tuple[Mapping[str, Any], Any]]:
+    """Return what reads a message's schema and payload."""
+    return json_document if section.registry is None else AvroDocuments(section.registry)
 
 
 def position_after(ended: EndedTransaction) -> int:
@@ -113,7 +119,7 @@ class KafkaJoinCapture:
 
     def progress(self) -> CaptureProgress:
         """Return how far it is."""
-        durable = self._durable
+        durable, flow = self._durable, self._flow_progress
         return CaptureProgress(
             phase=self._phase,
             rows=self._rows,
@@ -125,7 +131,7 @@ class KafkaJoinCapture:
             snapshot={},
             reconnects=self._connections.count,
             error=self._connections.error,
-            health=SourceHealth("reading", None, asdict(self._flow_progress)),
+            health=SourceHealth("reading", None, asdict(flow), flow.numbers()),
         )
 
     def _run_once(self) -> None:
@@ -164,12 +170,12 @@ class _Stream:
     """From where the log ends, on one connection."""
 
     def __init__(self, section: KafkaJoinSection, reader: MessageReader, writer: LogWriter) -> None:
-        self.flow = JoinFlow(section, DebeziumJson(), reader)
+        self.flow = JoinFlow(section, extraction_of(section.registry, None), reader)
         self.durable = writer.durable
         self.end = writer.durable.position
         in_force = writer.schema_in_force
         self._section, self._writer = section, writer
-        self._tables = DebeziumTables(in_force, section.unavailable_value_placeholder)
+        self._tables = DebeziumTables(in_force, section.unavailable_value_placeholder, document_of(section))
         self._assembly = Assembly()
         self._frames = RowFrames()
         self._collected = 0  # rows
@@ -215,7 +221,7 @@ class _Stream:
         flow, window = self.flow, self.flow.window
         fed = 0 if window is None else window.next_offset
         new = Position(0, self._first_needed())
-        flow.look_for_partitions(flow.places(), lambda _: new)
+        flow.look_for_partitions(flow.places, lambda _: new)
         self._looked_at = fed
         # Also where rows wait here: each has the position that it is at, and no more of it comes.
         flow.pass_transactions(list(flow.partitions))

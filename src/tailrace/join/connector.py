@@ -15,7 +15,7 @@ from tailrace.engine.contracts import ConnectorContext, Metrics, Settings, Sourc
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.avro import DebeziumAvro
 from tailrace.join.extraction import DebeziumJson, Extraction, JsonFields
-from tailrace.join.flow import FlowProgress, JoinFlow
+from tailrace.join.flow import FlowProgress, JoinFlow, data_partitions
 from tailrace.join.merge import Position
 from tailrace.join.messages import ANSWER_S, MessageReader, Place
 from tailrace.join.options import JoinedTopics, JoinFields, KafkaJoinOptions
@@ -54,11 +54,9 @@ class KafkaJoin:
         self._options = options = options_of({**context.settings, **self._given})
         reader = reader_of(options)
         try:
-            self._partitions = reader.partitions_of(options.data)
-            (count,) = reader.partitions_of([options.transactions]).values()
+            self._partitions = data_partitions(options, reader)
         finally:
             reader.close()
-        require_one_partition(options.transactions, count)
 
     def task_settings(self, tasks_max: int) -> Sequence[Settings]:
         """Return for each task its number and how many there are: it takes its share of the partitions."""
@@ -98,20 +96,6 @@ def options_of(given: Mapping[str, Any]) -> KafkaJoinOptions:
             f"join topics of Kafka: {problems_of(error)}",
             f"its options are {', '.join(KafkaJoinOptions.model_fields)}",
         ) from None
-
-
-def require_one_partition(topic: str, count: int) -> None:
-    """Check that a transaction topic with so many partitions has an order.
-
-    :raises TailraceError: `CONFIG_INVALID`.
-    """
-    if count != 1:
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"join with topic {topic}: it has {count} partitions, and so no order of transactions",
-            "the transactions of a source are in order in a topic with one partition",
-            {"topic": topic},
-        )
 
 
 def reader_of(options: JoinedTopics) -> MessageReader:
@@ -200,7 +184,7 @@ class KafkaJoinTask:
         if now_s < self._looked_s + _LOOK_S:
             return
         self._looked_s = now_s
-        new = self._flow.look_for_partitions(self._share(), lambda place: self._committed([place])[place])
+        new = self._flow.look_for_partitions(self._share, lambda place: self._committed([place])[place])
         if new:
             log.info("partitions were added", topics=sorted({topic for topic, _ in new}), count=len(new))
 
@@ -230,25 +214,14 @@ class KafkaJoinTask:
 class _Numbers:
     # The flow's numbers, for those who watch the engine.
     def __init__(self, metrics: Metrics) -> None:
-        self._gauges = {
-            name: metrics.gauge(f"tailrace_join_{name}", description) for name, description in _GAUGES.items()
-        }
-        self._pauses = metrics.counter("tailrace_join_pauses", "Times that a partition's queue was full.")
+        self._metrics = metrics
         self._counted = 0
 
     def show(self, found: FlowProgress) -> None:
         """Set the numbers."""
-        for name, gauge in self._gauges.items():
-            gauge.set(getattr(found, name))
-        self._pauses.inc(found.pauses - self._counted)
-        self._counted = found.pauses
-
-
-_GAUGES = {
-    "data_lag": "Messages of the data partitions that are not joined yet.",
-    "transactions_lag": "Messages of the transaction topic that are not read yet.",
-    "rows_queued": "Records that wait for their transaction.",
-    "bytes_queued": "Bytes of the records that wait for their transaction.",
-    "transactions_queued": "Transactions that wait for records, in the partition where they are most.",
-    "paused": "Partitions whose queue is full.",
-}
+        for number in found.numbers():
+            if number.rises:
+                self._metrics.counter(number.name, number.description).inc(number.value - self._counted)
+                self._counted = number.value
+            else:
+                self._metrics.gauge(number.name, number.description).set(number.value)

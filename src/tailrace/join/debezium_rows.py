@@ -1,4 +1,4 @@
-"""Debezium's documents as rows of tables, for the change log: JSON, with schemas or without. Pure.
+"""Debezium's documents as rows of tables, for the change log: JSON, with schemas or without, or Avro. Pure.
 
 A schema tells the types of columns; without one each column is text. A table's description is written before
 its first change, and again when its columns or their types have changed.
@@ -53,14 +53,18 @@ def _decimal(value: Any, schema: Mapping[str, Any]) -> str:
         scale, text = int(value["scale"]), value["value"]
     else:
         scale, text = int(schema.get("parameters", {}).get("scale", 0)), value
-    unscaled = int.from_bytes(base64.b64decode(text), "big", signed=True)
+    unscaled = int.from_bytes(_raw(text), "big", signed=True)
     sign, digits = "-" if unscaled < 0 else "", str(abs(unscaled)).zfill(max(scale, 0) + 1)
     whole = len(digits) - max(scale, 0)
     return f"{sign}{digits[:whole]}.{digits[whole:]}" if scale > 0 else f"{sign}{digits}{'0' * -scale}"
 
 
+def _raw(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else base64.b64decode(value)
+
+
 def _bits(value: Any, schema: Mapping[str, Any]) -> str:
-    number = int.from_bytes(base64.b64decode(value), "little")
+    number = int.from_bytes(_raw(value), "little")
     return f"{number:b}".zfill(int(schema.get("parameters", {}).get("length", 1)))
 
 
@@ -71,7 +75,11 @@ def _plain(value: Any, _schema: Mapping[str, Any]) -> str:
 
 
 def _json(value: Any, _schema: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_base64)
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
 
 
 def _text(value: Any, _schema: Mapping[str, Any]) -> str:
@@ -115,7 +123,7 @@ _TYPES: dict[str, tuple[str, _Writer]] = {
     "double": ("float8", _plain),
     "float64": ("float8", _plain),
     "string": ("text", _plain),
-    "bytes": ("bytea", lambda value, _: "\\x" + base64.b64decode(value).hex()),
+    "bytes": ("bytea", lambda value, _: "\\x" + _raw(value).hex()),
 }
 _UNKNOWN: tuple[str, _Writer] = ("text", _text)
 _NESTED: tuple[str, _Writer] = ("jsonb", _json)
@@ -136,15 +144,34 @@ class _Table:
     writers: Sequence[tuple[str, _Writer, Mapping[str, Any]]] = ()
 
 
+def json_document(message: bytes) -> tuple[Mapping[str, Any], Any]:
+    """Return a message's schema, empty if it has none, and its payload.
+
+    :raises ValueError: it is no JSON.
+    """
+    document = json.loads(message)
+    if isinstance(document, dict) and "payload" in document:
+        return document.get("schema") or {}, document["payload"]
+    return {}, document
+
+
 class DebeziumTables:
     """The tables that documents speak of, as the log describes them.
 
     :param in_force: what the log keeps in force.
     :param placeholder: what a document has for a value that was not sent.
+    :param document: a message's schema and payload, as `json_document`.
     """
 
-    def __init__(self, in_force: Mapping[str, bytes], placeholder: str) -> None:
-        self._placeholders = {placeholder, base64.b64encode(placeholder.encode()).decode()}
+    def __init__(
+        self,
+        in_force: Mapping[str, bytes],
+        placeholder: str,
+        document: Callable[[bytes], tuple[Mapping[str, Any], Any]] = json_document,
+    ) -> None:
+        self._document = document
+        raw = placeholder.encode()
+        self._placeholders = {placeholder, raw, _base64(raw)}
         self._tables: dict[tuple[str, str], _Table] = {}
         highest: dict[str, int] = {}
         if (state := in_force.get(f"S{TABLES}")) is not None:
@@ -170,13 +197,13 @@ class DebeziumTables:
         :raises TailraceError: `DECODE_FAILED`.
         """
         try:
-            schema, event = _parts(json.loads(value))
+            schema, event = self._document(value)
             source = event["source"]
             name = str(source.get("schema") or source.get("db") or "public"), str(source["table"])
             op = event["op"]
             image = event.get("after") if op != "d" else event.get("before")
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise _undecodable("it is no change as Debezium writes it, in JSON") from None
+            raise _undecodable("it is no change as Debezium writes it") from None
         if rows and op in ("d", "t"):
             raise _undecodable(
                 f"a change {op!r} of {name[0]}.{name[1]} names no transaction; "
@@ -191,7 +218,7 @@ class DebeziumTables:
         if not isinstance(image, dict):
             raise _undecodable(f"a change {op!r} of {name[0]}.{name[1]} has no row")
         fields = _fields(schema, "after" if op != "d" else "before", image)
-        table = self._described(frames, name, fields, _key_names(key), may_change=op != "d")
+        table = self._described(frames, name, fields, self._key_names(key), may_change=op != "d")
         try:
             self._change(frames, table, op, event, image, rows=rows)
         except TailraceError:
@@ -231,10 +258,19 @@ class DebeziumTables:
             None
             if (value := image.get(name)) is None
             else UNCHANGED
-            if isinstance(value, str) and value in self._placeholders
+            if isinstance(value, str | bytes) and value in self._placeholders
             else write(value, schema)
             for name, write, schema in table.writers
         ]
+
+    def _key_names(self, key: bytes | None) -> tuple[str, ...]:
+        if key is None:
+            return ()
+        try:
+            _, members = self._document(key)
+            return tuple(members)
+        except (ValueError, TypeError):
+            raise _undecodable("its key is no object, in the form of the values") from None
 
     def _described(
         self,
@@ -274,27 +310,11 @@ class DebeziumTables:
 _OPS = ("c", "r", "u", "d")
 
 
-def _parts(document: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    if isinstance(document, dict) and "payload" in document:
-        return document.get("schema") or {}, document["payload"]
-    return {}, document
-
-
 def _fields(schema: Mapping[str, Any], image: str, row: Mapping[str, Any]) -> Sequence[_Field]:
     for member in schema.get("fields", ()):
         if member.get("field") == image:
             return [(field["field"], field) for field in member.get("fields", ())]
     return [(name, {}) for name in row]
-
-
-def _key_names(key: bytes | None) -> tuple[str, ...]:
-    if key is None:
-        return ()
-    try:
-        _, members = _parts(json.loads(key))
-        return tuple(members)
-    except (ValueError, TypeError):
-        raise _undecodable("its key is no JSON object") from None
 
 
 def _shape_of(facts: Facts) -> TableShape:
@@ -308,5 +328,6 @@ def _undecodable(found: str) -> TailraceError:
     return TailraceError(
         Kind.DECODE_FAILED,
         f"take a message into the change log: {found}",
-        "see that the data topics hold Debezium's changes in JSON, with their whole rows",
+        "see that the data topics hold Debezium's changes, with their whole rows, in JSON, or in Avro with "
+        "`registry`",
     )

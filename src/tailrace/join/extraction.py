@@ -5,9 +5,9 @@ Messages are record batches with the columns of `MESSAGES`, in the order of thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -53,10 +53,25 @@ class Extraction(Protocol):
         ...
 
 
+_Found = TypeVar("_Found")
+
+
+def extracted(
+    extract: Callable[[pa.RecordBatch], _Found], messages: pa.RecordBatch, topic: str, partition: int | str
+) -> _Found:
+    """Return what an extraction finds in messages of a partition, which its errors then name."""
+    try:
+        return extract(messages)
+    except TailraceError as error:
+        where = {"topic": topic, "partition": int(partition), **error.context}
+        raise TailraceError(error.kind, error.message, error.hint, where) from None
+
+
 #: Members of a change that are used.
 DATA = [
     ("transaction", pa.struct([("id", pa.string()), ("total_order", pa.int64())])),
     ("source", pa.struct([("sequence", pa.string())])),
+    ("op", pa.string()),
 ]
 #: Members of a message of the transaction topic that are used.
 TRANSACTION = [
@@ -166,9 +181,21 @@ def _members(paths: Sequence[tuple[Sequence[str], pa.DataType]]) -> list[tuple[s
 
 
 def data_rows(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> DataRows:
-    """Return keys and orders of Debezium's changes, of which these members (`DATA`) were found."""
+    """Return keys and orders of Debezium's changes, of which these members (`DATA`) were found.
+
+    :raises TailraceError: `JOIN_VIOLATED` for what is no change.
+    """
     transaction, source = found["transaction"], found["source"]
     ids = pc.struct_field(transaction, "id")
+    is_other = pc.and_(pc.and_(pc.is_null(ids), pc.is_null(found["op"])), messages.column("value").is_valid())
+    if (first := pc.index(is_other, True).as_py()) >= 0:
+        raise TailraceError(
+            Kind.JOIN_VIOLATED,
+            "read messages: one is no change as Debezium writes it, and names no transaction",
+            "see that the topics under `data` hold Debezium's changes, not flattened, with "
+            "provide.transaction.metadata; of other topics say where keys and orders are",
+            {"offset": messages.column("offset")[first].as_py()},
+        )
     positions = pc.extract_regex(pc.struct_field(source, "sequence"), _SEQUENCE)
     commits, own = (_integers(pc.struct_field(positions, name)) for name in ("commit", "row"))
     keys, is_postgres = _keys(ids)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tailrace.join.extraction import Extraction
+from tailrace.errors import Kind, TailraceError
+from tailrace.join.extraction import Extraction, extracted
 from tailrace.join.merge import Position
 from tailrace.join.messages import MessageReader, Place
 from tailrace.join.options import JoinedTopics
 from tailrace.join.partition import JoinPartition, TransactionWindow
+from tailrace.sources.progress import SourceNumber
 
 #: How full a queue may be so that its partition is read on.
 _PART_TO_READ_ON = 0.5
@@ -39,6 +41,48 @@ class FlowProgress:
     paused: int = 0
     pauses: int = 0
 
+    def numbers(self) -> tuple[SourceNumber, ...]:
+        """Return them as metrics."""
+        return tuple(
+            SourceNumber(f"tailrace_join_{name}", description, getattr(self, name), name == "pauses")
+            for name, description in _METRICS.items()
+        )
+
+
+_METRICS = {
+    "data_lag": "Messages of the data partitions that are not joined yet.",
+    "transactions_lag": "Messages of the transaction topic that are not read yet.",
+    "rows_queued": "Records that wait for their transaction.",
+    "bytes_queued": "Bytes of the records that wait for their transaction.",
+    "transactions_queued": "Transactions that wait for records, in the partition where they are most.",
+    "paused": "Partitions whose queue is full.",
+    "pauses": "Times that a partition's queue was full.",
+}
+
+
+def require_one_partition(topic: str, count: int) -> None:
+    """Check that a transaction topic with so many partitions has an order.
+
+    :raises TailraceError: `CONFIG_INVALID`.
+    """
+    if count != 1:
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"join with topic {topic}: it has {count} partitions, and so no order of transactions",
+            "the transactions of a source are in order in a topic with one partition",
+            {"topic": topic},
+        )
+
+
+def data_partitions(options: JoinedTopics, reader: MessageReader) -> dict[str, int]:
+    """Return how many partitions each data topic has now.
+
+    :raises TailraceError: as `MessageReader.partitions_of`; as `require_one_partition`.
+    """
+    counts = reader.partitions_of([*options.data, options.transactions])
+    require_one_partition(options.transactions, counts.pop(options.transactions))
+    return counts
+
 
 class JoinFlow:
     """Some data partitions, and the transaction topic, once for all of them."""
@@ -55,8 +99,11 @@ class JoinFlow:
         self.window: TransactionWindow | None = None
 
     def places(self) -> list[Place]:
-        """Return all partitions of the data topics, as they are now; topic by topic."""
-        counts = self._reader.partitions_of(self._options.data)
+        """Return all partitions of the data topics, as they are now; topic by topic.
+
+        :raises TailraceError: as `data_partitions`.
+        """
+        counts = data_partitions(self._options, self._reader)
         return [(topic, number) for topic in self._options.data for number in range(counts[topic])]
 
     def begin(self, positions: Mapping[Place, Position | None], *, were_added: bool = False) -> None:
@@ -83,14 +130,16 @@ class JoinFlow:
         self.window = TransactionWindow(first)
 
     def look_for_partitions(
-        self, mine: Sequence[Place], position: Callable[[Place], Position | None]
+        self, mine: Callable[[], Sequence[Place]], position: Callable[[Place], Position | None]
     ) -> list[Place]:
         """Begin the partitions that are new, and return them.
 
+        :param mine: asks for the partitions that there are now.
         :param position: what was committed of a partition.
         """
+        # Asked for first: a partition may be added, and a transaction with rows in it end, before the other.
         safe = self._reader.end(self._transactions)
-        new = [place for place in mine if place not in self.partitions]
+        new = [place for place in mine() if place not in self.partitions]
         if new:
             self.begin({place: position(place) for place in new}, were_added=True)
         self._safe = safe
@@ -106,7 +155,7 @@ class JoinFlow:
             if place != self._transactions:
                 self.partitions[place].add_data(messages, self._extraction)
                 continue
-            transactions = self._extraction.transactions(messages)
+            transactions = extracted(self._extraction.transactions, messages, *place)
             assert self.window is not None, "transactions are read for partitions"
             self.window.add(transactions)
             for partition in self.partitions.values():

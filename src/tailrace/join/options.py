@@ -39,6 +39,11 @@ class JoinedTopics(Section):
         default=16 * MIB, description="Most bytes of the records of a data partition that wait."
     )
 
+    registry: RegistryAddress | None = Field(
+        default=None,
+        description="Schema registry of both topics: they are Avro then. Without it they are JSON.",
+    )
+
     @model_validator(mode="after")
     def _are_two_sides(self) -> Self:
         if self.transactions in self.data:
@@ -79,11 +84,6 @@ class JoinFields(Section):
 
 class KafkaJoinOptions(JoinedTopics):
     """What the connector is set to."""
-
-    registry: RegistryAddress | None = Field(
-        default=None,
-        description="Schema registry of both topics: they are Avro then. Without it they are JSON.",
-    )
 
     topic: Annotated[str, Field(min_length=1), AfterValidator(_has_one_placeholder)] = Field(
         default="{topic}-joined",

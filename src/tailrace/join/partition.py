@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.join.extraction import MESSAGES, Extraction, Transactions
+from tailrace.join.extraction import MESSAGES, Extraction, Transactions, extracted
 from tailrace.join.merge import UNKNOWN, Integers, Joined, Merge, Position, TransactionRows
 from tailrace.records.batch import Batch, Offset
 from tailrace.records.group import Group
@@ -182,7 +182,7 @@ class JoinPartition:
 
     def add_data(self, messages: pa.RecordBatch, extraction: Extraction) -> None:
         """Queue messages that follow those that were queued before."""
-        self.merge.add_data(extraction.data(messages))
+        self.merge.add_data(extracted(extraction.data, messages, **self.name))
         size = messages.nbytes
         self._waiting.append(_Waiting(messages, size))
         self.queued_bytes += size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,9 +14,9 @@ from tailrace.config.sections import LogConfig
 from tailrace.config.source.section import SourceSection
 from tailrace.errors import Kind, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
-from tailrace.join.capture import KafkaJoinCapture, position_after
-from tailrace.join.connector import reader_of, require_one_partition
-from tailrace.join.extraction import DebeziumJson
+from tailrace.join.capture import KafkaJoinCapture, document_of, position_after
+from tailrace.join.connector import extraction_of, reader_of
+from tailrace.join.flow import require_one_partition
 from tailrace.join.messages import MessageReader, Place
 from tailrace.join.options import KafkaJoinSection
 from tailrace.join.partition import TransactionWindow
@@ -89,7 +88,7 @@ def newest(section: KafkaJoinSection, reader: MessageReader) -> int:
     :raises TailraceError: as `MessageReader`.
     """
     place: Place = (section.transactions, 0)
-    end, count = reader.end(place), _TAIL
+    end, count, extraction = reader.end(place), _TAIL, extraction_of(section.registry, None)
     first = reader.first(place)
     while True:
         begin = max(first, end - count)
@@ -98,7 +97,7 @@ def newest(section: KafkaJoinSection, reader: MessageReader) -> int:
         while reader.position(place) < end:
             before = reader.position(place)
             for messages in reader.read(_READ_S).messages.values():
-                window.add(DebeziumJson().transactions(messages))
+                window.add(extraction.transactions(messages))
             if reader.position(place) == before:
                 break
         if (last := window.last_before(end)) is not None:
@@ -168,34 +167,40 @@ class KafkaJoinCheck:
                 yield from_failure(failure)
                 return
             if found is not None and len(found):
-                yield from _of_message(
-                    topic, found.column("key")[0].as_py(), found.column("value")[0].as_py()
-                )
+                key, value = (found.column(name)[0].as_py() for name in ("key", "value"))
+                yield from _of_message(self._section, topic, key, value)
                 return
 
 
-def _of_message(topic: str, key: bytes | None, value: bytes | None) -> Iterator[Finding]:
+def _of_message(
+    section: KafkaJoinSection, topic: str, key: bytes | None, value: bytes | None
+) -> Iterator[Finding]:
     if key is None:
         yield warning(
             Kind.SOURCE_MISCONFIGURED,
             f"topic {topic}: its messages have no key, so changes of a row may be in several partitions",
             "give the table a primary key, or the connector message.key.columns",
         )
-    try:
-        document = json.loads(value or b"{}")
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        yield error(
-            Kind.SOURCE_MISCONFIGURED,
-            f"topic {topic}: its messages are not JSON",
-            "have the connector write JSON; the engine's connector kafka-join takes Avro, too",
-        )
+    if value is None:
         return
-    event = document.get("payload", document)
-    if value is not None and event.get("op") != "r" and "transaction" not in event:
+    try:
+        _, event = document_of(section)(value)
+    except ValueError:
+        event = None
+    except TailraceError as failure:
+        yield from_failure(failure)
+        return
+    if not isinstance(event, dict):
+        form = "JSON" if section.registry is None else "Avro, in the wire format of a schema registry"
         yield error(
             Kind.SOURCE_MISCONFIGURED,
-            f"topic {topic}: its messages name no transaction",
+            f"topic {topic}: its messages are not {form}",
+            "see which converter writes the topic: JSON is read without `registry`, Avro with it",
+        )
+    elif event.get("op") != "r" and event.get("transaction") is None:
+        # One that is there and null may be from before transaction metadata was turned on.
+        yield (warning if "transaction" in event else error)(
+            Kind.SOURCE_MISCONFIGURED,
+            f"topic {topic}: its first message names no transaction",
             "set provide.transaction.metadata of the connector that writes it",
         )

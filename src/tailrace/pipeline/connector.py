@@ -30,7 +30,7 @@ from tailrace.pipeline.run import PipelineResources, SourceGroup, failure_of, sp
 from tailrace.pipeline.sink_worker import PENDING_S
 from tailrace.pipeline.source_worker import SourceWorker
 from tailrace.pipeline.status.realtime_metrics import RealtimeMetrics
-from tailrace.pipeline.status.sink_metrics import SinkMetrics
+from tailrace.pipeline.status.source_metrics import SourceMetrics
 from tailrace.pipeline.status.views import SourceView
 from tailrace.records.batch import Batch, Offset, Partition
 
@@ -129,7 +129,7 @@ class PipelineTask:
         self._dropped: TailraceError | None = None
         self._news = threading.Event()  # set when something may be new in a log
         self._beginning = FairSemaphore(1)
-        self._metrics: SinkMetrics | None = None
+        self._metrics: SourceMetrics | None = None
         self._realtime_metrics: RealtimeMetrics | None = None
 
     def start(self, context: TaskContext) -> None:
@@ -143,7 +143,7 @@ class PipelineTask:
         self._until_caught_up = bool(context.settings.get(UNTIL_CAUGHT_UP, False))
         pipelines = self._config.pipelines
         self._offsets = dict(context.offsets.read([partition_of(pipeline) for pipeline in pipelines]))
-        self._metrics = SinkMetrics(context.metrics)
+        self._metrics = SourceMetrics(context.metrics)
         self._realtime_metrics = RealtimeMetrics(context.metrics)
         self._sources = SourceGroup(self._resources.spark, len(pipelines), self._worker, self._keep)
         self._sources.check()

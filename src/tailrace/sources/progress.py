@@ -14,16 +14,27 @@ PhaseName = Literal["connecting", "queued", "snapshot", "streaming", "waiting_fo
 
 
 @dataclass(frozen=True, slots=True)
+class SourceNumber:
+    """A number that a source has for the engine's metrics; `rises`: it is a count, and never falls."""
+
+    name: str
+    description: str
+    value: int
+    rises: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SourceHealth:
     """What keeps changes for us on the source, at one moment; PostgreSQL's is the slot.
 
     `state` is one word; `retained_bytes`, what the source keeps for us, None if it does not say;
-    `details`, what `status --json` shows.
+    `details`, what `status --json` shows; `numbers`, what metrics do.
     """
 
     state: str
     retained_bytes: int | None
     details: dict[str, Any]
+    numbers: tuple[SourceNumber, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.reading import Message
 
 TIME_MS = 1_700_000_000_000
 
@@ -51,6 +52,12 @@ class JoinTopics:
             "transactions": self.transactions,
             **more,
         }
+
+    def row_of(self, message: Message) -> tuple[str, tuple[int, str]]:
+        """Return the key and the change in a joined message."""
+        assert message.key is not None
+        of = message.headers.get("transaction_id", "")
+        return message.key.decode(), (message.document["after"]["number"], of)
 
     def _connect(self) -> None:
         self._producer = Producer(

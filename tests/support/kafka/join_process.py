@@ -63,6 +63,7 @@ def main() -> None:
                 "offsets_topic": f"{given['name']}-offsets",
             },
             "atomic_source_offset_commit": True,
+            "record_processing": {"batch_records_max": given.get("batch_records_max", 65_536)},
         },
     ).run()
 

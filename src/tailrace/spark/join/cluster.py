@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from tailrace.config.kafka_clients import client_settings
 from tailrace.errors import Kind, TailraceError
+from tailrace.join.flow import require_one_partition
 from tailrace.join.messages import ANSWER_S, progress_failure
 from tailrace.join.planning import (
     ClusterState,
@@ -166,14 +167,7 @@ class JoinCluster:
 
         described = self._asked(ask, ", ".join(names))
         counts = {name: len(found.partitions) for name, found in described.items()}
-        if (count := counts[self._options.transactions]) != 1:
-            raise TailraceError(
-                Kind.CONFIG_INVALID,
-                f"join with topic {self._options.transactions}: it has {count} partitions, and so no "
-                "order of transactions",
-                "the transactions of a source are in order in a topic with one partition",
-                {"topic": self._options.transactions},
-            )
+        require_one_partition(self._options.transactions, counts[self._options.transactions])
         identifiers = {name: _identifier(found.topic_id) for name, found in described.items()}
         return identifiers, [(name, number) for name in self._options.data for number in range(counts[name])]
 

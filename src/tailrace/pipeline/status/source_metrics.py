@@ -1,4 +1,4 @@
-"""Sinks in the engine's metrics, from what they show of themselves."""
+"""Sources and their sinks in the engine's metrics, from what they show of themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAG_SECONDS = ("tailrace_sink_lag_seconds", "Age of the oldest commit that the 
 _IS_RUNNING = ("tailrace_sink_running", "1 while the sink writes, 0 where it failed, tries again or ended.")
 
 
-class SinkMetrics:
+class SourceMetrics:
     """Counts for one task. One thread at a time.
 
     :param metrics: the task's.
@@ -28,12 +28,27 @@ class SinkMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._seen: dict[tuple[str, str], SinkView] = {}
+        self._counted: dict[tuple[str, str], int] = {}
 
     def note(self, sources: Iterable[SourceView]) -> None:
-        """Bring the numbers to what the sinks of these sources show."""
+        """Bring the numbers to what these sources and their sinks show."""
         for source in sources:
+            self._note_source(source)
             for sink in source.sinks:
                 self._note(source, sink)
+
+    def _note_source(self, source: SourceView) -> None:
+        labels = {"source": source.name}
+        for number in source.task.slot.numbers if source.task.slot is not None else ():
+            if not number.rises:
+                self._metrics.gauge(number.name, number.description, labels).set(float(number.value))
+                continue
+            place, now = (source.name, number.name), number.value
+            then = self._counted.get(place, 0)
+            # One that is captured again begins with nothing.
+            counter = self._metrics.counter(number.name, number.description, labels)
+            counter.inc(now - then if now >= then else now)
+            self._counted[place] = now
 
     def _note(self, source: SourceView, sink: SinkView) -> None:
         labels = {"source": source.name, "sink": sink.name, "type": sink.type}

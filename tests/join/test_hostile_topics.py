@@ -1,0 +1,262 @@
+"""Topics that are not as the join wants them: each is joined as the docs say, or refused with a name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
+
+import tailrace
+from tailrace.errors import Kind, TailraceError
+from tailrace.join import connector as connector_module
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.orders import run
+from tests.support.kafka.reading import read_topic
+from tests.support.wait import wait_until
+
+WAIT_S = 60
+
+
+class Pair:
+    """A data topic and its transaction topic, written message by message."""
+
+    def __init__(self, kafka: EmbeddedKafka, name: str, config: dict[str, str] | None = None) -> None:
+        self.bootstrap, self.data, self.transactions = kafka.bootstrap, f"{name}.data", f"{name}.transaction"
+        self.admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+        topics = [
+            NewTopic(self.data, 1, 1, config=config or {}),
+            NewTopic(self.transactions, 1, 1),
+        ]
+        for made in self.admin.create_topics(topics).values():
+            made.result(60)
+        self._producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+
+    def change(self, xid: int, order: int, after: int, key: str | None = "1", partition: int = 0) -> None:
+        """Write a change of a transaction that comes after the commit at `after`."""
+        event = {
+            "op": "c",
+            "after": {"id": key or "", "number": order},
+            "source": {"table": "t", "schema": "public", "sequence": f'["{after}","{after + order}"]'},
+            "transaction": {"id": f"{xid}:{after + order}", "total_order": order},
+        }
+        self.send(self.data, key, event, partition)
+
+    def end(self, xid: int, commit: int, count: int) -> None:
+        """Write the end of a transaction."""
+        ended = f"{xid}:{commit}"
+        self.send(self.transactions, ended, {"status": "END", "id": ended, "event_count": count, "ts_ms": 5})
+
+    def send(self, topic: str, key: str | None, document: Any, partition: int = 0) -> None:
+        """Write a message, and wait for it."""
+        value = document if document is None or isinstance(document, bytes) else json.dumps(document).encode()
+        name = None if key is None else json.dumps({"id": key}).encode()
+        self._producer.produce(topic, value, name, partition)
+        assert not self._producer.flush(60)
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """The join's options."""
+        return {
+            "bootstrap_servers": self.bootstrap,
+            "data": [self.data],
+            "transactions": self.transactions,
+            **more,
+        }
+
+
+class Taken:
+    """Places in their transactions, with these, as a handler gets them."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int | None, str | None]] = []
+
+    def batch(self, batch: Any) -> None:
+        """Take a batch."""
+        for record in batch:
+            headers = record.headers or {}
+            self.rows.append((headers.get("total_order"), headers.get("transaction_id")))
+
+
+@contextmanager
+def joining(pair: Pair, store: Path | None = None, **more: Any) -> Iterator[tuple[Any, Taken]]:
+    """Run the join."""
+    taken = Taken()
+    offsets = {"type": "memory"} if store is None else {"type": "file", "path": str(store)}
+    engine = tailrace.Engine(
+        connector="kafka-join", name="join", settings=pair.settings(**more), on_batch=taken.batch,
+        options={"offset_storage": offsets, "offset_commit": {"policy": "always"}},
+    )  # fmt: skip
+    try:
+        engine.start()
+        yield engine, taken
+    finally:
+        engine.close()
+
+
+def failure(pair: Pair, **more: Any) -> tuple[TailraceError, Taken]:
+    """Run the join until it fails."""
+    with joining(pair, **more) as (engine, taken):
+        wait_until(lambda: engine.error is not None, WAIT_S, "the error")
+        return engine.error, taken
+
+
+@pytest.fixture
+def pair(kafka: EmbeddedKafka, topic_name: str) -> Pair:
+    return Pair(kafka, topic_name)
+
+
+def test_tombstones_and_rows_without_keys_keep_their_place(pair: Pair) -> None:
+    pair.change(7, 1, 100)
+    pair.send(pair.data, "1", None)
+    pair.change(7, 2, 100, key=None)
+    pair.end(7, 200, 2)
+    with joining(pair) as (engine, taken):
+        wait_until(lambda: len(taken.rows) == 3 or engine.error, WAIT_S, "the rows")
+        assert engine.error is None
+    assert taken.rows == [(1, "7:200"), (None, None), (2, "7:200")]
+
+
+def test_what_a_producer_writes_again_after_a_crash_is_refused_and_no_wrong_row_is_given(pair: Pair) -> None:
+    # A_1, A_C, B_1, and again A_1, A_C, B_1, B_C, as without exactly-once.
+    pair.change(1, 1, 100)
+    pair.end(1, 200, 1)
+    pair.change(2, 1, 200)
+    pair.change(1, 1, 100)
+    pair.end(1, 200, 1)
+    pair.change(2, 1, 200)
+    pair.end(2, 300, 1)
+    error, taken = failure(pair)
+    assert error.kind is Kind.JOIN_VIOLATED
+    assert error.context["rule"] in ("data_out_of_order", "transactions_out_of_order")
+    assert {"data_offset", "transaction_offset"} <= error.context.keys()
+    assert taken.rows in ([(1, "1:200")], [(1, "1:200"), (1, "2:300")])
+
+
+def test_an_end_that_was_written_before_its_changes_is_refused(pair: Pair) -> None:
+    pair.end(1, 200, 1)
+    pair.change(2, 1, 200)
+    pair.end(2, 300, 1)
+    with joining(pair) as (engine, taken):
+        wait_until(lambda: taken.rows, WAIT_S, "the second transaction")
+        pair.change(1, 1, 100)
+        wait_until(lambda: engine.error is not None, WAIT_S, "the error")
+        assert engine.error.kind is Kind.JOIN_VIOLATED
+        assert engine.error.context["rule"] == "data_out_of_order"
+    assert taken.rows == [(1, "2:300")]
+
+
+def test_an_end_that_retention_removed_is_named(pair: Pair) -> None:
+    for number in range(1, 4):
+        pair.change(number, 1, 100 * number)
+        pair.end(number, 100 * number + 100, 1)
+    deleted = pair.admin.delete_records([TopicPartition(pair.transactions, 0, 2)])
+    for done in deleted.values():
+        done.result(60)
+    error, taken = failure(pair)
+    assert (error.kind, error.context["rule"]) == (Kind.JOIN_VIOLATED, "transaction_missing")
+    assert taken.rows == []
+
+
+def test_offsets_that_are_gone_are_not_skipped(pair: Pair, tmp_path: Path) -> None:
+    pair.change(1, 1, 100)
+    pair.end(1, 200, 1)
+    with joining(pair, tmp_path / "offsets") as (engine, taken):
+        wait_until(
+            lambda: sum(task.committed for task in engine.view().tasks) == 1 or engine.error, WAIT_S, "a row"
+        )
+    assert taken.rows == [(1, "1:200")]
+    for number in range(2, 5):
+        pair.change(number, 1, 100 * number)
+        pair.end(number, 100 * number + 100, 1)
+    for done in pair.admin.delete_records([TopicPartition(pair.data, 0, 3)]).values():
+        done.result(60)
+    error, taken = failure(pair, store=tmp_path / "offsets")
+    assert error.kind is Kind.LOG_RANGE_GONE
+    assert taken.rows == []
+
+
+def test_a_compacted_topic_lacks_changes_and_no_transaction(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    quick = {"cleanup.policy": "compact", "segment.ms": "50", "min.cleanable.dirty.ratio": "0.01",
+             "max.compaction.lag.ms": "50", "segment.bytes": "1048576"}  # fmt: skip
+    pair = Pair(kafka, topic_name, quick)
+    for number in range(1, 41):
+        for order in (1, 2):
+            pair.change(number, order, 100 * number, key=str(order * number % 7))
+        pair.end(number, 100 * number + 100, 2)
+
+    def kept() -> list[Any]:
+        return [message.document["transaction"] for message in read_topic(pair.bootstrap, pair.data)]
+
+    wait_until(lambda: len(kept()) < 40, 120, "compaction")
+    with joining(pair) as (engine, taken):
+        wait_until(lambda: (40 in _numbers(taken)) or engine.error, WAIT_S, "the last transaction")
+        assert engine.error is None
+    assert len(taken.rows) < 80
+    for place, transaction in taken.rows:
+        number, commit = map(int, (transaction or "0:0").split(":"))
+        assert place in (1, 2)
+        assert commit == 100 * number + 100
+    _whole_by_the_source(pair, tmp_path, {40})
+
+
+def _numbers(taken: Taken) -> set[int]:
+    return {int((transaction or "0").split(":")[0]) for _, transaction in taken.rows}
+
+
+def _whole_by_the_source(pair: Pair, directory: Path, wanted: set[int]) -> None:
+    # `tailrace run` ends, with transactions that lack changes, too.
+    file = directory / "joined.yaml"
+    source = {"type": "kafka-join", **pair.settings()}
+    sinks = [{"type": "jsonl", "path": "./lines"}]
+    file.write_text(json.dumps({"name": "j", "source": source, "log": {"path": "./log"}, "sinks": sinks}))
+    run("run", file, "--until-caught-up")
+    shown = [json.loads(line) for line in run("log", "show", directory / "log", "--json").splitlines()]
+    assert wanted <= {change["source"]["txId"] for change in shown}
+
+
+def _flattened(pair: Pair) -> None:
+    pair.send(pair.data, "1", {"id": 1, "number": 2})
+
+
+def _other_way_round(pair: Pair) -> None:
+    pair.change(1, 1, 100)
+    pair.end(1, 200, 1)
+    pair.data, pair.transactions = pair.transactions, pair.data
+
+
+@pytest.mark.parametrize("written", [_flattened, _other_way_round])
+def test_what_is_no_change_is_refused_with_its_place(pair: Pair, written: Callable[[Pair], None]) -> None:
+    written(pair)
+    error, taken = failure(pair)
+    assert error.kind is Kind.JOIN_VIOLATED
+    assert (error.context["topic"], error.context["partition"], error.context["offset"]) == (pair.data, 0, 0)
+    assert taken.rows == []
+
+
+def test_a_transaction_topic_with_two_partitions_is_refused_at_the_start_and_later(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connector_module, "_LOOK_S", 0.2)
+    pair.change(1, 1, 100)
+    pair.end(1, 200, 1)
+    with joining(pair) as (engine, taken):
+        wait_until(lambda: taken.rows, WAIT_S, "a row")
+        for made in pair.admin.create_partitions([NewPartitions(pair.transactions, 2)]).values():
+            made.result(60)
+        wait_until(lambda: engine.error is not None, WAIT_S, "the error")
+        assert engine.error.kind is Kind.CONFIG_INVALID
+        assert "2 partitions" in engine.error.message
+    with pytest.raises(TailraceError, match="2 partitions"), joining(pair):
+        pass
+    file = tmp_path / "joined.yaml"
+    source = {"type": "kafka-join", **pair.settings()}
+    sinks = [{"type": "jsonl", "path": "./lines"}]
+    file.write_text(json.dumps({"name": "j", "source": source, "log": {"path": "./log"}, "sinks": sinks}))
+    assert "2 partitions" in run("check", file, status=1)

@@ -174,7 +174,7 @@ def _forgets_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _believes_that_the_copy_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordination, "inherited_copy", lambda _: None)
+    monkeypatch.setattr(coordination, "inherited_copy", lambda *_: None)
 
 
 IN_CODE: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from tailrace.changelog.directory import LogDirectory
 from tailrace.config.patterns import table_expression
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Policy, TailraceError
@@ -51,8 +52,10 @@ from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
 from tailrace.sources.vitess.resharding.transitions import ShardMode
 from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.rows.column_defaults import asked_by
+from tailrace.sources.vitess.rows.copy_keys import common_key
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, Transcoder, state_of
+from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tailrace.sources.vitess.streaming.shard_streams import ShardResponses, ShardStreams
 
 log = structlog.get_logger(__name__)
@@ -92,6 +95,7 @@ class KeyspaceStream:
         vtgate: Vtgate,
         appender: Appender,
         stopping: threading.Event,
+        directory: LogDirectory,
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._source = source
@@ -102,10 +106,14 @@ class KeyspaceStream:
         kept = metadata_frames.shard_states(appender.schema_in_force)
         prefix = f"{source.keyspace}/"
         states = {name.removeprefix(prefix): ShardState.from_json(state) for name, state in kept.items()}
-        self.coordinator = Coordinator(states, copies=source.snapshot == "initial")
+        self.coordinator = Coordinator(states, copies=source.snapshot == "initial", common_key=common_key)
         self._streams = ShardStreams(vtgate, source.receive_timeout_s)
         ask = asked_by(vtgate.query, source.keyspace, source.tablet_type)
         self._tables = LogTables(appender.schema_in_force, ask)
+        self._snapshots = AskedSnapshots(
+            directory, source, vtgate, appender, self._tables, self.coordinator,
+            lambda event: self._carry_out(self.coordinator.step(event)),
+        )  # fmt: skip
         self._transcoders: dict[str, Transcoder] = {}
         self._probes: dict[str, tuple[int, Future[list[Row]]]] = {}  # asked and not answered: attempt, answer
         self._open_shard: str | None = None  # whose transaction is open at the log's end
@@ -252,8 +260,10 @@ class KeyspaceStream:
             elif event.kind == vevents.JOURNAL:
                 message = pb.Journal.FromString(event.body)
                 journal = _journal(message) if message.migration_type == pb.SHARDS else None
-            elif reached is not None:
-                yield reached, at
+            elif is_copied:
+                # Its last position came with it, or before.
+                if reached is not None:
+                    yield reached, at
                 reached, is_copied = None, False
                 yield CopyCompleted(shard, attempt), event.at
         if reached is not None:
@@ -351,6 +361,7 @@ class KeyspaceStream:
         if self._idle and now_s - self._idle_since_s > IDLE_STATE_S:
             self._write_idle()
         self._probe(now_s)
+        self._snapshots.turn(now_s)
         self._look_for_targets()
 
     def _list_shards(self) -> None:
@@ -392,6 +403,8 @@ class KeyspaceStream:
             self._reached = max(self._reached, target.position)
 
     def _is_reached(self, target: _Target) -> bool:
+        if not self._snapshots.is_idle:
+            return False
         for shard, wanted in target.ends.items():
             found = self.coordinator.shards.get(shard)
             if found is None or not found.kept.is_read or found.kept.copy is not None:

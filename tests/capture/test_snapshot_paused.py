@@ -11,8 +11,9 @@ import pytest
 from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl, ask, waiting
+from tailrace.sources.postgres.snapshot.requests import SnapshotControl
 from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.snapshot_requests import ask, waiting
 from tests.support.capture.captured import SLOT, capturing
 from tests.support.capture.folded import units
 from tests.support.capture.requested import KEYED, await_end, found, request

@@ -19,8 +19,9 @@ from tailrace.sources.postgres.snapshot.plan import (
     SnapshotPlans,
     TableSnapshotPlan,
 )
-from tailrace.sources.postgres.snapshot.requests import SnapshotControl, waiting
+from tailrace.sources.postgres.snapshot.requests import SnapshotControl
 from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.snapshot_requests import waiting
 from tests.support.capture.captured import SLOT, capturing
 from tests.support.capture.folded import fold
 from tests.support.capture.requested import KEYED, await_end, found, is_over, request

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,10 +10,10 @@ from deltalake import DeltaTable
 
 from tailrace_servers.vitess import EmbeddedVitess
 from tests.support.vitess.cluster import rows_of
+from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
 
 pytestmark = pytest.mark.vitess
 
-TIMEOUT_S = 240
 #: Two shards append twice at least; how often is synced, and what a sink's commit takes, depends on the disk.
 KILLS = (
     "capture.before_append=kill@2",
@@ -28,51 +24,12 @@ KILLS = (
 )
 
 
-def _file(at: Path, cluster: EmbeddedVitess, table: str, **settings: object) -> Path:
-    section = {
-        "type": "vitess",
-        "hosts": [cluster.address],
-        "keyspace": cluster.keyspace,
-        "tables": [f"{cluster.keyspace}.{table}"],
-        "heartbeat_interval_s": 1,
-        **settings,
-    }
-    file = at / "pipeline.yaml"
-    file.write_text(
-        f"name: shop\nsource: {json.dumps(section)}\nlog: {{path: ./log}}\nsinks:\n"
-        "  - {type: jsonl, path: ./lines}\n"
-        "  - {type: delta, path: ./mirror, mode: mirror}\n"
-    )
-    return file
-
-
-def _tailrace(*arguments: object, failpoints: str = "", status: int | None = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tailrace", "--debug", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "TAILRACE_FAILPOINTS": failpoints},
-    )
-    assert status is None or done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def _lines(at: Path, table: str) -> list[dict]:
-    return [
-        json.loads(line)
-        for path in sorted((at / "lines" / f"shop.{table}").glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-
-
 def test_each_change_is_once_in_every_target_after_kills_anywhere(
     tmp_path: Path, vitess: EmbeddedVitess, orders: str
 ) -> None:
-    file = _file(tmp_path, vitess, orders, snapshot="never")
-    assert "ready" in _tailrace("check", file)
-    _tailrace("run", file, "--until-caught-up")  # from here on changes are captured
+    file = pipeline_file(tmp_path, vitess, orders, snapshot="never")
+    assert "ready" in tailrace("check", file)
+    tailrace("run", file, "--until-caught-up")  # from here on changes are captured
     expected: Counter[str] = Counter()
     number = 0
     for kill in (*KILLS, ""):
@@ -86,8 +43,8 @@ def test_each_change_is_once_in_every_target_after_kills_anywhere(
             if number % 5 == 0:
                 vitess.execute(f"delete from {orders} where id = {number - 1}")
                 expected["d"] += 1
-        _tailrace("run", file, "--until-caught-up", failpoints=kill, status=-9 if kill else 0)
-    lines = _lines(tmp_path, orders)
+        tailrace("run", file, "--until-caught-up", failpoints=kill, status=-9 if kill else 0)
+    lines = lines_of(tmp_path, orders)
     assert Counter(line["op"] for line in lines) == expected
     counters: dict[int, list[int]] = {}
     for line in lines:
@@ -99,4 +56,4 @@ def test_each_change_is_once_in_every_target_after_kills_anywhere(
         for row in DeltaTable(str(tmp_path / "mirror" / f"shop.{orders}")).to_pyarrow_table().to_pylist()
     }
     assert mirrored == {key: (row[1], str(row[2]), row[3]) for key, row in rows_of(vitess, orders).items()}
-    assert "sound" in _tailrace("log", "verify", tmp_path / "log")
+    assert "sound" in tailrace("log", "verify", tmp_path / "log")

@@ -121,6 +121,38 @@ def test_w14_purged_binlogs_are_named_with_the_shard(tmp_path: Path) -> None:
             found.wait_for_rows(1)
 
 
+def test_status_tells_the_lineage_of_shards_and_up_to_when_all_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyspace_stream, "PROBE_S", 0.5)
+
+    def watermark() -> str:
+        health = found.capture.progress().health
+        return "" if health is None else health.details["watermark"] or ""
+
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("0")
+        vtgate.reshard(["0"], ["-80", "80-"])
+        found.wait_for_shards("-80", "80-")
+        health = found.capture.progress().health
+        assert health is not None
+        shards = health.details["shards"]
+        assert (shards["0"]["to"], shards["80-"]["from"]) == (["-80", "80-"], ["0"])
+        assert (shards["0"]["epoch"], shards["80-"]["epoch"]) == (0, 1)
+        # Silent shards are asked: what they have not is not waited for.
+        began = wait_until(watermark, 30)
+        wait_until(lambda: watermark() > began, 30)
+        vtgate.change("80-", is_silent=True)
+        vtgate.write("80-", (1, 0))
+        streams = len(vtgate.requests)
+        wait_until(lambda: len(vtgate.requests) > streams, 30, "the silence is found")
+        stands, streams = watermark(), len(vtgate.requests)
+        wait_until(lambda: len(vtgate.requests) > streams, 30, "it is silent still")
+        assert watermark() == stands
+        vtgate.change("80-", is_silent=False)
+        wait_until(lambda: watermark() > stands, 30)
+
+
 def test_a_vtgate_that_restarts_costs_nothing(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")

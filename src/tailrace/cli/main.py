@@ -193,6 +193,10 @@ def snapshot(
     where: Annotated[
         str, typer.Option("--where", metavar="SQL", help="Only rows for which this condition is true.")
     ] = "",
+    lost: Annotated[
+        bool,
+        typer.Option("--lost", help="Vitess: the keys of shards that need a snapshot, all tables of them."),
+    ] = False,
     cancel: Annotated[
         bool,
         typer.Option("--cancel", help="End the snapshots that were asked for: those of --table, or all."),
@@ -223,10 +227,11 @@ def snapshot(
     )
 
     named = tables or []
-    chosen = sum((cancel, pause, resume, listed))
+    chosen = sum((lost, cancel, pause, resume, listed))
     if chosen > 1 or (chosen and where) or (chosen and named and not cancel) or not (named or chosen):
         typer.echo(
-            "give --table (with --where), --cancel (with --table), --pause, --resume or --list", err=True
+            "give --table (with --where), --lost, --cancel (with --table), --pause, --resume or --list",
+            err=True,
         )
         raise typer.Exit(UNUSABLE)
     if listed:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def request_snapshot(file: Path, source: str | None, tables: list[str], where: str, *, as_json: bool) -> None:
-    """Leave a request for a snapshot of `tables`; print its id.
+    """Leave a request for a snapshot of `tables`, or without any, of what is lost; print its id.
 
     :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`, `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
@@ -22,7 +22,8 @@ def request_snapshot(file: Path, source: str | None, tables: list[str], where: s
     if as_json:
         print_json(asked)
         return
-    print(f"asked for snapshot {asked['id']} of {', '.join(printable(table) for table in tables)}")
+    named = ", ".join(printable(table) for table in tables)
+    print(f"asked for snapshot {asked['id']} of {named or 'what is lost'}")
     print(_when(asked))
 
 

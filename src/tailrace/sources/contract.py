@@ -93,7 +93,10 @@ class Snapshots(Protocol):
     """
 
     def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
-        """Ask for rows of `tables`, each as `schema.table`; return `id` and `engine_runs`."""
+        """Ask for rows of `tables`, each as `schema.table`; return `id` and `engine_runs`.
+
+        No tables: those rows are asked for that the source can't go on with (shards of Vitess).
+        """
         ...
 
     def cancel(self, tables: Sequence[str]) -> dict[str, Any]:

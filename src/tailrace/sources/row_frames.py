@@ -65,6 +65,7 @@ class TableShape:
         whole old row.
     :param version: counts the shapes that the table has had, from 1.
     :param numbered: the highest number that a column of it has ever had; 0: not told.
+    :param read_from: as in `protocol.facts`.
     """
 
     relation: int
@@ -74,6 +75,7 @@ class TableShape:
     key: tuple[str, ...]
     version: int = 1
     numbered: int = 0
+    read_from: int = 0
 
 
 class RowFrames:
@@ -104,6 +106,7 @@ class RowFrames:
             shape.key,
             tuple(_facts(column) for column in shape.columns),
             shape.version,
+            read_from=shape.read_from,
             numbered=shape.numbered,
         )
         identity = ReplicaIdentity.FULL if is_full else ReplicaIdentity.DEFAULT

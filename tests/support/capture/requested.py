@@ -11,8 +11,8 @@ from tailrace.sources.postgres.snapshot.plan import (
     SnapshotPlan,
     SnapshotPlans,
 )
-from tailrace.sources.postgres.snapshot.requests import ask
 from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.snapshot_requests import ask
 from tests.support.capture.captured import Running
 from tests.support.wait import wait_until
 

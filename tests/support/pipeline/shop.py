@@ -22,9 +22,9 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sinks.build import build
 from tailrace.sources.postgres.slot.health import with_way_out
 from tailrace.sources.postgres.snapshot.plan import SnapshotPlans
-from tailrace.sources.postgres.snapshot.requests import waiting
 from tailrace.sources.postgres.snapshot.state import plans_name
 from tailrace.sources.postgres.streaming.capture_task import CaptureTask
+from tailrace.sources.snapshot_requests import waiting
 from tests.support.capture.captured import Running
 from tests.support.postgres import Database
 from tests.support.sinks.ddl_story import Nearby, selected, write

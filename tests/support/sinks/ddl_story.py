@@ -29,8 +29,8 @@ from tailrace.sinks.files.parquet import parquet_format
 from tailrace.sinks.files.sink import FileSink
 from tailrace.sinks.write_job import SinkInput
 from tailrace.sources.postgres.snapshot.plan import SnapshotOutcome, SnapshotPlans
-from tailrace.sources.postgres.snapshot.requests import ask
 from tailrace.sources.postgres.snapshot.state import plans_name
+from tailrace.sources.snapshot_requests import ask
 from tests.support.capture.captured import Running, make_task
 from tests.support.postgres import Database
 from tests.support.sinks.rig import InProcess

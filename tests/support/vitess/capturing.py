@@ -18,7 +18,7 @@ from tailrace.protocol.frames import Bytes
 from tailrace.sources.vitess.resharding.shard_state import ShardState
 from tailrace.sources.vitess.streaming.capture_task import VitessCapture
 from tests.support.vitess.fake_vtgate import KEYSPACE
-from tests.support.vitess.reading import read
+from tests.support.vitess.reading import ChangeRead, read
 from tests.support.wait import wait_until
 
 
@@ -40,16 +40,21 @@ class Capturing:
     def counters(self) -> dict[int, list[int]]:
         """Return the counters of each key in the order of the log."""
         found: dict[int, list[int]] = defaultdict(list)
-        for change in read(self._frames()):
+        for change in self.changes():
             found[int(change.row["id"] or 0)].append(int(change.row["counter"] or 0))
         return dict(found)
 
+    def changes(self) -> list[ChangeRead]:
+        """Return the changes in the log, in its order."""
+        return read(self.frames())
+
     def states(self) -> dict[str, ShardState]:
         """Return what the log holds of the shards."""
-        states = metadata_frames.shard_states(dict(metadata_frames.kept_frames(self._frames())))
+        states = metadata_frames.shard_states(dict(metadata_frames.kept_frames(self.frames())))
         return {name.partition("/")[2]: ShardState.from_json(state) for name, state in states.items()}
 
-    def _frames(self) -> Bytes:
+    def frames(self) -> Bytes:
+        """Return all that the log holds."""
         with LogReader.open(self._log, "0") as reader:
             return np.concatenate(
                 [reader.read(ref) for ref in reader.blocks(reader.start, reader.end().offset)]

@@ -182,6 +182,13 @@ class FakeVtgate:
             rows = [[shard.gtid().partition("/")[2], purged]]
         elif "binlog_row_image" in sql:
             rows = [["FULL", "ROW", "ON"]]
+        elif "information_schema.statistics" in sql:
+            rows = [[TABLE, "id"]]
+        elif "desc limit 1" in sql:
+            name = request.session.target_string.partition(":")[2].partition("@")[0]
+            last = max(self.shards[name].rows, default=None)
+            rows = [] if last is None else [[str(last)]]
+            found.result.fields.add(name="id", type=_BIGINT)
         else:
             rows = [[TABLE]] if "tables" in sql else [["1"]]
         for row in rows:
@@ -325,6 +332,16 @@ class _Following:
         self._positions[name] = shard.gtid(min(self.places[name], len(shard.binlog)))
         if wanted.gtid == "current":
             yield _response(self._vgtid(name), _event(pb.OTHER, name))
+        elif wanted.table_pks and wanted.gtid:
+            # What the stream has not had yet comes first, then the rows as they are.
+            while (at := self.places[name]) < len(shard.binlog):
+                entry = shard.binlog[at]
+                if isinstance(entry, pb.Journal):
+                    return
+                self.places[name] += 1
+                yield self.transaction(name, shard, entry)
+            for response in self._copy(name, shard, wanted):
+                yield response
         elif wanted.gtid == "" or wanted.table_pks:
             for response in self._copy(name, shard, wanted):
                 yield response
@@ -354,7 +371,7 @@ class _Following:
                 found.append(
                     _response(
                         _event(pb.BEGIN, name),
-                        self._change(name, key, counter),
+                        self._change(name, key, counter, time_s=0),
                         self._vgtid(name, primary),
                         _event(pb.COMMIT, name),
                     )
@@ -372,10 +389,10 @@ class _Following:
             described.fields.add(name=column, type=_BIGINT, column_type="bigint", flags=flags, charset=63)
         return [pb.VEvent(type=pb.FIELD, timestamp=_now_s(), field_event=described)]
 
-    def _change(self, name: str, key: int, counter: int) -> pb.VEvent:
+    def _change(self, name: str, key: int, counter: int, time_s: int | None = None) -> pb.VEvent:
         change = pb.RowChange(after=_row([str(key).encode(), str(counter).encode()]))
         found = pb.RowEvent(table_name=self._table, keyspace=KEYSPACE, shard=name, row_changes=[change])
-        return pb.VEvent(type=pb.ROW, timestamp=_now_s(), row_event=found)
+        return pb.VEvent(type=pb.ROW, timestamp=_now_s() if time_s is None else time_s, row_event=found)
 
     def _vgtid(self, name: str, *keys: pb.TableLastPk) -> pb.VEvent:
         found = _event(pb.VGTID, name)

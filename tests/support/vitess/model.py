@@ -11,7 +11,7 @@ latest. Streams deliver one entry at a time, in any order among each other, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from tailrace.sources.vitess.resharding.events import (
     ShardsListed,
     ShardStreamEnded,
     SnapshotRequested,
+    TablesRequested,
     TasksChanged,
 )
 from tailrace.sources.vitess.resharding.key_ranges import KeyRange, overlapping
@@ -38,6 +39,8 @@ from tailrace.sources.vitess.resharding.transitions import Shard, ShardMode
 #: Keyspace ids of the rows; each is a key of the one table.
 KEYS = ("20", "90", "d0")
 TABLE = "t"
+#: A primary key that lies before all rows.
+LEAST = "00"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Budget:
     late: int = 0  # deliveries of streams that are over
     tasks: int = 0  # changes of tasks
     snapshots: int = 0
+    tables: int = 0  # requests for all rows, beside the stream; without other copies
     purges: int = 0
     completes: int = 0
 
@@ -135,6 +139,7 @@ class World:
     appended: Captured = field(default_factory=Captured)
     durable: Captured = field(default_factory=Captured)
     copies: bool = True
+    rereads: bool = False  # whoever copies has had all before, and misses no change meanwhile
 
     def binlog(self, shard: str) -> Binlog | None:
         return self.keyspace.binlogs().get(shard)
@@ -155,7 +160,7 @@ def running(shards: tuple[str, ...], reshards: tuple[Reshard, ...], budget: Budg
     while moves := [found for found in inner(world) if found != world]:
         world = moves[0]
     captured = replace(world.appended, changes=(0,) * len(KEYS))
-    return replace(world, appended=captured, durable=captured)
+    return replace(world, appended=captured, durable=captured, rereads=budget.tables > 0)
 
 
 def _server(shard: str, binlog: Binlog) -> str:
@@ -177,15 +182,21 @@ def _position(gtid: str, binlog: Binlog) -> int:
 
 
 def _coordinator(world: World) -> coordination.Coordinator:
-    found = coordination.Coordinator({}, world.tasks, copies=world.copies)
+    found = coordination.Coordinator({}, world.tasks, copies=world.copies, common_key=_common_key)
     found.shards = dict(world.shards)
     found.requested = set(world.requested)
     found.lists = world.lists
     return found
 
 
+def _common_key(keys: Sequence[str | None]) -> str | None:
+    return min(key or LEAST for key in keys)
+
+
 def _started(world: World, captured: Captured) -> World:
-    found = coordination.Coordinator(dict(captured.states), world.tasks, copies=world.copies)
+    found = coordination.Coordinator(
+        dict(captured.states), world.tasks, copies=world.copies, common_key=_common_key
+    )
     world = replace(
         world, streams=frozenset(), asked=0, listed=None, appended=captured, durable=captured, lists=0
     )
@@ -304,6 +315,10 @@ def outer(world: World) -> Iterator[World]:
     is_lost = any(shard.state is ShardMode.NEEDS_SNAPSHOT for _, shard in world.shards)
     if budget.snapshots and is_lost:
         yield _stepped(replace(world, budget=budget.less("snapshots")), SnapshotRequested())
+    if budget.tables and _coordinator(world).is_whole:
+        streamed = [name for name, shard in world.shards if shard.state is ShardMode.STREAMING]
+        wanted = TablesRequested({name: {TABLE: LEAST} for name in streamed}, frozenset({TABLE}))
+        yield _stepped(replace(world, budget=budget.less("tables")), wanted)
 
 
 def _listings(world: World) -> Iterator[World]:
@@ -420,7 +435,7 @@ def _deliveries(world: World, stream: Stream, still: Stream | None) -> Iterator[
 def _read(world: World, stream: Stream, entry: Entry, by: int = 1) -> World:
     moved = replace(stream, position=stream.position + by)
     changes = None
-    if isinstance(entry, Change) and (stream.copied is None or entry.key <= stream.copied):
+    if isinstance(entry, Change) and (stream.copied is None or world.rereads or entry.key <= stream.copied):
         changes = _with_change(world, stream, entry)
     keys = None if stream.copied is None else ({TABLE: stream.copied} if stream.copied else {})
     gtid = _gtid(stream.shard, world.keyspace.binlogs()[stream.shard], moved.position)
@@ -444,6 +459,8 @@ def _copied(world: World, stream: Stream) -> World:
     if _accepts(world, stream):
         place = KEYS.index(left[0])
         changes = list(world.appended.changes)
+        behind = f"key {left[0]} is read before its changes came"
+        assert not world.rereads or changes[place] == world.keyspace.written[place], behind
         changes[place] = world.keyspace.written[place]
     event = PositionReached(stream.shard, stream.attempt, gtid, {TABLE: left[0]})
     after = replace(world, streams=_with(world, stream, moved))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from tailrace.errors import TailraceError
 from tailrace.sources.vitess.resharding import coordinator as coordination
 from tailrace.sources.vitess.resharding import transitions
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.events import TablesRequested
 from tailrace.sources.vitess.resharding.gtid_sets import CURRENT
-from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
+from tailrace.sources.vitess.resharding.shard_state import CopyState, Journal, ShardState
 from tailrace.sources.vitess.resharding.transitions import ShardCommand, ShardEvent, ShardMode
 from tailrace.state_machine import IllegalTransition
 from tests.support.vitess.model import Budget, World, began, check, check_at_rest, inner, outer, running
@@ -53,6 +55,9 @@ RUNS = {
     "merge, completed": (TWO, (MERGE,), Budget(("20", "90"), completes=1, snapshots=1)),
     "back, completed": (ONE, (SPLIT, MERGE), Budget(("90",), completes=1, snapshots=1)),
     "purged": (ONE, (SPLIT,), Budget(("90", "90"), purges=1, snapshots=1)),
+    "read again, split": (ONE, (SPLIT,), Budget(("20", "90"), tables=1, crashes=1)),
+    "read again, merge": (TWO, (MERGE,), Budget(("20", "90"), tables=1)),
+    "read again, 3 to 2": (THREE, ((THREE, TWO),), Budget(("90",), tables=1)),
     "purged before a merge": (TWO, (MERGE,), Budget(("90", "90"), purges=1, snapshots=1)),
 }
 
@@ -174,13 +179,26 @@ def _forgets_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _believes_that_the_copy_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordination, "inherited_copy", lambda _: None)
+    monkeypatch.setattr(coordination, "inherited_copy", lambda *_: None)
+
+
+def _reads_again_from_the_newest_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy(self: Coordinator, event: TablesRequested) -> None:
+        for name in event.keys:
+            kept = replace(self.shards[name].kept, copy=CopyState())
+            self._move(name, _E.REQUESTED, kept=kept)
+
+    monkeypatch.setattr(Coordinator, "_copy_tables", copy)
 
 
 IN_CODE: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a child starts before all parents are at the journal": (_waits_for_nobody, "merge"),
     "what comes late counts": (_hears_streams_that_are_over, "late messages"),
     "children start at the newest position": (_starts_children_at_the_newest_position, "completed"),
+    "tables are read again from the newest position": (
+        _reads_again_from_the_newest_position,
+        "read again, split",
+    ),
 }
 
 IN_COPIES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -24,6 +24,7 @@ from tailrace.fair_semaphore import FairSemaphore
 from tailrace.model import SourceFingerprint
 from tailrace.sources.findings import Finding
 from tailrace.sources.progress import SourceHealth, SourceLook
+from tailrace.sources.vitess.snapshots import VitessSnapshots
 
 if TYPE_CHECKING:
     from tailrace.sources.vitess.preflight import VitessCheck
@@ -88,8 +89,8 @@ class VitessSourceType:
         shards = {shard: {"executed": gtid} for shard, gtid in gtids.items()}
         return SourceLook(None, SourceHealth("serving", None, {"vtgate": vtgate.address, "shards": shards}))
 
-    def snapshots(self, log: Path) -> None:
-        return None
+    def snapshots(self, log: Path) -> VitessSnapshots:
+        return VitessSnapshots(log)
 
     def check(self, pipeline: PipelineConfig, directory: LogDirectory | None) -> VitessCheck:
         require_grpc()

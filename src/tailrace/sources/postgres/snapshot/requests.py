@@ -1,8 +1,4 @@
-"""Snapshots that somebody asks for, takes back, or has paused and resumed: files in the log's directory.
-
-Any process may write a request, whether or not an engine runs; the engine takes it into its
-plans, durably, and removes the file then. So a request is never lost and never taken twice.
-"""
+"""Requests for snapshots, taken into the plans; and the snapshots of a log, as any process asks for them."""
 
 from __future__ import annotations
 
@@ -11,13 +7,11 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from tailrace.changelog import durable
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.lock import is_written
 from tailrace.config.source.postgres import PostgresSource
@@ -35,69 +29,17 @@ from tailrace.sources.postgres.snapshot.plan import (
 )
 from tailrace.sources.postgres.snapshot.state import SnapshotState, plans_name
 from tailrace.sources.progress import SourceWarning, TableProgress
+from tailrace.sources.snapshot_requests import (
+    Request,
+    ask,
+    file_name,
+    read_requests,
+    remove,
+    request_files,
+    waiting,
+)
 
 log = structlog.get_logger(__name__)
-
-
-FOLDER = "requests"
-_SUFFIX = ".state"
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked for: a snapshot of tables, the end of one, or that all of them pause or go on.
-
-    :ivar tables: as `schema.table`.
-    :ivar where: SQL condition; empty: all rows.
-    :ivar cancels: it is the end that is asked for, of those asked-for snapshots that have one of
-        `tables`; of all where none are named.
-    :ivar pauses: it is asked for that snapshots beside the stream pause, or, False, that they go on.
-    """
-
-    id: str
-    requested_us: int
-    tables: tuple[str, ...] = ()
-    where: str = ""
-    cancels: bool = False
-    pauses: bool | None = None
-
-    @property
-    def wants_rows(self) -> bool:
-        """Whether it is a snapshot that is asked for."""
-        return not self.cancels and self.pauses is None
-
-
-def ask(
-    directory: LogDirectory,
-    task: str,
-    *,
-    tables: Sequence[str] = (),
-    where: str = "",
-    cancels: bool = False,
-    pauses: bool | None = None,
-) -> Request:
-    """Leave a request for the engine that captures `task`, now or later. Any process.
-
-    :raises TailraceError: `CONFIG_INVALID` if a text is none that a server could take; `LOG_FULL`,
-        `LOG_WRITE_FAILED`.
-    """
-    for text in (*tables, where):
-        _require_text(text)
-    if wrong := [name for name in tables if "." not in name]:
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            f"ask for a snapshot: {', '.join(map(repr, wrong))} has no schema",
-            "name published tables as schema.table",
-        )
-    request = Request(secrets.token_hex(8), time.time_ns() // 1000, tuple(tables), where, cancels, pauses)
-    content = {name: getattr(request, name) for name in request.__slots__}
-    directory.state_write(f"tasks/{task}/{FOLDER}/{request.id}{_SUFFIX}", content)
-    return request
-
-
-def waiting(directory: LogDirectory, task: str) -> list[Request]:
-    """Return the requests that no engine has taken yet, the oldest first."""
-    return _read_all(_files(directory, task))
 
 
 class Requests:
@@ -127,11 +69,11 @@ class Requests:
 
         :raises TailraceError: what the server refused with; `LOG_FULL`, `LOG_WRITE_FAILED`.
         """
-        files = _files(self._directory, self._task)
+        files = request_files(self._directory, self._task)
         if not files:
             return False
         held: set[str] = set()
-        for request in _read_all(files):
+        for request in read_requests(files):
             if request.cancels:
                 self._cancel(request)
                 continue
@@ -144,7 +86,7 @@ class Requests:
                 raise
             except TailraceError as error:
                 if error.context.get("sqlstate") == LOCK_NOT_AVAILABLE:
-                    held.add(f"{request.id}{_SUFFIX}")  # looked at again with the next ones
+                    held.add(file_name(request))  # looked at again with the next ones
                 elif error.policy is Policy.RETRY:
                     raise
                 else:
@@ -153,9 +95,7 @@ class Requests:
                 log.debug("a request for a snapshot ended by an error", exc_info=True)
                 self._refuse(request, unforeseen(error, "take a snapshot"))
         done = [path for path in files if path.name not in held]
-        for path in done:
-            path.unlink(missing_ok=True)
-            durable.previous_of(path).unlink(missing_ok=True)
+        remove(done)
         return bool(done)
 
     def _begin(self, request: Request, session: Session) -> None:
@@ -346,19 +286,6 @@ def _plan_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
     )
 
 
-def _require_text(text: str) -> None:
-    try:
-        fit = text.encode().find(0) < 0
-    except UnicodeEncodeError:
-        fit = False
-    if not fit:
-        raise TailraceError(
-            Kind.CONFIG_INVALID,
-            "ask for a snapshot: a name or the condition is not text that a server could take",
-            "write it in UTF-8, without the character zero",
-        )
-
-
 def _doubled(tables: Sequence[str]) -> TailraceError:
     return TailraceError(
         Kind.SINK_KEY_MISSING,
@@ -367,26 +294,6 @@ def _doubled(tables: Sequence[str]) -> TailraceError:
         "give it a primary key, or name columns that tell its rows apart in source.message_keys",
         {"tables": ", ".join(tables)},
     )
-
-
-def _files(directory: LogDirectory, task: str) -> list[Path]:
-    return sorted((directory.task_path(task) / FOLDER).glob(f"*{_SUFFIX}"))
-
-
-def _read_all(files: Sequence[Path]) -> list[Request]:
-    found = (_read(path) for path in files)
-    return sorted((each for each in found if each is not None), key=lambda each: each.requested_us)
-
-
-def _read(path: Path) -> Request | None:
-    try:
-        content = durable.read_state(path)
-        if content is None:
-            return None
-        return Request(**{**content, "tables": tuple(content["tables"])})
-    except (TailraceError, TypeError, KeyError) as error:
-        log.warning("a request for a snapshot can't be read: passed over", file=str(path), reason=str(error))
-        return None
 
 
 _TASK = "0"
@@ -399,6 +306,12 @@ class SnapshotControl:
         self._log = log
 
     def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
+        if not tables:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                "ask for a snapshot of what is lost: PostgreSQL has no shards, of which one could be",
+                "name tables: tailrace snapshot FILE --table schema.table",
+            )
         return self._asked(ask(self._directory(), _TASK, tables=tables, where=where))
 
     def cancel(self, tables: Sequence[str]) -> dict[str, Any]:

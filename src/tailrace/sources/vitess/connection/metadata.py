@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from tailrace.backoff import Backoff
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
 
 _GTIDS = "select @@global.gtid_executed, @@global.gtid_purged"
@@ -88,6 +90,40 @@ def binlog_settings(vtgate: Vtgate, source: VitessSource, shard: str) -> tuple[s
 def table_names(vtgate: Vtgate) -> list[str]:
     """Return the tables of the keyspace."""
     return sorted(str(row[0]) for row in vtgate.query("show tables", "list the tables"))
+
+
+_PRIMARY_KEYS = (
+    "select t.table_name, s.column_name from information_schema.tables t "
+    "left join information_schema.statistics s on s.table_schema = t.table_schema "
+    "and s.table_name = t.table_name and s.index_name = 'PRIMARY' "
+    "where t.table_schema = database() and t.table_type = 'BASE TABLE' order by t.table_name, s.seq_in_index"
+)
+
+
+def primary_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, list[str]]:
+    """Return the columns of the primary key of each table of a shard, in its order; of one without, none."""
+    found: dict[str, list[str]] = {}
+    rows = vtgate.query(_PRIMARY_KEYS, f"ask the shard {shard} for its primary keys", _target(source, shard))
+    for table, column in rows:
+        key = found.setdefault(str(table), [])
+        if column is not None:
+            key.append(column)
+    return found
+
+
+def ask_last_key(
+    vtgate: Vtgate, source: VitessSource, shard: str, table: str, key: Sequence[str]
+) -> Future[pb.QueryResult]:
+    """Ask for the last primary key of a table of a shard: no row, or one."""
+    columns = ", ".join(map(_quoted, key))
+    order = ", ".join(f"{_quoted(name)} desc" for name in key)
+    sql = f"select {columns} from {_quoted(table)} order by {order} limit 1"  # noqa: S608 - quoted
+    attempted = f"ask the shard {shard} for the last row of {table}"
+    return vtgate.ask_result(sql, attempted, _target(source, shard))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _target(source: VitessSource, shard: str) -> str:

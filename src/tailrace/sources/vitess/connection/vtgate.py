@@ -79,6 +79,10 @@ class Vtgate:
 
     def ask(self, sql: str, attempted: str, target: str = "") -> Future[list[Row]]:
         """As `query`, but return at once; the answer, or what it raises, comes later."""
+        return submit(self._rows(sql, attempted, target))
+
+    def ask_result(self, sql: str, attempted: str, target: str) -> Future[pb.QueryResult]:
+        """As `ask`, for the answer as the wire has it."""
         return submit(self._execute(sql, attempted, target))
 
     async def stream(self, request: pb.VStreamRequest) -> AsyncGenerator[bytes, None]:
@@ -105,7 +109,10 @@ class Vtgate:
         with contextlib.suppress(FutureTimeoutError):
             submit(self._channel.close()).result(_GRACE_S)
 
-    async def _execute(self, sql: str, attempted: str, target: str) -> list[Row]:
+    async def _rows(self, sql: str, attempted: str, target: str) -> list[Row]:
+        return [_values(row) for row in (await self._execute(sql, attempted, target)).rows]
+
+    async def _execute(self, sql: str, attempted: str, target: str) -> pb.QueryResult:
         session = pb.Session(autocommit=True, target_string=target or self._source.keyspace)
         request = pb.ExecuteRequest(session=session, query=pb.BoundQuery(sql=sql))
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(EXECUTE)
@@ -117,7 +124,7 @@ class Vtgate:
         answer = pb.ExecuteResponse.FromString(content)
         if answer.error.code:
             raise from_status(Status(_code_name(answer.error.code), answer.error.message), attempted)
-        return [_values(row) for row in answer.result.rows]
+        return answer.result
 
 
 def status_of(error: grpc.aio.AioRpcError) -> Status:

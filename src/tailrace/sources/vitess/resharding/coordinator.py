@@ -33,16 +33,19 @@ from tailrace.sources.vitess.resharding.events import (
     ShardsListed,
     ShardStreamEnded,
     SnapshotRequested,
+    TablesRequested,
     TasksChanged,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import CURRENT, TO_COPY, GtidSet
 from tailrace.sources.vitess.resharding.key_ranges import KeyRange, by_keys, merged, overlapping, uncovered
 from tailrace.sources.vitess.resharding.shard_state import (
     Begun,
+    CommonKey,
     CopyState,
     Journal,
     ShardState,
     inherited_copy,
+    same_key,
 )
 from tailrace.sources.vitess.resharding.transitions import (
     ACTIVE,
@@ -77,14 +80,21 @@ class Coordinator:
     :param states: what the log keeps, by shard; empty: nothing was captured yet.
     :param tasks: that read shards.
     :param copies: whether shards are copied at the first start; else they are read from the newest change on.
+    :param common_key: where a table's copy goes on in a shard that took over from several.
     """
 
     def __init__(
-        self, states: Mapping[str, ShardState], tasks: Sequence[int] = (0,), *, copies: bool = True
+        self,
+        states: Mapping[str, ShardState],
+        tasks: Sequence[int] = (0,),
+        *,
+        copies: bool = True,
+        common_key: CommonKey = same_key,
     ) -> None:
         self.shards: dict[str, Shard] = {name: Shard.restored(kept) for name, kept in states.items()}
         self.tasks = tuple(tasks)
         self.copies = copies
+        self.common_key = common_key
         #: Lost shards whose keys are to be copied again as soon as it can be.
         self.requested = {name for name, shard in self.shards.items() if _is_begun_again(shard)}
         self.lists = 0
@@ -114,6 +124,8 @@ class Coordinator:
             self.requested.update(self._in({ShardMode.NEEDS_SNAPSHOT}))
             if self.requested:
                 self._list()
+        elif isinstance(event, TablesRequested):
+            self._copy_tables(event)
         elif self.accepts(event.shard, event.attempt):
             self._of_a_stream(event)
         return self._taken()
@@ -122,6 +134,12 @@ class Coordinator:
         """Tell whether what a stream sends still counts."""
         found = self.shards.get(shard)
         return found is not None and found.attempt == attempt and found.state in READ
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all shards are streamed, and nothing is left to be copied."""
+        held = [self.shards[name] for name in self._in(ACTIVE)]
+        return bool(held) and all(shard.state is ShardMode.STREAMING and shard.kept.is_read for shard in held)
 
     @property
     def needs_snapshot(self) -> tuple[KeyRange, ...]:
@@ -236,7 +254,7 @@ class Coordinator:
             self._retire(name, ShardEvent.ALL_AT_JOURNAL, overlapping(name, targets))
         for name, gtid in journal.targets:
             names = overlapping(name, parents)
-            copy = inherited_copy(parents[parent] for parent in names)
+            copy = inherited_copy((parents[parent] for parent in names), self.common_key)
             self._begin(
                 name, gtid, names, (parents[parent].epoch for parent in names), copy, is_at_journal=True
             )
@@ -375,6 +393,12 @@ class Coordinator:
         self.requested -= lost
         self._assign()
         return True
+
+    def _copy_tables(self, event: TablesRequested) -> None:
+        for name, keys in event.keys.items():
+            shard = self.shards[name]
+            copy = CopyState(keys, frozenset(keys.keys() - event.tables), is_again=True)
+            self._move(name, ShardEvent.REQUESTED, kept=replace(shard.kept, copy=copy))
 
     # ------------------------------------------------------------------ tasks
 

@@ -105,6 +105,20 @@ class SnapshotRequested:
     """The key ranges that need a snapshot are to be copied again."""
 
 
+@dataclass(frozen=True, slots=True)
+class TablesRequested:
+    """Tables are to be copied again, beside the stream, in shards that are streamed.
+
+    :param keys: by shard, what its stream is opened with: of each table the primary key behind which it is
+        copied. A table that is to be read whole has one that lies before all of its rows, any other one that
+        lies behind them.
+    :param tables: those that are to be read whole.
+    """
+
+    keys: Mapping[str, Mapping[str, str]]
+    tables: frozenset[str]
+
+
 Event = (
     ShardsListed
     | PositionReached
@@ -114,6 +128,7 @@ Event = (
     | Probed
     | TasksChanged
     | SnapshotRequested
+    | TablesRequested
 )
 
 

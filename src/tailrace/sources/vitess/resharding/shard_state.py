@@ -16,7 +16,7 @@ boundary of the log, and only that of the shards that changed is written. No tas
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -175,21 +175,27 @@ class ShardState:
         )
 
 
-def inherited_copy(parents: Iterable[ShardState]) -> CopyState | None:
+#: Given the keys that parents have for one table, None where it was not begun: the one behind which a shard
+#: that takes over copies it; None: as if nothing had been read.
+CommonKey = Callable[[Sequence[str | None]], str | None]
+
+
+def same_key(keys: Sequence[str | None]) -> str | None:
+    """Return the key of all parents, if it is one: nothing is known of the order of others."""
+    return keys[0] if len(set(keys)) == 1 else None
+
+
+def inherited_copy(parents: Iterable[ShardState], common: CommonKey = same_key) -> CopyState | None:
     """Return what is left to copy of a shard that takes over keys of `parents`; None: nothing.
 
-    A key counts where all parents that are not copied whole have the same one: the rows of one table and one
-    parent are in the child in the same order. Other tables are copied from their start: their rows come
-    again.
+    Parents that are copied whole do not count: the rows of one table and one parent are in the child in the
+    same order. A table that has no common key is copied from its start: its rows come again.
     """
     copies = [parent.copy for parent in parents if parent.copy is not None]
     if not copies:
         return None
-    first, *others = copies
-    keys = {
-        table: key
-        for table, key in first.keys.items()
-        if all(other.keys.get(table) == key for other in others)
-    }
-    done = first.done.intersection(keys, *(other.done for other in others))
+    tables = sorted({table for copy in copies for table in copy.keys})
+    found = {table: common([copy.keys.get(table) for copy in copies]) for table in tables}
+    keys = {table: key for table, key in found.items() if key is not None}
+    done = frozenset(keys).intersection(*(copy.done for copy in copies))
     return CopyState(keys, done, any(copy.is_again for copy in copies))

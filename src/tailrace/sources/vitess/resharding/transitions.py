@@ -47,6 +47,7 @@ class ShardEvent(enum.StrEnum):
     LISTED = "serves"
     NOT_LISTED = "others have its keys"
     SNAPSHOT_BEGUN = "snapshot of its keys begun"
+    REQUESTED = "tables asked for again"
     STARTED = "start"
 
 
@@ -84,6 +85,7 @@ TRANSITIONS: dict[tuple[ShardMode, ShardEvent], Move] = {
     (_M.COPYING, _E.COPIED): (_M.STREAMING, (_C.KEEP,)),
     **_while_read(_M.STREAMING, _C.OPEN),
     (_M.STREAMING, _E.COPIED): (_M.STREAMING, ()),
+    (_M.STREAMING, _E.REQUESTED): (_M.COPYING, (_C.CANCEL, _C.KEEP, _C.OPEN)),
     # No change of it counts before it is known that its next journal lies before us.
     (_M.STREAMING, _E.BEGINNING): (_M.UNCONFIRMED, (_C.CANCEL, _C.KEEP, _C.LIST)),
     (_M.COPYING, _E.BEGINNING): (_M.COPYING, (_C.KEEP, _C.LIST)),

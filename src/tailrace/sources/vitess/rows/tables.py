@@ -86,6 +86,7 @@ class LogTables:
                 key_columns,
                 facts.version,
                 facts.numbered,
+                facts.read_from,
             )
             self._tables[facts.schema, facts.table] = _Table(shape)
             self._relations = max(self._relations, facts.relation)
@@ -100,6 +101,21 @@ class LogTables:
         :raises KeyError: if it was never described.
         """
         return self._tables[keyspace, table].shape
+
+    def read_again(self, keyspace: str, table: str, log_offset: int) -> TableShape | None:
+        """Note that all rows of a table stand in the log from `log_offset` on.
+
+        Returns its shape, to be written; None if it was never described: it has no rows.
+        """
+        known = self._tables.get((keyspace, table))
+        if known is None:
+            return None
+        known.shape = dataclasses.replace(known.shape, read_from=max(log_offset, known.shape.read_from))
+        return known.shape
+
+    def names(self, keyspace: str) -> list[str]:
+        """Return the tables of a keyspace that were described."""
+        return sorted(table for schema, table in self._tables if schema == keyspace)
 
     def describe(
         self, keyspace: str, table: str, shard: str, columns: tuple[ColumnPlan, ...]

@@ -54,6 +54,7 @@ class VitessCapture:
         self._listener = listener
         self._stopping = threading.Event()
         self._appender: Appender | None = None
+        self._directory: LogDirectory | None = None
         self._stream: KeyspaceStream | None = None
         self._phase: PhaseName = "connecting"
         self._connections = Reconnection(
@@ -133,7 +134,7 @@ class VitessCapture:
 
     def _open_log(self) -> None:
         fingerprint = SourceFingerprint("vitess", self._source.keyspace, self._source.keyspace, "")
-        directory = LogDirectory.create_or_open(self._path, fingerprint)
+        directory = self._directory = LogDirectory.create_or_open(self._path, fingerprint)
         writer = LogWriter.open(directory, TASK, options=self._options, listener=self._listener)
         try:
             keep_disclosure(directory, TASK, self._source.disclosure)
@@ -145,13 +146,14 @@ class VitessCapture:
 
     def _run_connection(self) -> None:
         assert self._appender is not None
+        assert self._directory is not None
         self._phase = "connecting"
         self._appender.check_fence()
         self._appender.discard_open_unit()
         with closing(Vtgate.connect(self._source, self._hosts_tried)) as vtgate:
             # The next connection begins with another one.
             self._hosts_tried = self._source.hosts.index(vtgate.address) + 1
-            stream = KeyspaceStream(self._source, vtgate, self._appender, self._stopping)
+            stream = KeyspaceStream(self._source, vtgate, self._appender, self._stopping, self._directory)
             with self._lock:
                 self._stream = stream
                 stream.want(self._wanted)
@@ -169,7 +171,7 @@ def shard_warnings(coordinator: Coordinator) -> Iterator[SourceWarning]:
             yield SourceWarning(
                 f"shard_needs_snapshot {name}",
                 f"the shard {name} can't be gone on with: {shard.kept.lost}",
-                "its changes come no further until its keys are copied again: begin a new log",
+                "its changes come no further until its keys are copied again: tailrace snapshot FILE --lost",
             )
         elif shard.trouble and shard.failures > 1:
             yield SourceWarning(

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import structlog
 
+from tailrace.changelog.directory import LogDirectory
 from tailrace.config.patterns import table_expression
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Policy, TailraceError
@@ -48,11 +50,13 @@ from tailrace.sources.vitess.resharding.events import (
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
-from tailrace.sources.vitess.resharding.transitions import ShardMode
+from tailrace.sources.vitess.resharding.transitions import Shard, ShardMode
 from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.rows.column_defaults import asked_by
+from tailrace.sources.vitess.rows.copy_keys import common_key
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, Transcoder, state_of
+from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tailrace.sources.vitess.streaming.shard_streams import ShardResponses, ShardStreams
 
 log = structlog.get_logger(__name__)
@@ -73,11 +77,17 @@ PROBES_MAX = 16
 
 @dataclass(slots=True)
 class ShardProgress:
-    """What is known of one shard beside its state: when its stream last brought something of its own."""
+    """What is known of one shard beside its state.
+
+    :ivar moved_s: when its stream last brought something of its own.
+    :ivar probed_s: when it was last asked what it has, and `asked_us`, by the clock.
+    :ivar whole_until_us: everything that was committed before is here.
+    """
 
     moved_s: float = field(default_factory=time.monotonic)
     probed_s: float = field(default_factory=time.monotonic)
-    commit_time_us: int = 0
+    asked_us: int = 0
+    whole_until_us: int = 0
 
 
 class KeyspaceStream:
@@ -92,6 +102,7 @@ class KeyspaceStream:
         vtgate: Vtgate,
         appender: Appender,
         stopping: threading.Event,
+        directory: LogDirectory,
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._source = source
@@ -102,10 +113,14 @@ class KeyspaceStream:
         kept = metadata_frames.shard_states(appender.schema_in_force)
         prefix = f"{source.keyspace}/"
         states = {name.removeprefix(prefix): ShardState.from_json(state) for name, state in kept.items()}
-        self.coordinator = Coordinator(states, copies=source.snapshot == "initial")
+        self.coordinator = Coordinator(states, copies=source.snapshot == "initial", common_key=common_key)
         self._streams = ShardStreams(vtgate, source.receive_timeout_s)
         ask = asked_by(vtgate.query, source.keyspace, source.tablet_type)
         self._tables = LogTables(appender.schema_in_force, ask)
+        self._snapshots = AskedSnapshots(
+            directory, source, vtgate, appender, self._tables, self.coordinator,
+            lambda event: self._carry_out(self.coordinator.step(event)),
+        )  # fmt: skip
         self._transcoders: dict[str, Transcoder] = {}
         self._probes: dict[str, tuple[int, Future[list[Row]]]] = {}  # asked and not answered: attempt, answer
         self._open_shard: str | None = None  # whose transaction is open at the log's end
@@ -158,23 +173,41 @@ class KeyspaceStream:
         return self._streams.waiting_bytes
 
     def health(self) -> SourceHealth:
-        """Return the state of the shards, one by one."""
-        modes = {name: shard.state.value for name, shard in dict(self.coordinator.shards).items()}
-        state = (
-            ShardMode.NEEDS_SNAPSHOT.value
-            if ShardMode.NEEDS_SNAPSHOT.value in modes.values()
-            else "streaming"
-        )
-        now_s = time.monotonic()
-        shards = {
-            name: {
-                "state": mode,
-                "gtid": self.coordinator.shards[name].kept.gtid,
-                "quiet_s": round(now_s - self.shards[name].moved_s, 1) if name in self.shards else None,
-            }
-            for name, mode in modes.items()
+        """Return the state of the shards, one by one, and the time up to which all of them are here."""
+        known = dict(self.coordinator.shards)
+        lost = any(shard.state is ShardMode.NEEDS_SNAPSHOT for shard in known.values())
+        state = ShardMode.NEEDS_SNAPSHOT.value if lost else "streaming"
+        shards = {name: self._shown(name, shard) for name, shard in known.items()}
+        times = [
+            self.shards[name].whole_until_us if name in self.shards and shard.kept.copy is None else 0
+            for name, shard in known.items()
+            if not shard.kept.children
+        ]
+        watermark_us = min(times, default=0)
+        if lost or any(shard.state is ShardMode.AT_JOURNAL for shard in known.values()):
+            watermark_us = 0
+        details = {
+            "vtgate": self._vtgate.address,
+            "watermark": _iso(watermark_us) if watermark_us else None,
+            "shards": shards,
         }
-        return SourceHealth(state, None, {"vtgate": self._vtgate.address, "shards": shards})
+        return SourceHealth(state, None, details)
+
+    def _shown(self, name: str, shard: Shard) -> dict[str, Any]:
+        kept, progress = shard.kept, self.shards.get(name)
+        found: dict[str, Any] = {
+            "state": shard.state.value,
+            "gtid": kept.gtid,
+            "quiet_s": round(time.monotonic() - progress.moved_s, 1) if progress is not None else None,
+            "epoch": kept.epoch,
+        }
+        if kept.parents:
+            found["from"] = list(kept.parents)
+        if kept.children:
+            found["to"] = list(kept.children)
+        if kept.copy is not None:
+            found["copied"] = sorted(kept.copy.done)
+        return found
 
     # What comes
 
@@ -222,8 +255,8 @@ class KeyspaceStream:
         known = self.shards[shard]
         for number in reversed(range(len(made.events))):
             event = made.events[number]
-            if event.kind == vevents.COMMIT and known.commit_time_us < event.time_s * 1_000_000:
-                known.commit_time_us = event.time_s * 1_000_000
+            if event.kind == vevents.COMMIT:
+                known.whole_until_us = max(known.whole_until_us, event.time_s * 1_000_000)
             elif event.kind == vevents.VGTID and (position := _own_position(event, shard)) is not None:
                 known.moved_s = time.monotonic()
                 yield PositionReached(shard, attempt, position.gtid), len(made.frames)
@@ -252,8 +285,10 @@ class KeyspaceStream:
             elif event.kind == vevents.JOURNAL:
                 message = pb.Journal.FromString(event.body)
                 journal = _journal(message) if message.migration_type == pb.SHARDS else None
-            elif reached is not None:
-                yield reached, at
+            elif is_copied:
+                # Its last position came with it, or before.
+                if reached is not None:
+                    yield reached, at
                 reached, is_copied = None, False
                 yield CopyCompleted(shard, attempt), event.at
         if reached is not None:
@@ -351,6 +386,7 @@ class KeyspaceStream:
         if self._idle and now_s - self._idle_since_s > IDLE_STATE_S:
             self._write_idle()
         self._probe(now_s)
+        self._snapshots.turn(now_s)
         self._look_for_targets()
 
     def _list_shards(self) -> None:
@@ -362,7 +398,7 @@ class KeyspaceStream:
         """Ask shards that are silent what they have, some at a time; take the answers that are there."""
         for shard, known in self.shards.items():
             if len(self._probes) < PROBES_MAX and now_s - max(known.moved_s, known.probed_s) > PROBE_S:
-                known.probed_s = now_s
+                known.probed_s, known.asked_us = now_s, self._now_us()
                 attempt = self.coordinator.shards[shard].attempt
                 if self.coordinator.accepts(shard, attempt) and shard not in self._probes:
                     self._probes[shard] = attempt, ask_gtids(self._vtgate, self._source, shard)
@@ -376,6 +412,13 @@ class KeyspaceStream:
                 log.warning("a silent shard does not say what it has", shard=shard, error=error.message)
             else:
                 self._carry_out(self.coordinator.step(Probed(shard, attempt, executed, purged)))
+                self._note_whole(shard, executed)
+
+    def _note_whole(self, shard: str, executed: str) -> None:
+        """Note that a silent shard has nothing that is not here."""
+        ours, known = self.coordinator.shards[shard].kept, self.shards.get(shard)
+        if known is not None and ours.is_read and GtidSet.parse(ours.gtid).contains(GtidSet.parse(executed)):
+            known.whole_until_us = max(known.whole_until_us, known.asked_us)
 
     def _look_for_targets(self) -> None:
         """Move the log's position to where somebody waits for it, once all shards have what they had then."""
@@ -392,6 +435,8 @@ class KeyspaceStream:
             self._reached = max(self._reached, target.position)
 
     def _is_reached(self, target: _Target) -> bool:
+        if not self._snapshots.is_idle:
+            return False
         for shard, wanted in target.ends.items():
             found = self.coordinator.shards.get(shard)
             if found is None or not found.kept.is_read or found.kept.copy is not None:
@@ -407,6 +452,10 @@ class _Target:
 
     position: int
     ends: Mapping[str, GtidSet]
+
+
+def _iso(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1_000_000, UTC).isoformat(timespec="milliseconds")
 
 
 _NOTHING = ShardState()

@@ -1,0 +1,82 @@
+"""Primary keys behind which a table is copied, as the wire has them: made, compared, as text for the log.
+
+A table that a stream names with a key is copied from the row behind it on, and all of its changes are sent
+meanwhile. Of one that is named without, changes are left out until its copy begins. So a table of which the
+log has rows is always named with a key; one before all of its rows, if all are to be read.
+
+Source: `uvstreamer.go` and `rowstreamer.go` of Vitess; `query.proto` for the numbers of types.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+
+_INTEGRAL, _UNSIGNED, _QUOTED, _TEXT, _BINARY = 256, 512, 2048, 4096, 8192
+_DECIMAL = 18
+_LEAST_DECIMAL = "-1" + "0" * 65
+
+
+def key_text(table: str, key: pb.QueryResult) -> str:
+    """Return the text of a key: its columns, and one row of them."""
+    return base64.b64encode(pb.TableLastPk(table_name=table, last_pk=key).SerializeToString()).decode()
+
+
+def before_all(fields: Sequence[pb.Field]) -> pb.QueryResult | None:
+    """Return a key that lies before every row's; None if the type of the first column has no such value.
+
+    Of a text it is the empty one: a row whose key is empty itself is not behind it.
+    """
+    first = fields[0].type
+    if first & _INTEGRAL:
+        least = "-1" if first & _UNSIGNED else str(-(1 << 63))
+    elif first == _DECIMAL:
+        least = _LEAST_DECIMAL
+    elif first & _QUOTED and first & (_TEXT | _BINARY):
+        least = ""
+    else:
+        return None
+    # Columns behind the first one only count in rows that are equal in it: there are none.
+    values = [least, *("" if field.type & _QUOTED else "0" for field in fields[1:])]
+    row = pb.Row(lengths=[len(value) for value in values], values="".join(values).encode())
+    return pb.QueryResult(fields=fields, rows=[row])
+
+
+def common_key(keys: Sequence[str | None]) -> str | None:
+    """Return the key behind which a table is copied in a shard that took over from several.
+
+    :param keys: what those had for the table; None: it was not begun there.
+    :returns: None if the copy is to begin as if nothing had been read.
+    """
+    found = [key for key in keys if key is not None]
+    if not found:
+        return None
+    if len(set(keys)) == 1:
+        return found[0]
+    if len(found) == len(keys) and (numbers := [_numbers(key) for key in found]) and None not in numbers:
+        return min(zip(numbers, found, strict=True), key=lambda each: each[0] or ())[1]
+    one = _parsed(found[0])
+    least = before_all(one.last_pk.fields) if one.last_pk.fields else None
+    return None if least is None else key_text(one.table_name, least)
+
+
+def _parsed(key: str) -> pb.TableLastPk:
+    return pb.TableLastPk.FromString(base64.b64decode(key))
+
+
+def _numbers(key: str) -> tuple[int, ...] | None:
+    """Return a key's values; None if they are not all whole numbers, whose order is MySQL's."""
+    given = _parsed(key).last_pk
+    if not given.rows or not all(field.type & _INTEGRAL for field in given.fields):
+        return None
+    texts: list[bytes] = []
+    at = 0
+    for length in given.rows[0].lengths:
+        texts.append(given.rows[0].values[at : at + max(length, 0)])
+        at += max(length, 0)
+    try:
+        return tuple(int(text) for text in texts)
+    except ValueError:
+        return None

@@ -1,0 +1,169 @@
+"""Snapshots of a keyspace that were asked for: what is kept of them, and how any process asks."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.lock import is_written
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.progress import SourceWarning, TableProgress
+from tailrace.sources.snapshot_requests import Request, ask, waiting
+
+_TASK = "0"
+_NAME = f"tasks/{_TASK}/keyspace-snapshots.state"
+
+#: So many that are over are remembered.
+_FINISHED_MAX = 50
+
+
+class Outcome(enum.StrEnum):
+    """What became of a snapshot."""
+
+    OPEN = "open"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class AskedSnapshot:
+    """A snapshot that was asked for.
+
+    :param tables: as `keyspace.table`; empty: the keys of shards that need a snapshot.
+    :param begun: the states of the shards in the log say that it is under way.
+    :param since: the log's end when it was begun.
+    :param whole: all rows of the tables are read, those of every shard.
+    """
+
+    id: str
+    requested_us: int
+    tables: tuple[str, ...] = ()
+    state: Outcome = Outcome.OPEN
+    begun: bool = False
+    since: int = 0
+    whole: bool = False
+    finished_us: int | None = None
+    error: dict[str, Any] | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """Return what `tailrace snapshot --list` prints."""
+        return _shown(self.id, self.requested_us, self.tables, str(self.state)) | {
+            "finished_us": self.finished_us,
+            "error": self.error,
+        }
+
+
+@dataclass(slots=True)
+class KeptSnapshots:
+    """What the log's directory keeps of them: those that are over, and one at most that is open, the last."""
+
+    all: list[AskedSnapshot] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, directory: LogDirectory) -> KeptSnapshots:
+        content = directory.state_read(_NAME)
+        if content is None:
+            return cls()
+        return cls(
+            [
+                AskedSnapshot(**{**each, "tables": tuple(each["tables"]), "state": Outcome(each["state"])})
+                for each in content["snapshots"]
+            ]
+        )
+
+    def write(self, directory: LogDirectory) -> None:
+        """Keep them, durably.
+
+        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`.
+        """
+        self.all = self.all[-_FINISHED_MAX:]
+        directory.state_write(_NAME, {"snapshots": [asdict(each) for each in self.all]})
+
+    @property
+    def open(self) -> AskedSnapshot | None:
+        """The one that is under way."""
+        return self.all[-1] if self.all and self.all[-1].state is Outcome.OPEN else None
+
+    def has(self, request: Request) -> bool:
+        """Tell whether a request was taken before."""
+        return any(each.id == request.id for each in self.all)
+
+
+class VitessSnapshots:
+    """The snapshots of the log at a path; see `tailrace.sources.contract.Snapshots`."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def request(self, tables: Sequence[str], where: str) -> dict[str, Any]:
+        if where:
+            raise _impossible("a condition on rows")
+        asked = ask(LogDirectory.open(self._log), _TASK, tables=tables)
+        return {"id": asked.id, "engine_runs": is_written(self._log, _TASK)}
+
+    def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
+        raise _impossible("an end before all is read")
+
+    def pause(self, *, pauses: bool) -> dict[str, Any]:
+        raise _impossible("a pause")
+
+    def known(self) -> list[dict[str, Any]]:
+        directory = LogDirectory.open(self._log)
+        kept = KeptSnapshots.read(directory)
+        return [
+            *(each.shown() for each in kept.all),
+            *(
+                _shown(each.id, each.requested_us, each.tables, "waiting")
+                for each in waiting(directory, _TASK)
+                if not kept.has(each)
+            ),
+        ]
+
+    @property
+    def is_request_open(self) -> bool:
+        return any(each["state"] in ("waiting", str(Outcome.OPEN)) for each in self.known())
+
+    @property
+    def needed_from(self) -> int | None:
+        return None  # the states of the shards are repeated in each segment
+
+    @property
+    def warnings(self) -> list[SourceWarning]:
+        try:
+            kept = KeptSnapshots.read(LogDirectory.open(self._log))
+        except TailraceError:
+            return []  # the start says what is wrong with it
+        last = kept.all[-1] if kept.all else None
+        if last is None or last.state is not Outcome.FAILED or last.error is None:
+            return []
+        return [
+            SourceWarning(
+                f"snapshot_failed:{last.id}",
+                f"the snapshot {last.id} failed: {last.error['message']}",
+                str(last.error["hint"]),
+            )
+        ]
+
+    @property
+    def unfinished(self) -> Mapping[str, TableProgress]:
+        return {}  # the states of the shards tell
+
+
+def _impossible(what: str) -> TailraceError:
+    return TailraceError(
+        Kind.CONFIG_INVALID,
+        f"ask for a snapshot of Vitess: there is no such thing as {what}",
+        "tailrace snapshot FILE --table keyspace.table, --lost or --list",
+    )
+
+
+def _shown(number: str, requested_us: int, tables: Sequence[str], state: str) -> dict[str, Any]:
+    return {
+        "id": number, "origin": "requested" if tables else "requested for lost shards", "state": state,
+        "where": "", "requested_us": requested_us, "finished_us": None, "error": None,
+        "tables": [{"name": name, "rows": 0, "chunks": 0, "chunks_done": 0} for name in tables],
+    }  # fmt: skip

@@ -1,0 +1,223 @@
+"""Snapshots that were asked for, taken one after another by the streams themselves.
+
+A stream that is opened with its position and with primary keys goes on from there, and copies what lies
+behind the keys: so a table is read again while its changes go on, and nothing else is held up. Shards that
+need a snapshot are copied whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from itertools import islice
+from typing import Any
+
+import structlog
+
+from tailrace.changelog.directory import LogDirectory
+from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.sources.appender import Appender
+from tailrace.sources.row_frames import RowFrames
+from tailrace.sources.snapshot_requests import Request, file_name, read_requests, remove, request_files
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.connection.metadata import ask_last_key, primary_keys
+from tailrace.sources.vitess.connection.vtgate import Vtgate
+from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.events import Event, SnapshotRequested, TablesRequested
+from tailrace.sources.vitess.resharding.key_ranges import KeyRange
+from tailrace.sources.vitess.rows.copy_keys import before_all, key_text
+from tailrace.sources.vitess.rows.tables import LogTables
+from tailrace.sources.vitess.rows.transcoder import is_internal
+from tailrace.sources.vitess.snapshots import AskedSnapshot, KeptSnapshots, Outcome
+
+log = structlog.get_logger(__name__)
+
+TASK = "0"
+#: How often is looked for requests, and for the end of a snapshot.
+INTERVAL_S = 0.5
+#: Shards are asked for so many keys at a time.
+_ASKED_MAX = 32
+
+
+class AskedSnapshots:
+    """For the thread that appends; `is_idle` from any.
+
+    :param step: has the coordinator take an event, and carries out its commands.
+    """
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        source: VitessSource,
+        vtgate: Vtgate,
+        appender: Appender,
+        tables: LogTables,
+        coordinator: Coordinator,
+        step: Callable[[Event], None],
+    ) -> None:
+        self._directory = directory
+        self._source = source
+        self._vtgate = vtgate
+        self._appender = appender
+        self._tables = tables
+        self._coordinator = coordinator
+        self._step = step
+        self._kept = KeptSnapshots.read(directory)
+        self._looked_s = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that was asked for is under way or waits."""
+        return self._kept.open is None and not request_files(self._directory, TASK)
+
+    def turn(self, now_s: float) -> None:
+        """Take the next request, or go on with the one that is under way.
+
+        :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; what ended the log's writer.
+        """
+        if now_s - self._looked_s < INTERVAL_S:
+            return
+        self._looked_s = now_s
+        if self._kept.open is None:
+            self._take()
+        if (asked := self._kept.open) is not None:
+            try:
+                self._go_on(asked)
+            except TailraceError as error:
+                if error.policy is not Policy.RETRY:
+                    raise
+                log.warning("a snapshot waits", snapshot=asked.id, error=error.message)
+            except _RefusedError as refused:
+                self._end(asked, refused.error)
+
+    def _take(self) -> None:
+        files = request_files(self._directory, TASK)
+        requests = read_requests(files)
+        for request in requests[:1]:
+            if not self._kept.has(request):  # else the process was killed before the file was removed
+                self._kept.all.append(_asked(request))
+                self._kept.write(self._directory)
+                log.info("a snapshot was asked for", snapshot=request.id, tables=list(request.tables))
+        taken = {file_name(request) for request in requests[:1]}
+        unreadable = {file.name for file in files} - {file_name(request) for request in requests}
+        remove([file for file in files if file.name in taken | unreadable])
+
+    def _go_on(self, asked: AskedSnapshot) -> None:
+        lost = self._coordinator.needs_snapshot
+        if not asked.tables:
+            if not asked.begun:
+                self._note_begun(asked, whole=lost == (KeyRange(),))
+            if lost and not self._coordinator.requested:
+                self._step(SnapshotRequested())
+        elif lost:
+            raise _RefusedError(
+                Kind.SNAPSHOT_FAILED,
+                f"take a snapshot of {', '.join(asked.tables)}: the keys {', '.join(map(str, lost))} of the "
+                "keyspace can't be gone on with",
+                "tailrace snapshot FILE --lost; then ask again",
+            )
+        elif not asked.begun:
+            if self._coordinator.is_whole:
+                keys = dict(self._keys(frozenset(name.partition(".")[2] for name in asked.tables)))
+                self._begin(asked, keys)
+            return
+        if not lost and self._coordinator.is_whole:
+            self._end(asked)
+
+    def _begin(self, asked: AskedSnapshot, keys: Mapping[str, Mapping[str, str]]) -> None:
+        """Have the tables read. Killed before it is noted, it begins once more."""
+        asked.since = self._appender.tail.offset
+        tables = frozenset(name.partition(".")[2] for name in asked.tables)
+        self._step(TablesRequested(keys, tables))
+        self._appender.sync()
+        self._note_begun(asked, whole=True)
+
+    def _note_begun(self, asked: AskedSnapshot, *, whole: bool) -> None:
+        asked.since = asked.since or self._appender.tail.offset
+        asked.whole, asked.begun = whole, True
+        self._kept.write(self._directory)
+
+    def _end(self, asked: AskedSnapshot, error: TailraceError | None = None) -> None:
+        if error is None and asked.whole:
+            # A mirror takes out what was neither read nor changed since.
+            names = [name.partition(".")[2] for name in asked.tables]
+            found = RowFrames()
+            for name in names or self._tables.names(self._source.keyspace):
+                shape = self._tables.read_again(self._source.keyspace, name, asked.since)
+                if shape is not None:
+                    found.describe(shape)
+            position = max(self._appender.tail.position, time.time_ns() // 1000)
+            self._appender.append_progress(position, found.take().tobytes())
+            self._appender.sync()
+        asked.state = Outcome.DONE if error is None else Outcome.FAILED
+        asked.error = None if error is None else error.as_json()
+        asked.finished_us = time.time_ns() // 1000
+        self._kept.write(self._directory)
+        log.info("a snapshot that was asked for is over", snapshot=asked.id, state=str(asked.state))
+
+    # ------------------------------------------------------------------ the keys that streams are opened with
+
+    def _keys(self, wanted: frozenset[str]) -> Iterator[tuple[str, dict[str, str]]]:
+        """Yield for each shard the keys behind which its tables are copied."""
+        for shard, known in self._coordinator.shards.items():
+            if known.kept.children:
+                continue
+            tables = {
+                table: key
+                for table, key in primary_keys(self._vtgate, self._source, shard).items()
+                if self._source.captures(table) and not is_internal(table)
+            }
+            if missing := wanted - tables.keys():
+                names = ", ".join(f"{self._source.keyspace}.{name}" for name in sorted(missing))
+                raise _RefusedError(
+                    Kind.TABLE_MISSING,
+                    f"take a snapshot of {names}: the shard {shard} has no such table that is captured",
+                    "name tables as keyspace.table, and see to it that source.tables means them",
+                )
+            if keyless := sorted(table for table, key in tables.items() if not key):
+                raise _RefusedError(
+                    Kind.SINK_KEY_MISSING,
+                    f"take a snapshot: {', '.join(keyless)} has no primary key, without which its rows would "
+                    "come again",
+                    "give it a primary key, or leave it out by source.tables_exclude",
+                )
+            yield shard, dict(self._keys_of(shard, tables, wanted))
+
+    def _keys_of(
+        self, shard: str, tables: Mapping[str, list[str]], wanted: frozenset[str]
+    ) -> Iterator[tuple[str, str]]:
+        def asked() -> Iterator[tuple[str, Future[pb.QueryResult]]]:
+            for table, key in tables.items():
+                yield table, ask_last_key(self._vtgate, self._source, shard, table, key)
+
+        for table, answer in _some_at_a_time(asked()):
+            found = answer.result(2 * self._source.connect_timeout)
+            # Of a table that is empty now, what comes meanwhile is sent, too.
+            key = found if found.rows and table not in wanted else before_all(found.fields)
+            if key is None:
+                raise _RefusedError(
+                    Kind.SNAPSHOT_FAILED,
+                    f"take a snapshot: the primary key of {table} is of a type that has no least value",
+                    "begin a new log to read it anew",
+                )
+            yield table, key_text(table, key)
+
+
+class _RefusedError(Exception):
+    """A request can't be carried out: it fails alone."""
+
+    def __init__(self, kind: Kind, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.error = TailraceError(kind, message, hint)
+
+
+def _asked(request: Request) -> AskedSnapshot:
+    return AskedSnapshot(request.id, request.requested_us, request.tables)
+
+
+def _some_at_a_time(asked: Iterable[Any]) -> Iterator[Any]:
+    remaining = iter(asked)
+    while batch := list(islice(remaining, _ASKED_MAX)):
+        yield from batch

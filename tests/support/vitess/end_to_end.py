@@ -1,0 +1,59 @@
+"""`tailrace` as a process, on a keyspace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tailrace_servers.vitess import EmbeddedVitess
+
+TIMEOUT_S = 240
+
+
+def pipeline_file(at: Path, cluster: EmbeddedVitess, table: str, **settings: object) -> Path:
+    """Write a pipeline of one table into JSON lines and a mirror, in `at`."""
+    section = {
+        "type": "vitess",
+        "hosts": [cluster.address],
+        "keyspace": cluster.keyspace,
+        "tables": [f"{cluster.keyspace}.{table}"],
+        "heartbeat_interval_s": 1,
+        **settings,
+    }
+    file = at / "pipeline.yaml"
+    file.write_text(
+        f"name: shop\nsource: {json.dumps(section)}\nlog: {{path: ./log}}\nsinks:\n"
+        "  - {type: jsonl, path: ./lines}\n"
+        "  - {type: delta, path: ./mirror, mode: mirror}\n"
+    )
+    return file
+
+
+def tailrace(*arguments: object, failpoints: str = "", status: int | None = 0) -> str:
+    """Run a command to its end; return what it prints.
+
+    :param status: that it must end with; None: any.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", "--debug", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "TAILRACE_FAILPOINTS": failpoints},
+    )
+    assert status is None or done.returncode == status, done.stdout + done.stderr
+    return done.stdout if "--json" in arguments else done.stdout + done.stderr
+
+
+def lines_of(at: Path, table: str) -> list[dict[str, Any]]:
+    """Return what stands in the JSON lines of a table."""
+    return [
+        json.loads(line)
+        for path in sorted((at / "lines" / f"shop.{table}").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]

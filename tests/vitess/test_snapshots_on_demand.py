@@ -1,0 +1,144 @@
+"""Snapshots that are asked for, on a real cluster: what was lost is copied anew, and mirrors are right."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tailrace.sources.vitess.snapshots import VitessSnapshots
+from tailrace_servers.vitess import EmbeddedVitess, find_vitess
+from tests.support.vitess.capturing import capturing
+from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
+from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.vitess
+
+TABLE = "orders"
+
+
+@pytest.fixture
+def cluster() -> Iterator[EmbeddedVitess]:
+    """A cluster of this test's own, which may break it."""
+    with EmbeddedVitess(find_vitess(), vschema=VSCHEMA) as made:
+        add_table(made, TABLE, ORDERS)
+        yield made
+
+
+def _mirrored(at: Path, table: str) -> dict[int, tuple[object, ...]]:
+    rows = DeltaTable(str(at / "mirror" / f"shop.{table}")).to_pyarrow_table().to_pylist()
+    return {row["id"]: (row["what"], str(row["amount"]), row["counter"]) for row in rows}
+
+
+def _there(cluster: EmbeddedVitess, table: str) -> dict[int, tuple[object, ...]]:
+    return {key: (row[1], str(row[2]), row[3]) for key, row in rows_of(cluster, table).items()}
+
+
+def _insert(cluster: EmbeddedVitess, table: str, keys: range) -> None:
+    rows = ", ".join(f"({key}, 'row {key}', 1.50)" for key in keys)
+    cluster.execute(f"insert into {table} (id, what, amount) values {rows}")
+
+
+def test_a_mirror_is_right_again_after_a_table_was_read_anew(
+    tmp_path: Path, vitess: EmbeddedVitess, orders: str
+) -> None:
+    _insert(vitess, orders, range(200))
+    file = pipeline_file(tmp_path, vitess, orders, snapshot="initial")
+    tailrace("run", file, "--until-caught-up")
+    assert _mirrored(tmp_path, orders) == _there(vitess, orders)
+    # Changes that the binlogs do not have.
+    for shard in ("-80", "80-"):
+        vitess.mysql(
+            shard,
+            "set sql_log_bin = 0",
+            f"delete from vt_shop.{orders} where id % 7 = 3",
+            f"update vt_shop.{orders} set counter = 5 where id % 7 = 4",
+        )
+    _insert(vitess, orders, range(200, 220))
+    tailrace("run", file, "--until-caught-up")
+    assert _mirrored(tmp_path, orders) != _there(vitess, orders)
+    assert "no engine runs" in tailrace("snapshot", file, "--table", f"shop.{orders}")
+    _insert(vitess, orders, range(220, 240))
+    tailrace("run", file, "--until-caught-up")
+    assert _mirrored(tmp_path, orders) == _there(vitess, orders)
+    (listed,) = json.loads(tailrace("snapshot", file, "--list", "--json"))["snapshots"]
+    assert listed["state"] == "done"
+    read = Counter(line["op"] for line in lines_of(tmp_path, orders))
+    assert read["r"] == 200 + len(_there(vitess, orders))
+
+
+def test_no_change_is_lost_while_a_table_is_read_anew(tmp_path: Path, cluster: EmbeddedVitess) -> None:
+    _insert(cluster, TABLE, range(3_000))
+    add_table(cluster, "others", ORDERS)
+    _insert(cluster, "others", range(100))
+    with capturing(tmp_path, cluster.address, snapshot="initial", receive_timeout_s=30) as found:
+        found.wait_for_rows(3_100, 120)
+        found.wait_for_shards("-80", "80-")
+        VitessSnapshots(tmp_path / "log").request([f"shop.{TABLE}"], "")
+        rounds = 0
+        while VitessSnapshots(tmp_path / "log").known()[-1]["state"] != "done":
+            for table in (TABLE, "others"):
+                cluster.execute(f"update {table} set counter = counter + 1 where id < 50")
+            rounds += 1
+            assert rounds < 5_000
+        found.wait_for_rows(6_100 + 100 * rounds, 60)
+    changes = [change for change in found.changes() if change.table == "shop.orders"]
+    assert Counter(change.op for change in changes) == {"r": 6_000, "u": 50 * rounds}
+    by_key: dict[int, list[int]] = {}
+    for change in changes:
+        by_key.setdefault(int(change.row["id"] or 0), []).append(int(change.row["counter"] or 0))
+    for key, counters in by_key.items():
+        assert counters == sorted(counters), (key, counters)
+        assert set(counters) == set(range(rounds + 1 if key < 50 else 1)), (key, counters)
+    others = Counter(change.op for change in found.changes() if change.table == "shop.others")
+    assert others == {"r": 100, "u": 50 * rounds}
+
+
+def test_down_until_after_complete_the_lost_keys_are_copied_anew(
+    tmp_path: Path, cluster: EmbeddedVitess
+) -> None:
+    _insert(cluster, TABLE, range(100))
+    file = pipeline_file(tmp_path, cluster, TABLE, snapshot="initial")
+    tailrace("run", file, "--until-caught-up")
+    gone = next(row[0] for row in cluster.execute(f"select id from {TABLE}", target="shop/80-"))
+    cluster.execute(f"update {TABLE} set counter = 1 where id < 50")
+    cluster.reshard("split", ["80-"], ["80-c0", "c0-"])
+    cluster.complete("split", ["80-"])
+    cluster.execute(f"delete from {TABLE} where id = {gone}")
+    with capturing(tmp_path, cluster.address, snapshot="initial") as found:
+        wait_until(lambda: found.shards().get("80-") == "needs_snapshot", 60, "the shard is lost")
+        (warning,) = found.capture.progress().warnings
+        assert (warning.key, "--lost" in warning.repair) == ("shard_needs_snapshot 80-", True)
+    tailrace("snapshot", file, "--lost")
+    cluster.execute(f"update {TABLE} set counter = counter + 1 where id < 20")
+    tailrace("run", file, "--until-caught-up")
+    # The keys of the other shard were not read again: of those that were, nobody knows which are gone.
+    expected = _there(cluster, TABLE)
+    mirrored = _mirrored(tmp_path, TABLE)
+    assert {key: row for key, row in mirrored.items() if key != gone} == expected
+    tailrace("snapshot", file, "--table", f"shop.{TABLE}")
+    tailrace("run", file, "--until-caught-up")
+    assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)
+
+
+def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVitess) -> None:
+    _insert(cluster, TABLE, range(100))
+    file = pipeline_file(tmp_path, cluster, TABLE, snapshot="initial")
+    tailrace("run", file, "--until-caught-up")
+    cluster.execute(f"delete from {TABLE} where id < 10")
+    cluster.execute(f"update {TABLE} set counter = 1 where id < 50")
+    for shard in ("-80", "80-"):
+        cluster.mysql(shard, "flush binary logs", "purge binary logs before now() + interval 1 hour")
+    with capturing(tmp_path, cluster.address, snapshot="initial") as found:
+        wait_until(
+            lambda: list(found.shards().values()) == ["needs_snapshot"] * 2, 90, "both shards are lost"
+        )
+    tailrace("snapshot", file, "--lost")
+    tailrace("run", file, "--until-caught-up")
+    # All keys were read again, so what is not there any more is gone from the mirror, too.
+    assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)

@@ -367,7 +367,7 @@ def test_a_session_that_was_cut_says_so_whatever_it_is_used_for(pg: Database) ->
         for use in (
             lambda: session.run("select 1", "ask"),
             lambda: session.run("select 1", "ask"),
-            lambda: session.copying(1000).start(b"copy (select 1) to stdout", 10),
+            lambda: session.copying(1000, "copy").start(b"copy (select 1) to stdout", 10),
             lambda: session.streaming(1000),
         ):
             with pytest.raises(TailraceError) as raised:

@@ -6,7 +6,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import Kind, Policy, TailraceError
-from tailrace.sources.postgres.connection.backend_messages import lines, split_wire, unwrap_copy
+from tailrace.sources.postgres.connection.backend_messages import lines
 from tailrace.sources.postgres.connection.transport import BUFFER_BYTES, Received, SocketTransport
 from tests.support.capture.stream_of import (
     NOTICE,
@@ -49,9 +48,9 @@ FRAMES = b"".join(part for part in STREAM if part[:1] == b"d" and part[5:6] == b
 class Line:
     """A transport and the server's end of it."""
 
-    def __init__(self, *, size_max: int = 64 * MIB, scan=split_wire) -> None:
+    def __init__(self, *, size_max: int = 64 * MIB, copies: bool = False) -> None:
         self.server, self._client = socket.socketpair()
-        self.transport = SocketTransport(idle(self._client), scan, size_max)
+        self.transport = SocketTransport(idle(self._client), size_max, copies=copies)
 
     def collect(self, stop_at: int | None = None) -> tuple[bytes, list[Received]]:
         data, seen = b"", []
@@ -113,11 +112,11 @@ def test_an_error_of_the_server_comes_after_the_frames_before_it(line: Line) -> 
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("scan", [split_wire, unwrap_copy])
-def test_what_libpq_had_read_of_a_servers_last_message_is_a_broken_connection(scan: Any) -> None:
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_libpq_had_read_of_a_servers_last_message_is_a_broken_connection(copies: bool) -> None:
     last = error("57P01", "database system is shutting down; administrator command; dead")
     for cut in range(len(last) + 1):
-        line = Line(scan=scan)
+        line = Line(copies=copies)
         line.server.sendall(last[cut:])
         with pytest.raises(TailraceError) as raised:
             line.transport.start(b"START_REPLICATION", 0.1)
@@ -209,7 +208,7 @@ def test_what_is_sent_is_one_copy_data_message(line: Line) -> None:
 
 
 def test_copied_rows_come_without_their_wrapping() -> None:
-    line = Line(scan=unwrap_copy)
+    line = Line(copies=True)
     rows = [b"1\ta\n", b"2\t\\n\n", b"\n", b"3\t" + b"z" * 5000 + b"\n"]
     stream = b"".join(message(b"d", row) for row in rows)
     end = message(b"c") + message(b"C", b"COPY 4\0") + message(b"Z", b"T")

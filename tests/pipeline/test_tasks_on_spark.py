@@ -88,7 +88,7 @@ def test_a_task_that_is_killed_is_started_again_and_goes_on_by_the_log(
         wait_until(lambda: '"streaming"' in (captured.log / FILE_NAME).read_text(), LATE_S, "the state")
     assert captured.got == [1, 2, 3, 4, 5]
     assert not is_written(captured.log, "0")
-    assert captured.report().phase == "stopped"
+    assert captured.report().capture["phase"] == "stopped"
     tracker = spark.sparkContext.statusTracker()
     wait_until(lambda: not tracker.getActiveJobsIds(), LATE_S, "the end of all jobs")
     again = tailrace.Engine(settings(pg, tmp_path), on_record=captured._take)
@@ -104,7 +104,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
     captured = Captured(pg, tmp_path)
     with captured.engine:
         captured.insert_and_see(1)
-        wait_until(lambda: captured.report().phase == "streaming", LATE_S, "the stream")
+        wait_until(lambda: captured.report().capture["phase"] == "streaming", LATE_S, "the stream")
         zombie, report = captured.pid, captured.report()
         os.kill(zombie, signal.SIGSTOP)
         try:
@@ -171,7 +171,7 @@ def test_a_command_over_two_databases_whose_driver_was_killed_goes_on_when_it_is
 
         def stream() -> bool:
             reports = [channel.report() for channel in channels]
-            return all(report is not None and report.phase == "streaming" for report in reports)
+            return all(report is not None and report.capture["phase"] == "streaming" for report in reports)
 
         wait_until(stream, LATE_S, "the streams")
         told = subprocess.run(

@@ -29,7 +29,6 @@ from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tailrace.pipeline.run import PipelineResources, SourceGroup, failure_of, spread
 from tailrace.pipeline.sink_worker import PENDING_S
 from tailrace.pipeline.source_worker import SourceWorker
-from tailrace.pipeline.status.realtime_metrics import RealtimeMetrics
 from tailrace.pipeline.status.source_metrics import SourceMetrics
 from tailrace.pipeline.status.views import SourceView
 from tailrace.records.batch import Batch, Offset, Partition
@@ -130,7 +129,6 @@ class PipelineTask:
         self._news = threading.Event()  # set when something may be new in a log
         self._beginning = FairSemaphore(1)
         self._metrics: SourceMetrics | None = None
-        self._realtime_metrics: RealtimeMetrics | None = None
 
     def start(self, context: TaskContext) -> None:
         """Start capturing. What can be refused without a server is refused here.
@@ -144,7 +142,6 @@ class PipelineTask:
         pipelines = self._config.pipelines
         self._offsets = dict(context.offsets.read([partition_of(pipeline) for pipeline in pipelines]))
         self._metrics = SourceMetrics(context.metrics)
-        self._realtime_metrics = RealtimeMetrics(context.metrics)
         self._sources = SourceGroup(self._resources.spark, len(pipelines), self._worker, self._keep)
         self._sources.check()
         for reading in self._readings.values():
@@ -292,8 +289,6 @@ class PipelineTask:
         return views
 
     def _keep(self) -> None:
-        if self._metrics is not None and self._sources is not None:
-            self._metrics.note(worker.view() for worker in self._sources.workers)
         for reading in list(self._readings.values()):
             try:
                 reading.keep()
@@ -302,8 +297,8 @@ class PipelineTask:
                     self._dropped = error
                 else:
                     log.warning("could not commit to the log what the engine has read", error=str(error))
-        if self._realtime_metrics is not None and self._sources is not None:
-            self._realtime_metrics.note(self._views())
+        if self._metrics is not None and self._sources is not None:
+            self._metrics.note(self._views())
 
 
 def config_of(name: str, settings: Settings) -> EngineConfig:

@@ -32,7 +32,6 @@ from tailrace.pipeline.log.root import take_root
 from tailrace.pipeline.source_worker import SourceWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.publisher import StatusPublisher
-from tailrace.pipeline.status.realtime_metrics import RealtimeMetrics
 from tailrace.pipeline.status.source_metrics import SourceMetrics
 from tailrace.pipeline.status.views import PipelineView, SourceView
 
@@ -251,7 +250,7 @@ class Run:
         )
         self._metrics = EngineMetrics(config.name, self._view_for_metrics, polls=False)
         of_tasks = [self._metrics.of(str(task)) for task in range(len(self._tasks))]
-        self._source_metrics = [(SourceMetrics(metrics), RealtimeMetrics(metrics)) for metrics in of_tasks]
+        self._source_metrics = [SourceMetrics(metrics) for metrics in of_tasks]
         self._endpoint = MetricsEndpoint(config.name)
         # Capture has tried again by itself before it fails: so there is no more to it unless it is asked for.
         retries_max = options.errors_retries_max if "errors_retries_max" in options.model_fields_set else 0
@@ -365,9 +364,7 @@ class Run:
 
     def _count_sinks(self) -> None:
         for metrics, places in zip(self._source_metrics, self._tasks, strict=True):
-            views = self._views(places)
-            for each in metrics:
-                each.note(views)
+            metrics.note(self._views(places))
 
     def _view_for_metrics(self) -> EngineView:
         tasks = []

@@ -27,7 +27,7 @@ from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.sink_worker import TASK
-from tailrace.pipeline.status.views import SinkState, SinkView
+from tailrace.pipeline.status.views import HANDLER, SinkState, SinkView
 from tailrace.ranges.batches import LOG_OFFSET, REMOVE_OFFSETS, batches_of, log_offset_of, offset_of
 from tailrace.ranges.changes import stretches_of
 from tailrace.ranges.plan import MIB, Piece
@@ -105,7 +105,7 @@ class LogConsumer:
         self._generation = 0  # of the path, that `_batches` come from
         self._held: Sequence[HeldBlock] = ()  # what `_batches` come from, if from memory
         self._rows = 0  # given out
-        self._view = SinkView(self._name, "engine")  # replaced whole
+        self._view = SinkView(self._name, HANDLER)  # replaced whole
 
     def open(self) -> bool:
         """Find the place to begin at and register there; return whether there is a log yet.

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tailrace.backoff import Backoff
 from tailrace.changelog.writer import Tail
 from tailrace.config import PipelineConfig
-from tailrace.errors import Kind, Policy, TailraceError
+from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.remote.attempt import Order, carry_out
 from tailrace.pipeline.remote.channel import Channel, DesiredState, Report
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.sources.progress import CaptureProgress
+from tailrace.sources.reconnection import Reconnection
 from tailrace.spark.java import cores_of
 from tailrace.spark.jobs import JobGroup, collect
 
@@ -34,8 +34,6 @@ _BEAT_S = 1.0
 CORES_S = 60.0
 #: How long a task may take to end when that is wanted; then its job is cancelled.
 STOP_S = 8.0
-#: A job that got so far counts as a success: waits begin at the shortest again.
-_STEADY_S = 60.0
 
 _NOTHING = CaptureProgress(
     phase="connecting",
@@ -71,8 +69,14 @@ class RemoteCapture:
         self._wanted = DesiredState(life=self._life, round=0)
         self._report: Report | None = None
         self._read_s = 0.0
-        self._jobs_failed = 0
-        self._error: TailraceError | None = None
+        self._jobs = Reconnection(
+            pipeline.source,
+            self._stopping,
+            name=pipeline.name,
+            position=lambda: 0 if self._report is None else self._report.capture["durable"]["position"],
+            is_heard=lambda: True,
+        )
+        self._failure: TailraceError | None = None
         self._ended = False
 
     def run(self) -> None:
@@ -83,9 +87,11 @@ class RemoteCapture:
         """
         try:
             self._channel.prepare()
-            self._run_jobs()
+            self._jobs.run(self._run_one)
         finally:
             self._ended = True
+        if self._failure is not None and not self._stopping.is_set():
+            raise self._failure
 
     def stop(self) -> None:
         """Ask the task to end: it makes durable and acknowledges what was received."""
@@ -103,37 +109,20 @@ class RemoteCapture:
         """Return how far the task is, as it reported last."""
         report, now_s = self._last_report(), time.monotonic()
         found = _NOTHING if report is None else report.progress(now_s)
-        error = self._error or found.error
-        phase = "stopped" if self._ended else "connecting" if self._error is not None else found.phase
-        return replace(found, phase=phase, error=error, reconnects=found.reconnects + self._jobs_failed)
+        died, again = self._jobs.error, found.reconnects + self._jobs.count
+        phase = "stopped" if self._ended else "connecting" if died is not None else found.phase
+        return replace(found, phase=phase, error=died or found.error, reconnects=again)
 
-    def _run_jobs(self) -> None:
-        source = self._pipeline.source
-        failing_since_s: float | None = None
-        backoff = Backoff(first_s=source.reconnect_delay_s, longest_s=source.reconnect_delay_s_max)
-        while not self._stopping.is_set():
-            began_s = time.monotonic()
+    def _run_one(self) -> None:
+        """Run one job to its end; what another one may do better is raised, else kept in `_failure`."""
+        try:
             error = self._run_job()
-            if error is None or self._stopping.is_set():
-                return
-            if error.policy is not Policy.RETRY or error.kind is not Kind.SPARK_FAILED:
-                raise error
-            now_s = time.monotonic()
-            if failing_since_s is None or now_s - began_s > _STEADY_S:
-                failing_since_s, backoff = now_s, backoff.after_success()
-            bound_s = source.reconnect_s_max
-            if bound_s and now_s - failing_since_s > bound_s:
-                raise error
-            self._error = error
-            self._jobs_failed += 1
-            wait_s, backoff = backoff.wait_s, backoff.failed()
-            log.warning(
-                "the task that captures has died; started again",
-                pipeline=self._pipeline.name,
-                message=error.message,
-                wait_s=wait_s,
-            )
-            self._stopping.wait(wait_s)
+        except TailraceError as failure:
+            self._failure = failure
+            return
+        if error is not None and error.kind is Kind.SPARK_FAILED:
+            raise error
+        self._failure = error
 
     def _run_job(self) -> TailraceError | None:
         """Run one job to its end; return why it failed, if it did.
@@ -157,7 +146,7 @@ class RemoteCapture:
                 beat_s = now_s
                 self._ask(beat=self._wanted.beat + 1)
             if (report := self._last_report()) is not None and report.attempt[0] == order.round:
-                self._error = None
+                self._jobs.error = None
             if self._stopping.is_set():
                 stop_by_s = stop_by_s or now_s + STOP_S
                 if now_s > stop_by_s:

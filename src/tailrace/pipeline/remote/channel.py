@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,14 +18,18 @@ from pydantic import BaseModel, ConfigDict
 
 from tailrace.changelog.durable import decode_state, encode_state, make_directory
 from tailrace.changelog.writer import Tail
-from tailrace.errors import Kind, TailraceError
-from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth, SourceWarning, TableProgress
+from tailrace.errors import TailraceError
+from tailrace.sources.progress import CaptureProgress, SourceHealth, SourceWarning, TableProgress
 
 M = TypeVar("M", bound=BaseModel)
 
 #: What is added to the log's name for the folder of the two files: `.<log>.task`, which no source's log
 #: is called, as a folder of logs may hold both.
 PREFIX, SUFFIX = ".", ".task"
+
+#: What a progress has that is JSON as it is, and what one of a table has.
+_PLAIN = ("phase", "rows", "bytes", "source_end", "acknowledged", "reconnects")
+_PLAIN_OF_TABLE = ("rows", "rows_estimated", "done", "chunks", "chunks_done", "rows_before")
 
 
 class _Message(BaseModel):
@@ -38,7 +43,7 @@ class DesiredState(_Message):
     :param round: which of its jobs.
     :param beat: rises as long as the driver lives.
     :param stop: make durable and acknowledge what was received, and end.
-    :param position: tell when everything committed before this LSN is in the log; 0: no matter.
+    :param position: report when everything committed before this LSN is in the log; 0: nobody waits.
     """
 
     life: str
@@ -48,61 +53,21 @@ class DesiredState(_Message):
     position: int = 0
 
 
-class TableSnapshot(_Message):
-    """A table's snapshot; `for_s`: how long it has been read in this run, None: not yet."""
-
-    rows: int
-    rows_estimated: int
-    done: bool
-    chunks: int
-    chunks_done: int
-    rows_before: int
-    for_s: float | None
-
-
-class ReportedFailure(_Message):
-    """An error in words."""
-
-    kind: Kind
-    message: str
-    hint: str
-    context: dict[str, Any]
-
-    @classmethod
-    def of(cls, error: TailraceError) -> ReportedFailure:
-        """Return `error` as it is reported."""
-        context = {name: str(value) for name, value in error.context.items()}
-        return cls(kind=error.kind, message=error.message, hint=error.hint, context=context)
-
-    def error(self) -> TailraceError:
-        """Return the error."""
-        return TailraceError(self.kind, self.message, self.hint, self.context)
-
-
 class Report(_Message):
     """What a task reports.
 
     :param attempt: round of the job and Spark's number of the attempt: a later one takes its place.
     :param process: that captures, for people.
     :param caught_up: everything committed before this LSN is in the log.
+    :param capture: its `CaptureProgress` as JSON. Clocks differ: a table has the seconds that it has been
+        read for, None: not yet in this run.
     """
 
     life: str
     attempt: tuple[int, int]
     process: str
     caught_up: int
-    phase: PhaseName
-    rows: int
-    bytes: int
-    appended: tuple[int, int, int]
-    durable: tuple[int, int, int]
-    source_end: int
-    acknowledged: int
-    snapshot: dict[str, TableSnapshot]
-    reconnects: int
-    error: ReportedFailure | None
-    health: SourceHealth | None
-    warnings: tuple[SourceWarning, ...]
+    capture: dict[str, Any]
 
     @classmethod
     def of(
@@ -114,52 +79,38 @@ class Report(_Message):
         now_s: float,
         progress: CaptureProgress,
     ) -> Report:
-        """Return what there is to tell; `now_s` on the monotonic clock of the process that captures."""
-        return cls(
-            life=life,
-            attempt=attempt,
-            process=process,
-            caught_up=caught_up,
-            phase=progress.phase,
-            rows=progress.rows,
-            bytes=progress.bytes,
-            appended=_numbers(progress.appended),
-            durable=_numbers(progress.durable),
-            source_end=progress.source_end,
-            acknowledged=progress.acknowledged,
-            snapshot={
-                name: TableSnapshot(
-                    rows=table.rows,
-                    rows_estimated=table.rows_estimated,
-                    done=table.done,
-                    chunks=table.chunks,
-                    chunks_done=table.chunks_done,
-                    rows_before=table.rows_before,
-                    for_s=now_s - table.began_s if table.began_s else None,
-                )
+        """Return what there is to report; `now_s` on the monotonic clock of the process that captures."""
+        error, health = progress.error, progress.health
+        context = {} if error is None else {name: str(value) for name, value in error.context.items()}
+        capture = {
+            **{name: getattr(progress, name) for name in _PLAIN},
+            "appended": asdict(progress.appended),
+            "durable": asdict(progress.durable),
+            "snapshot": {
+                name: {each: getattr(table, each) for each in _PLAIN_OF_TABLE}
+                | {"for_s": now_s - table.began_s if table.began_s else None}
                 for name, table in progress.snapshot.items()
             },
-            reconnects=progress.reconnects,
-            error=None if progress.error is None else ReportedFailure.of(progress.error),
-            health=progress.health,
-            warnings=progress.warnings,
-        )
+            "error": None if error is None else {**error.as_json(), "context": context},
+            "health": None if health is None else asdict(health),
+            "warnings": [asdict(warning) for warning in progress.warnings],
+        }
+        return cls(life=life, attempt=attempt, process=process, caught_up=caught_up, capture=capture)
 
     def progress(self, now_s: float) -> CaptureProgress:
         """Return the progress; `now_s` on the monotonic clock of this process."""
+        found = self.capture
+        error, health = found["error"], found["health"]
         return CaptureProgress(
-            phase=self.phase,
-            rows=self.rows,
-            bytes=self.bytes,
-            appended=Tail(*self.appended),
-            durable=Tail(*self.durable),
-            source_end=self.source_end,
-            acknowledged=self.acknowledged,
-            snapshot={name: _progress_of(table, now_s) for name, table in self.snapshot.items()},
-            reconnects=self.reconnects,
-            error=None if self.error is None else self.error.error(),
-            health=self.health,
-            warnings=self.warnings,
+            **{
+                **found,
+                "appended": Tail(**found["appended"]),
+                "durable": Tail(**found["durable"]),
+                "snapshot": {name: _of_table(table, now_s) for name, table in found["snapshot"].items()},
+                "error": None if error is None else TailraceError(**error),
+                "health": None if health is None else SourceHealth(**health),
+                "warnings": tuple(SourceWarning(**warning) for warning in found["warnings"]),
+            }
         )
 
 
@@ -213,17 +164,7 @@ def _read(path: Path, kind: type[M]) -> M | None:
     return None
 
 
-def _numbers(tail: Tail) -> tuple[int, int, int]:
-    return tail.offset, tail.position, tail.position_time_us
-
-
-def _progress_of(table: TableSnapshot, now_s: float) -> TableProgress:
-    return TableProgress(
-        rows=table.rows,
-        rows_estimated=table.rows_estimated,
-        done=table.done,
-        chunks=table.chunks,
-        chunks_done=table.chunks_done,
-        began_s=0.0 if table.for_s is None else now_s - table.for_s,
-        rows_before=table.rows_before,
-    )
+def _of_table(content: dict[str, Any], now_s: float) -> TableProgress:
+    for_s = content["for_s"]
+    began_s = 0.0 if for_s is None else now_s - for_s
+    return TableProgress(**{name: content[name] for name in _PLAIN_OF_TABLE}, began_s=began_s)

@@ -1,12 +1,14 @@
-"""Sources and their sinks in the engine's metrics, from what they show of themselves."""
+"""Sources, their sinks and an engine's handler in the metrics: from what they show of themselves."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tailrace.engine.contracts import Metrics
-from tailrace.pipeline.status.views import SinkState, SinkView, SourceView
+from tailrace.pipeline.status.views import HANDLER, SinkState, SinkView, SourceView
+from tailrace.realtime.path import RealtimeView
+from tailrace.realtime.switching import RealtimeMode
 
 _COUNTERS = {
     "rows": ("tailrace_sink_rows", "Changes that were written to the sink."),
@@ -17,6 +19,22 @@ _COUNTERS = {
 _LAG_BYTES = ("tailrace_sink_lag_bytes", "Bytes of the log that the sink has not written.")
 _LAG_SECONDS = ("tailrace_sink_lag_seconds", "Age of the oldest commit that the sink has not written.")
 _IS_RUNNING = ("tailrace_sink_running", "1 while the sink writes, 0 where it failed, tries again or ended.")
+
+_REALTIME_GAUGES = {
+    "position": ("tailrace_realtime_position_bytes", "Log offset before which everything is handled."),
+    "buffer_blocks": ("tailrace_realtime_buffer_blocks", "Blocks of the log that wait in memory."),
+    "buffer_rows": ("tailrace_realtime_buffer_rows", "Changes that wait in memory."),
+    "buffer_bytes": ("tailrace_realtime_buffer_bytes", "Bytes that wait in memory, or are worked on."),
+    "buffer_capacity_bytes": ("tailrace_realtime_buffer_capacity_bytes", "Most bytes that may wait there."),
+    "lag_segments": ("tailrace_realtime_lag_segments", "Segments of the log that begin after the position."),
+    "lag_ms": ("tailrace_realtime_lag_milliseconds", "Age of the oldest change that waits in memory."),
+}
+_REALTIME_COUNTERS = {
+    "switches": ("tailrace_realtime_switches", "Changes of mode."),
+    "fall_backs": ("tailrace_realtime_fall_backs", "Times that the log took over, as the buffer was full."),
+    "restored_rows": ("tailrace_realtime_restored_rows", "Changes read from the log to restore real time."),
+}
+_REALTIME_ON = ("tailrace_realtime_on", "1 while the consumer is fed from memory, 0 while from the log.")
 
 
 class SourceMetrics:
@@ -35,7 +53,12 @@ class SourceMetrics:
         for source in sources:
             self._note_source(source)
             for sink in source.sinks:
-                self._note(source, sink)
+                before = self._seen.get((source.name, sink.name))
+                if sink.type != HANDLER:
+                    self._note(source, sink, before)
+                if sink.realtime is not None:
+                    self._note_realtime(source.name, sink.name, sink.realtime, before)
+                self._seen[source.name, sink.name] = sink
 
     def _note_source(self, source: SourceView) -> None:
         labels = {"source": source.name}
@@ -50,18 +73,27 @@ class SourceMetrics:
             counter.inc(now - then if now >= then else now)
             self._counted[place] = now
 
-    def _note(self, source: SourceView, sink: SinkView) -> None:
+    def _note(self, source: SourceView, sink: SinkView, before: SinkView | None) -> None:
         labels = {"source": source.name, "sink": sink.name, "type": sink.type}
-        before = self._seen.get((source.name, sink.name))
         if sink is not before:
-            for name, (metric, description) in _COUNTERS.items():
-                now, then = getattr(sink, name), getattr(before, name, 0)
-                # A source that is captured again begins with sinks that have counted nothing.
-                counter = self._metrics.counter(metric, description, labels)
-                counter.inc(now - then if now >= then else now)
+            self._count(_COUNTERS, labels, sink, before)
             self._metrics.gauge(*_IS_RUNNING, labels).set(float(sink.state is SinkState.RUNNING))
-            self._seen[source.name, sink.name] = sink
         end = source.task.log_end
         if (lag_bytes := sink.lag_bytes(end)) is not None:
             self._metrics.gauge(*_LAG_BYTES, labels).set(float(lag_bytes))
         self._metrics.gauge(*_LAG_SECONDS, labels).set(sink.lag_s(end, time.time_ns() // 1000) or 0.0)
+
+    def _note_realtime(self, source: str, consumer: str, view: RealtimeView, before: SinkView | None) -> None:
+        labels = {"source": source, "consumer": consumer}
+        self._count(_REALTIME_COUNTERS, labels, view, None if before is None else before.realtime)
+        for name, (metric, description) in _REALTIME_GAUGES.items():
+            self._metrics.gauge(metric, description, labels).set(float(getattr(view, name)))
+        self._metrics.gauge(*_REALTIME_ON, labels).set(float(view.mode is RealtimeMode.ON))
+
+    def _count(
+        self, counters: Mapping[str, tuple[str, str]], labels: dict[str, str], view: object, before: object
+    ) -> None:
+        for name, (metric, description) in counters.items():
+            now, then = getattr(view, name), getattr(before, name, 0)
+            # A source that is captured again begins with sinks that have counted nothing.
+            self._metrics.counter(metric, description, labels).inc(now - then if now >= then else now)

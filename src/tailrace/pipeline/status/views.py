@@ -70,6 +70,10 @@ def state_at_end(failures: Iterable[TailraceError | None]) -> PipelineState:
     return PipelineState.NEEDS_SNAPSHOT if kinds & NEEDS_SNAPSHOT else PipelineState.FAILED
 
 
+#: The type that an engine's handler is shown with, among the sinks.
+HANDLER = "engine"
+
+
 class SinkState(enum.StrEnum):
     """What a sink is doing, as `status --json` says it."""
 

@@ -1,10 +1,9 @@
-"""What stands in a receive buffer: two compiled scans over PostgreSQL's backend messages.
+"""What stands in a receive buffer: one compiled scan over PostgreSQL's backend messages.
 
-A message is `type:u8 length:i32 body`; the length counts itself. `split_wire` is for
-replication: it leaves whole XLogData frames in the buffer, one after another, and cuts the
-keepalives out from between them. `unwrap_copy` is for COPY: it leaves the rows' text alone.
-Both work in place and move bytes only behind something that was cut out, stop before a
-message that is not CopyData, and trust no length.
+A message is `type:u8 length:i32 body`; the length counts itself. For replication, `split_wire` leaves whole
+XLogData frames in the buffer, one after another, and cuts the keepalives out from between them. For COPY it
+leaves the rows' text alone. It works in place and moves bytes only behind something that was cut out, stops
+before a message that is not CopyData, and trusts no length.
 
 Source: PostgreSQL manual, "Message Flow" and "Streaming Replication Protocol".
 """
@@ -12,7 +11,6 @@ Source: PostgreSQL manual, "Message Flow" and "Streaming Replication Protocol".
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 
 import numba as nb
 import numpy as np
@@ -54,11 +52,6 @@ _IMPOSSIBLE = int(ScanFault.LENGTH_IMPOSSIBLE)
 _OVER_LIMIT = int(ScanFault.LENGTH_OVER_LIMIT)
 _UNKNOWN = int(ScanFault.KIND_UNKNOWN)
 
-#: (buffer, start, end, largest message in bytes, result)
-Scan = Callable[[Bytes, int, int, int, Numbers], None]
-
-_SIGNATURE = nb.void(nb.uint8[::1], nb.int64, nb.int64, nb.int64, nb.int64[::1])
-
 
 @nb.njit(inline="always")
 def _move(b, source, end, target):  # type: ignore[no-untyped-def]
@@ -77,8 +70,8 @@ def _fault_of(length, size_max):  # type: ignore[no-untyped-def]
     return 0
 
 
-@nb.njit(_SIGNATURE, **KERNEL)
-def _split_wire(buffer, start, end, size_max, result):  # type: ignore[no-untyped-def]
+@nb.njit(nb.void(nb.uint8[::1], nb.int64, nb.int64, nb.int64, nb.boolean, nb.int64[::1]), **KERNEL)
+def _split_wire(buffer, start, end, size_max, copies, result):  # type: ignore[no-untyped-def]
     b = address_of(buffer)
     result[:] = 0
     i = start
@@ -97,7 +90,10 @@ def _split_wire(buffer, start, end, size_max, result):  # type: ignore[no-untype
             result[STOPPED_BY] = u8_at(b, i)
             break
         kind = u8_at(b, i + KIND_AT) if size > KIND_AT else np.int64(0)
-        if kind == KEEPALIVE and size >= KEEPALIVE_SIZE:
+        if copies:
+            target = _move(b, i + MESSAGE_HEADER_SIZE, i + size, target)
+            run = i + size
+        elif kind == KEEPALIVE and size >= KEEPALIVE_SIZE:
             target = _move(b, run, i, target)
             result[KEEPALIVES] += 1
             result[WAL_END] = i64_at(b, i + KEEPALIVE_END_AT)
@@ -114,31 +110,6 @@ def _split_wire(buffer, start, end, size_max, result):  # type: ignore[no-untype
     result[CONSUMED] = i
 
 
-@nb.njit(_SIGNATURE, **KERNEL)
-def _unwrap_copy(buffer, start, end, size_max, result):  # type: ignore[no-untyped-def]
-    b = address_of(buffer)
-    result[:] = 0
-    i = start
-    target = start
-    while i + MESSAGE_HEADER_SIZE <= end:
-        size = u32_at(b, i + 1) + 1
-        fault = _fault_of(size - 1, size_max)
-        if fault != 0:
-            result[FAULT] = fault
-            break
-        result[NEEDED] = size
-        if i + size > end:
-            break
-        if u8_at(b, i) != COPY_DATA:
-            result[STOPPED_BY] = u8_at(b, i)
-            break
-        target = _move(b, i + MESSAGE_HEADER_SIZE, i + size, target)
-        result[NEEDED] = 0
-        i += size
-    result[KEPT_END] = target
-    result[CONSUMED] = i
-
-
 @nb.njit(nb.void(nb.uint8[::1], nb.int64[::1]), **KERNEL)
 def _lines(b, result):  # type: ignore[no-untyped-def]
     # Without a branch the loop is compiled to wide comparisons: a tenth of the time.
@@ -152,14 +123,13 @@ def _lines(b, result):  # type: ignore[no-untyped-def]
     result[1] = last
 
 
-def split_wire(buffer: Bytes, start: int, end: int, size_max: int, result: Numbers) -> None:
-    """Scan `buffer[start:end]` for replication; fill `result`, of `SCAN_FIELDS` numbers."""
-    _split_wire(buffer, start, end, size_max, result)
+def split_wire(buffer: Bytes, start: int, end: int, size_max: int, *, copies: bool, result: Numbers) -> None:
+    """Scan `buffer[start:end]` and fill `result`, of `SCAN_FIELDS` numbers.
 
-
-def unwrap_copy(buffer: Bytes, start: int, end: int, size_max: int, result: Numbers) -> None:
-    """Scan `buffer[start:end]` for COPY's rows; fill `result`, of `SCAN_FIELDS` numbers."""
-    _unwrap_copy(buffer, start, end, size_max, result)
+    :param size_max: the largest message in bytes.
+    :param copies: what comes is rows of COPY, not replication.
+    """
+    _split_wire(buffer, start, end, size_max, copies, result)
 
 
 def lines(text: Bytes) -> tuple[int, int]:

@@ -22,7 +22,6 @@ from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Stopped, TailraceError
 from tailrace.model import parse_lsn
 from tailrace.secrets import redact
-from tailrace.sources.postgres.connection.backend_messages import split_wire, unwrap_copy
 from tailrace.sources.postgres.connection.errors import connection_lost, from_connecting
 from tailrace.sources.postgres.connection.text_encoding import SQL_ASCII, TextEncoding
 from tailrace.sources.postgres.connection.transport import (
@@ -244,17 +243,16 @@ class Session:
 
     def streaming(self, frame_bytes_max: int) -> Transport:
         """Return the transport for START_REPLICATION; the session itself is not used again."""
-        with _in_words("start replication"):
-            if self.encrypted:
-                return LibpqTransport(self._pgconn, frame_bytes_max)
-            return SocketTransport(self._pgconn, split_wire, frame_bytes_max)
+        return self._transport(frame_bytes_max, "start replication", copies=False)
 
-    def copying(self, row_bytes_max: int, attempted: str = "copy a table") -> Transport:
+    def copying(self, row_bytes_max: int, attempted: str) -> Transport:
         """Return the transport for one COPY … TO STDOUT; `release` it before the next command."""
+        return self._transport(row_bytes_max, attempted, copies=True)
+
+    def _transport(self, message_bytes_max: int, attempted: str, *, copies: bool) -> Transport:
         with _in_words(attempted):
-            if self.encrypted:
-                return LibpqTransport(self._pgconn, row_bytes_max, copies=True, attempted=attempted)
-            return SocketTransport(self._pgconn, unwrap_copy, row_bytes_max, copies=True, attempted=attempted)
+            kind = LibpqTransport if self.encrypted else SocketTransport
+            return kind(self._pgconn, message_bytes_max, copies=copies, attempted=attempted if copies else "")
 
     @property
     def server_encoding(self) -> str:

@@ -35,8 +35,8 @@ from tailrace.sources.postgres.connection.backend_messages import (
     KEEPALIVE_SIZE,
     MESSAGE_HEADER_SIZE,
     SCAN_FIELDS,
-    Scan,
     ScanFault,
+    split_wire,
 )
 from tailrace.sources.postgres.connection.errors import (
     connection_lost,
@@ -172,7 +172,6 @@ def take_message(kind: bytes, body: bytes, attempted: str) -> tuple[bytes, bytes
 class SocketTransport:
     """Reads the socket of `pgconn` itself. libpq must be idle and is not used until `close`.
 
-    :param scan: `wire.split_wire` or `wire.unwrap_copy`.
     :param copies: it is COPY that runs, not replication. It goes by the extended protocol, which takes one
         statement and no more: a COPY may hold a condition that somebody else wrote.
     :param attempted: what is being done, for errors; default: replication.
@@ -183,7 +182,6 @@ class SocketTransport:
     def __init__(
         self,
         pgconn: pq.abc.PGconn,
-        scan: Scan,
         message_bytes_max: int,
         *,
         copies: bool = False,
@@ -200,7 +198,6 @@ class SocketTransport:
         self._readable.register(self._socket, select.POLLIN)
         self._writable = select.poll()
         self._writable.register(self._socket, select.POLLOUT)
-        self._scan = scan
         self._size_max = message_bytes_max
         self._result = np.zeros(SCAN_FIELDS, np.int64)
         self._normal: Bytes = np.empty(BUFFER_BYTES, np.uint8)
@@ -290,7 +287,9 @@ class SocketTransport:
         """Return what the buffer holds up to the first message that is not dealt with here."""
         while True:
             start = self._start
-            self._scan(self._buffer, start, self._have, self._size_max, self._result)
+            split_wire(
+                self._buffer, start, self._have, self._size_max, copies=self._copies, result=self._result
+            )
             kept_end, consumed, needed, stopped_by, keepalives, wal_end, clock_us, reply, fault = map(
                 int, self._result
             )

@@ -1,8 +1,9 @@
 """Hold the documents against the tree: links lead somewhere, commands and configurations are real.
 
-Every relative link in a tracked Markdown file must name a file of the tree; every fenced line
-that begins with `tailrace` must name a command and options that it has; every fenced YAML
-document with a `source` must be a valid pipeline. Prints each problem, ends with status 1.
+Every relative link in a tracked Markdown file must name a file of the tree, and its anchor a
+heading of that file; every module that is named by its path must exist; every fenced line that
+begins with `tailrace` must name a command and options that it has; every fenced YAML document with
+a `source` must be a valid pipeline. Prints each problem, ends with status 1.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tailrace.cli.main import app
 from tailrace.errors import TailraceError
 
 ROOT = Path(__file__).resolve().parent.parent
-LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(?:#([^)\s]+))?[^)]*\)")
+MODULE = re.compile(r"`(\w[\w/]*/\w+\.py)`")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -34,11 +36,29 @@ def documents() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split("\n") if name and (ROOT / name).exists()]
 
 
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", document.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def broken_links(document: Path, text: str) -> Iterator[str]:
     """Yield the relative links that lead nowhere."""
-    for target in LINK.findall(FENCE.sub("", text)):
-        if "://" not in target and not (document.parent / target).exists():
+    for target, anchor in LINK.findall(FENCE.sub("", text)):
+        path = document.parent / target if target else document
+        if "://" in target:
+            continue
+        if not path.exists():
             yield f"link to {target}: no such file"
+        elif anchor and path.suffix == ".md" and anchor not in anchors(path):
+            yield f"link to {target}#{anchor}: no such heading"
+
+
+def missing_modules(text: str) -> Iterator[str]:
+    """Yield the modules that are named by their path and do not exist."""
+    for name in MODULE.findall(FENCE.sub("", text)):
+        if not any((folder / name).exists() for folder in (ROOT, ROOT / "src" / "tailrace")):
+            yield f"`{name}`: no such module"
 
 
 def unknown_commands(text: str) -> Iterator[str]:
@@ -81,9 +101,12 @@ def main() -> int:
     problems = 0
     for document in documents():
         text = document.read_text("utf-8")
-        for problem in (*broken_links(document, text), *unknown_commands(text), *invalid_pipelines(text)):
+        found = [*broken_links(document, text), *unknown_commands(text), *invalid_pipelines(text)]
+        if document.name != "CHANGELOG.md":  # it tells of modules that were
+            found += missing_modules(text)
+        for problem in found:
             print(f"{document.relative_to(ROOT)}: {problem}")
-            problems += 1
+        problems += len(found)
     return 1 if problems else 0
 
 

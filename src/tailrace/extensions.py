@@ -1,4 +1,4 @@
-"""Finding what others bring: connectors, sources, transformations, converters and sinks, by entry point.
+"""Finding what others bring: connectors, sources, transformations and converters, by entry point.
 
 A package announces them in its `pyproject.toml`, under the group of their kind:
 
@@ -22,7 +22,6 @@ SOURCES = "tailrace.sources"
 TRANSFORMATIONS = "tailrace.transformations"
 PREDICATES = "tailrace.predicates"
 CONVERTERS = "tailrace.converters"
-SINKS = "tailrace.sinks"
 RUNNERS = "tailrace.runners"
 
 #: What one of a group is called.
@@ -32,7 +31,6 @@ _WORDS = {
     TRANSFORMATIONS: "transformation",
     PREDICATES: "predicate",
     CONVERTERS: "converter",
-    SINKS: "sink",
     RUNNERS: "runner",
 }
 

@@ -33,8 +33,8 @@ class RecordProcessing(Section):
     runs_on: Literal["threads", "spark"] = Field(
         default="threads",
         description="Where records are transformed and converted: on `threads` of this process, or on the "
-        "executors of `spark`, where handlers of single records are called as well unless `order` is "
-        "`ordered`.",
+        "executors of `spark`, where handlers of single records are called as well under "
+        "`order: unordered`.",
     )
     threads: Annotated[int, Field(ge=1, le=THREADS_MAX)] | None = Field(
         default=None,

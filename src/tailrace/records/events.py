@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -47,14 +47,6 @@ class Converted:
             None if self.headers is None else self.headers[first:last],
             None if self.rows is None else self.rows[first:last],
         )
-
-    def of_rows(self, rows: Places) -> Converted:
-        """Return the events of the group's records at `rows` (rising), for the group of those alone."""
-        if self.rows is None:
-            return replace(self.take(rows), rows=None)
-        at = np.searchsorted(rows, self.rows)
-        entries = np.flatnonzero(np.append(rows, -1)[at] == self.rows)
-        return replace(self.take(entries), rows=at[entries])
 
     def take(self, entries: Places) -> Converted:
         """Return the events at `entries` (rising), each still of its row."""

@@ -1,16 +1,38 @@
-"""What Spark needs before it is started: a Java that it can run on, and what its master's address says."""
+"""The Java that Spark runs on: which one, what a master's address says of it, and how its process is started.
+
+PySpark starts it on first use, with every setting on the command line, where any user of the
+machine can read it. Here only what Java must know before it runs is put there; all else, which
+may hold credentials of a lake, is handed over afterwards.
+
+The process gets a session of its own, so that Ctrl-C at the terminal reaches the pipeline
+alone, which then ends its Spark jobs in order. It ends by itself when its parent is gone.
+"""
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import shutil
 import subprocess
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import Kind, TailraceError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 #: The oldest release that Spark 4 runs on.
 JAVA_VERSION_MIN = 17
+
+#: Settings that are of use only before Java runs.
+_ON_COMMAND_LINE = ("spark.driver.", "spark.jars", "spark.submit.")
+
+#: Measured on two cores, replaying 2 million rows: 1.4 s of Java's CPU, under G1 1.8 s.
+_COLLECTOR = "-XX:+UseParallelGC"
+_LINES_KEPT = 30
 
 _ANSWER_TIMEOUT_S = 30
 _IN_PROCESS = re.compile(r"local(?:\[(?P<cores>\*|\d+)(?:,\s*\d+)?\])?")
@@ -65,3 +87,79 @@ def major_version(answer: str) -> int | None:
 
 def _unfit(message: str) -> TailraceError:
     return TailraceError(Kind.ENVIRONMENT_UNFIT, message, _INSTALL)
+
+
+def launch_jvm(settings: Mapping[str, str]) -> Any:
+    """Start Java with Spark's classes and return the py4j gateway to it.
+
+    :raises TailraceError: `SPARK_FAILED` if it ends before it can be spoken to, with its words.
+    """
+    from pyspark import SparkConf
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf(loadDefaults=False)
+    for name, value in settings.items():
+        if name.startswith(_ON_COMMAND_LINE):
+            conf.set(name, value)
+    conf.set("spark.driver.extraJavaOptions", java_options(settings))
+    relay = _Relay()
+    try:
+        gateway = launch_gateway(  # type: ignore[no-untyped-call]
+            conf, {"stdout": relay.write_end, "stderr": relay.write_end, "start_new_session": True}
+        )
+    except PySparkRuntimeError as error:
+        raise TailraceError(
+            Kind.SPARK_FAILED,
+            f"start Spark's Java process: it ended at once, saying: {relay.last_words()}",
+            "if it could not fetch packages, put Delta's jars into the directory that TAILRACE_JARS names",
+        ) from error
+    finally:
+        relay.close_write_end()
+    relay.forward()
+    return gateway
+
+
+def java_options(settings: Mapping[str, str]) -> str:
+    """Return the options of Java itself: ours, then the user's, which win."""
+    log4j = Path(__file__).with_name("log4j2.properties").as_uri()
+    own = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={log4j}"]
+    user = settings.get("spark.driver.extraJavaOptions", "")
+    if not re.search(r"-XX:\+Use\w+GC\b", user):  # Java refuses to choose between two
+        own.append(_COLLECTOR)
+    return " ".join([*own, user]).strip()
+
+
+class _Relay:
+    """What Java prints: held back until it has started, then passed on to standard error.
+
+    While it starts, Java and Spark's launcher greet at length; only if the start fails is that
+    worth reading. Our own standard output may be somebody's JSON, so Java never writes there.
+    One thread reads, so that a full pipe can never hold Java up.
+    """
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        self._kept: collections.deque[bytes] = collections.deque(maxlen=_LINES_KEPT)
+        self._forwarding = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spark-stderr", daemon=True)
+        self._thread.start()
+
+    def close_write_end(self) -> None:
+        os.close(self.write_end)
+
+    def forward(self) -> None:
+        self._forwarding.set()
+
+    def last_words(self) -> str:
+        self._thread.join(timeout=1)
+        told = [line.decode(errors="replace").strip() for line in self._kept]
+        return "; ".join(line for line in told if line) or "nothing"
+
+    def _run(self) -> None:
+        with open(self._read_end, "rb", closefd=True) as lines:
+            for line in lines:
+                if self._forwarding.is_set():
+                    os.write(2, line)
+                else:
+                    self._kept.append(line)

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.spark import jvm
-from tailrace.spark.java import cores_of, require_java
+from tailrace.spark.java import cores_of, launch_jvm, require_java
 from tailrace.spark.jobs import on_every_core
 from tailrace.warm import load_kernels
 
@@ -122,7 +121,7 @@ def _session(config: SparkConfig | None, app_name: str) -> SparkSession:
     settings = settings_of(config, app_name)
     with _interrupt_handler_kept():
         if SparkContext._active_spark_context is None:  # noqa: SLF001 — PySpark has no public way to ask
-            gateway = SparkContext._gateway or jvm.launch(settings)  # noqa: SLF001
+            gateway = SparkContext._gateway or launch_jvm(settings)  # noqa: SLF001
             conf = SparkConf(loadDefaults=False, _jvm=gateway.jvm)
             conf.setAll(list(settings.items()))
             SparkContext(conf=conf, gateway=gateway)

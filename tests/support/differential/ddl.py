@@ -236,7 +236,7 @@ def _rewritable(work: Workload, tables: Tables) -> list[Table]:
     """Return the tables that PostgreSQL may write anew.
 
     When it does, it forgets the default that rows from before a column have, and a lake can only
-    have it from there: see the documents, "What nobody can see".
+    have it from there: see the documents, "Limits" of schema changes.
     """
     return [
         table

@@ -36,10 +36,6 @@ class OrderingKeys:
     in_all: npt.NDArray[np.bool_]
     key_type: pa.DataType
 
-    def take(self, rows: Places) -> OrderingKeys:
-        """Return those of the records at `rows`."""
-        return OrderingKeys(self.own[rows], self.other[rows], self.in_all[rows], self.key_type)
-
 
 def in_order(
     keys: Sequence[OrderingKeys], rows: Places

@@ -19,7 +19,7 @@ import numpy as np
 from tailrace.engine.processing.ordering_keys import OrderingKeys, moved_of, ordering_keys_of
 from tailrace.records.batch import Batch
 from tailrace.records.events import Converted, Event, Events
-from tailrace.records.group import Group, Places
+from tailrace.records.group import Group
 from tailrace.records.record import Record
 
 #: Fewer records than this are not worth a thread of their own.
@@ -39,16 +39,6 @@ class StagedGroup:
     group: Group
     converted: Converted | None
     keys: OrderingKeys | None
-
-    def take(self, rows: Places) -> StagedGroup:
-        """Return the records at `rows` (counted within the group, rising)."""
-        if len(rows) == len(self.group):
-            return self
-        return StagedGroup(
-            self.group.take(rows),
-            None if self.converted is None else self.converted.of_rows(rows),
-            None if self.keys is None else self.keys.take(rows),
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

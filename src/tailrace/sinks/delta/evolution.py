@@ -1,4 +1,4 @@
-"""From the columns that a Delta table has to those that it should have: which steps lead there.
+"""From the columns that a mirror has to those that it should have: which steps lead there.
 
 A target's columns carry, as metadata of their fields, which column of which relation they are
 (`tailrace.column`): oid of the table, number and type of the column. So the target itself tells
@@ -22,8 +22,6 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ValueType
 from tailrace.sinks.delta.shapes import ShapeStep
 from tailrace.sinks.delta.type_changes import SAME, Coercion, coercion, type_as_json, type_from_json
-from tailrace.sinks.names import beside
-from tailrace.spark.schema import widened
 
 _COLUMN = b"tailrace.column"
 
@@ -97,9 +95,6 @@ def same_type(one: pa.DataType, other: pa.DataType) -> bool:
         DeltaSchema.from_arrow(pa.schema([pa.field("c", one)]))
         == DeltaSchema.from_arrow(pa.schema([pa.field("c", other)]))
     )
-
-
-# ---------------------------------------------------------------------- the current rows of a table
 
 
 def mirror_steps(
@@ -260,109 +255,5 @@ def refuse_value(name: str, context: dict[str, str]) -> NoReturn:
         f"follow a change of schema: column {name!r} has values that its new type can't hold as they are; "
         "PostgreSQL changed them and did not send them",
         _choices(context),
-        {**context, "column": name},
-    )
-
-
-# ---------------------------------------------------------------------- every change as a row
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryPlan:
-    """How a table of changes takes in files of several versions.
-
-    `schema`: its columns afterwards. `rewrite`: steps for what it has, None if that stays.
-    `added`: columns that it lacks. `files`: for each file its steps, None if it fits as it is.
-    """
-
-    schema: pa.Schema
-    rewrite: list[ShapeStep] | None
-    added: list[pa.Field]
-    files: list[list[ShapeStep] | None]
-
-
-def history_plan(
-    have: pa.Schema, files: Sequence[pa.Schema], *, follow: bool, context: dict[str, str]
-) -> HistoryPlan:
-    """Return how to take in files of these schemas.
-
-    Columns are matched by name. A type that holds the values of both takes the place of two that
-    differ; where there is none, that is text under `follow`, and refused without.
-
-    :param have: the table's columns; none: there is no table.
-    :raises TailraceError: `SINK_SCHEMA_REFUSED`.
-    """
-    target = {field.name: field for field in have}
-    places: list[dict[str, str]] = []  # for each file: its column's name to the table's
-    for schema in files:
-        place = {}
-        for field in schema:
-            name = _place(field.name, target)
-            place[field.name] = name
-            if name not in target:
-                target[name] = pa.field(name, field.type)
-            elif not same_type(target[name].type, field.type):
-                kind = common_type(target[name].type, field.type)
-                if kind is None and not follow:
-                    _refuse_history(name, target[name].type, field.type, context)
-                target[name] = target[name].with_type(pa.string() if kind is None else kind)
-        places.append(place)
-    widened_ones = [field.name for field in have if not same_type(field.type, target[field.name].type)]
-    rewrite = None
-    if widened_ones:
-        rewrite = [
-            ShapeStep(field, name if name in have.names else None, lenient=follow)
-            for name, field in target.items()
-        ]
-    return HistoryPlan(
-        schema=pa.schema(list(target.values())),
-        rewrite=rewrite,
-        added=[field for name, field in target.items() if name not in have.names],
-        files=[
-            _file_steps(schema, place, target, follow=follow)
-            for schema, place in zip(files, places, strict=True)
-        ],
-    )
-
-
-def _place(name: str, target: dict[str, pa.Field]) -> str:
-    """Return the table's column for a file's column: another one where names differ by case."""
-    if name in target:
-        return name
-    taken = any(other.lower() == name.lower() for other in target)
-    return beside(name) if taken else name
-
-
-def _file_steps(
-    schema: pa.Schema, place: dict[str, str], target: dict[str, pa.Field], *, follow: bool
-) -> list[ShapeStep] | None:
-    if all(
-        name == place[name] and same_type(schema.field(name).type, target[name].type) for name in schema.names
-    ):
-        return None
-    return [ShapeStep(target[place[name]], name, lenient=follow) for name in schema.names]
-
-
-def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return a type that holds all values of both as they are; None if there is none."""
-    found = widened(one, other)
-    if not pa.types.is_string(found):
-        return found
-    pair = {one, other}
-    if pair == {pa.date32(), pa.timestamp("us")}:
-        return pa.timestamp("us")
-    if pa.float64() in pair and pair & {pa.int16(), pa.int32()}:
-        return pa.float64()
-    return None
-
-
-def _refuse_history(name: str, old: pa.DataType, new: pa.DataType, context: dict[str, str]) -> NoReturn:
-    raise TailraceError(
-        Kind.SINK_SCHEMA_REFUSED,
-        f"follow a change of schema: column {name!r} is {old} in the target and {new} in the source now, and "
-        "no type holds both",
-        "choose: set `on_type_change: follow` for the sink and start again: the column becomes text, with "
-        "all that it has; or give the sink a new, empty path and let it begin where the log has the new type "
-        "(`tailrace log schemas`, `tailrace replay --from`); or leave the table out of the sink's `tables`",
         {**context, "column": name},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,9 +13,6 @@ from tailrace.model import Relation
 from tailrace.ranges.batches import VALUES_MAX
 from tailrace.sinks.names import as_it_is
 from tailrace.sinks.write_job import FileFormat
-
-if TYPE_CHECKING:
-    pass
 
 
 class JsonlWriter:

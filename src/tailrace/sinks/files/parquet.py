@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,9 +15,6 @@ from tailrace.decode.types import OLD_KEY
 from tailrace.model import Relation
 from tailrace.sinks.names import as_files
 from tailrace.sinks.write_job import ArrowBuffer, FileFormat
-
-if TYPE_CHECKING:
-    pass
 
 ROW_GROUP_ROWS_MAX = 1 << 20
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -37,9 +37,6 @@ from tailrace.kafka.producer.preemption import is_taken, raise_out_of_time
 from tailrace.kafka.producer.writer import Writer
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.kafka.records import Form, Records
-
-if TYPE_CHECKING:
-    pass
 
 log = structlog.get_logger(__name__)
 

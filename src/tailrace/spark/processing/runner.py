@@ -20,10 +20,10 @@ from tailrace.engine.processing.handlers import Handler, HandlerKind
 from tailrace.engine.processing.ordered_executor import OrderedExecutor
 from tailrace.engine.processing.processors import Flow
 from tailrace.engine.processing.stage import Convert, Stage, StagedGroup, Transform
+from tailrace.engine.processing.thread_executor import ThreadExecutor
 from tailrace.records.group import Group
-from tailrace.spark.processing.executor import SparkExecutor
+from tailrace.spark.processing.executor import SparkExecutor, TaskFunction
 from tailrace.spark.processing.jobs import Jobs, pickled
-from tailrace.spark.processing.task_function import TaskFunction
 from tailrace.spark.session import is_alive, restarted, session_or_new
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class SparkRunner:
         :raises TailraceError: `CONFIG_INVALID`.
         """
         pickled(Stage(transform, convert, finds_keys=False), "a transformation or the converter")
-        if handler.takes is HandlerKind.RECORD and order != "ordered":
+        if handler.takes is HandlerKind.RECORD and order == "unordered":
             pickled(handler.call, "the handler")
 
     def processor_for(self, terms: ProcessingConfig) -> RecordProcessor:
@@ -94,11 +94,12 @@ class SparkRunner:
                 f"{self._name}, {terms.name}: {what}",
             )
 
-        stage = Stage(means.transform, means.convert, finds_keys=terms.calls == "key")
-        # Without order a record is staged by the task that hands it over.
-        is_staged_before = terms.calls == "key" or (terms.calls == "ordered" and not stage.is_empty)
+        # As in this process: keys of records that are not transformed are found when they are asked for.
+        finds_keys = terms.calls == "key" and means.transform is not None
+        stage = Stage(means.transform, means.convert, finds_keys)
         stage_executor = None
-        if is_staged_before:
+        # Without order a record is staged by the task that hands it over.
+        if terms.calls != "unordered" and not stage.is_empty:
             stage_executor = SparkStageExecutor(
                 jobs(Preparing(stage), "transformation and conversion"), width
             )
@@ -106,7 +107,9 @@ class SparkRunner:
         def executor(dispatcher: Dispatcher[Any]) -> PartExecutor[Any]:
             if terms.calls == "ordered":
                 return OrderedExecutor(terms, means)
-            call = TaskFunction(None if is_staged_before else stage, terms.handler.call)
+            if terms.calls == "key":
+                return ThreadExecutor(dispatcher, terms, means)
+            call = TaskFunction(stage, terms.handler.call)
             return SparkExecutor(dispatcher, terms, means, jobs(call, "handler"), width)
 
         return Dispatcher(terms, means, stage_executor, executor)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tailrace.config.source.postgres import PostgresSource
@@ -328,6 +328,7 @@ def test_what_is_no_hstore_stays_text(text: str) -> None:
     st.sampled_from(["numeric", "string"]),
     st.lists(st.text('{}[],"\\x0123456789-+.:yearsmondNULaifBC=> $(\t', max_size=40), min_size=1),
 )
+@example(NUMERIC, "double", "isostring", "numeric", ["0e0"])
 def test_what_does_not_have_its_types_form_is_text(
     kind: int, decimals: str, times: str, intervals: str, values: list[str]
 ) -> None:

@@ -206,7 +206,6 @@ def test_a_handler_is_told_when_a_transaction_is_whole_over_all_partitions(
 
 
 @pytest.mark.slow
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_topics_in_avro_give_the_log_that_the_same_topics_in_json_give(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:

@@ -157,7 +157,6 @@ def test_a_kill_at_each_point_leaves_each_change_there_once(
 
 
 @pytest.mark.slow
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_what_our_own_sink_writes_under_kills_is_joined_once_under_kills(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
@@ -166,7 +165,6 @@ def test_what_our_own_sink_writes_under_kills_is_joined_once_under_kills(
 
 
 @pytest.mark.slow
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_what_debeziums_engine_wrote_is_joined_once_under_kills(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
@@ -185,7 +183,6 @@ def test_a_hundred_kills_and_twenty_changes_of_tasks_leave_each_change_there_onc
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_a_hundred_kills_and_twenty_changes_of_tasks_of_what_our_own_sink_writes(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:
@@ -195,7 +192,6 @@ def test_a_hundred_kills_and_twenty_changes_of_tasks_of_what_our_own_sink_writes
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-@pytest.mark.any_postgres("what Kafka gets is what is in the log")
 def test_a_hundred_kills_and_twenty_changes_of_tasks_of_what_debeziums_engine_wrote(
     pg: Database, kafka: EmbeddedKafka, tmp_path: Path, join_seed: int
 ) -> None:

@@ -142,7 +142,7 @@ def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
 
 @nb.njit(_WRITER, **KERNEL)
 def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
-    # A number with a point, so that every reader takes it for a double; -1 if it is none.
+    # A number with a point or an exponent, so that every reader takes it for a double; -1 if it is none.
     if form_in(style) == AMOUNT_DOUBLE:
         end = write_money(b, p, length, parameter_in(style), out, to)
     else:
@@ -151,7 +151,7 @@ def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
         copy_bytes(out, to, b, p, length)
         end = to + length
     for k in range(to, end):
-        if out[k] == 46:
+        if out[k] == 46 or (out[k] | 32) == 101:
             return end
     if end >= 0:
         out[end] = 46

@@ -19,7 +19,13 @@ from pydantic import BaseModel, ConfigDict
 from tailrace.changelog.durable import decode_state, encode_state, make_directory
 from tailrace.changelog.writer import Tail
 from tailrace.errors import TailraceError
-from tailrace.sources.progress import CaptureProgress, SourceHealth, SourceWarning, TableProgress
+from tailrace.sources.progress import (
+    CaptureProgress,
+    SourceHealth,
+    SourceNumber,
+    SourceWarning,
+    TableProgress,
+)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -108,7 +114,7 @@ class Report(_Message):
                 "durable": Tail(**found["durable"]),
                 "snapshot": {name: _of_table(table, now_s) for name, table in found["snapshot"].items()},
                 "error": None if error is None else TailraceError(**error),
-                "health": None if health is None else SourceHealth(**health),
+                "health": None if health is None else _health(health),
                 "warnings": tuple(SourceWarning(**warning) for warning in found["warnings"]),
             }
         )
@@ -162,6 +168,10 @@ def _read(path: Path, kind: type[M]) -> M | None:
         content = decode_state(path.read_bytes())
         return None if content is None else kind.model_validate(content)
     return None
+
+
+def _health(found: dict[str, Any]) -> SourceHealth:
+    return SourceHealth(**{**found, "numbers": tuple(SourceNumber(**each) for each in found["numbers"])})
 
 
 def _of_table(content: dict[str, Any], now_s: float) -> TableProgress:

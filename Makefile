@@ -24,7 +24,7 @@ PYTEST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What needs no server only works: a process a core.
 PYTEST_FAST := --fast -n 2 --dist worksteal
 
-.PHONY: help demo test test-fast test-vitess matrix check bench torture setup brokers browser vitess bench-peers lock clean java
+.PHONY: help demo test test-fast test-vitess matrix check bench torture setup brokers browser vitess debezium bench-peers lock clean java
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -32,7 +32,7 @@ help: ## Show this list.
 demo: setup ## A small shop, its pipeline killed in the middle, and the proof that nothing got lost.
 	$(BIN)/tailrace demo --dir .demo
 
-test: setup brokers $(STAMPS)/debezium ## The test suite.
+test: setup brokers debezium ## The test suite.
 	$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
 test-fast: setup ## The tests that need no server; a minute.
@@ -41,7 +41,7 @@ test-fast: setup ## The tests that need no server; a minute.
 test-vitess: setup vitess ## The tests that need a Vitess cluster, one by one.
 	$(BIN)/python -m pytest -m vitess tests/vitess $(PYTEST_ARGS)
 
-matrix: setup brokers $(STAMPS)/debezium ## The test suite, with what a server's version can change on 15, 16 and 18.
+matrix: setup brokers debezium ## The test suite, with what a server's version can change on 15, 16 and 18.
 	$(BIN)/python scripts/run_matrix.py $(PYTEST) $(PYTEST_ARGS)
 
 check: setup ## Lint, types, layers, documents.
@@ -70,7 +70,9 @@ vitess: $(STAMPS)/venv ## Build Vitess, which its tests start; needs Go, some mi
 browser: ## Install Chromium, in which the page of examples/ is tested (as root).
 	@sh scripts/install_browser.sh
 
-bench-peers: $(STAMPS)/debezium $(STAMPS)/spark-kafka ## Fetch the peers of benchmarks: Debezium, Spark's Kafka sink.
+debezium: $(STAMPS)/debezium
+
+bench-peers: debezium $(STAMPS)/spark-kafka ## Fetch the peers of benchmarks: Debezium, Spark's Kafka sink.
 
 clean: ## Remove all that was made.
 	rm -rf $(VENV) .cache .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -98,15 +100,16 @@ $(STAMPS)/jars: jars.lock scripts/ivy.xml $(STAMPS)/venv
 	$(BIN)/python scripts/fetch_jars.py delta
 	@touch $@
 
-$(STAMPS)/kafka: jars-kafka.lock scripts/ivy-kafka.xml $(STAMPS)/venv
+# One set of jars after the other, as they share a cache, beside the kernels (`make -j2`).
+$(STAMPS)/kafka: jars-kafka.lock scripts/ivy-kafka.xml $(STAMPS)/venv | $(STAMPS)/jars
 	$(BIN)/python scripts/fetch_jars.py kafka
 	@touch $@
 
-$(STAMPS)/debezium: jars-debezium.lock scripts/ivy-debezium.xml $(STAMPS)/venv
+$(STAMPS)/debezium: jars-debezium.lock scripts/ivy-debezium.xml $(STAMPS)/venv | $(STAMPS)/kafka
 	$(BIN)/python scripts/fetch_jars.py debezium
 	@touch $@
 
-$(STAMPS)/spark-kafka: jars-spark-kafka.lock scripts/ivy-spark-kafka.xml $(STAMPS)/venv
+$(STAMPS)/spark-kafka: jars-spark-kafka.lock scripts/ivy-spark-kafka.xml $(STAMPS)/venv | $(STAMPS)/debezium
 	$(BIN)/python scripts/fetch_jars.py spark-kafka
 	@touch $@
 

@@ -168,7 +168,7 @@ def test_a_mirror_follows(name: str, place: str, story: Story, followed: dict[st
 
 
 @pytest.fixture(scope="module")
-def histories(story: Story, spark: Any) -> Path:
+def histories(story: Story) -> Path:
     for kind in ("append", "parquet", "jsonl"):
         names = [name for name in ALTERED if kind != "append" or name not in NO_COMMON_TYPE]
         sink = make(kind, story.path / kind, public(*names))

@@ -61,6 +61,15 @@ RUNS = {
     "purged before a merge": (TWO, (MERGE,), Budget(("90", "90"), purges=1, snapshots=1)),
 }
 
+#: Those with the most states.
+LONG = {"split of a copy, killed", "merge of copies", "back, completed"}
+
+
+def each(worlds: dict[str, Any]) -> list[Any]:
+    """Return parameters for a test, one for each world."""
+    slow = pytest.mark.slow
+    return [pytest.param(given, id=name, marks=[slow] * (name in LONG)) for name, given in worlds.items()]
+
 
 def explore(first: World, states_max: int = 400_000) -> int:
     """Visit every state that the world can come to; return how many there are.
@@ -94,14 +103,14 @@ def explore(first: World, states_max: int = 400_000) -> int:
     return len(seen)
 
 
-@pytest.mark.parametrize("world", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize("world", each(STARTS))
 def test_a_reshard_while_the_capture_starts_loses_nothing(world: World) -> None:
     assert explore(world) > 100
 
 
-@pytest.mark.parametrize(("shards", "reshards", "budget"), RUNS.values(), ids=RUNS)
-def test_each_change_comes_once_and_in_order(shards: Any, reshards: Any, budget: Budget) -> None:
-    assert explore(running(shards, reshards, budget)) > 100
+@pytest.mark.parametrize("run", each(RUNS))
+def test_each_change_comes_once_and_in_order(run: tuple[Any, Any, Budget]) -> None:
+    assert explore(running(*run)) > 100
 
 
 _M, _E, _C = ShardMode, ShardEvent, ShardCommand
@@ -135,8 +144,7 @@ PLANTED = {
 
 
 def _explore_run(name: str) -> int:
-    shards, reshards, budget = RUNS[name]
-    return explore(running(shards, reshards, budget))
+    return explore(running(*RUNS[name]))
 
 
 @pytest.mark.parametrize(("key", "planted", "run"), PLANTED.values(), ids=PLANTED)

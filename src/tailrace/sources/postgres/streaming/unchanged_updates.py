@@ -140,8 +140,8 @@ class UnchangedUpdates:
             return self._without(chunk)
         known, parts, done = KnownFacts(base=in_force), list[Bytes](), 0
         for at, key, frame in schema_frames_at(chunk):
-            parts.append(self._without(chunk[done:at]))
-            done = at
+            parts += (self._without(chunk[done:at]), chunk[at : at + len(frame)])
+            done = at + len(frame)
             known.take(key, frame)
             self._learn(key, frame, known)
         parts.append(self._without(chunk[done:]))

@@ -57,7 +57,7 @@ def joining(
     }
     command = [sys.executable, "-m", "tests.support.kafka.join_process", json.dumps(given)]
     environment = {**os.environ, "TAILRACE_FAILPOINTS": failpoints}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, cwd=ROOT, env=environment)
 
 
 def killed_at(topics: Topics, point: str, count: int, tasks: int, **how: Any) -> bool:

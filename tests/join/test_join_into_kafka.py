@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.join.chain import DebeziumChain, SinkChain, require_debezium
@@ -56,7 +57,7 @@ def joining(
     }
     command = [sys.executable, "-m", "tests.support.kafka.join_process", json.dumps(given)]
     environment = {**os.environ, "TAILRACE_FAILPOINTS": failpoints}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, cwd=ROOT, env=environment)
 
 
 def killed_at(topics: Topics, point: str, count: int, tasks: int, **how: Any) -> bool:
@@ -89,15 +90,18 @@ def finished(topics: Topics, planted: str = "", wait_s: float = WAIT_S) -> None:
 
 
 def found(topics: Topics) -> dict[str, list[Any]]:
-    """Return the changes in the joined topics as `topics.expected` has them."""
+    """Return the changes in the joined topics as `topics.expected` has them; each key is in one partition."""
     rows: dict[str, list[Any]] = defaultdict(list)
+    places: dict[tuple[str, bytes | None], int] = {}
     for topic in topics.data:
         try:
             messages = read_topic(topics.kafka.bootstrap, f"{topic}-joined")
         except (IndexError, KeyError):
             continue  # not made yet
-        for key, row in filter(None, map(topics.row_of, messages)):
-            rows[key].append(row)
+        for message in messages:
+            assert places.setdefault((topic, message.key), message.partition) == message.partition
+            if (change := topics.row_of(message)) is not None:
+                rows[change[0]].append(change[1])
     return rows
 
 
@@ -122,6 +126,9 @@ def kills_and_tasks(topics: Topics, kills: int, changes: int, seed: int, batch_r
     """Kill at points by turns. So often in all the number of tasks changes, or a topic gets partitions."""
     chance, tasks, partitions = random.Random(seed), 1, 3
     killed: Counter[str] = Counter()
+    admin = AdminClient({"bootstrap.servers": topics.kafka.bootstrap, "log_level": 0})
+    for made in admin.create_topics([NewTopic(f"{topic}-joined", 3, 1) for topic in topics.data]).values():
+        made.result(60)
     topics.snapshot(10)
     for turn in range(kills):
         change = turn * changes // kills

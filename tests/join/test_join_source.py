@@ -15,10 +15,12 @@ from deltalake import DeltaTable
 
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.join.work import Work
+from tests.support.kafka.debezium_topics import JoinTopics
 from tests.support.kafka.orders import run
 from tests.support.kafka.pipelines import pipeline
 from tests.support.kafka.reading import read_topic
 from tests.support.postgres import Database
+from tests.support.wait import wait_until
 
 TIMEOUT_S = 240
 KILLS = (
@@ -134,3 +136,34 @@ def test_what_is_joined_is_in_every_target_once_after_kills_anywhere(
     status = json.loads(tailrace("status", file, "--json"))
     assert status["tasks"][0]["source_lag_bytes"] == 0
     assert "sound" in tailrace("log", "verify", tmp_path / "joined.log")
+
+
+def test_status_tells_how_far_both_sides_are_and_how_full_the_queues(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, join_seed: int
+) -> None:
+    topics = JoinTopics(kafka, topic_name, join_seed, keys_are_json=True)
+    topics.write(20)
+    file = tmp_path / "joined.yaml"
+    source = {"type": "kafka-join", **topics.settings()}
+    sinks = [{"type": "jsonl", "path": "./lines"}]
+    file.write_text(json.dumps({"name": "j", "source": source, "log": {"path": "./log"}, "sinks": sinks}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tailrace", "run", str(file)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def told() -> dict[str, Any]:
+        (task,) = json.loads(tailrace("status", file, "--json", status=None))["tasks"]
+        return task["slot"] if task["rows"] else {}
+
+    try:
+        found = wait_until(told, TIMEOUT_S, "numbers of both sides")
+    finally:
+        process.terminate()
+        process.wait(TIMEOUT_S)
+    assert found.keys() == {
+        "data_lag", "transactions_lag", "rows_queued", "bytes_queued", "transactions_queued",
+        "paused", "pauses",
+    }  # fmt: skip
+    assert (found["paused"], found["pauses"]) == (0, 0)

@@ -163,7 +163,6 @@ class SinkChain(Chain):
             [sys.executable, "-m", "tailrace", "run", str(self._file)],
             env={**os.environ, "TAILRACE_FAILPOINTS": faults},
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,11 +49,13 @@ def test_it_is_switched_on_and_off_and_every_row_comes_once(tmp_path: Path, shar
     assert kinds[-1] is MarkerKind.STOP_REALTIME
 
 
+@pytest.mark.parametrize("awaited", [False, True])
 def test_a_handler_that_stalls_is_fed_from_the_log_until_it_has_caught_up(
-    tmp_path: Path, shard: Shard
+    tmp_path: Path, shard: Shard, *, awaited: bool
 ) -> None:
     section = {"enabled": True, "buffer_bytes": BUFFER_BYTES, "return_automatically": True}
-    with Running(shard, tmp_path / "log", section, record_processing={"queue_batches_max": 1}) as running:
+    options: dict[str, Any] = {"awaited": awaited, "record_processing": {"queue_batches_max": 1}}
+    with Running(shard, tmp_path / "log", section, **options) as running:
         for falls in range(1, 4):
             running.wait_for(mode="on")
             running.may_go_on.clear()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tailrace.changelog.reader import LogReader
+from tailrace.realtime.buffer import BlockBuffer
 from tailrace.realtime.markers import MarkerKind
+from tailrace.realtime.path import RealtimePath
+from tailrace.realtime.switching import RealtimeEvent, RealtimeMode
 from tests.support.realtime.engine import BUFFER_BYTES, CONSUMER, WIDE, Running, Shard, announced
 from tests.support.realtime.markers import markers_in
 from tests.support.wait import wait_until
@@ -48,11 +52,13 @@ def test_it_is_switched_on_and_off_and_every_row_comes_once(tmp_path: Path, shar
     assert kinds[-1] is MarkerKind.STOP_REALTIME
 
 
+@pytest.mark.parametrize("awaited", [False, True])
 def test_a_handler_that_stalls_is_fed_from_the_log_until_it_has_caught_up(
-    tmp_path: Path, shard: Shard
+    tmp_path: Path, shard: Shard, *, awaited: bool
 ) -> None:
     section = {"enabled": True, "buffer_bytes": BUFFER_BYTES, "return_automatically": True}
-    with Running(shard, tmp_path / "log", section, record_processing={"queue_batches_max": 1}) as running:
+    options: dict[str, Any] = {"awaited": awaited, "record_processing": {"queue_batches_max": 1}}
+    with Running(shard, tmp_path / "log", section, **options) as running:
         for falls in range(1, 4):
             running.wait_for(mode="on")
             running.may_go_on.clear()
@@ -97,3 +103,53 @@ def test_sinks_are_fed_from_memory_each_for_itself_and_each_row_comes_once(
 def _rows(lake: Path) -> list[int]:
     files = sorted(lake.glob("public.orders/*.jsonl"))
     return [json.loads(line)["after"]["id"] for file in files for line in file.read_text().splitlines()]
+
+
+def test_a_buffer_that_drops_what_finds_no_room_is_found(
+    tmp_path: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full: list[str] = []
+
+    def drop(buffer: BlockBuffer, why: str) -> None:
+        buffer._blocks.clear()
+        buffer._size = buffer._rows = 0
+        full.extend([why] if buffer.fills else [])
+
+    monkeypatch.setattr(BlockBuffer, "_lose", drop)
+    section = {"enabled": True, "buffer_bytes": BUFFER_BYTES}
+    with Running(shard, tmp_path / "log", section, record_processing={"queue_batches_max": 1}) as running:
+        running.wait_for(mode="on")
+        running.may_go_on.clear()
+        for _ in range(12):
+            shard.commit(1, WIDE)
+        wait_until(lambda: "buffer full" in full, 60, "a full buffer")
+        running.may_go_on.set()
+        _require_gap(running)
+
+
+def test_a_start_that_does_not_wait_for_the_log_is_found(
+    tmp_path: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = RealtimePath._next_event
+
+    def passive_at_once(path: RealtimePath, sent: int) -> RealtimeEvent | None:
+        event = found(path, sent)
+        is_marked = path._side.state is RealtimeMode.STARTING and path._awaited is None
+        return RealtimeEvent.LOG_PASSIVE if event is None and is_marked else event
+
+    monkeypatch.setattr(RealtimePath, "_next_event", passive_at_once)
+    with Running(shard, tmp_path / "log", False, record_processing={"queue_batches_max": 1}) as running:
+        running.may_go_on.clear()
+        for _ in range(12):
+            shard.commit(1, WIDE)
+        running.wait_for(mode="off")
+        running.command(on=True)
+        running.wait_for(mode="on")
+        running.may_go_on.set()
+        _require_gap(running)
+
+
+def _require_gap(running: Running) -> None:
+    running.shard.commit(1)
+    wait_until(lambda: running.shard.count in running.seen, 60, "the last row")
+    assert running.seen != list(range(1, running.shard.count + 1)), "nobody has noticed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Sequence
@@ -55,10 +56,18 @@ class Running:
     """An engine of a shard, in this process.
 
     :param realtime: the section of its file.
+    :param awaited: its handler is an `async` function.
     """
 
     def __init__(
-        self, shard: Shard, log: Path, realtime: Any, *, sinks: Sequence[Any] = (), **options: Any
+        self,
+        shard: Shard,
+        log: Path,
+        realtime: Any,
+        *,
+        sinks: Sequence[Any] = (),
+        awaited: bool = False,
+        **options: Any,
     ) -> None:
         self.shard, self.log = shard, log
         self.seen: list[int] = []
@@ -77,7 +86,7 @@ class Running:
                 "sinks": sinks,
                 "spark": {"start": "when_needed"},
             },
-            on_batch=self._take,
+            on_batch=self._await_and_take if awaited else self._take,
             options=options or None,
         )
 
@@ -92,6 +101,10 @@ class Running:
     def _take(self, batch: Any) -> None:
         self.may_go_on.wait(TIMEOUT_S)
         self.seen += [record.after["id"] for record in batch]
+
+    async def _await_and_take(self, batch: Any) -> None:
+        await asyncio.to_thread(self.may_go_on.wait, TIMEOUT_S)
+        self._take(batch)
 
     def command(self, *, on: bool) -> None:
         self.engine.switch_realtime(on=on)

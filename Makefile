@@ -24,10 +24,11 @@ PYTEST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What needs no server only works: a process a core.
 PYTEST_FAST := --fast -n 2 --dist worksteal
 
-.PHONY: help demo test test-fast test-vitess matrix check bench torture setup brokers browser vitess debezium bench-peers lock clean java
+.PHONY: help demo test test-fast test-vitess torture-vitess matrix check bench bench-vitess torture setup brokers browser vitess \
+    debezium bench-peers lock clean java
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: setup ## A small shop, its pipeline killed in the middle, and the proof that nothing got lost.
 	$(BIN)/tailrace demo --dir .demo
@@ -39,7 +40,10 @@ test-fast: setup ## The tests that need no server; a minute.
 	$(BIN)/python -m pytest $(PYTEST_FAST) $(PYTEST_ARGS)
 
 test-vitess: setup vitess ## The tests that need a Vitess cluster, one by one.
-	$(BIN)/python -m pytest -m vitess tests/vitess $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "vitess and not torture" tests/vitess tests/torture/test_vitess.py $(PYTEST_ARGS)
+
+torture-vitess: setup vitess ## Thirty random campaigns on a keyspace that is resharded; an hour or two.
+	$(BIN)/python -m pytest -m "vitess and torture" tests/torture/test_vitess.py $(PYTEST_ARGS)
 
 matrix: setup brokers debezium ## The test suite, with what a server's version can change on 15, 16 and 18.
 	$(BIN)/python scripts/run_matrix.py $(PYTEST) $(PYTEST_ARGS)
@@ -53,6 +57,9 @@ check: setup ## Lint, types, layers, documents.
 
 bench: setup brokers bench-peers ## Every benchmark, each with its ratio and its limit.
 	@for name in $(BENCHMARKS); do $(BIN)/tailrace bench $$name || exit 1; done
+
+bench-vitess: setup vitess ## The benchmark that needs a Vitess cluster.
+	$(BIN)/tailrace bench vitess
 
 torture: setup brokers ## Kill cycles at every failpoint, for each sink (CYCLES=10: fewer).
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.run $(if $(CYCLES),--cycles $(CYCLES))

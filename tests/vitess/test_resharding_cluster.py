@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import Self
 
-import pymysql
 import pytest
 
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.vitess.capturing import capturing
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
-from tests.support.wait import wait_until
+from tests.support.vitess.writer import KEYS, STEP_S, Writer
 
 pytestmark = pytest.mark.vitess
 
 TABLE = "orders"
-KEYS = 40
-STEP_S = 120.0
-
-
-class Writer:
-    """Inserts keys, and raises their counters one after another, until it is stopped.
-
-    A write that fails while traffic is being switched is not tried again.
-    """
-
-    def __init__(self, cluster: EmbeddedVitess) -> None:
-        self._cluster = cluster
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.rounds = 0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(60)
-
-    def more(self) -> None:
-        """Wait until every key was written once more."""
-        rounds = self.rounds
-        wait_until(lambda: self.rounds > rounds + 1, STEP_S, "another round of writes")
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                with self._cluster.connection() as connection, connection.cursor() as cursor:
-                    connection.autocommit(True)
-                    while not self._stopping.wait(0.02):
-                        for key in range(KEYS):
-                            cursor.execute(
-                                f"insert into {TABLE} (id) values ({key}) "
-                                "on duplicate key update counter = counter + 1"
-                            )
-                        self.rounds += 1
-            except pymysql.MySQLError:
-                self._stopping.wait(0.2)
 
 
 def test_n_to_m_split_merge_and_back_lose_no_change(tmp_path: Path) -> None:
@@ -67,7 +21,7 @@ def test_n_to_m_split_merge_and_back_lose_no_change(tmp_path: Path) -> None:
         add_table(cluster, TABLE, ORDERS)
         with capturing(tmp_path, cluster.address, receive_timeout_s=30) as found:
             found.wait_for_shards("-80", "80-", timeout_s=STEP_S)
-            with Writer(cluster) as writer:
+            with Writer(cluster, TABLE) as writer:
                 writer.more()
                 cluster.reshard("w1", ["-80", "80-"], ["-40", "40-c0", "c0-"])
                 writer.more()

@@ -15,7 +15,6 @@ from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.vitess.capturing import capturing
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
-from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.vitess
 
@@ -48,7 +47,7 @@ def test_a_mirror_is_right_again_after_a_table_was_read_anew(
     tmp_path: Path, vitess: EmbeddedVitess, orders: str
 ) -> None:
     _insert(vitess, orders, range(200))
-    file = pipeline_file(tmp_path, vitess, orders, snapshot="initial")
+    file = pipeline_file(tmp_path, vitess, orders, snapshot="initial", shard_column="_shard")
     tailrace("run", file, "--until-caught-up")
     assert _mirrored(tmp_path, orders) == _there(vitess, orders)
     # Changes that the binlogs do not have.
@@ -70,6 +69,10 @@ def test_a_mirror_is_right_again_after_a_table_was_read_anew(
     assert listed["state"] == "done"
     read = Counter(line["op"] for line in lines_of(tmp_path, orders))
     assert read["r"] == 200 + len(_there(vitess, orders))
+    rows = DeltaTable(str(tmp_path / "mirror" / f"shop.{orders}")).to_pyarrow_table().to_pylist()
+    for shard in ("-80", "80-"):
+        there = {row[0] for row in vitess.execute(f"select id from {orders}", target=f"shop/{shard}")}
+        assert {row["id"] for row in rows if row["_shard"] == shard} == there
 
 
 def test_no_change_is_lost_while_a_table_is_read_anew(tmp_path: Path, cluster: EmbeddedVitess) -> None:
@@ -111,7 +114,7 @@ def test_down_until_after_complete_the_lost_keys_are_copied_anew(
     cluster.complete("split", ["80-"])
     cluster.execute(f"delete from {TABLE} where id = {gone}")
     with capturing(tmp_path, cluster.address, snapshot="initial") as found:
-        wait_until(lambda: found.shards().get("80-") == "needs_snapshot", 60, "the shard is lost")
+        found.wait_for_mode("needs_snapshot", "80-")
         (warning,) = found.capture.progress().warnings
         assert (warning.key, "--lost" in warning.repair) == ("shard_needs_snapshot 80-", True)
     tailrace("snapshot", file, "--lost")
@@ -135,9 +138,7 @@ def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVi
     for shard in ("-80", "80-"):
         cluster.mysql(shard, "flush binary logs", "purge binary logs before now() + interval 1 hour")
     with capturing(tmp_path, cluster.address, snapshot="initial") as found:
-        wait_until(
-            lambda: list(found.shards().values()) == ["needs_snapshot"] * 2, 90, "both shards are lost"
-        )
+        found.wait_for_mode("needs_snapshot", "-80", "80-")
     tailrace("snapshot", file, "--lost")
     tailrace("run", file, "--until-caught-up")
     # All keys were read again, so what is not there any more is gone from the mirror, too.

@@ -21,6 +21,7 @@ NAMES: dict[str, str] = {
     "snapshot": "a table through four connections to the fsynced change log, against psql's COPY",
     "tables": "a first start on ten thousand empty tables, against a thousand",
     "decode": "wire bytes to typed Arrow columns, on one core",
+    "vitess": "a keyspace to the fsynced change log, against a client that counts bytes",
     "vitess_rows": "responses of VStream to frames of the log, on one core, against protobuf's parser",
     "convert": "wire bytes to events in Debezium's JSON, on one core",
     "transforms": "transformations over captured changes, on one core",

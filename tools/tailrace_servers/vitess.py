@@ -334,12 +334,16 @@ class EmbeddedVitess:
         self._reshard(workflow, "create", *both)
         self._wait(f"the copy of {workflow}", lambda: self._is_copied(workflow), _STEP_TIMEOUT_S)
         on_step("copied")
-        self._reshard(workflow, "switchtraffic")
+        self.switch(workflow)
         on_step("switched")
 
     def reverse(self, workflow: str) -> None:
         """Switch the traffic of a workflow back to its sources."""
         self._reshard(workflow, "reversetraffic")
+
+    def switch(self, workflow: str) -> None:
+        """Switch the traffic of a workflow to its targets, again after `reverse`."""
+        self._reshard(workflow, "switchtraffic")
 
     def complete(self, workflow: str, sources: Sequence[str] = ()) -> None:
         """Delete the shards that a workflow has emptied; stop the tablets of `sources`, which are those."""

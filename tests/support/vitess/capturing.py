@@ -50,15 +50,11 @@ class Capturing:
 
     def states(self) -> dict[str, ShardState]:
         """Return what the log holds of the shards."""
-        states = metadata_frames.shard_states(dict(metadata_frames.kept_frames(self.frames())))
-        return {name.partition("/")[2]: ShardState.from_json(state) for name, state in states.items()}
+        return shard_states_of(self._log)
 
     def frames(self) -> Bytes:
         """Return all that the log holds."""
-        with LogReader.open(self._log, "0") as reader:
-            return np.concatenate(
-                [reader.read(ref) for ref in reader.blocks(reader.start, reader.end().offset)]
-            )
+        return _frames(self._log)
 
     def shards(self) -> dict[str, str]:
         """Return the mode of each shard, as `status` has it; of which a position is known."""
@@ -79,6 +75,17 @@ class Capturing:
         if self.failure is not None:
             raise self.failure
 
+    def wait_for_mode(self, mode: str, *shards: str, timeout_s: float = 90.0) -> None:
+        """Wait until `status` has this mode for these shards."""
+
+        def is_there() -> bool:
+            modes = self.shards()
+            return self.failure is not None or all(modes.get(shard) == mode for shard in shards)
+
+        wait_until(is_there, timeout_s, f"{', '.join(shards)} {mode}")
+        if self.failure is not None:
+            raise self.failure
+
     def wait_for_rows(self, rows: int, timeout_s: float = 30.0) -> None:
         """Wait until so many rows came since the start."""
         wait_until(lambda: self.rows >= rows or self.failure is not None, timeout_s, f"{rows} rows")
@@ -89,6 +96,18 @@ class Capturing:
     def rows(self) -> int:
         """How many rows came since the start."""
         return self.capture.progress().rows
+
+
+def shard_states_of(log: Path) -> dict[str, ShardState]:
+    """Return what a log holds of the shards, whoever writes it."""
+    states = metadata_frames.shard_states(dict(metadata_frames.kept_frames(_frames(log))))
+    return {name.partition("/")[2]: ShardState.from_json(state) for name, state in states.items()}
+
+
+def _frames(log: Path) -> Bytes:
+    with LogReader.open(log, "0") as reader:
+        blocks = [reader.read(ref) for ref in reader.blocks(reader.start, reader.end().offset)]
+    return np.concatenate(blocks) if blocks else np.zeros(0, np.uint8)
 
 
 @contextlib.contextmanager

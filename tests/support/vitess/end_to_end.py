@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,20 @@ from tailrace_servers.vitess import EmbeddedVitess
 TIMEOUT_S = 240
 
 
-def pipeline_file(at: Path, cluster: EmbeddedVitess, table: str, **settings: object) -> Path:
+_SINKS = {
+    "jsonl": "  - {type: jsonl, path: ./lines}\n",
+    "mirror": "  - {type: delta, path: ./mirror, mode: mirror}\n",
+}
+
+
+def pipeline_file(
+    at: Path,
+    cluster: EmbeddedVitess,
+    table: str,
+    *,
+    sinks: Sequence[str] = ("jsonl", "mirror"),
+    **settings: object,
+) -> Path:
     """Write a pipeline of one table into JSON lines and a mirror, in `at`."""
     section = {
         "type": "vitess",
@@ -27,8 +41,7 @@ def pipeline_file(at: Path, cluster: EmbeddedVitess, table: str, **settings: obj
     file = at / "pipeline.yaml"
     file.write_text(
         f"name: shop\nsource: {json.dumps(section)}\nlog: {{path: ./log}}\nsinks:\n"
-        "  - {type: jsonl, path: ./lines}\n"
-        "  - {type: delta, path: ./mirror, mode: mirror}\n"
+        + "".join(_SINKS[sink] for sink in sinks)
     )
     return file
 

@@ -72,6 +72,12 @@ class VitessSource(SourceSection):
         default="initial",
         description="`initial`: existing rows first, then changes; `never`: changes from now on.",
     )
+    shard_column: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Column that each table gets: the shard that the row's newest change came from.",
+    )
     connect_timeout: float = Field(
         default=10.0, gt=0, le=600, description="Seconds that a connection or a query may take."
     )

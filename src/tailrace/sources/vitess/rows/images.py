@@ -23,6 +23,7 @@ from tailrace.sources.vitess.rows.layout import (
     BROKEN,
     CODE,
     COLUMN,
+    CONSTANT,
     DONE,
     FIRST_SOURCE,
     FIRST_TARGET,
@@ -136,7 +137,8 @@ def _cell(b, patch, source, begin_field, points, out, to):  # type: ignore[no-un
     **KERNEL,
 )  # fmt: skip
 def _write_tuple(b, patch, texts, table, sources, targets, begin_field, only_key, keeps, points, out, to):  # type: ignore[no-untyped-def]
-    # `keeps`: a column that this shard does not have stays as it is. Else it has what a row from before has.
+    # `keeps`: a column that this shard does not have stays as it is. Else it has what a row from before has;
+    # a constant is the same in all rows.
     count = table[TARGETS]
     to = put(out, to, count, 2)
     for k in range(table[FIRST_TARGET], table[FIRST_TARGET] + count):
@@ -146,7 +148,7 @@ def _write_tuple(b, patch, texts, table, sources, targets, begin_field, only_key
             to += 1
         elif source >= 0:
             to = _cell(b, patch, sources[table[FIRST_SOURCE] + source], begin_field, points, out, to)
-        elif keeps or targets[k, MISSING_SIZE] < 0:
+        elif (keeps and source != CONSTANT) or targets[k, MISSING_SIZE] < 0:
             put_u8(out, to, pg.UNCHANGED if keeps else pg.NULL)
             to += 1
         else:

@@ -31,10 +31,11 @@ SOURCE_FIELDS = 8
 # What a column has that `IS_JSON` is of: no document, a document, in this row the change of one.
 NO_DOCUMENT, A_DOCUMENT, A_CHANGE = range(3)
 
-# Fields of a column as the log has it: which of the shard's it is, -1: none of them; whether it is of the
-# key; where the text lies that a row of a shard without the column will have in it.
+# Fields of a column as the log has it: which of the shard's it is, -1: none of them, `CONSTANT`: it is ours;
+# whether it is of the key; where the text lies that a row of a shard without the column will have in it.
 SOURCE_OF, IN_KEY, MISSING_AT, MISSING_SIZE = range(4)
 TARGET_FIELDS = 4
+CONSTANT = -2
 
 # Fields of a fact: the event's type, its times, its body, and where it stands among the frames.
 FACT_TYPE, FACT_TIME_S, FACT_CURRENT_NS, FACT_BODY_AT, FACT_BODY_END, FACT_OUT_AT = range(6)

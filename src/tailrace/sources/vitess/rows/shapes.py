@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +29,13 @@ class _Described:
 
 
 class ShardShapes:
-    """The tables that a shard's stream has described."""
+    """The tables that a shard's stream has described.
 
-    def __init__(self) -> None:
+    :param constants: texts that columns of ours have in every row, by their names.
+    """
+
+    def __init__(self, constants: Mapping[str, str] | None = None) -> None:
+        self._constants = constants or {}
         self._described: dict[bytes, _Described] = {}
         self._by_number: list[_Described] = []
         self._charsets: dict[str, int] = {}
@@ -104,13 +109,15 @@ class ShardShapes:
             places[column.name] = place
             room += room_of(column.code, column.parameter)
         for place, kept in enumerate(shape.columns, target):
-            missing = b"" if kept.missing is None else kept.missing.encode()
+            constant = self._constants.get(kept.name)
+            text = kept.missing if constant is None else constant
+            missing = b"" if text is None else text.encode()
             begin, end = self._text(missing)
             self.targets[place] = (
-                places.get(kept.name, -1),
+                places.get(kept.name, -1) if constant is None else layout.CONSTANT,
                 kept.name in shape.key,
                 begin,
-                layout.NULL_SIZE if kept.missing is None else end - begin,
+                layout.NULL_SIZE if text is None else end - begin,
             )
             room += room_of(0, 0) + len(missing)
         row[layout.SOURCES], row[layout.FIRST_SOURCE] = len(columns), first

@@ -42,14 +42,17 @@ class LogTables:
     :param in_force: the frames that are in force at the log's end, by their keys.
     :param default_of: asked for each column that is added to a table; without it nobody knows what rows from
         before have, and a mirror stops there.
+    :param shard_column: a column of ours that each table has, for the shard; empty: none.
     """
 
     def __init__(
         self,
         in_force: Mapping[str, bytes],
         default_of: DefaultOf | None = None,
+        shard_column: str = "",
     ) -> None:
         self._default_of = default_of
+        self.shard_column = shard_column
         self._live: frozenset[str] = frozenset()
         self._tables: dict[tuple[str, str], _Table] = {}
         self._relations = 0
@@ -131,6 +134,13 @@ class LogTables:
                 "rename one of them, or leave the table out of the source's tables",
                 {"table": f"{keyspace}.{table}", "shard": f"{keyspace}/{shard}"},
             )
+        if any(column.name == self.shard_column for column in columns):
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"describe the table {keyspace}.{table}: it has a column {self.shard_column!r} itself",
+                "give source.shard_column another name",
+                {"table": f"{keyspace}.{table}", "shard": f"{keyspace}/{shard}"},
+            )
         known = self._tables.get((keyspace, table))
         if known is None:
             self._relations += 1
@@ -162,7 +172,10 @@ class LogTables:
         # What the log has stands for the shards that have not spoken yet.
         is_waiting = not self._live or bool(self._live - known.shards.keys())
         plans = {column.name: column for shape in known.shards.values() for column in shape}
-        kept = [column for column in before.columns if is_waiting or column.name in plans]
+        own = self.shard_column
+        kept = [
+            column for column in before.columns if is_waiting or column.name in plans or column.name == own
+        ]
         kept_names = {column.name for column in kept}
         added = [column for column in latest if column.name not in kept_names]
         numbered = max((before.numbered, *(column.number for column in before.columns)))
@@ -171,6 +184,10 @@ class LogTables:
         ]
         for number, plan in enumerate(added, numbered + 1):
             columns.append(self._added(before, plan, number, shard))
+        numbered += len(added)
+        if own and own not in kept_names:
+            numbered += 1
+            columns.append(ColumnShape(own, "text", numbered))
         key = _key_of(latest)
         if before.columns and not is_altered and not self._agree(known, key, is_waiting=is_waiting):
             key = before.key  # a shard that speaks for the first time may be behind
@@ -178,7 +195,7 @@ class LogTables:
             before,
             columns=tuple(columns),
             key=key,
-            numbered=numbered + len(added),
+            numbered=numbered,
         )
 
     def _agree(self, known: _Table, key: tuple[str, ...], *, is_waiting: bool) -> bool:

@@ -136,7 +136,8 @@ class Transcoder:
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._is_open = np.zeros(1, np.int64)
-        self._shapes = ShardShapes()
+        shard_column = self._tables.shard_column
+        self._shapes = ShardShapes({shard_column: self._shard} if shard_column else None)
         self._generation = self._tables.generation
         self._state = np.zeros(layout.STATE_FIELDS, np.int64)
         self._state[layout.BEGIN_AT] = self._state[layout.GTID_AT] = -1

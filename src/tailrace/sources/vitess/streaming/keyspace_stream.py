@@ -116,7 +116,7 @@ class KeyspaceStream:
         self.coordinator = Coordinator(states, copies=source.snapshot == "initial", common_key=common_key)
         self._streams = ShardStreams(vtgate, source.receive_timeout_s)
         ask = asked_by(vtgate.query, source.keyspace, source.tablet_type)
-        self._tables = LogTables(appender.schema_in_force, ask)
+        self._tables = LogTables(appender.schema_in_force, ask, source.shard_column or "")
         self._snapshots = AskedSnapshots(
             directory, source, vtgate, appender, self._tables, self.coordinator,
             lambda event: self._carry_out(self.coordinator.step(event)),

@@ -1,0 +1,262 @@
+"""A backlog of a real keyspace to the fsynced log, against a client that counts bytes; and a thousand shards
+that are idle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+
+from tailrace.config.sections import LogConfig
+from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.connection.vtgate import VSTREAM, Vtgate
+from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
+from tailrace.sources.vitess.streaming.capture_task import VitessCapture
+from tailrace_bench.support.idle_vtgate import OPEN_STREAMS
+from tailrace_bench.support.report import Result, machine, median
+from tailrace_servers.vitess import EmbeddedVitess, find_vitess
+
+log = structlog.get_logger(__name__)
+
+ROWS = 200_000
+ROWS_A_TRANSACTION = 500
+#: Of transactions of one row, in proportion.
+SINGLE = 10
+TURNS = 3
+SHARDS = 1_000
+#: For how long a thousand shards are watched.
+WATCHED_S = 30.0
+DEADLINE_S = 600.0
+
+_VSCHEMA = {
+    "sharded": True,
+    "vindexes": {"h": {"type": "hash"}},
+    "tables": {name: {"column_vindexes": [{"column": "id", "name": "h"}]} for name in ("orders", "single")},
+}
+_TABLE = "create table {} (id bigint primary key, what varchar(64), counter int, at timestamp(6) null)"
+
+
+def measure(rows: int | None = None) -> Result:
+    """Have a backlog of `rows` rows received by both, in turn; transactions of 500 rows, then of one."""
+    rows = max(ROWS_A_TRANSACTION, rows or ROWS)
+    schema = [_TABLE.format(name) for name in ("orders", "single")]
+    with (
+        EmbeddedVitess(find_vitess(), vschema=_VSCHEMA, schema=schema) as cluster,
+        tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name,
+    ):
+        large = _Backlog(cluster, Path(name) / "large", "orders", rows, ROWS_A_TRANSACTION).compared()
+        log.info("transactions of many rows are received", **large)
+        small = _Backlog(cluster, Path(name) / "small", "single", rows // SINGLE, 1).compared()
+        log.info("and those of one", **small)
+    idle = _thousand()
+    return Result(
+        name="vitess",
+        value=large["rows_s"],
+        unit="rows/s",
+        ratio=large["ratio"],
+        reference="a client in Python that counts bytes",
+        limit="vtgate, vttablet and MySQL, which have the same cores",
+        setup=machine()
+        | {"rows": rows, "shards": 2, "rows_a_transaction": ROWS_A_TRANSACTION, "turns": TURNS},
+        details={
+            "single_row_ratio": round(small["ratio"], 2),
+            "single_row_transactions_s": round(small["rows_s"]),
+            "client_rows_s": round(large["client_rows_s"]),
+            f"shards_{SHARDS}": idle,
+        },
+    )
+
+
+class _Backlog:
+    """What two shards have of one table, from before its first row on."""
+
+    def __init__(self, cluster: EmbeddedVitess, at: Path, table: str, rows: int, each: int) -> None:
+        self._cluster, self._at, self._table, self._rows, self._each = cluster, at, table, rows, each
+        self._source = VitessSource.model_validate(
+            {
+                "hosts": [cluster.address],
+                "keyspace": cluster.keyspace,
+                "snapshot": "never",
+                "tables": [f"{cluster.keyspace}.{table}"],
+            }
+        )
+
+    def compared(self) -> dict[str, float]:
+        """Return the rates of both, and the median of their ratios."""
+        before = self._positions()
+        with _captured(self._source, self._at) as capture:
+            _wait(lambda: capture.caught_up(time.time_ns() // 1000), "the start of a capture")
+        self._load()
+        wanted, expected = self._positions(), 0
+        ours, theirs = [], []
+        expected = self._counted(before, wanted, 0)[0]
+        for turn in range(TURNS):
+            theirs.append(self._counted(before, wanted, expected)[1])
+            ours.append(self._ours(turn))
+        return {
+            "rows_s": self._rows / median(ours),
+            "client_rows_s": self._rows / median(theirs),
+            "ratio": median([client / own for client, own in zip(theirs, ours, strict=True)]),
+        }
+
+    def _load(self) -> None:
+        what = "an order of some things, number"
+        with self._cluster.connection() as connection, connection.cursor() as cursor:
+            for first in range(0, self._rows, self._each):
+                values = ", ".join(
+                    f"({key}, '{what} {key:08}', {key % 1000}, '2024-01-01 10:00:00.123456')"
+                    for key in range(first, min(first + self._each, self._rows))
+                )
+                cursor.execute(f"insert into {self._table} values {values}")
+
+    def _positions(self) -> dict[str, str]:
+        found = {}
+        for shard in self._cluster.shards:
+            target = f"{self._cluster.keyspace}/{shard}"
+            ((gtid,),) = self._cluster.execute("select @@global.gtid_executed", target=target)
+            found[shard] = f"MySQL56/{gtid}".replace("\n", "")
+        return found
+
+    def _counted(self, begin: dict[str, str], end: dict[str, str], expected: int) -> tuple[int, float]:
+        """Count the bytes of all shards in one stream; return them, and how long it took.
+
+        :param expected: how many there are; 0: not known, what comes is parsed until the end is there.
+        """
+        request = pb.VStreamRequest(
+            tablet_type=pb.PRIMARY, filter=pb.Filter(rules=[pb.Rule(match=self._table)])
+        )
+        for shard, gtid in begin.items():
+            request.vgtid.shard_gtids.add(keyspace=self._cluster.keyspace, shard=shard, gtid=gtid)
+        options = [("grpc.max_receive_message_length", 128 << 20)]
+        sets = {shard: GtidSet.parse(gtid) for shard, gtid in end.items()}
+        count, started = 0, time.perf_counter()
+        with grpc.insecure_channel(self._cluster.address, options) as channel:
+            method: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(VSTREAM)
+            call = method(request.SerializeToString(), timeout=DEADLINE_S)
+            for response in call:
+                count += len(response)
+                if (count >= expected) if expected else _reaches(response, sets):
+                    call.cancel()
+                    return count, time.perf_counter() - started
+        raise TailraceError(Kind.INTERNAL, "count the bytes of a backlog: the stream ended")
+
+    def _ours(self, turn: int) -> float:
+        at = self._at.with_name(f"{self._at.name}-{turn}")
+        shutil.copytree(self._at, at)
+        started = time.perf_counter()
+        with _captured(self._source, at) as capture:
+
+            def is_there() -> bool:
+                found = capture.progress()
+                return found.rows >= self._rows and found.durable == found.appended
+
+            _wait(is_there, "the backlog in the log")
+            return time.perf_counter() - started
+
+
+def _reaches(response: bytes, wanted: dict[str, GtidSet]) -> bool:
+    for event in pb.VStreamResponse.FromString(response).events:
+        for position in event.vgtid.shard_gtids:
+            found = GtidSet.parse(position.gtid)
+            if position.shard in wanted and found.contains(wanted[position.shard]):
+                del wanted[position.shard]
+    return not wanted
+
+
+@contextmanager
+def _captured(source: VitessSource, at: Path) -> Iterator[VitessCapture]:
+    capture = VitessCapture(source, at, LogConfig(path=at), name="bench")
+    thread = threading.Thread(target=capture.run, daemon=True)
+    thread.start()
+    try:
+        yield capture
+    finally:
+        capture.stop()
+        thread.join(60)
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TailraceError(Kind.INTERNAL, f"wait for {what}: {DEADLINE_S:g} s were not enough")
+        time.sleep(0.002)
+
+
+# ---------------------------------------------------------------------- a thousand shards
+
+
+def _thousand() -> dict[str, Any]:
+    """Capture a thousand idle shards in a process of its own: from nothing, then from their positions."""
+    server = [sys.executable, "-m", "tailrace_bench.support.idle_vtgate", str(SHARDS)]
+    with (
+        tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name,
+        subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as vtgate,
+    ):
+        try:
+            assert vtgate.stdout is not None
+            address = f"127.0.0.1:{int(vtgate.stdout.readline())}"
+            found: dict[str, Any] = {}
+            for _ in range(2):
+                ours = [sys.executable, "-m", "tailrace_bench.vitess", address, str(Path(name) / "log")]
+                done = subprocess.run(ours, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+                found = json.loads(done.stdout)
+            return found
+        finally:
+            vtgate.kill()
+
+
+def _watch(address: str, at: Path) -> dict[str, Any]:
+    source = VitessSource.model_validate(
+        {"hosts": [address], "keyspace": "shop", "snapshot": "never", "heartbeat_interval_s": 5}
+    )
+    started = time.monotonic()
+    with closing(Vtgate.connect(source)) as vtgate, _captured(source, at) as capture:
+
+        def is_streamed() -> bool:
+            health = capture.progress().health
+            shards = {} if health is None else health.details["shards"]
+            modes = [each["state"] for each in shards.values() if ":" in each["gtid"]]
+            ((streams,),) = vtgate.query(OPEN_STREAMS, "count the streams")
+            return modes.count("streaming") == SHARDS == int(streams or 0)
+
+        _wait(is_streamed, "a thousand streams")
+        start_s = time.monotonic() - started
+        began_s, began_cpu_s = time.monotonic(), time.process_time()
+        threading.Event().wait(WATCHED_S)
+        share = (time.process_time() - began_cpu_s) / (time.monotonic() - began_s)
+        return {
+            "start_s": round(start_s, 1),
+            "percent_of_a_core": round(share * 100, 1),
+            "rss_mb": _rss_mb(),
+            "connections": _connections(),
+        }
+
+
+def _rss_mb() -> int:
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1_000_000
+
+
+def _connections() -> int:
+    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum(link.startswith("socket:") for link in links)
+
+
+if __name__ == "__main__":
+    json.dump(_watch(sys.argv[1], Path(sys.argv[2])), sys.stdout)

@@ -33,7 +33,7 @@ help: ## Show this list.
 demo: setup ## A small shop, its pipeline killed in the middle, and the proof that nothing got lost.
 	$(BIN)/tailrace demo --dir .demo
 
-test: setup brokers debezium ## The test suite.
+test: for-tests ## The test suite.
 	$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
 test-fast: setup ## The tests that need no server; a minute.
@@ -45,7 +45,7 @@ test-vitess: setup vitess ## The tests that need a Vitess cluster, one by one.
 torture-vitess: setup vitess ## Thirty random campaigns on a keyspace that is resharded; an hour or two.
 	$(BIN)/python -m pytest -m "vitess and torture" tests/torture/test_vitess.py $(PYTEST_ARGS)
 
-matrix: setup brokers debezium ## The test suite, with what a server's version can change on 15, 16 and 18.
+matrix: for-tests ## The test suite, with what a server's version can change on 15, 16 and 18.
 	$(BIN)/python scripts/run_matrix.py $(PYTEST) $(PYTEST_ARGS)
 
 check: setup ## Lint, types, layers, documents.
@@ -77,9 +77,9 @@ vitess: $(STAMPS)/venv ## Build Vitess, which its tests start; needs Go, some mi
 browser: ## Install Chromium, in which the page of examples/ is tested (as root).
 	@sh scripts/install_browser.sh
 
-debezium: $(STAMPS)/debezium
+for-tests: setup brokers $(STAMPS)/debezium $(STAMPS)/classes
 
-bench-peers: debezium $(STAMPS)/spark-kafka ## Fetch the peers of benchmarks: Debezium, Spark's Kafka sink.
+bench-peers: $(STAMPS)/debezium $(STAMPS)/spark-kafka ## Fetch the peers of benchmarks: Debezium, Spark's Kafka sink.
 
 clean: ## Remove all that was made.
 	rm -rf $(VENV) .cache .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -105,6 +105,10 @@ $(STAMPS)/venv: requirements.lock pyproject.toml hatch_build.py $(PROTO) | java
 
 $(STAMPS)/jars: jars.lock scripts/ivy.xml $(STAMPS)/venv
 	$(BIN)/python scripts/fetch_jars.py delta
+	@touch $@
+
+$(STAMPS)/classes: scripts/make_class_archive.py $(STAMPS)/jars
+	$(BIN)/python scripts/make_class_archive.py .cache/spark.jsa
 	@touch $@
 
 # One set of jars after the other, as they share a cache, beside the kernels (`make -j2`).

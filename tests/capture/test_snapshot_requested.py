@@ -235,6 +235,25 @@ def test_a_condition_that_computes_for_ever_does_not_hold_the_stream_for_ever(
         running.catch_up(pg.query, 60)
 
 
+def test_a_condition_that_ends_its_connection_holds_up_no_other_request(pg: Database, tmp_path: Path) -> None:
+    create_tables(pg)
+    log = tmp_path / "log"
+    with capturing(pg.dsn, log, **SMALL) as running:
+        running.wait_for("streaming")
+        bad = request(log, "public.items", where="pg_terminate_backend(pg_backend_pid())")
+        good = request(log, "public.items", where="id <= 10")
+        assert await_end(running, log, good).outcome is SnapshotOutcome.DONE
+        pg.execute("insert into items values (77777, 1)")
+        running.catch_up(pg.query, 60)
+        assert running.task.progress().reconnects == 0
+    snapshot = found(log, bad)
+    assert snapshot is not None
+    assert snapshot.outcome is SnapshotOutcome.FAILED
+    assert snapshot.error is not None
+    assert "broke 5 times in a row" in snapshot.error["message"]
+    assert "correct the condition" in snapshot.error["hint"]
+
+
 def test_a_bad_request_that_an_older_version_took_in_fails_alone_after_a_restart(
     pg: Database, tmp_path: Path
 ) -> None:

@@ -71,6 +71,9 @@ SLOT_DEADLINE_S = 600.0
 #: SQLSTATE of a server whose slots are all taken.
 NO_SLOT_FREE = "53400"
 
+#: So often in a row the connections of a request with a condition may break beside a stream that goes on.
+BREAKS_MAX = 5
+
 #: An error names so many tables.
 NAMED_MAX = 5
 
@@ -100,6 +103,7 @@ class IncrementalSnapshots:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tailrace-snapshots", daemon=True)
         self._backoff = Backoff(first_s=AGAIN_S, longest_s=AGAIN_S_MAX)
+        self._breaks = 0  # of connections since the last window
         self._locked: set[int] = set()  # relations that can't be read now
         self.settled = False
         self.error: Exception | None = None
@@ -144,17 +148,35 @@ class IncrementalSnapshots:
         """Wait before trying again, or raise what will not pass."""
         with self._state.lock:
             snapshot = self._current()
+        if snapshot is not None and snapshot.where and snapshot.may_fail:
+            error = self._of_breaks(error)
         if error.policy is not Policy.RETRY:
             if snapshot is None or not snapshot.may_fail:
                 raise error
             log.error("a snapshot failed; the stream goes on", snapshot=snapshot.id, error=str(error))
             self._state.abandon(snapshot, SnapshotOutcome.FAILED, error.as_json())
+            self._breaks = 0
             self._set_filters()
             self._show_no_more()
             return
         wait_s, self._backoff = self._backoff.wait_s, self._backoff.failed()
         log.warning("a snapshot was interrupted; trying again", error=str(error), wait_s=wait_s)
         self._ending.wait(wait_s)
+
+    def _of_breaks(self, error: TailraceError) -> TailraceError:
+        """Return that a condition is to blame where the server ends the connections of its request again and
+        again, and not the stream's: the requests behind it would wait for ever.
+        """
+        self._breaks += error.kind in (Kind.SOURCE_UNREACHABLE, Kind.SOURCE_SHUTTING_DOWN)
+        if self._breaks < BREAKS_MAX:
+            return error
+        return TailraceError(
+            Kind.SNAPSHOT_FAILED,
+            f"take a snapshot with a condition: the connection broke {self._breaks} times in a row, and that "
+            f"of the stream did not: {error.message}",
+            "correct the condition, and ask again: one expression over the table's columns that only reads",
+            error.context,
+        )
 
     def _connect(self) -> Session:
         return Session.connect(
@@ -188,6 +210,7 @@ class IncrementalSnapshots:
                     log.info("snapshot done", snapshot=snapshot.id, origin=str(snapshot.origin))
                     continue
                 self._take_window(snapshot, side)
+                self._breaks = 0
                 self._backoff = self._backoff.after_success()
 
     @contextmanager

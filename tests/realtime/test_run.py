@@ -94,7 +94,6 @@ class Shop:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.any_postgres("what is shown comes from the log")
 def test_what_is_shown_and_said_while_rows_come_from_memory_and_from_the_log(
     pg: Database, tmp_path: Path
 ) -> None:
@@ -158,7 +157,6 @@ def test_what_is_shown_and_said_while_rows_come_from_memory_and_from_the_log(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.any_postgres("commands are kept with the log")
 def test_what_is_said_while_nothing_runs_holds_for_the_next_start(pg: Database, tmp_path: Path) -> None:
     pg.execute("create table orders(id bigint primary key, what text)")
     shop = Shop(tmp_path, pg.dsn)

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.retention.readers import Readers
 from tailrace.changelog.writer import LogWriter
 from tailrace.cli.main import app
+from tailrace.realtime import control
+from tailrace.realtime.switching import Kept
 from tests.support.changelog.frames_of import Source, append, new_log
 
 
@@ -51,6 +54,15 @@ def test_a_command_stands_until_the_next_one_and_comes_before_the_file(file: Pat
     assert said == {"consumers": [{"source": "", "consumer": "lake", "wanted": True}]}
     assert _wanted(file) == {"engine:shop": False, "lake": True}
     assert "lake: off (no engine runs), wanted on, at 0" in _run("status", file)
+
+
+def test_a_fall_back_is_shown_until_something_is_said(file: Path) -> None:
+    directory = LogDirectory.open(file.parent / "log")
+    control.keep(directory, "lake", Kept(False, 9), None, fell_back=True)
+    waits = "lake: off (no engine runs; it fell back before, and waits for a command), wanted on, at 9"
+    assert waits in _run("status", file)
+    _run("on", file)
+    assert "lake: off (no engine runs), wanted on, at 9" in _run("status", file)
 
 
 def test_a_consumer_that_is_not_there_is_refused_with_those_that_are(file: Path) -> None:

@@ -105,7 +105,8 @@ def test_what_is_shown_and_said_while_rows_come_from_memory_and_from_the_log(
         """Commit rows in one transaction, and wait for them."""
         first = 1 + max(number for _, number in expected)
         pg.execute(
-            "insert into orders select n, 'x' from generate_series(%s, %s) n", [first, first + count - 1]
+            "insert into orders select n, 'x' from generate_series(%s::bigint, %s) n",
+            [first, first + count - 1],
         )
         expected.extend(("c", number) for number in range(first, first + count))
         wait_until(lambda: len(shop.rows()) >= len(expected), TIMEOUT_S, "the rows")
@@ -164,7 +165,7 @@ def test_what_is_said_while_nothing_runs_holds_for_the_next_start(pg: Database, 
         shop.start()
         wait_until((tmp_path / "log" / "identity.json").exists, TIMEOUT_S, "the log")
         shop.wait_for(mode="on")
-        pg.execute("insert into orders select n, 'x' from generate_series(1, %s) n", [MANY])
+        pg.execute("insert into orders select n, 'x' from generate_series(1::bigint, %s) n", [MANY])
         shop.wait_for(mode="off", because="buffer full")
         for how, command, mode in (
             (signal.SIGKILL, "on", "on"),

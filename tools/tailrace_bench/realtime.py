@@ -198,7 +198,7 @@ def _costs(dsn: str, directory: Path, rows: int) -> dict[str, Any]:
     for way, settings in ways.items():
         slot, log = slots[way]
         found[way] = _child("costs", {**settings, "dsn": dsn, "slot": slot, "log": str(log), "rows": rows})
-    alone, hangs = found["alone"], found["hangs"]
+    alone, hangs, log_alone = found["alone"], found["hangs"], found["from the log"]
     return {
         "capture_rows_a_second": round(rows / alone["captured_s"]),
         "throughput_with_handler_to_capture_alone": round(
@@ -210,7 +210,8 @@ def _costs(dsn: str, directory: Path, rows: int) -> dict[str, Any]:
         "hanging_handler_buffer_mb": round(hangs["capacity_bytes"] / 1e6, 1),
         "hanging_handler_memory_mb_above_alone": round((hangs["rss_bytes"] - alone["rss_bytes"]) / 1e6, 1),
         # Once it is let go: what a handler that hung from memory reads from the log, to one that never was.
-        "catch_up_to_the_log_alone": round(found["from the log"]["caught_up_s"] / hangs["caught_up_s"], 2),
+        "catch_up_to_the_log_alone": round(log_alone["caught_up_s"] / hangs["caught_up_s"], 2),
+        "catch_up_cpu_to_the_log_alone": round(log_alone["caught_up_cpu_s"] / hangs["caught_up_cpu_s"], 2),
     }
 
 
@@ -307,16 +308,18 @@ def _measure_costs(settings: dict[str, Any]) -> dict[str, Any]:
         captured_s, cpu_s = time.monotonic() - began_s, time.process_time() - before_s
         rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         shown = _once_fallen_back(engine) if settings["handler"] == "hangs" and settings["realtime"] else {}
-        released_s = time.monotonic()
+        released_s, released_cpu_s = time.monotonic(), time.process_time()
         goes_on.set()
         while settings["handler"] != "none" and handled[0] < wanted:
             time.sleep(0.02)
+        caught_up_cpu_s = time.process_time() - released_cpu_s
     return {
         "captured_s": captured_s,
         "cpu_s": cpu_s,
         "rss_bytes": rss_bytes,
         "handled_s": handled[1] - began_s,
         "caught_up_s": handled[1] - released_s,
+        "caught_up_cpu_s": caught_up_cpu_s,
         "fall_backs": shown.get("fall_backs", 0),
         "capacity_bytes": shown.get("buffer_capacity_bytes", 0),
     }

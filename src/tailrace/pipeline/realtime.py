@@ -57,7 +57,9 @@ def status(
 def _at_rest(config: EngineConfig, directory: LogDirectory, consumer: str) -> dict[str, Any]:
     kept, command = control.kept(directory, consumer), control.command(directory, consumer)
     wanted = config.realtime.enabled if command is None else command.on
-    because = "no engine runs; it fell back before" if kept.fell_back else "no engine runs"
+    because = "no engine runs"
+    if kept.waits_for_command(command) and not config.realtime.return_automatically:
+        because += "; it fell back before, and waits for a command"
     return {
         "mode": str(RealtimeMode.OFF),
         "wanted": wanted,

@@ -34,6 +34,10 @@ class KeptState:
     fell_back: bool = False
     command_us: int = 0
 
+    def waits_for_command(self, last: SwitchCommand | None) -> bool:
+        """Return whether it fell back, and nobody has said anything since."""
+        return self.fell_back and self.command_us == (0 if last is None else last.time_us)
+
 
 def give_command(directory: LogDirectory, consumer: str, *, on: bool) -> None:
     """Say that a consumer is to be fed from memory, or no more; stands until the next command.

@@ -133,8 +133,7 @@ class RealtimePath:
             self.generation += 1
             self._command = control.command(directory, self._consumer)
             self._wanted = self._config.enabled if self._command is None else self._command.on
-            is_new = self._command is not None and self._command.time_us != kept.command_us
-            if kept.fell_back and not is_new and not self._config.return_automatically:
+            if kept.waits_for_command(self._command) and not self._config.return_automatically:
                 self._begins_at_s, self._fell_back = float("inf"), True
                 self._because = "it fell back, and waits for a command"
 

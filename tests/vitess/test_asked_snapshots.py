@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -84,6 +85,21 @@ def test_the_keys_of_a_lost_shard_alone_are_copied_anew(tmp_path: Path) -> None:
     assert found.counters() == {1: [0, 1], 2: [0, 1, 2]}
     assert Counter(change.op for change in found.changes())["r"] == 1
     assert found.states()["80-"].children == ("80-c0", "c0-")
+
+
+@pytest.mark.parametrize("snapshot", ["initial", "never"])
+def test_what_is_caught_up_counts_also_where_its_shard_is_gone_at_the_next_start(
+    tmp_path: Path, snapshot: str
+) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        vtgate.write("80-", (2, 0))
+        with capturing(tmp_path, vtgate.address, snapshot=snapshot) as found:
+            now = time.time_ns() // 1000
+            wait_until(lambda: found.capture.caught_up(now), 30)
+        vtgate.reshard(["80-"], ["80-c0", "c0-"])
+        vtgate.complete("80-")
+        with capturing(tmp_path, vtgate.address, snapshot=snapshot) as found:
+            found.wait_for_mode("needs_snapshot", "80-")
 
 
 def test_where_all_keys_were_lost_a_mirror_learns_which_rows_are_gone(tmp_path: Path) -> None:

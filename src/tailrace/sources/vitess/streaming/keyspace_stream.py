@@ -441,6 +441,8 @@ class KeyspaceStream:
             found = self.coordinator.shards.get(shard)
             if found is None or not found.kept.is_read or found.kept.copy is not None:
                 return False
+            if found.kept.begun:
+                return False  # should the shard be gone at the next start, nothing of it would count
             if not GtidSet.parse(found.kept.gtid).contains(wanted):
                 return False
         return True

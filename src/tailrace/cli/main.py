@@ -115,7 +115,7 @@ def serve(
     Reads the log, from any process, beside whatever runs. Options go before what the file has under
     `subscriptions`.
     """
-    from tailrace.cli.serve import serve_changes
+    from tailrace.cli.run import serve_changes
 
     serve_changes(path, port, token, origin or [])
 

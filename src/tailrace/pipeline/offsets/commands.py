@@ -272,9 +272,7 @@ def chosen_holder(
     if not engine and (sink is not None or has_sinks or not is_in_kafka):
         return SinkOffsets(chosen_sink(pipeline, sink), pipeline)
     if sink is not None:
-        raise TailraceError(
-            Kind.CONFIG_INVALID, "choose an offset: --sink and --engine are given", "give one"
-        )
+        raise TailraceError(Kind.CONFIG_INVALID, "choose an offset: --sink and --engine name two", "give one")
     if storage is None or not is_in_kafka:
         kind = "log" if storage is None else storage.type
         raise TailraceError(

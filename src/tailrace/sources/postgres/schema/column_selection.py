@@ -65,7 +65,7 @@ class TableColumns:
     full_somewhere: bool
 
     def left_out(self, source: PostgresSource) -> frozenset[str]:
-        """Return the columns that are not let out of the log."""
+        """Return the columns that readers of the log do not get."""
         return source.left_out(self.schema, self.name, self.columns)
 
     def column_list(self, source: PostgresSource, server_version: int) -> str:

@@ -64,7 +64,7 @@ class ChunkJob:
     unit: Unit
     where: str
     progress: TableProgress
-    conditional: bool = False  # `where` has what somebody wrote for this snapshot
+    conditional: bool = False  # `where` has what a user wrote for this snapshot
 
     @property
     def shared(self) -> bool:
@@ -125,7 +125,7 @@ class ChunkCopy:
     def run(self) -> None:
         """Read the chunk and write it.
 
-        :raises TailraceError: `SNAPSHOT_FAILED` if the count is wrong, or the condition that somebody
+        :raises TailraceError: `SNAPSHOT_FAILED` if the count is wrong, or the condition that a user
             wrote fails or takes too long; what the server refused with; `SOURCE_UNREACHABLE`.
         :raises Stopped: if stopping was asked for. What `write` raises.
         """
@@ -292,7 +292,7 @@ class ChunkReader:
             held_bytes=min(held_bytes, SHARED_HELD_BYTES) if job.shared else held_bytes,
         )
         try:
-            lock_and_check(self._session, window.observer, job.chunk.stretch)
+            lock_and_check(self._session, window.observer, job.chunk.relation)
         except Postponed:
             release_locks(self._session)
             raise

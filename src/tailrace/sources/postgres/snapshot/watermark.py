@@ -35,7 +35,7 @@ class StreamEnded(Exception):  # noqa: N818 - not an error: the connection that 
 
 
 class SnapshotWatermark:
-    """The meeting place of one connection's stream and the snapshots beside it."""
+    """The watermark at which one connection's stream waits for the snapshots beside it."""
 
     def __init__(self, appender: PostgresAppender) -> None:
         self._appender = appender

@@ -92,7 +92,7 @@ class Stream:
         """Receive until stopping is asked for.
 
         :raises TailraceError: whatever ended the connection, the log, or the status timer.
-        :raises Stopped: if stopping was asked for while the disk was full, or at a meeting.
+        :raises Stopped: if stopping was asked for while the disk was full, or while it waited for a snapshot.
         """
         heard_at = time.monotonic()
         asked = False

@@ -1,4 +1,4 @@
-"""How the command line speaks: answers to standard output, all else to standard error.
+"""Output of the command line: results go to standard output, log lines and errors to standard error.
 
 An error is one block of words, never a trace unless `--debug` asks for it. Exit status: 0
 done, 1 failed, 2 bad usage or configuration.

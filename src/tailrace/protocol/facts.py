@@ -1,4 +1,4 @@
-"""Facts about one version of a table: what the catalogue knows and a Relation message can't say.
+"""Facts about one version of a table: catalogue data that a Relation message does not have.
 
 They stand in the log, as the JSON of a facts frame, before the Relation message that they belong
 to. A column's `number` (`pg_attribute.attnum`) is what stays when it is renamed, and what a new

@@ -1,4 +1,4 @@
-"""PostgreSQL as a type of source: what `tailrace.sources.contract.Source` asks, answered."""
+"""PostgreSQL as a type of source: implements `tailrace.sources.contract.Source`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of the server, and the replication commands that capture uses.
+"""Queries about the server, and the replication commands that capture uses.
 
 Columns of system views differ from version 13 to 18; they are read by name, and a column that
 is not there means what its absence meant then.

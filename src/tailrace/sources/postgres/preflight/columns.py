@@ -1,4 +1,4 @@
-"""Preflight of columns, masks and keys: do the settings fit the tables and the publication?"""
+"""Checks whether the settings of columns, masks and keys fit the tables and the publication."""
 
 from __future__ import annotations
 

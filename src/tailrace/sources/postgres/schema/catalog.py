@@ -1,4 +1,4 @@
-"""Published tables as the catalogue has them, put into the frames that the log holds.
+"""Published tables, read from the catalogue and written as the frames that describe them in the log.
 
 Before a table's snapshot rows stand a Type frame for each type that is not built in and a
 Relation frame, both in pgoutput's own bytes: the same columns, in the same order, with the

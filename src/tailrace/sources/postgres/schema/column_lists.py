@@ -1,4 +1,4 @@
-"""Column lists of the publication: what it sends of each table, and what it should."""
+"""Column lists of the publication: which columns it sends of each table, and which it should send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns of the catalogue a Relation message speaks of, though the catalogue may be ahead.
+"""Matches the columns of a Relation message with those of the catalogue, which may be newer.
 
 The stream lags behind the database, by hours where a backlog is read. What the catalogue says
 when a Relation message arrives may be of a later version of the table. PostgreSQL keeps the rows

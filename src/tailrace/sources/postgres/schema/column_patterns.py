@@ -1,4 +1,4 @@
-"""Patterns of columns that find no column: a slip there would show what was to be masked or left out.
+"""Checks that patterns of columns match one: by a mistyped one, columns would be neither masked nor left out.
 
 A pattern that names one column must find it when the log first learns of the pattern. Any other pattern may
 find nothing, and so may one that the log had before: its column may have been dropped since.

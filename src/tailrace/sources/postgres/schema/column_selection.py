@@ -1,4 +1,4 @@
-"""Columns of tables that are meant: which of them the publication is to send.
+"""Which columns of the captured tables the publication is to send.
 
 Where the server can keep a column back, with a column list, it never leaves the server. It can't
 before PostgreSQL 15, nor of a table with `REPLICA IDENTITY FULL`: PostgreSQL refuses updates and

@@ -1,4 +1,4 @@
-"""Facts for the Relation messages that the stream brings: looked up, and put before them.
+"""Looks up in the catalogue what Relation messages lack, and puts it before them as facts frames.
 
 The server sends a Relation message before a table's first change in a connection, and whenever
 the table may have changed since. Only then is the catalogue asked, over a session of its own, and

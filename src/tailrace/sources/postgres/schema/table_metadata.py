@@ -1,4 +1,4 @@
-"""What the catalogue knows of tables, beside a Relation message: the facts that the log keeps.
+"""Metadata of tables that a Relation message lacks, read from the catalogue: the facts that the log keeps.
 
 One question answers for any number of tables. It takes no lock that a user could notice, and
 reads no row of a user's table.

@@ -1,4 +1,4 @@
-"""Looks at the slot now and then, on a thread and a connection of its own.
+"""Watches the slot and the publication periodically, on a thread and a connection of its own.
 
 Capture neither waits for it nor ends by it: what can't be asked is asked again later. Each look
 is a few small queries; after one that took long the next waits in proportion, up to five minutes, so

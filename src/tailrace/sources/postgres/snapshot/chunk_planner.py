@@ -1,4 +1,4 @@
-"""Facts of the server from which a table's chunks are planned."""
+"""Plans the chunks of tables from the server's statistics and samples of keys."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _ROWS_A_PAGE = 60
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """Where a table is cut, how large it is thought to be, and from when on that was so."""
+    """The bounds of a table's chunks, its estimated size, and the transaction since which they are valid."""
 
     relations: tuple[ChunkedRelation, ...]
     rows_estimated: int

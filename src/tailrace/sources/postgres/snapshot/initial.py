@@ -1,4 +1,4 @@
-"""The beginning of a log's snapshots: the window that the slot's creation exported, or all tables read again.
+"""The initial snapshot, read from what the slot's creation exported; and how all tables are read again.
 
 Creating the slot exports a snapshot of the database as of the slot's consistent point. Several
 connections take it over before anything else happens, and read the published tables out of it,

@@ -1,4 +1,4 @@
-"""Requests for snapshots, taken into the plans; and the snapshots of a log, as any process asks for them."""
+"""Takes requests for snapshots into the plans; and the interface by which any process asks for them."""
 
 from __future__ import annotations
 

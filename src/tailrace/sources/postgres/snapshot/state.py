@@ -1,4 +1,4 @@
-"""Snapshot plans on disk, in agreement with the log whatever happens.
+"""Keeps the snapshot plans on disk, consistent with the log after a crash at any point.
 
 That a chunk is done is written in one place: the unit in the log. The file `snapshot.state`
 says what there is to do, and which units were durable when it was written; at a start, the log

@@ -1,4 +1,4 @@
-"""At every start: do the source and the log still fit together? A pure decision.
+"""Decides at every start whether source and log still fit together, and how to go on. Pure.
 
 Facts of both go in, and out comes how to begin, or an error that names what does not fit and
 what a person can do. Nothing here ever moves a position to "latest", recreates a slot that the log

@@ -1,4 +1,4 @@
-"""One connection's stream of changes: receive, drop what is known, append; watch the silence.
+"""Receives one connection's stream of changes, drops what the log has, appends the rest, and notices silence.
 
 Everything here runs on the receiving thread. The status timer and the fsync have threads of
 their own; what ended them is raised here.

@@ -145,7 +145,7 @@ def test_a_table_that_is_not_published_is_told_and_stops_nothing(
         refused = await_end(running, tmp_path / "log", request(tmp_path / "log", "public.later"))
         assert refused.outcome is SnapshotOutcome.FAILED
         assert f'ALTER PUBLICATION "{SLOT}" ADD TABLE "public"."later"; then' in (refused.error or {})["hint"]
-        [repair] = {entry["sql"] for entry in said if "sql" in entry}
+        [repair] = {entry["repair"] for entry in said if entry["event"].startswith("the table")}
         assert "tailrace snapshot FILE --table public.later" in repair
         wait_until(lambda: told(running), 120)
         pg.execute(repair)

@@ -23,7 +23,7 @@ from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import pieces
 from tailrace.sources.postgres.schema import relation_messages
 from tailrace.sources.postgres.schema.column_matching import CatalogColumn, aligned
-from tailrace.sources.postgres.schema.relation_messages import unsent
+from tailrace.sources.postgres.schema.relation_messages import missing_columns
 from tailrace.sources.postgres.schema.table_metadata import CatalogTable
 from tailrace_servers.postgres import EmbeddedPostgres
 from tests.support.capture.captured import Running, capturing, make_task, read_log
@@ -40,8 +40,8 @@ def sent(*columns):
     return [Column(name, kind, -1, in_identity=False) for name, kind in columns]
 
 
-def there(number, name, kind=INT, *, later=False, unsent=False):
-    return CatalogColumn(number, name, False, kind, -1, later, unsent)
+def there(number, name, kind=INT, *, later=False, not_sent=False):
+    return CatalogColumn(number, name, False, kind, -1, later, not_sent)
 
 
 def gone(number, *, later=False):
@@ -277,9 +277,9 @@ def test_a_column_that_is_there_and_not_sent_is_seen(message, catalog, lost):
     table = CatalogTable(1, "public", "items", 90, 5, tuple(catalog), (1,), 90, next_xid=400)
     facts = replace(FACTS, columns=tuple(ColumnFacts(*each) for each in message.items()))
     columns = sent(*((name, INT) for name in message))
-    assert tuple(column.name for column in unsent(columns, facts, table, FACTS, xid=200)) == lost
-    assert unsent(columns, facts, table, None, xid=200) == ()
-    assert unsent(columns, facts, None, FACTS, xid=200) == ()
+    assert tuple(column.name for column in missing_columns(columns, facts, table, FACTS, xid=200)) == lost
+    assert missing_columns(columns, facts, table, None, xid=200) == ()
+    assert missing_columns(columns, facts, None, FACTS, xid=200) == ()
 
 
 def test_a_column_list_that_is_narrowed_is_no_lost_column(pg: Database, tmp_path: Path):

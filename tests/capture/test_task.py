@@ -431,7 +431,7 @@ def test_tables_that_match_later_are_reported_and_not_added(pg: Database, tmp_pa
     pg.execute('create table "late ""one"""(id int primary key)')
     with structlog.testing.capture_logs() as said, capturing(pg.dsn, tmp_path / "log") as running:
         running.wait_for("streaming")
-    [repair] = {entry["sql"] for entry in said if "sql" in entry}
+    [repair] = {entry["repair"] for entry in said if entry["event"].startswith("the table")}
     assert repair.startswith('ALTER PUBLICATION "tailrace_t" ADD TABLE "public"."late ""one"""; --')
     assert repair.endswith("tailrace snapshot FILE --table 'public.late \"one\"'")
     tables = pg.query("select tablename from pg_publication_tables where pubname = 'tailrace_t'")

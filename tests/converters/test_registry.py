@@ -480,7 +480,7 @@ def test_a_proxy_that_can_not_be_used_is_told_without_its_password(monkeypatch: 
 _QUIET = """
 import sys
 import tailrace.cli.main
-from tailrace.cli.logs import configure_logs
+from tailrace.cli.conversation import configure_logs
 from tailrace.converters.with_registry import AvroConverter
 configure_logs("debug")
 converter = AvroConverter(registry_url=sys.argv[1])

@@ -48,10 +48,10 @@ def test_what_a_task_tells_is_what_it_shows_on_its_own_clock(tmp_path: Path) -> 
     channel = Channel(tmp_path / "log")
     channel.prepare()
     assert channel.report() is None
-    channel.tell(Report.of("life", (1, 2), "pid 3 on host", 4, 100.0, PROGRESS))
+    channel.put_report(Report.of("life", (1, 2), "pid 3 on host", 4, 100.0, PROGRESS))
     report = channel.report()
     assert report is not None
-    assert (report.life, report.attempt, report.caught_up) == ("life", (1, 2), 4)
+    assert (report.run_id, report.attempt, report.caught_up) == ("life", (1, 2), 4)
     found = report.progress(1000.0)
     assert found.snapshot["public.a"].began_s == 990.0
     found.snapshot["public.a"].began_s = 90.0
@@ -107,7 +107,7 @@ def test_a_job_that_dies_is_begun_again_and_one_that_ends_is_not(
             remote.run()
         assert caught.value is last
     assert [order.round for order in host.orders] == [1, 2, 3]
-    assert len({order.life for order in host.orders}) == 1
+    assert len({order.run_id for order in host.orders}) == 1
     assert "${env:NOT_SET_HERE}" in host.orders[0].pipeline, "secrets are resolved over there"
     shown = remote.progress()
     assert (shown.phase, shown.reconnects) == ("stopped", 2)
@@ -171,7 +171,9 @@ def test_what_the_driver_wants_reaches_the_task_and_its_answer_the_driver(
             assert wanted is not None
             seen.append(wanted)
             progress = CaptureProgress("streaming", 1, 1, Tail(9, 9, 9), Tail(9, 9, 9), 9, 9, {}, 0, None)
-            channel.tell(Report.of(order.life, (order.round, 0), "here", wanted.position, 0.0, progress))
+            channel.put_report(
+                Report.of(order.run_id, (order.round, 0), "here", wanted.position, 0.0, progress)
+            )
             if wanted.stop:
                 return
             time.sleep(0.01)

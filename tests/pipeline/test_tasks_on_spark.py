@@ -112,7 +112,7 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_appends_nothing(
             (captured.log / "tasks" / "0" / "lock").unlink()
             pg.execute("select pg_terminate_backend(active_pid) from pg_replication_slots where active")
             pipeline = captured.engine._parts.connector._config.pipelines[0]  # type: ignore[attr-defined]
-            order = Order(pipeline.model_dump_json(exclude_unset=True), report.life, report.attempt[0])
+            order = Order(pipeline.model_dump_json(exclude_unset=True), report.run_id, report.attempt[0])
             ended: list[BaseException] = []
 
             def another() -> None:

@@ -1,4 +1,4 @@
-"""What is let out of a task's log, kept beside it for readers that have only the log's path.
+"""The column policy of a task's log, kept beside it for readers that have only the log's path.
 
 Capture writes the rules before the log's first byte, and again whenever the configuration has changed.
 They name secrets by reference only, and say nothing to who may read the log's segments: those
@@ -29,7 +29,7 @@ def keep_disclosure(log: LogDirectory, task: str, rules: ColumnPolicy) -> None:
 
 
 def kept_disclosure(log: LogDirectory, task: str) -> ColumnPolicy:
-    """Return what was last kept; of a log without it, everything is let out.
+    """Return what was last kept; of a log without it, readers get everything.
 
     :raises TailraceError: `LOG_CORRUPT`; `LOG_FORMAT_UNKNOWN` if a later version wrote it.
     """
@@ -41,7 +41,7 @@ def kept_disclosure(log: LogDirectory, task: str) -> ColumnPolicy:
     except ValidationError:
         raise TailraceError(
             Kind.LOG_FORMAT_UNKNOWN,
-            "read what may be let out of the log: it has settings that this version does not know",
+            "read the column policy of the log: it has settings that this version does not know",
             "read the log with the version of tailrace that captures into it",
             {"path": str(log.path)},
         ) from None

@@ -70,7 +70,7 @@ class EndMarkFile:
             )
 
     def publish(self, tail: Tail) -> None:
-        """Tell every process that the log is durable up to `tail`.
+        """Announce to every process that the log is durable up to `tail`.
 
         :raises OSError: if the write fails; the slot before it is then untouched.
         """

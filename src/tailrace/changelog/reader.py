@@ -554,7 +554,7 @@ class LogReader:
 
 
 def _is_within(run: RunHeader, start: int, end: int, bytes_max: int) -> bool:
-    """Tell whether all of a run lies in a range, and before so many bytes from its start."""
+    """Return whether all of a run lies in a range, and before so many bytes from its start."""
     return run.log_offset >= start and run.end <= min(end, start + bytes_max)
 
 

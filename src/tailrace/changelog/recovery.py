@@ -1,4 +1,4 @@
-"""What a writer does to the log before its first append: make its tail sound, durably.
+"""Repairs the end of the log before a writer's first append, durably.
 
 1  Read the last segment block by block, frames included. What is torn at its end, with
 nothing sound after it, was being written when the writer died. Anything else that is

@@ -1,4 +1,4 @@
-"""Runs of blocks, and the footer that lists them: a segment's index. Pure.
+"""Runs of blocks, and the footer that lists them: the index of a segment. Pure.
 
 Where every transaction is a block of its own, an index of blocks would be as large as the log
 itself. So consecutive blocks are indexed, planned with and read as one *run*. Where a run ends

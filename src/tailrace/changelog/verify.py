@@ -1,4 +1,4 @@
-"""Reads everything in a log and lists all that is not as written. Changes nothing.
+"""Reads everything in a log and lists all damage. Changes nothing.
 
 Every byte of the identity, of state files, of registered readers, of end marks and of segments
 is under a checksum, and what the headers say of the frames is compared with the frames.

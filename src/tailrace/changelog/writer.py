@@ -64,7 +64,7 @@ class LogOptions:
 
 
 class LogListener(Protocol):
-    """Who hears of what a writer does, on the thread that does it. Every method returns at once."""
+    """Is notified of what a writer does, on the thread that does it. Every method returns at once."""
 
     def opened(self, writer: LogWriter) -> None:
         """The log is `writer`'s from now on, and goes on at its `offset`."""
@@ -161,7 +161,7 @@ class LogWriter:
     ) -> LogWriter:
         """Take the lock, fence off any writer before, recover the log, and be ready to append.
 
-        :param listener: hears of all that is appended.
+        :param listener: is notified of all that is appended.
         :raises TailraceError: `LOG_LOCKED`, `LOG_CORRUPT` (nothing was changed), `LOG_FULL`,
             `LOG_WRITE_FAILED`, `LOG_FORMAT_UNKNOWN`.
         """
@@ -252,7 +252,7 @@ class LogWriter:
                     raise
 
     def sync(self) -> Tail:
-        """Make durable what was appended before this call, tell readers, return its last boundary.
+        """Make durable what was appended before this call, notify readers, return its last boundary.
 
         Called from other threads than the one that appends. Cheap if nothing is new.
 
@@ -498,7 +498,7 @@ class LogWriter:
         ):
             raise TailraceError(
                 Kind.INTERNAL,
-                "append to the change log: the chunk does not go on where the log ends",
+                "append to the change log: the chunk does not begin where the log ends",
                 "please report this",
                 {"log_offset": self._place.offset, "size": summary.size},
             )

@@ -1,4 +1,4 @@
-"""How the command line speaks: answers to standard output, all else to standard error.
+"""Output of the command line: results go to standard output, log lines and errors to standard error.
 
 An error is one block of words, never a trace unless `--debug` asks for it. Exit status: 0
 done, 1 failed, 2 bad usage or configuration.
@@ -7,13 +7,15 @@ done, 1 failed, 2 bad usage or configuration.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import functools
 import inspect
 import json
+import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -50,8 +52,6 @@ def conversation(
     :param as_json: the command prints JSON, so an error is a JSON document too.
     :param chatty: log what the engine does, not only what is wrong.
     """
-    from tailrace.cli.logs import configure_logs
-
     at_root = _at_root.get()
     verbose, debug = verbose or at_root[0], debug or at_root[1]
     configure_logs("debug" if verbose else "info" if chatty else "warning")
@@ -139,3 +139,45 @@ def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document and a newline to standard output."""
     sys.stdout.write(json.dumps(document, ensure_ascii=False, default=str) + "\n")
     sys.stdout.flush()
+
+
+def configure_logs(level: str) -> None:
+    """Send log lines of `level` (debug, info, warning) and above to standard error.
+
+    A line has the time, the level, the event, and names with values by `repr`: so a table's name can't forge
+    a line or steer a terminal. Secrets that this process has resolved are cut out.
+    """
+    import structlog
+
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.StackInfoRenderer(),
+            structlog.processors.format_exc_info,
+            _line,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=lambda *_: _StandardError(),
+        cache_logger_on_first_use=False,
+    )
+
+
+class _StandardError:
+    """Writes to what `sys.stderr` is at that moment: the live display may have put itself there."""
+
+    def msg(self, message: str) -> None:
+        sys.stderr.write(message + "\n")
+
+    debug = info = warning = warn = error = critical = exception = fatal = log = msg
+
+
+def _line(_logger: object, name: str, event: MutableMapping[str, Any]) -> str:
+    time = dt.datetime.now(dt.UTC).strftime("%H:%M:%S.%f")[:-3]
+    trace = event.pop("exception", "")
+    words = [time, f"{event.pop('level', name):<7}", str(event.pop("event", ""))]
+    words += [f"{key}={value!r}" for key, value in event.items()]
+    from tailrace.secrets import redact
+
+    return redact(" ".join(words) + (f"\n{trace}" if trace else ""))

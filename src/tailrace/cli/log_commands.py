@@ -232,7 +232,7 @@ def _log(path: Path, source: str | None) -> Path:
 
 
 def _log_and_forms(path: Path, source: str | None) -> tuple[Path, ColumnPolicy | None, ValueModes]:
-    """Return where one log is; what is let out of it if a pipeline's file was given; in which form."""
+    """Return where one log is; the column policy, if a pipeline's file was given; the form of values."""
     log = _log(path, source)
     if path.is_file():
         from tailrace import config

@@ -27,7 +27,7 @@ def show_changes(
 ) -> None:
     """Print the wanted changes of the log at `path`.
 
-    :param rules: what of the tables is let out; None: as it is kept beside the log.
+    :param rules: which columns are shown, and how; None: as it is kept beside the log.
     :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`;
         `SECRET_MISSING` if the salt of a mask can't be had.
     """
@@ -85,7 +85,7 @@ def show_schemas(
 ) -> None:
     """Print the versions of the tables' schemas in the log at `path`.
 
-    :param rules: what of the tables is let out; None: as it is kept beside the log.
+    :param rules: which columns are shown, and how; None: as it is kept beside the log.
     :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`.
     """
     directory = LogDirectory.open(path)

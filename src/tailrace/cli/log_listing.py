@@ -121,7 +121,7 @@ def forget_readers(path: Path, names: list[str], *, as_json: bool) -> None:
 def verify_logs(path: Path, *, as_json: bool) -> bool:
     """Print what is damaged in the log at `path`, or in the logs of several sources there.
 
-    Tells whether nothing is.
+    Returns whether nothing is.
 
     :raises TailraceError: `LOG_MISSING`.
     """

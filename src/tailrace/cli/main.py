@@ -115,7 +115,7 @@ def serve(
     Reads the log, from any process, beside whatever runs. Options go before what the file has under
     `subscriptions`.
     """
-    from tailrace.cli.serve import serve_changes
+    from tailrace.cli.run import serve_changes
 
     serve_changes(path, port, token, origin or [])
 
@@ -219,12 +219,7 @@ def snapshot(
     The running engine takes the request within a second; without one it waits for the next run.
     Nothing is locked or written at the source. A snapshot that is cut short goes on where it was.
     """
-    from tailrace.cli.snapshot_commands import (
-        cancel_snapshots,
-        list_snapshots,
-        pause_snapshots,
-        request_snapshot,
-    )
+    from tailrace.cli.snapshot_commands import ask_for_snapshots, list_snapshots
 
     named = tables or []
     chosen = sum((lost, cancel, pause, resume, listed))
@@ -236,12 +231,9 @@ def snapshot(
         raise typer.Exit(UNUSABLE)
     if listed:
         list_snapshots(file, source, as_json=as_json)
-    elif pause or resume:
-        pause_snapshots(file, source, pauses=pause, as_json=as_json)
-    elif cancel:
-        cancel_snapshots(file, source, named, as_json=as_json)
     else:
-        request_snapshot(file, source, named, where, as_json=as_json)
+        pauses = pause if pause or resume else None
+        ask_for_snapshots(file, source, named, where, cancels=cancel, pauses=pauses, as_json=as_json)
 
 
 @app.command()

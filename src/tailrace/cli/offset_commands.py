@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import datetime as dt
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.conversation import speaking
+from tailrace.cli.conversation import print_json, printable, speaking
 from tailrace.cli.parameters import AsJson, ConfigFile, SourceName, group
+from tailrace.errors import Kind, TailraceError
+
+if TYPE_CHECKING:
+    from tailrace.config import PipelineConfig
+    from tailrace.pipeline.offsets.commands import Change, OffsetHolder
 
 offsets_app = group("Show and change the offsets that sinks of Kafka have committed.")
 
@@ -39,9 +47,18 @@ def show(
 
     Read as it is now, whether or not the pipeline runs; nobody is disturbed.
     """
-    from tailrace.cli.offsets import show_offsets
+    from tailrace.config import load_engine
+    from tailrace.pipeline.offsets.commands import kept
 
-    show_offsets(file, sink, source, as_json=as_json)
+    loaded = load_engine(file)
+    found = kept(loaded, sink, source)
+    if as_json:
+        print_json({"name": loaded.name, "offsets": found})
+        return
+    for entry in found:
+        print("\n".join(_words(entry)))
+    if not found:
+        print("no offsets: the pipeline has no sink of Kafka, and no engine has committed any")
 
 
 @offsets_app.command("set")
@@ -69,9 +86,24 @@ def set_(
     --skip-changes must agree to. Refused while the pipeline runs on this log. With transactions, a
     process elsewhere that still writes is fenced: it can commit nothing more.
     """
-    from tailrace.cli.offsets import Whose, set_offset
+    from tailrace.pipeline.log.positions import parse_point
+    from tailrace.pipeline.offsets.commands import Effect, held_still, planned_set
 
-    set_offset(file, Whose(sink, engine, source), to, skip_changes=skip_changes, yes=yes, as_json=as_json)
+    pipeline, holder = _chosen(file, source, sink, engine=engine)
+    try:
+        point = parse_point(to)
+    except ValueError as error:
+        raise TailraceError(Kind.CONFIG_INVALID, f"read --to: {error}") from None
+    with held_still(pipeline):
+        change = planned_set(pipeline, holder, point)
+        if change.effect in (Effect.SKIPS, Effect.UNKNOWN) and not skip_changes:
+            raise TailraceError(
+                Kind.CONFIG_INVALID,
+                f"set the offset of {holder.role} {holder.name!r} to {change.after}: {_meaning(change)}",
+                "if that is wanted, say so with --skip-changes",
+                {holder.role: holder.name},
+            )
+        _make(change, yes=yes, as_json=as_json)
 
 
 @offsets_app.command("reset")
@@ -89,6 +121,102 @@ def reset(
 
     Refused while the pipeline runs on this log; fences as `set` does. What is in the topics stays.
     """
-    from tailrace.cli.offsets import Whose, reset_offset
+    from tailrace.pipeline.offsets.commands import held_still, planned_reset
 
-    reset_offset(file, Whose(sink, engine, source), yes=yes, as_json=as_json)
+    pipeline, holder = _chosen(file, source, sink, engine=engine)
+    with held_still(pipeline):
+        _make(planned_reset(pipeline, holder), yes=yes, as_json=as_json)
+
+
+def _chosen(
+    file: Path, source: str | None, sink: str | None, *, engine: bool
+) -> tuple[PipelineConfig, OffsetHolder]:
+    from tailrace.config import load_engine
+    from tailrace.pipeline.offsets.commands import chosen_holder
+
+    loaded = load_engine(file)
+    pipeline = loaded.pipeline(source)
+    return pipeline, chosen_holder(loaded, pipeline, sink, engine)
+
+
+def _make(change: Change, *, yes: bool, as_json: bool) -> None:
+    from tailrace.pipeline.offsets.commands import carry_out
+
+    if not as_json:
+        print(f"{change.holder.role} {change.holder.name}: {_meaning(change)}")
+        if change.note:
+            print(change.note)
+    if not yes:
+        _confirm(as_json=as_json)
+    carry_out(change)
+    if as_json:
+        print_json(_document(change))
+    else:
+        print("reset" if change.after is None else f"set to {change.after:,}")
+
+
+def _confirm(*, as_json: bool) -> None:
+    if as_json or not sys.stdin.isatty():
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            "ask for confirmation: standard input is not a terminal",
+            "give --yes where no person can be asked",
+        )
+    typer.confirm("Go on?", abort=True)
+
+
+def _meaning(change: Change) -> str:
+    from tailrace.pipeline.offsets.commands import Effect
+
+    before = "nothing is committed" if change.before is None else f"it is at {change.before:,}"
+    for_sink = change.holder.role == "sink"
+    rows = "changes" if change.rows is None else f"about {change.rows:,} changes"
+    if change.effect is Effect.UNKNOWN:
+        return (
+            "what is committed is of another log, or there is no log to compare it with: which changes come "
+            "again and which never come can't be known"
+        )
+    if change.effect is Effect.SKIPS:
+        end = "be written to the topics" if for_sink else "come to the handler"
+        return f"{before}; {rows} from there to {change.after:,} would never {end}"
+    if change.effect is Effect.REPEATS:
+        begin = "the log's start" if change.after is None else f"{change.after:,}"
+        again = "come again, the topics then have them twice" if for_sink else "come to the handler again"
+        return f"{before}; {rows} from {begin} on {again}"
+    return f"{before}; no change is skipped, none comes again"
+
+
+def _document(change: Change) -> dict[str, Any]:
+    return {
+        change.holder.role: change.holder.name,
+        "tasks": list(change.tasks),
+        "log_id": change.log_id or None,
+        "before": change.before,
+        "after": change.after,
+        "effect": str(change.effect),
+        "changes": change.rows,
+        "note": change.note or None,
+    }
+
+
+def _words(entry: dict[str, Any]) -> list[str]:
+    owner = f"sink {entry['sink']}" if "sink" in entry else f"engine {entry['engine']}"
+    source = f"{entry['source']} → " if "source" in entry else ""
+    task = f", task {entry['task']}" if entry.get("task") else ""
+    where = f"topic {entry['topic']}" if "topic" in entry else str(entry["store"])
+    head = f"{source}{owner}{task} ({printable(where)}): "
+    if entry["error"]:
+        error = entry["error"]
+        lines = [f"{head}can't be read", f"  error: {error['kind']}: {printable(str(error['message']))}"]
+        return [*lines, f"  hint:  {printable(str(error['hint']))}"] if error.get("hint") else lines
+    if entry["log_offset"] is None:
+        return [f"{head}nothing committed"]
+    words = [f"at {entry['log_offset']:,}"]
+    if entry["lag_bytes"] is not None:
+        words.append(f"{entry['lag_bytes']:,} bytes behind the log")
+    if entry["is_of_this_log"] is False:
+        words.append(f"of another log, {entry['log_id'] or 'unnamed'}")
+    if entry.get("committed_us"):
+        time = dt.datetime.fromtimestamp(entry["committed_us"] / 1e6, dt.UTC)
+        words.append(f"committed {time.isoformat(timespec='seconds').removesuffix('+00:00')}Z")
+    return [head + ", ".join(words)]

@@ -1,4 +1,4 @@
-"""What commands have in common: parameters that mean the same everywhere, and how groups are made."""
+"""Parameters that commands share, and groups of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run` and `replay`: an engine in the foreground, with a display and signals."""
+"""`run`, `replay` and `serve`: work in the foreground, until it is done or a signal ends it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from types import FrameType
+from typing import Any
+
+from pydantic import ValidationError
 
 from tailrace import config
+from tailrace.changelog.directory import LogDirectory
 from tailrace.config import EngineConfig
+from tailrace.config.subscriptions import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.log.positions import parse_point
 from tailrace.pipeline.replay import Replay, choose_sink
@@ -26,7 +32,7 @@ def run_pipeline(file: Path, *, until_caught_up: bool) -> None:
     pipeline = config.load_engine(file)
     with ProgressDisplay() as progress:
         run = Run(pipeline, until_caught_up=until_caught_up, observe=progress.turn)
-        stop_on_signals(run.stop)
+        _stop_on_signals(run.stop)
         with _served(pipeline):
             run.run()
 
@@ -45,7 +51,7 @@ def replay_sink(file: Path, source: str | None, sink: str, begin: str | None, in
     target = None if into is None else into.expanduser().absolute()
     with ProgressDisplay() as progress:
         replay = Replay(pipeline, chosen, begin=point, into=target, observe=progress.turn)
-        stop_on_signals(replay.stop)
+        _stop_on_signals(replay.stop)
         replay.run()
     print(replay.summary())
 
@@ -63,7 +69,39 @@ def _served(pipeline: EngineConfig) -> Iterator[None]:
         yield
 
 
-def stop_on_signals(stop: Callable[[], None]) -> None:
+def serve_changes(path: Path, port: int | None, token: str | None, origins: list[str]) -> None:
+    """Serve the changes of the log at `path`, or of a pipeline's file, until a signal.
+
+    What is given goes before what the file says.
+
+    :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`; as `serving`.
+    """
+    from tailrace.subscriptions.served_log import places_in, places_of
+    from tailrace.subscriptions.server import serving
+
+    if path.is_file():
+        loaded = config.load_engine(path)
+        places, settings = places_of(loaded), loaded.subscriptions or SubscriptionsConfig()
+    else:
+        if not path.is_dir():
+            LogDirectory.open(path)  # says what is missing
+        places, settings = places_in(path), SubscriptionsConfig()
+    given: dict[str, Any] = {"port": port, "token": token, "origins": tuple(origins) or None}
+    changed = {name: value for name, value in given.items() if value is not None}
+    try:
+        settings = SubscriptionsConfig.model_validate(settings.model_dump(exclude_unset=True) | changed)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise TailraceError(
+            Kind.CONFIG_INVALID, f"serve with --{str(first['loc'][0]).removesuffix('s')}: {first['msg']}"
+        ) from None
+    stop = Event()
+    _stop_on_signals(stop.set)
+    with serving(places, settings):
+        stop.wait()
+
+
+def _stop_on_signals(stop: Callable[[], None]) -> None:
     """Have the first SIGINT or SIGTERM call `stop`, and the second end the process."""
     asked = False
 

@@ -13,44 +13,35 @@ if TYPE_CHECKING:
     from tailrace.sources.contract import Snapshots
 
 
-def request_snapshot(file: Path, source: str | None, tables: list[str], where: str, *, as_json: bool) -> None:
-    """Leave a request for a snapshot of `tables`, or without any, of what is lost; print its id.
+def ask_for_snapshots(
+    file: Path,
+    source: str | None,
+    tables: list[str],
+    where: str,
+    *,
+    cancels: bool,
+    pauses: bool | None,
+    as_json: bool,
+) -> None:
+    """Leave a request: for rows of `tables` (without any, of what is lost), for the end of those that were
+    asked for (of `tables`, or all), or that all snapshots pause, or go on. Print what was asked for.
 
     :raises TailraceError: `CONFIG_INVALID`, `LOG_MISSING`, `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
-    asked = _snapshots(file, source).request(tables, where)
-    if as_json:
-        print_json(asked)
-        return
+    snapshots = _snapshots(file, source)
     named = ", ".join(printable(table) for table in tables)
-    print(f"asked for snapshot {asked['id']} of {named or 'what is lost'}")
-    print(_when(asked))
-
-
-def cancel_snapshots(file: Path, source: str | None, tables: list[str], *, as_json: bool) -> None:
-    """Ask for the end of snapshots that were asked for: those of `tables`, or all.
-
-    :raises TailraceError: as `request_snapshot`.
-    """
-    asked = _snapshots(file, source).cancel(tables)
+    if pauses is not None:
+        asked, words = snapshots.pause(pauses=pauses), f"that snapshots {'pause' if pauses else 'go on'}"
+    elif cancels:
+        asked, words = snapshots.cancel(tables), "for the end of the snapshots "
+        words += f"of {named}" if tables else "that were asked for"
+    else:
+        asked = snapshots.request(tables, where)
+        words = f"for snapshot {asked['id']} of {named or 'what is lost'}"
     if as_json:
         print_json(asked)
         return
-    named = ", ".join(printable(table) for table in tables)
-    print(f"asked for the end of the snapshots {f'of {named}' if tables else 'that were asked for'}")
-    print(_when(asked))
-
-
-def pause_snapshots(file: Path, source: str | None, *, pauses: bool, as_json: bool) -> None:
-    """Ask that snapshots beside the stream pause, or go on if not `pauses`.
-
-    :raises TailraceError: as `request_snapshot`.
-    """
-    asked = _snapshots(file, source).pause(pauses=pauses)
-    if as_json:
-        print_json(asked)
-        return
-    print(f"asked that snapshots {'pause' if pauses else 'go on'}")
+    print(f"asked {words}")
     print(_when(asked))
 
 

@@ -1,4 +1,4 @@
-"""What sections of a file do to each other: names, slots and places that are used twice.
+"""Finds names, slots and paths that sections of a file use twice.
 
 Works on the plain document, so that these are reported beside everything else, each at its
 place. What is no text or no list is left to the models to complain about.

@@ -1,4 +1,4 @@
-"""YAML to plain values, with the line of each, and nothing that YAML may do beside that.
+"""Parses YAML to plain values with their lines, and nothing else of YAML.
 
 The safe loader, one document, a bound on size, depth and number of values (aliases can make a
 short file long), no key twice. A complaint never quotes the file: what stands in the wrong

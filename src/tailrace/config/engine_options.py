@@ -1,4 +1,4 @@
-"""The section `engine`: how tasks, processing and commits go about their work.
+"""The section `engine`: tasks, record processing and commits.
 
 Names are Debezium's where it has one, in our spelling; docs/engine.md has the table of both.
 """

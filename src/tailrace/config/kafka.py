@@ -1,4 +1,4 @@
-"""The sink `kafka`: which cluster, which topics, and how sure."""
+"""The sink `kafka`: cluster, topics and delivery guarantee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file says of a client of Kafka, wherever it names a cluster: its options above all."""
+"""Settings of a Kafka client, wherever a file names a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a file to an `EngineConfig`, or to everything that is wrong with it at once."""
+"""Reads a file into an `EngineConfig`, or returns every problem in it at once."""
 
 from __future__ import annotations
 

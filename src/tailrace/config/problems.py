@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in words, and each with its place in the file.
+"""Problems of a configuration, in words, each with its place in the file.
 
 Pydantic's own messages may quote the value that was refused, which may be a password in the
 wrong place. So none of them is shown: every message is made here from the kind of the error

@@ -1,4 +1,4 @@
-"""How values are given to sinks where there is a choice: Debezium's handling modes.
+"""Debezium's handling modes: the form of values where there is a choice.
 
 The log holds PostgreSQL's text, whatever is chosen here: another mode and a replay give the same
 changes in another form.

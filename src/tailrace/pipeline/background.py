@@ -1,4 +1,4 @@
-"""A function on its own thread, whose outcome is kept until it is asked for."""
+"""Runs a function on its own thread and keeps its outcome."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ class PipelineTask:
                 if error.kind is Kind.LOG_RANGE_GONE:
                     self._dropped = error
                 else:
-                    log.warning("could not commit to the log what the engine has read", error=str(error))
+                    log.warning("the engine's offset could not be committed to the log", error=str(error))
         if self._metrics is not None and self._sources is not None:
             self._metrics.note(self._views())
 

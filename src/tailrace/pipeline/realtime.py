@@ -1,4 +1,4 @@
-"""Real time from outside: commands for the consumers of a file's logs, and what they show of themselves."""
+"""`tailrace realtime`: switches real time on or off for consumers of a file's logs, and shows its state."""
 
 from __future__ import annotations
 

@@ -20,13 +20,14 @@ import structlog
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.lock import refuse_if_written, wait_until_unwritten
 from tailrace.changelog.reader import LogReader
-from tailrace.config import PipelineConfig, SinkConfig
+from tailrace.changelog.retention.policy import RetentionRules
+from tailrace.changelog.retention.prune import apply
+from tailrace.config import LogConfig, PipelineConfig, SinkConfig
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.errors import NEEDS_SNAPSHOT, Kind, Policy, Stopped, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.log.consumer import LogConsumer
-from tailrace.pipeline.log.retention import RetentionTimer
 from tailrace.pipeline.remote.capture import RemoteCapture
 from tailrace.pipeline.sink_worker import TASK, SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
@@ -41,11 +42,13 @@ from tailrace.pipeline.status.views import (
 from tailrace.realtime.handover import Handover
 from tailrace.realtime.path import RealtimePath
 from tailrace.sinks.build import build
-from tailrace.sources.contract import Capture
+from tailrace.sources.contract import Capture, Snapshots
 from tailrace.sources.registry import source_type
 
 log = structlog.get_logger(__name__)
 
+#: How often a log's old end is looked at.
+RETENTION_INTERVAL_S = 10.0
 #: How long a task on an executor may take to end after its driver was killed.
 ORPHAN_S = 20.0
 
@@ -122,7 +125,7 @@ class SourceWorker:
         return self._error
 
     def refuse_if_written(self) -> None:
-        """Fail where another process writes the log: at once, unless it may be on its way out.
+        """Fail where another process writes the log: at once, unless it may be about to end.
 
         :raises TailraceError: `LOG_LOCKED`.
         """
@@ -231,7 +234,7 @@ class SourceWorker:
             self._retaining.turn()
 
     def _is_snapshot_open(self) -> bool:
-        """Return whether a snapshot that was asked for is not read yet: it may be a sink's way out."""
+        """Return whether a snapshot that was asked for is not read yet: a sink that stopped may need it."""
         snapshots = self._source.snapshots(self.pipeline.log.path)
         return snapshots is not None and snapshots.is_request_open
 
@@ -242,7 +245,7 @@ class SourceWorker:
         self._error = self._explained(error)
         if self.name:
             log.error(
-                "source can't go on; the others do",
+                "source failed; the others go on",
                 source=self.name,
                 kind=str(self._error.kind),
                 error=self._error.message,
@@ -378,3 +381,53 @@ def _sinks_failure(failed: list[SinkView]) -> TailraceError:
         first.hint,
         {"sinks": names, **first.context},
     )
+
+
+class RetentionTimer:
+    """Carries out a log's retention rules every few seconds, on the caller's thread.
+
+    Only for the process that writes the log, and only when its readers are registered.
+
+    :param snapshots: of the log: what an open one needs stays.
+    """
+
+    def __init__(self, config: LogConfig, task: str, snapshots: Snapshots | None) -> None:
+        retention = config.retention
+        self._path = config.path
+        self._task = task
+        self._snapshots = snapshots
+        self._rules = RetentionRules(
+            size_bytes=retention.size_bytes,
+            age_s=retention.age_s,
+            on_slow_reader=retention.on_slow_reader,
+        )
+        self._wanted = retention.size_bytes is not None or retention.age_s is not None
+        self._next_s = 0.0
+        self._held_by: tuple[str, ...] = ()
+
+    def turn(self) -> None:
+        """Apply the rules if it is time to. What fails is said, and tried again later: old
+        segments that stay for a while hurt nobody.
+        """
+        if not self._wanted or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + RETENTION_INTERVAL_S
+        try:
+            directory = LogDirectory.open(self._path)
+            keep_from = None if self._snapshots is None else self._snapshots.needed_from
+            pruned = apply(directory, self._task, self._rules, keep_from=keep_from)
+        except TailraceError as error:
+            if error.kind is not Kind.LOG_MISSING:
+                log.warning("retention failed", error=str(error))
+            return
+        if pruned.segments:
+            log.info("retention", segments=len(pruned.segments), size_bytes=pruned.size_bytes)
+        if pruned.dropped_readers:
+            log.warning("retention dropped slow readers", readers=pruned.dropped_readers)
+        if pruned.held_by and pruned.held_by != self._held_by:
+            log.warning(
+                "consumers hold more of the log than retention allows",
+                readers=pruned.held_by,
+                hint="`tailrace log forget PATH --reader NAME` lets go of one that will not come back",
+            )
+        self._held_by = pruned.held_by

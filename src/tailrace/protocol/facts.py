@@ -1,4 +1,4 @@
-"""Facts about one version of a table: what the catalogue knows and a Relation message can't say.
+"""Facts about one version of a table: catalogue data that a Relation message does not have.
 
 They stand in the log, as the JSON of a facts frame, before the Relation message that they belong
 to. A column's `number` (`pg_attribute.attnum`) is what stays when it is renamed, and what a new
@@ -21,11 +21,11 @@ class ColumnFacts:
 
     `missing`: the text that rows from before the column have in it, where PostgreSQL added it with
     a default and wrote no row. `unknown`: those rows were written with values that nobody sent
-    (a default such as `random()`, a sequence), or may have those of another column, because nobody can tell
-    which one this was. `types` says, by oid, what is under the column's type
-    if it is not built in: of a domain its `base` and `modifier`, of an array its `item` and
-    `delimiter`, and so on down; of every one its `name`; of all others their `kind` (`pg_type.typtype`) and
-    `parts` (of an enumeration its labels by oid, of a composite its attributes' types by number).
+    (a default such as `random()`, a sequence), or may have those of another column, because it is not known
+    which one this was. `types` says, by oid, what is under the column's type if it is not built in: of a
+    domain its `base` and `modifier`, of an array its `item` and `delimiter`, and so on down; of every one its
+    `name`; of all others their `kind` (`pg_type.typtype`) and `parts` (of an enumeration its labels by oid,
+    of a composite its attributes' types by number).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What kernels do with memory: PostgreSQL's integers, most significant byte first, and places.
+"""Memory access for kernels: big-endian integers and moves of bytes.
 
 Nothing is checked here: the caller knows that the bytes are there, and that no index is negative.
 These are intrinsics because of what numba makes of the plain forms. `b[i]` becomes a look whether

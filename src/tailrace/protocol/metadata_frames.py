@@ -1,4 +1,4 @@
-"""Frames among others that say something of tables, shards and progress: what a log keeps in force."""
+"""Finds the frames that describe tables and shards: those whose newest version a log keeps in force."""
 
 from __future__ import annotations
 

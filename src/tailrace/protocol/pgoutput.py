@@ -1,4 +1,4 @@
-"""The messages of pgoutput: their letters and places, and those that describe tables, read and written.
+"""The messages of pgoutput: constants for kernels; Relation and Type messages, parsed and written.
 
 Changes themselves are never parsed here: kernels find them by the million, with the names below.
 

@@ -1,4 +1,4 @@
-"""The former names of columns: what rules that name a column go by after it was renamed.
+"""Former names of columns, by which rules still apply after a column was renamed.
 
 A column is known by its table's oid and its `pg_attribute.attnum`, which stay when the column, the table
 or the schema is renamed. One that the log has without a number, because its table was gone before

@@ -1,1 +1,1 @@
-"""Which segments may go, who still reads them, and their removal."""
+"""Retention: which segments may be removed, which consumers still need them, and their removal."""

@@ -1,4 +1,4 @@
-"""What is let out of the log, and as what: columns, masks and keys of one's own.
+"""The column policy: which columns readers of the log get, how they are masked, and keys that users chose.
 
 The log holds what the server sent. These settings stand between it and whatever reads it.
 """
@@ -116,7 +116,7 @@ class ColumnRoles:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Why the settings can't hold for a table, and the way out. Names no values."""
+    """Why the settings can't hold for a table, and what to do. Names no values."""
 
     message: str
     repair: str
@@ -124,7 +124,7 @@ class Conflict:
 
 
 class ColumnPolicy(Section):
-    """Settings of a source that say what of its rows is let out of the log."""
+    """Settings of a source that say what readers of the log get of its rows."""
 
     columns: tuple[ColumnPattern, ...] = Field(
         default=(),
@@ -151,7 +151,7 @@ class ColumnPolicy(Section):
 
     @property
     def discloses_all(self) -> bool:
-        """Whether everything is let out as it is."""
+        """Whether readers get everything as it is."""
         return not (self.columns or self.columns_exclude or self.masks or self.message_keys)
 
     @property
@@ -166,7 +166,7 @@ class ColumnPolicy(Section):
         return [(place, pattern) for place, patterns in places.items() for pattern in patterns]
 
     def left_out(self, schema: str, table: str, columns: ColumnRoles) -> frozenset[str]:
-        """Return those of a table's columns that are not let out; its key always is.
+        """Return those of a table's columns that readers do not get; they always get its key.
 
         What was left out under one of its names is left out under each.
         """

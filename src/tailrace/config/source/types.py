@@ -1,4 +1,4 @@
-"""The section of a source's type: PostgreSQL's, or that of a type which a package announces."""
+"""Chooses the section of a source by its type: PostgreSQL's, or that of an installed package."""
 
 from __future__ import annotations
 

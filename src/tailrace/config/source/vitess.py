@@ -1,4 +1,4 @@
-"""The section `source` for Vitess: where its vtgates are, who we are, and which tables are captured."""
+"""The section `source` for Vitess: vtgates, credentials, and which tables are captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which transformations a sink of tables takes: those that make a table of a table.
+"""Checks which transformations a sink of tables supports: those that map a table to a table.
 
 A table has rows of columns. It has no headers, its key is columns of its rows, and a change stays a change
 of its row. A mirror is the table's present state, besides: what would leave in it rows that the source's

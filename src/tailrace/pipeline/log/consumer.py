@@ -189,7 +189,7 @@ class LogConsumer:
         self._view = replace(self._view, position=log_offset_of(offset, self._log_id), rows=self._rows)
 
     def keep(self) -> None:
-        """Tell the log what was noted, so that retention may go on.
+        """Commit what was noted to the log's list of consumers, so that retention may go on.
 
         :raises TailraceError: `LOG_RANGE_GONE` if retention has dropped this reader;
             `LOG_WRITE_FAILED`, `LOG_FULL`, `LOG_CORRUPT`.

@@ -80,7 +80,7 @@ def json_lines(
 ) -> Iterator[str]:
     """Yield the wanted changes in log order, each as the JSON Lines sink writes it, with newline.
 
-    :param table_policy: what of the tables is let out.
+    :param table_policy: which columns are shown, and how.
     :raises TailraceError: `LOG_CORRUPT`, `LOG_RANGE_GONE`, `DECODE_FAILED`; `CONFIG_INVALID` if `where` does
         not fit a table.
     """

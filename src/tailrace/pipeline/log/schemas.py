@@ -44,7 +44,7 @@ def versions(
 ) -> list[SchemaVersion]:
     """Return the versions in log order; of tables that match the pattern `table`, if it is given.
 
-    :param rules: what of the tables is let out; None: everything. Its masks hide the text that rows
+    :param rules: which columns are shown, and how; None: all as they are. Its masks hide the text that rows
         from before a column have in it.
     :raises TailraceError: `LOG_CORRUPT`, `PROTOCOL_VIOLATION`.
     """

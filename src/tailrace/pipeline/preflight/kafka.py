@@ -114,7 +114,7 @@ def converter_findings(sink: KafkaSinkConfig) -> Iterator[Finding]:
 def schema_findings(
     sink: KafkaSinkConfig, pipeline: PipelineConfig, source: SourceCheck
 ) -> Iterator[Finding]:
-    """Yield which of the tables' schemas the registry would refuse, as they are let out of the log.
+    """Yield which of the tables' schemas the registry would refuse, as readers of the log see them.
 
     Where transformations change records nothing is known of their schemas beforehand.
     """

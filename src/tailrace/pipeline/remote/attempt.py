@@ -29,7 +29,7 @@ TURN_S = 0.1
 REPORT_S = 0.5
 #: The driver counts every second; after so long without it, it is gone.
 SILENCE_S = 60.0
-#: How long an attempt waits for the log's lock: the one before may be on its way out.
+#: How long an attempt waits for the log's lock: the one before may be about to end.
 LOCKED_S = 60.0
 
 
@@ -38,7 +38,7 @@ class Order:
     """What a task is to do: JSON of a `PipelineConfig`, references to secrets unresolved."""
 
     pipeline: str
-    life: str
+    run_id: str
     round: int
 
 
@@ -71,7 +71,7 @@ def capture_until_end(order: Order, number: int) -> None:
         ended for another reason.
     """
     pipeline = PipelineConfig.model_validate(json.loads(order.pipeline))
-    attempt = Attempt(pipeline, order.life, (order.round, number))
+    attempt = Attempt(pipeline, order.run_id, (order.round, number))
     until_s = time.monotonic() + LOCKED_S
     while True:
         try:
@@ -98,16 +98,16 @@ class Attempt:
     :param number: round of the job, Spark's number of the attempt.
     """
 
-    def __init__(self, pipeline: PipelineConfig, life: str, number: tuple[int, int]) -> None:
+    def __init__(self, pipeline: PipelineConfig, run_id: str, number: tuple[int, int]) -> None:
         self._pipeline = pipeline
-        self._life = life
+        self._run_id = run_id
         self._number = number
         self._channel = Channel(pipeline.log.path)
         self._process = f"pid {os.getpid()} on {socket.gethostname()}"
         self._parent = os.getppid()
         self._beat = -1
         self._beat_s = time.monotonic()
-        self._told_s = 0.0
+        self._reported_s = 0.0
         self._position = self._caught_up = 0
         #: Nothing more is to be captured by this attempt.
         self.must_end = False
@@ -124,17 +124,17 @@ class Attempt:
         capture.start()
         while not capture.join(TURN_S):
             self._listen(task)
-            self._tell(task, REPORT_S)
+            self._report(task, REPORT_S)
             if self.must_end:
                 task.stop()
-        self._tell(task, 0.0)
+        self._report(task, 0.0)
         if capture.error is not None:
             raise capture.error
 
     def _listen(self, task: Capture) -> None:
         wanted, now_s = self._channel.wanted(), time.monotonic()
         if wanted is not None:
-            if wanted.life != self._life or wanted.round != self._number[0]:
+            if wanted.run_id != self._run_id or wanted.round != self._number[0]:
                 self._supersede("the driver has begun another job")
             elif wanted.stop:
                 self.must_end = True
@@ -148,25 +148,25 @@ class Attempt:
         if self._position > self._caught_up and task.caught_up(self._position):
             self._caught_up = self._position
 
-    def _tell(self, task: Capture, every_s: float) -> None:
+    def _report(self, task: Capture, every_s: float) -> None:
         now_s = time.monotonic()
-        if not self._is_latest or now_s - self._told_s < every_s:
+        if not self._is_latest or now_s - self._reported_s < every_s:
             return
-        self._told_s = now_s
+        self._reported_s = now_s
         last = self._channel.report()
-        if last is not None and last.life == self._life and last.attempt > self._number:
+        if last is not None and last.run_id == self._run_id and last.attempt > self._number:
             self._is_latest = False
             self._supersede("a later attempt has come")
             return
         try:
-            self._channel.tell(
-                Report.of(self._life, self._number, self._process, self._caught_up, now_s, task.progress())
+            self._channel.put_report(
+                Report.of(self._run_id, self._number, self._process, self._caught_up, now_s, task.progress())
             )
         except OSError as error:
-            log.warning("a capturing task can't tell how far it is", error=error.strerror)
+            log.warning("a capturing task can't write its report", error=error.strerror)
 
     def _supersede(self, why: str) -> None:
         if self.superseded is None:
-            log.warning("a capturing task ends", attempt=self._number, because=why)
+            log.warning("the capturing task ends", attempt=self._number, because=why)
             self.superseded = why
         self.must_end = True

@@ -63,10 +63,10 @@ class RemoteCapture:
         self._spark = spark
         self._tasks = tasks
         self._channel = Channel(pipeline.log.path)
-        self._life = str(uuid.uuid4())
+        self._run_id = str(uuid.uuid4())
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._wanted = DesiredState(life=self._life, round=0)
+        self._wanted = DesiredState(run_id=self._run_id, round=0)
         self._report: Report | None = None
         self._read_s = 0.0
         self._jobs = Reconnection(
@@ -135,8 +135,8 @@ class RemoteCapture:
         self._require_cores(session)
         self._spark.require_shared({"log.path": self._pipeline.log.path})
         self._ask(round=self._wanted.round + 1)
-        order = Order(self._pipeline.model_dump_json(exclude_unset=True), self._life, self._wanted.round)
-        group = JobGroup(f"tailrace-{self._life}-{order.round}", f"{self._pipeline.name}: capture")
+        order = Order(self._pipeline.model_dump_json(exclude_unset=True), self._run_id, self._wanted.round)
+        group = JobGroup(f"tailrace-{self._run_id}-{order.round}", f"{self._pipeline.name}: capture")
         job = Background("capture-job", lambda: _capture(session, order, group))
         job.start()
         beat_s, stop_by_s = 0.0, None
@@ -150,7 +150,7 @@ class RemoteCapture:
             if self._stopping.is_set():
                 stop_by_s = stop_by_s or now_s + STOP_S
                 if now_s > stop_by_s:
-                    log.warning("the task that captures does not end: its job is cancelled", group=group.name)
+                    log.warning("the capturing task does not end: its job is cancelled", group=group.name)
                     _cancel(session, group)
                     return None
         return job.error
@@ -170,9 +170,7 @@ class RemoteCapture:
             try:
                 self._channel.ask(self._wanted)
             except OSError as error:
-                log.warning(
-                    "the desired state can't be written for the task that captures", error=error.strerror
-                )
+                log.warning("the desired state can't be written for the capturing task", error=error.strerror)
 
     def _last_report(self) -> Report | None:
         now_s = time.monotonic()
@@ -180,7 +178,7 @@ class RemoteCapture:
             if now_s - self._read_s >= _LOOK_S:
                 self._read_s = now_s
                 found = self._channel.report()
-                if found is not None and found.life == self._life:
+                if found is not None and found.run_id == self._run_id:
                     self._report = found
             return self._report
 

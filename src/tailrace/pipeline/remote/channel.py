@@ -45,14 +45,14 @@ class _Message(BaseModel):
 class DesiredState(_Message):
     """What the driver wants.
 
-    :param life: of the driver's capture; a task of another one is to end.
+    :param run_id: of the driver's capture; a task of another one is to end.
     :param round: which of its jobs.
     :param beat: rises as long as the driver lives.
     :param stop: make durable and acknowledge what was received, and end.
     :param position: report when everything committed before this LSN is in the log; 0: nobody waits.
     """
 
-    life: str
+    run_id: str
     round: int
     beat: int = 0
     stop: bool = False
@@ -69,7 +69,7 @@ class Report(_Message):
         read for, None: not yet in this run.
     """
 
-    life: str
+    run_id: str
     attempt: tuple[int, int]
     process: str
     caught_up: int
@@ -78,7 +78,7 @@ class Report(_Message):
     @classmethod
     def of(
         cls,
-        life: str,
+        run_id: str,
         attempt: tuple[int, int],
         process: str,
         caught_up: int,
@@ -101,7 +101,7 @@ class Report(_Message):
             "health": None if health is None else asdict(health),
             "warnings": [asdict(warning) for warning in progress.warnings],
         }
-        return cls(life=life, attempt=attempt, process=process, caught_up=caught_up, capture=capture)
+        return cls(run_id=run_id, attempt=attempt, process=process, caught_up=caught_up, capture=capture)
 
     def progress(self, now_s: float) -> CaptureProgress:
         """Return the progress; `now_s` on the monotonic clock of this process."""
@@ -133,7 +133,7 @@ class Channel:
         make_directory(self._folder)
 
     def ask(self, wanted: DesiredState) -> None:
-        """Tell what is wanted.
+        """Write what is wanted.
 
         :raises OSError: there is no room, or no folder.
         """
@@ -143,8 +143,8 @@ class Channel:
         """Return what is wanted; None if it can't be read now."""
         return _read(self._wanted, DesiredState)
 
-    def tell(self, report: Report) -> None:
-        """Tell what is done.
+    def put_report(self, report: Report) -> None:
+        """Write what is done.
 
         :raises OSError: there is no room, or no folder.
         """

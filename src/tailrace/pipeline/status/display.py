@@ -34,7 +34,7 @@ REFRESH_S = 0.25
 LINE_INTERVAL_S = 5.0
 #: Tables of a snapshot that are shown one by one.
 TABLES_SHOWN = 4
-#: Between lines while nothing moves: enough to see that the process lives.
+#: Between lines while nothing moves: enough to see that the process works.
 IDLE_LINE_INTERVAL_S = 30.0
 
 

@@ -1,4 +1,4 @@
-"""PostgreSQL as a type of source: what `tailrace.sources.contract.Source` asks, answered."""
+"""PostgreSQL as a type of source: implements `tailrace.sources.contract.Source`."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _wal_end(session: Session) -> int:
     lsn = session.run(_WAL_END, "ask the source for the end of its WAL")[0]["lsn"]
     if lsn is None:
         raise TailraceError(
-            Kind.SOURCE_QUERY_FAILED, "ask the source for the end of its WAL: it does not tell"
+            Kind.SOURCE_QUERY_FAILED, "ask the source for the end of its WAL: it returned none"
         )
     return parse_lsn(lsn)
 

@@ -1,4 +1,4 @@
-"""What stands in a receive buffer: one compiled scan over PostgreSQL's backend messages.
+"""Splits a receive buffer into PostgreSQL's backend messages, by one compiled scan.
 
 A message is `type:u8 length:i32 body`; the length counts itself. For replication, `split_wire` leaves whole
 XLogData frames in the buffer, one after another, and cuts the keepalives out from between them. For COPY it

@@ -1,4 +1,4 @@
-"""Facts of the server, and the replication commands that capture uses.
+"""Queries about the server, and the replication commands that capture uses.
 
 Columns of system views differ from version 13 to 18; they are read by name, and a column that
 is not there means what its absence meant then.
@@ -36,7 +36,7 @@ class CreatedSlot:
 def system(session: Session) -> tuple[str, int, int, str]:
     """Return system identifier, timeline, WAL end and database. A replication session.
 
-    On a standby the WAL end is what it has replayed or received, whichever the server tells.
+    On a standby the WAL end is what it has replayed or received, whichever the server returns.
     """
     row = session.run("IDENTIFY_SYSTEM", "identify the server")[0]
     return (
@@ -65,7 +65,7 @@ def facts(session: Session, slot: str, stored_timeline: int | None) -> ServerSta
 
 
 def is_standby(session: Session) -> bool:
-    """Tell whether the server follows another one."""
+    """Return whether the server is a standby."""
     return session.run("SELECT pg_is_in_recovery() AS standby", "look at the server")[0]["standby"] == "t"
 
 
@@ -93,7 +93,7 @@ def slot_facts(session: Session, slot: str) -> SlotFacts | None:
 
 
 def create_slot(session: Session, slot: str, *, temporary: bool, failover: bool = False) -> CreatedSlot:
-    """Create the slot and export its snapshot, which lives until the session's next command.
+    """Create the slot and export its snapshot, which exists until the session's next command.
 
     :param failover: have standbys synchronise it. A temporary slot can't be one of those.
     :raises TailraceError: `SLOT_FOREIGN` if there is one, `SOURCE_MISCONFIGURED`,
@@ -162,7 +162,7 @@ def require_supported(source: PostgresSource, server_version: int) -> None:
 
 def status_interval_s(session: Session, wanted_s: float) -> float:
     """Return the seconds between status messages: `wanted_s`, or less where the server would take a client
-    for dead that it does not hear for so long. It asks before, but while the stream waits nobody reads that.
+    for dead that is silent for so long. It asks first, but while the stream waits nothing reads the question.
     """
     [row] = session.run(
         "SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'", "look at the server's settings"

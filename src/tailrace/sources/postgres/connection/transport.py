@@ -1,4 +1,4 @@
-"""Messages of the server, in large runs: two transports behind one interface.
+"""Receives messages of the server in large runs: two transports behind one interface.
 
 `SocketTransport` takes the socket over from libpq, which connected and authenticated, while
 the connection is idle. One system call brings many frames, and a compiled scan finds them.

@@ -1,4 +1,4 @@
-"""Preflight of columns, masks and keys: do the settings fit the tables and the publication?"""
+"""Checks whether the settings of columns, masks and keys fit the tables and the publication."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _secret_findings(source: PostgresSource) -> Iterator[Finding]:
             yield warning(
                 Kind.CONFIG_INVALID,
                 f"source.masks[{number}]: the salt {mask.salt} is shorter than {SALT_LENGTH_MIN} characters, "
-                "so it can be found by trying, and with it the values",
+                "so it can be guessed by brute force, and with it the values",
                 "use a longer one, before the first run: hashes change with it",
             )
 
@@ -163,7 +163,7 @@ def _partition_findings(
             yield warning(
                 Kind.CONFIG_INVALID,
                 f"source.tables_exclude means the partition {part.schema}.{part.name}, whose rows are "
-                "captured with its root all the same",
+                "still captured with its root",
                 "take it out of source.tables_exclude, or set source.publish_via_partition_root: false and "
                 "name the partitions in source.tables",
                 table.qualified_name,
@@ -187,8 +187,8 @@ def _filter_findings(
             repair = "take the filter out of the publication, or make its columns part of the key"
         yield error(
             Kind.PUBLICATION_MISMATCH,
-            f"the row filter of the table in the publication {source.publication!r} uses {names}, which its "
-            "replica identity has not: PostgreSQL refuses updates and deletes of the table",
+            f"the row filter of the table in the publication {source.publication!r} uses {names}, which are "
+            "not in its replica identity: PostgreSQL refuses updates and deletes of the table",
             repair,
             table.qualified_name,
         )

@@ -179,7 +179,8 @@ def _tls_findings(server: Row, source: PostgresSource) -> Iterator[Finding]:
     elif not sslmode.startswith("verify"):
         yield warning(
             Kind.SOURCE_MISCONFIGURED,
-            f"the server's certificate is not verified (sslmode {sslmode}): anybody between could be it",
+            f"the server's certificate is not verified (sslmode {sslmode}): another host on the way could "
+            "impersonate the server",
             "set sslmode: verify-full in source, and sslrootcert to the file of the authority's certificate",
         )
 
@@ -312,7 +313,7 @@ def _limit_findings(server: Row) -> Iterator[Finding]:
         yield warning(
             Kind.SLOT_AT_RISK,
             f"max_slot_wal_keep_size is {mib(keep)}: the server gives the slot up once the pipeline is so "
-            "far behind, and only a new snapshot leads on",
+            "far behind, and then only a new snapshot helps",
             "ALTER SYSTEM SET max_slot_wal_keep_size = '64GB'; SELECT pg_reload_conf(); or what the disk has "
             "room for",
         )
@@ -321,6 +322,6 @@ def _limit_findings(server: Row) -> Iterator[Finding]:
         yield warning(
             Kind.SLOT_AT_RISK,
             f"idle_replication_slot_timeout is {idle_s} s: the server gives the slot up when the pipeline is "
-            "down for longer, and only a new snapshot leads on",
+            "down for longer, and then only a new snapshot helps",
             "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
         )

@@ -224,7 +224,7 @@ def _has_begun(log: LogDirectory | None) -> bool:
 
 
 def _begins_again(log: LogDirectory) -> bool:
-    """Tell whether the next start is a first one again, and adds to the publication what it lacks."""
+    """Return whether the next start is a first one again, and adds to the publication what it lacks."""
     content = log.state_read(STATE_NAME)
     if content is None:
         return False

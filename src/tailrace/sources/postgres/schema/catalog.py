@@ -1,8 +1,8 @@
-"""Published tables as the catalogue has them, put into the frames that the log holds.
+"""Published tables, read from the catalogue and written as the frames that describe them in the log.
 
 Before a table's snapshot rows stand a Type frame for each type that is not built in and a
 Relation frame, both in pgoutput's own bytes: the same columns, in the same order, with the
-same flags that the server will send when the table changes. What pgoutput does not tell is in
+same flags that the server will send when the table changes. What pgoutput does not send is in
 a facts frame: the primary key, and the names of the columns' types.
 
 All names are data: quoted where SQL is made of them, never taken apart.
@@ -148,7 +148,7 @@ class PublishedTable:
 
     @property
     def key(self) -> tuple[PublishedColumn, ...]:
-        """Columns by which the stream tells rows apart, in the key's order; empty if none do."""
+        """Columns that identify rows in the stream, in the key's order; empty if none do."""
         if self.identity == "f":
             named = set(self.primary_key)
         else:

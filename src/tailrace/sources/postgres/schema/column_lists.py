@@ -1,4 +1,4 @@
-"""Column lists of the publication: what it sends of each table, and what it should."""
+"""Column lists of the publication: which columns it sends of each table, and which it should send."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SELECT n.nspname AS schema, c.relname AS table
 
 def check_disclosure(session: Session, source: PostgresSource) -> None:
     """Check that the settings of columns, masks and keys can hold for the tables that are meant,
-    and tell what leaves the server all the same, or is not published by now.
+    and log which columns leave the server although they are left out, and which are not published.
 
     :raises TailraceError: `CONFIG_INVALID`.
     """

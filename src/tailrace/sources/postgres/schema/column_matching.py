@@ -1,4 +1,4 @@
-"""Which columns of the catalogue a Relation message speaks of, though the catalogue may be ahead.
+"""Matches the columns of a Relation message with those of the catalogue, which may be newer.
 
 The stream lags behind the database, by hours where a backlog is read. What the catalogue says
 when a Relation message arrives may be of a later version of the table. PostgreSQL keeps the rows
@@ -8,7 +8,7 @@ that were dropped since, in order, and the best fit is taken. A row's `xmin` tel
 transaction wrote it last: what is older than the transaction that sent the message was so then,
 unless that older one ended after it.
 
-Where another fit is about as good for a column, nobody can tell which one it was, and none is taken.
+Where another fit is about as good for a column, it can't be known which one it was, and none is taken.
 
 Pure.
 """
@@ -34,7 +34,7 @@ class CatalogColumn:
     type_oid: int
     type_modifier: int
     later: bool
-    unsent: bool = False  # generated, or left out by the publication
+    not_sent: bool = False  # generated, or left out by the publication
     own: bool = False
 
 
@@ -71,7 +71,7 @@ def aligned(sent: Sequence[Column], catalog: Sequence[CatalogColumn], before: Ma
 def _anchored(sent: Sequence[Column], there: Sequence[CatalogColumn]) -> int:
     """Return how many columns from the first on are in their places for sure."""
     pairs = zip(sent, there, strict=False)
-    alike = (not (o.later or o.dropped or o.unsent) and o.name == c.name for c, o in pairs)
+    alike = (not (o.later or o.dropped or o.not_sent) and o.name == c.name for c, o in pairs)
     return sum(1 for _ in itertools.takewhile(bool, alike))
 
 
@@ -160,7 +160,7 @@ def _skipping(other: CatalogColumn, known: Collection[int], *, last: bool) -> in
 
     :param last: no column of a higher number was.
     """
-    if other.unsent:
+    if other.not_sent:
         return 0
     if other.dropped:
         # One that was sent before, and was dropped later than the message, was there.

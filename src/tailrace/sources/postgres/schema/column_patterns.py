@@ -1,4 +1,4 @@
-"""Patterns of columns that find no column: a slip there would let out what was to be masked or left out.
+"""Checks that patterns of columns match one: by a mistyped one, columns would be neither masked nor left out.
 
 A pattern that names one column must find it when the log first learns of the pattern. Any other pattern may
 find nothing, and so may one that the log had before: its column may have been dropped since.
@@ -100,7 +100,7 @@ def require_columns(session: Session, source: PostgresSource, kept: ColumnPolicy
     for found in unmatched_patterns(session, source, tables, columns, kept, renames):
         if found.refused:
             raise TailraceError(Kind.CONFIG_INVALID, f"look for the columns of {found.message}", found.repair)
-        log.warning("a pattern finds no column", found=found.message)
+        log.warning("a pattern matches no column", found=found.message)
 
 
 def _named(
@@ -187,7 +187,7 @@ class ColumnNames:
         self._log, self._task = log, task
         kept = kept_renames(log, task)
         if kept is None:
-            # A version before wrote the log, or it is new: what it still has tells.
+            # An earlier version wrote the log, or it is new: the names are in what it still has.
             with LogReader.open(log, task) as reader:
                 kept = reader.renames()
         known = _facts_in(writer.schema_in_force.items())

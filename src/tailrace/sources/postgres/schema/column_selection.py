@@ -1,4 +1,4 @@
-"""Columns of tables that are meant: which of them the publication is to send.
+"""Which columns of the captured tables the publication is to send.
 
 Where the server can keep a column back, with a column list, it never leaves the server. It can't
 before PostgreSQL 15, nor of a table with `REPLICA IDENTITY FULL`: PostgreSQL refuses updates and
@@ -65,7 +65,7 @@ class TableColumns:
     full_somewhere: bool
 
     def left_out(self, source: PostgresSource) -> frozenset[str]:
-        """Return the columns that are not let out of the log."""
+        """Return the columns that readers of the log do not get."""
         return source.left_out(self.schema, self.name, self.columns)
 
     def column_list(self, source: PostgresSource, server_version: int) -> str:

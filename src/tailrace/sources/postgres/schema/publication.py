@@ -15,7 +15,7 @@ Children by inheritance are tables of their own always.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
@@ -31,6 +31,7 @@ from tailrace.sources.postgres.schema.published_tables import (
     tree,
 )
 from tailrace.sources.postgres.schema.source_tables import Name, SourceTable, table_of
+from tailrace.sources.progress import SourceWarning
 
 log = structlog.get_logger(__name__)
 
@@ -161,7 +162,7 @@ def _part(name: str) -> str:
 
 
 def require_matches(session: Session, source: PostgresSource, tables: Iterable[SourceTable]) -> None:
-    """Check that each pattern of `source.tables` that names one table found it; tell of others.
+    """Check that each pattern of `source.tables` that names one table found it, and warn of others.
 
     :param tables: as `matching_tables` returns them.
     :raises TailraceError: `TABLE_MISSING`.
@@ -204,7 +205,7 @@ def why_missing(session: Session, source: PostgresSource, pattern: str) -> str:
 
 
 def publication_exists(session: Session, publication: str) -> bool:
-    """Tell whether there is a publication of this name."""
+    """Return whether there is a publication of this name."""
     rows = session.run(
         f"SELECT pubname FROM pg_publication WHERE pubname = {quote_literal(publication)}",  # noqa: S608 - quoted
         "look for the publication",
@@ -275,24 +276,36 @@ def snapshot_command(schema: str, name: str) -> str:
     return shlex.join(["tailrace", "snapshot", "FILE", "--table", f"{schema}.{name}"])
 
 
-def warn_of_new_tables(session: Session, source: PostgresSource) -> None:
-    """Say which tables match by now and are not published, and of which updates and deletes are refused."""
-    for table, why, repair in uncaptured(session, source):
-        log.warning("a table is not captured", table=table.qualified_name, reason=why, sql=repair)
-    for table in refusing(session, source):
-        _warn_refused(table)
-    warn_of_operations(session, source)
+def publication_warnings(
+    session: Session, source: PostgresSource, captured: Collection[int] = ()
+) -> list[SourceWarning]:
+    """Return which tables and operations the publication lacks, and of which tables writes are refused.
 
-
-def warn_of_operations(session: Session, source: PostgresSource) -> None:
-    """Say which operations the publication leaves out."""
+    :param captured: oids of tables that the log has: for these there is `left_out`.
+    """
+    found = [
+        SourceWarning(f"table_not_captured:{table.qualified_name}", why, repair)
+        for table, why, repair in uncaptured(session, source)
+        if table.oid not in captured
+    ]
     if left := operations_left_out(session, source.publication):
-        log.warning(
-            "the publication leaves out operations: they are not captured",
-            publication=source.publication,
-            operations=left,
-            sql=all_operations_command(source.publication),
+        found.append(
+            SourceWarning(
+                "operations_left_out",
+                f"the publication {source.publication!r} leaves out {', '.join(left)}: they are not captured",
+                f"{all_operations_command(source.publication)}; -- then take a snapshot of each table",
+            )
         )
+    found += [
+        SourceWarning(
+            f"writes_refused:{table.qualified_name}",
+            f"PostgreSQL refuses updates and deletes of the published table {table.sql}, because "
+            f"{table.refused}",
+            f"{table.identity_repair};",
+        )
+        for table in refusing(session, source)
+    ]
+    return found
 
 
 def _warn_refused(table: SourceTable) -> None:
@@ -490,7 +503,13 @@ def check_publication(session: Session, source: PostgresSource) -> None:
             "add tables to it, or drop it and let it be created",
             {"publication": publication},
         )
-    warn_of_operations(session, source)
+    if left := operations_left_out(session, publication):
+        log.warning(
+            "the publication leaves out operations: they are not captured",
+            publication=publication,
+            operations=left,
+            sql=all_operations_command(publication),
+        )
     if strange := not_meant(published, meant):
         log.warning(
             "the publication has tables that source.tables does not name; they are captured too",

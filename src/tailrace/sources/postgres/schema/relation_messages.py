@@ -1,4 +1,4 @@
-"""Facts for the Relation messages that the stream brings: looked up, and put before them.
+"""Looks up in the catalogue what Relation messages lack, and puts it before them as facts frames.
 
 The server sends a Relation message before a table's first change in a connection, and whenever
 the table may have changed since. Only then is the catalogue asked, over a session of its own, and
@@ -6,7 +6,7 @@ only what a message can't say is taken from it. Rows alone never wait: a chunk w
 message is not looked at.
 
 A column that the log has, that a Relation message lacks and that the catalogue has not dropped (its number
-tells: PostgreSQL uses none twice) was left out by the publication's column list, or the server has lost
+shows it: PostgreSQL uses none twice) was left out by the publication's column list, or the server has lost
 sight of it. The latter happens to a column that was added by a transaction which committed while the slot
 was being made: the exported snapshot has it, the slot's own view of the catalogue has it not. Its values are
 then missing from the stream, and it must not be taken for a dropped one. A beginning is repeated when that
@@ -58,7 +58,7 @@ SELECT array_to_json(r.prattrs::int2[])::text AS numbers, r.prrelid = {oid} AS o
 """
 
 
-def unsent(
+def missing_columns(
     sent: Sequence[Column], facts: Facts, table: CatalogTable | None, before: Facts | None, *, xid: int
 ) -> tuple[ColumnFacts, ...]:
     """Return the columns in `before` that `sent` lacks, and that `table` has as it had them then. Pure.
@@ -205,7 +205,7 @@ class SchemaWatch:
             frame = frames.control_frame(frames.FACTS, message.commit_lsn, 0, facts.as_json())
             parts += [chunk[done : message.at], np.frombuffer(frame, np.uint8)]
             done = message.at
-            _tell(before or known.get(facts.replaced), facts, message, self._source)
+            _log_change(before or known.get(facts.replaced), facts, message, self._source)
         return np.concatenate([*parts, chunk[done:]]) if parts else chunk
 
     def settle(self) -> Bytes | None:
@@ -284,8 +284,8 @@ class SchemaWatch:
         before = known.get(relation.oid)
         if any(column.unknown and not column.number for column in facts.columns):
             log.warning(
-                "nobody can tell which column of a table was sent: it was altered several times before this "
-                "was read; mirrors of the table stop, or follow as their on_type_change says",
+                "it is not known which column of a table was sent: the table was altered several times "
+                "before this was read; mirrors of the table stop, or follow as their on_type_change says",
                 table=facts.qualified_name,
                 position=format_lsn(message.commit_lsn),
             )
@@ -314,7 +314,7 @@ class SchemaWatch:
     def _require_whole(
         self, message: _Message, facts: Facts, table: CatalogTable | None, before: Facts | None
     ) -> None:
-        missing = unsent(message.relation.columns, facts, table, before, xid=message.xid)
+        missing = missing_columns(message.relation.columns, facts, table, before, xid=message.xid)
         # A catalogue that does not know yet what the transaction did says nothing of it.
         if before is None or table is None or not missing or not table.sees(message.xid):
             return
@@ -395,8 +395,8 @@ def _messages(chunk: Bytes, state: frames.Numbers) -> list[_Message]:
     return found
 
 
-def _tell(before: Facts | None, facts: Facts, message: _Message, rules: ColumnPolicy) -> None:
-    """Say what changed, of what is let out of the log."""
+def _log_change(before: Facts | None, facts: Facts, message: _Message, rules: ColumnPolicy) -> None:
+    """Log what changed, without columns that the settings leave out."""
     if before is None or before.version in (0, facts.version):
         return
     changes = differences(before, facts) or ["replica identity or key changed"]

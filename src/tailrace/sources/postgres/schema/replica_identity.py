@@ -1,4 +1,4 @@
-"""Replica identities that `source.replica_identity` asks for: set at each start, where they differ.
+"""Sets the replica identities that `source.replica_identity` asks for, at each start, where they differ.
 
 A table's old rows, and whether the server accepts its updates and deletes once it is published, depend
 on its replica identity. One under which the server would refuse them is never set. Each partition has

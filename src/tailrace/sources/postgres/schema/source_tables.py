@@ -89,7 +89,7 @@ class SourceTable:
         return not any(part.computes for part in self.parts)
 
     def is_among(self, names: frozenset[Name]) -> bool:
-        """Tell whether it is among published tables, by its own name or by those of all its partitions."""
+        """Return whether it is among published tables, by its own name or by those of all its partitions."""
         if (self.schema, self.name) in names:
             return True
         parts = {(part.schema, part.name) for part in self.parts}

@@ -1,4 +1,4 @@
-"""What the catalogue knows of tables, beside a Relation message: the facts that the log keeps.
+"""Metadata of tables that a Relation message lacks, read from the catalogue: the facts that the log keeps.
 
 One question answers for any number of tables. It takes no lock that a user could notice, and
 reads no row of a user's table.
@@ -116,7 +116,7 @@ class CatalogTable:
     running: frozenset[int] = frozenset()
 
     def sees(self, xid: int) -> bool:
-        """Tell whether the catalogue was read after transaction `xid` had ended for all to see.
+        """Return whether the catalogue was read after transaction `xid` had ended for all to see.
 
         A commit is streamed as soon as it is on disk, and visible to others only a moment later
         (`RecordTransactionCommit`, then `ProcArrayEndTransaction`); where commits wait for a
@@ -126,7 +126,7 @@ class CatalogTable:
         return begun and xid not in self.running
 
     def later(self, xid: int, than: int | None) -> bool:
-        """Tell whether transaction `xid` began at or after `than`; xids wrap around."""
+        """Return whether transaction `xid` began at or after `than`; xids wrap around."""
         if than is None or xid < 3:
             return False
         return (self.next_xid - xid) % (1 << 32) <= (self.next_xid - than) % (1 << 32)
@@ -188,7 +188,7 @@ def facts_of(
     catalog = [
         CatalogColumn(
             each["number"], each["name"], each["dropped"], each["type_oid"], each["type_modifier"],
-            table.later(each["xid"], xid), unsent=each["generated"], own=each["xid"] == xid,
+            table.later(each["xid"], xid), not_sent=each["generated"], own=each["xid"] == xid,
         )
         for each in table.columns
     ]  # fmt: skip

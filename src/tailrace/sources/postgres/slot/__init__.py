@@ -1,1 +1,1 @@
-"""The replication slot: its health, its heartbeat, and the ways out when it is lost."""
+"""The replication slot: its health, its heartbeat, and what to do when it is lost."""

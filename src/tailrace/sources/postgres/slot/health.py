@@ -1,4 +1,4 @@
-"""What the server tells of a slot, and what of it a person must know before it is too late.
+"""The state of a slot as the server shows it, and the warnings that follow from it.
 
 `SlotHealth` is a look at one moment, `concerns` weighs it. Three positions matter.
 `restart_lsn` is the oldest WAL that the server keeps for the slot: it moves only when the
@@ -55,7 +55,7 @@ class OpenTransaction:
 
     @property
     def identity(self) -> str:
-        """Return what tells this transaction from any other, also of the same process."""
+        """Return a name that no other transaction has, also none of the same process."""
         return f"{self.pid}/{self.xid}"
 
     @property
@@ -120,7 +120,7 @@ class SlotHealth:
 
     @property
     def held_bytes(self) -> int:
-        """WAL that was acknowledged and is kept all the same, in bytes."""
+        """WAL that was acknowledged and is still kept, in bytes."""
         return max(0, (self.retained_bytes or 0) - (self.unconfirmed_bytes or 0))
 
     def shown(self) -> SourceHealth:

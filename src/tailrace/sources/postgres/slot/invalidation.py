@@ -1,4 +1,4 @@
-"""Why a server gives a slot up, in its own words, and what keeps that from happening again.
+"""Why a server invalidated a slot, and how to prevent it.
 
 The words are those of `invalidation_reason`, which PostgreSQL has since 17; what older versions
 tell in other ways is brought to the same words. Source: PostgreSQL manual, `pg_replication_slots`.

@@ -1,4 +1,4 @@
-"""Looks at the slot now and then, on a thread and a connection of its own.
+"""Watches the slot and the publication periodically, on a thread and a connection of its own.
 
 Capture neither waits for it nor ends by it: what can't be asked is asked again later. Each look
 is a few small queries; after one that took long the next waits in proportion, up to five minutes, so
@@ -22,13 +22,10 @@ from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Stopped, TailraceError
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.schema.publication import (
-    all_operations_command,
     left_out,
-    operations_left_out,
+    publication_warnings,
     published_names,
-    refusing,
     snapshot_command,
-    uncaptured,
 )
 from tailrace.sources.postgres.schema.source_tables import Name
 from tailrace.sources.postgres.slot.health import (
@@ -246,10 +243,9 @@ class SlotWatch:
         self._first_seen: dict[str, float] = {}
         self._backoff = Backoff(first_s=SOON_S, longest_s=AGAIN_S_MAX)
         self._beat_concern: SourceWarning | None = None
-        self._uncaptured: list[SourceWarning] = []
-        self._uncaptured_at = float("-inf")
-        #: Replaced whole; read from any thread.
-        #: The slot when it was last looked at.
+        self._publication_warnings: list[SourceWarning] = []
+        self._publication_looked_s = float("-inf")
+        #: The slot when it was last looked at. Replaced whole; read from any thread.
         self.health: SourceHealth | None = None
         self._creating = False
         self.concerns: tuple[SourceWarning, ...] = ()
@@ -291,7 +287,7 @@ class SlotWatch:
         return min(SOON_S, self._interval_s) if creating else self._interval_s
 
     def _turn(self, *, look: bool, beat: bool) -> bool:
-        """Do what is due; tell whether it could be done."""
+        """Do what is due; return whether it could be done."""
         try:
             if self._session is None:
                 self._session = Session.connect(self._source, self._ending, lock_wait_s=LOCK_WAIT_S)
@@ -316,7 +312,7 @@ class SlotWatch:
         found = [] if health is None else concerns(source.slot, health, source.slot_watch)
         if health is not None and not health.creating:
             found += self._left_out(session)
-            found += self._not_captured(session)
+            found += self._of_publication(session)
         if self._beat_concern is not None:
             found.append(self._beat_concern)
         self._creating = health is not None and health.creating
@@ -358,39 +354,13 @@ class SlotWatch:
             )
         return found
 
-    def _not_captured(self, session: Session) -> list[SourceWarning]:
+    def _of_publication(self, session: Session) -> list[SourceWarning]:
         now = time.monotonic()
-        if now - self._uncaptured_at >= NEW_TABLES_S:
-            self._uncaptured_at = now
-            captured = frozenset(self._captured())  # of these, `left_out` tells
-            self._uncaptured = [
-                SourceWarning(f"table_not_captured:{table.qualified_name}", why, repair)
-                for table, why, repair in uncaptured(session, self._source)
-                if table.oid not in captured
-            ]
-            self._uncaptured += self._operations_left_out(session)
-            self._uncaptured += [
-                SourceWarning(
-                    f"writes_refused:{table.qualified_name}",
-                    f"PostgreSQL refuses updates and deletes of the published table {table.sql}, because "
-                    f"{table.refused}",
-                    f"{table.identity_repair};",
-                )
-                for table in refusing(session, self._source)
-            ]
-        return self._uncaptured
-
-    def _operations_left_out(self, session: Session) -> list[SourceWarning]:
-        publication = self._source.publication
-        if not (left := operations_left_out(session, publication)):
-            return []
-        return [
-            SourceWarning(
-                "operations_left_out",
-                f"the publication {publication!r} leaves out {', '.join(left)}: they are not captured",
-                f"{all_operations_command(publication)}; -- then take a snapshot of each table",
-            )
-        ]
+        if now - self._publication_looked_s >= NEW_TABLES_S:
+            self._publication_looked_s = now
+            captured = frozenset(self._captured())
+            self._publication_warnings = publication_warnings(session, self._source, captured)
+        return self._publication_warnings
 
     def _say(self, found: list[SourceWarning], repeat_s: float) -> None:
         now = time.monotonic()

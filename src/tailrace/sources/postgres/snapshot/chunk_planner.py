@@ -1,4 +1,4 @@
-"""Facts of the server from which a table's chunks are planned."""
+"""Plans the chunks of tables from the server's statistics and samples of keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLE_DEADLINE_S = 600.0
 #: Ranges of pages are read as such since version 14; before, each would read the whole table.
 PAGE_RANGES_SINCE = 140000
 
-_STRETCHES = f"""
+_RELATIONS = f"""
 WITH RECURSIVE {{tree}}
 SELECT t.root AS root, c.oid AS oid, n.nspname AS schema, c.relname AS name, c.relkind AS kind,
        coalesce(pg_relation_size(c.oid), 0) AS main, coalesce(pg_table_size(c.oid), 0) AS size,
@@ -57,9 +57,9 @@ _ROWS_A_PAGE = 60
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """Where a table is cut, how large it is thought to be, and from when on that was so."""
+    """The bounds of a table's chunks, its estimated size, and the transaction since which they are valid."""
 
-    stretches: tuple[ChunkedRelation, ...]
+    relations: tuple[ChunkedRelation, ...]
     rows_estimated: int
     size_bytes: int  # on the server's disk, with what is stored apart
     since_xid: int  # what later snapshots see changed was written by this transaction or later ones
@@ -67,7 +67,7 @@ class TablePlan:
     @property
     def chunks(self) -> int:
         """Into how many chunks the table is cut."""
-        return sum(stretch.chunks for stretch in self.stretches)
+        return sum(relation.chunks for relation in self.relations)
 
 
 def plan_table(session: Session, table: PublishedTable, source: PostgresSource) -> TablePlan:
@@ -122,7 +122,7 @@ def _plans(
     since = session.run(_OLDEST_RUNNING, "ask for the oldest transaction")[0]["xid"]
     roots = f"oid IN ({', '.join(str(table.oid) for table in tables)})"
     rows: dict[int, list[Row]] = {table.oid: [] for table in tables}
-    for row in session.run(_STRETCHES.format(tree=published_tables.tree(roots)), "measure the tables"):
+    for row in session.run(_RELATIONS.format(tree=published_tables.tree(roots)), "measure the tables"):
         rows[row.number("root")].append(row)
     return {table.oid: _plan(session, table, rows[table.oid], int(since or 0), source) for table in tables}
 
@@ -136,10 +136,10 @@ def _plan(
             f"measure {table.qualified_name}: it is not there any more",
             context={"sqlstate": UNDEFINED_TABLE},
         )
-    stretches = tuple(_stretch(session, table, row, source) for row in rows)
+    relations = tuple(_relation(session, table, row, source) for row in rows)
     # An empty table has a page of an index beside it, which many of them would add up to a large snapshot.
     size = sum(row.number("size") for row in rows if row.number("main"))
-    return TablePlan(stretches, sum(_rows(row) for row in rows), size, since)
+    return TablePlan(relations, sum(_rows(row) for row in rows), size, since)
 
 
 def leaves(session: Session, table: PublishedTable) -> frozenset[int]:
@@ -160,7 +160,7 @@ def facts_digest(table: PublishedTable) -> str:
     return hashlib.sha256(facts.encode()).hexdigest()[:32]
 
 
-def _stretch(session: Session, table: PublishedTable, row: Row, source: PostgresSource) -> ChunkedRelation:
+def _relation(session: Session, table: PublishedTable, row: Row, source: PostgresSource) -> ChunkedRelation:
     oid = row.number("oid")
     key = tuple(KeyColumn(column.name, column.declared) for column in table.key)
     whole = ChunkedRelation(oid, row.text("schema"), row.text("name"), (), (), row.text("shape"))

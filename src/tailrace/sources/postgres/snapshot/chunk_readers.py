@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +53,11 @@ RECEIVE_WAIT_S = 0.2
 #: Readers of one and the same unit need not hold much: they write in turns.
 SHARED_HELD_BYTES = 4 * 1024 * 1024
 
+#: What a reader holds of a chunk beyond its planned size before it opens the chunk's unit.
+HELD_BYTES_MORE = 8 * 1024 * 1024
+
+_QUEUE_WAIT_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkJob:
@@ -64,7 +68,7 @@ class ChunkJob:
     unit: Unit
     where: str
     progress: TableProgress
-    conditional: bool = False  # `where` has what somebody wrote for this snapshot
+    conditional: bool = False  # `where` has what a user wrote for this snapshot
 
     @property
     def shared(self) -> bool:
@@ -125,7 +129,7 @@ class ChunkCopy:
     def run(self) -> None:
         """Read the chunk and write it.
 
-        :raises TailraceError: `SNAPSHOT_FAILED` if the count is wrong, or the condition that somebody
+        :raises TailraceError: `SNAPSHOT_FAILED` if the count is wrong, or the condition that a user
             wrote fails or takes too long; what the server refused with; `SOURCE_UNREACHABLE`.
         :raises Stopped: if stopping was asked for. What `write` raises.
         """
@@ -232,12 +236,6 @@ def _new_frame() -> bytearray:
     return bytearray(frames.SNAPSHOT_TEXT_AT)
 
 
-#: What a reader holds of a chunk beyond its planned size before it opens the chunk's unit.
-HELD_BYTES_MORE = 8 * 1024 * 1024
-
-_QUEUE_WAIT_S = 0.1
-
-
 @dataclass(slots=True)
 class Postponement:
     """A chunk that could not be read in its window."""
@@ -246,84 +244,11 @@ class Postponement:
     planned_anew: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What all readers of a window share.
-
-    :ivar over: set when the window is, however it ended.
-    :ivar lock_wait_s: a table that can't be locked within it is left to a later window.
-    """
-
-    source: PostgresSource
-    exported: Exported
-    units: ChunkWriter
-    observer: Observer
-    over: threading.Event
-    lock_wait_s: float
-
-
-class ChunkReader:
-    """Reads one chunk after another over a connection that has the window's snapshot. One thread."""
-
-    def __init__(self, window: Window) -> None:
-        self._window = window
-        self._session = self._connect()
-
-    def read(self, job: ChunkJob) -> None:
-        """Read a chunk into its unit, and count it.
-
-        :raises Postponed: if it can't be read in this window.
-        :raises TailraceError: as `ChunkCopy.run`.
-        :raises Stopped: if the window is over, or another chunk failed.
-        """
-        window = self._window
-
-        def write(rows: Sequence[RowFrame]) -> None:
-            head = job.head(window.exported.lsn, window.observer.name_of)
-            window.units.write(job.unit, job.table.oid, head, rows)
-
-        held_bytes = CHUNK_BYTES_MAX + HELD_BYTES_MORE
-        copy = ChunkCopy(
-            self._session,
-            job,
-            write,
-            window.over,
-            row_bytes_max=window.source.frame_bytes_max,
-            held_bytes=min(held_bytes, SHARED_HELD_BYTES) if job.shared else held_bytes,
-        )
-        try:
-            lock_and_check(self._session, window.observer, job.chunk.stretch)
-        except Postponed:
-            release_locks(self._session)
-            raise
-        try:
-            copy.run()
-            window.units.part_done(job.unit, copy.rows)
-        except Postponed:
-            job.progress.add(-copy.rows)
-            # The session is in the middle of its COPY.
-            self._session.close()
-            self._session = self._connect()
-            raise
-        release_locks(self._session)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._session.close()
-
-    def _connect(self) -> Session:
-        window = self._window
-        session = Session.connect(window.source, window.over, statement_s=0, lock_wait_s=window.lock_wait_s)
-        try:
-            enter(session, window.exported)
-        except BaseException:
-            session.close()
-            raise
-        return session
-
-
 class ChunkReaders:
-    """As many readers of one window as there are to be connections."""
+    """As many readers of one window as there are to be connections, each with a thread of its own.
+
+    :param lock_wait_s: a table that can't be locked within it is left to a later window.
+    """
 
     def __init__(
         self,
@@ -335,9 +260,13 @@ class ChunkReaders:
         *,
         lock_wait_s: float,
     ) -> None:
-        self._over = threading.Event()
-        self._window = Window(source, exported, units, observer, self._over, lock_wait_s)
+        self._source = source
+        self._exported = exported
+        self._units = units
+        self._observer = observer
+        self._over = threading.Event()  # set when the window is, however it ended
         self._stopping = stopping
+        self._lock_wait_s = lock_wait_s
         self._count = source.snapshot_connections
         self._jobs: queue.Queue[ChunkJob | None] = queue.Queue(maxsize=self._count)
         self._opened = threading.Semaphore(0)
@@ -375,7 +304,7 @@ class ChunkReaders:
         finally:
             for thread in threads:
                 thread.join()
-            self._window.units.discard()
+            self._units.discard()
         if self.error is not None:
             raise self.error
 
@@ -400,16 +329,30 @@ class ChunkReaders:
             if self.error is None or isinstance(self.error, Stopped):
                 self.error = error
         self._over.set()
-        self._window.units.fail()
+        self._units.fail()
 
     def _run(self) -> None:
         try:
-            with closing(ChunkReader(self._window)) as reader:
+            session = self._connect()
+            try:
                 self._opened.release()
                 while (job := self._next()) is not None:
-                    self._read_one(reader, job)
+                    if not self._read_one(session, job):
+                        session.close()
+                        session = self._connect()
+            finally:
+                session.close()
         except BaseException as error:  # noqa: BLE001 - raised again by `read`
             self._fail(error)
+
+    def _connect(self) -> Session:
+        session = Session.connect(self._source, self._over, statement_s=0, lock_wait_s=self._lock_wait_s)
+        try:
+            enter(session, self._exported)
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def _next(self) -> ChunkJob | None:
         while not (self._over.is_set() or self._stopping.is_set()):
@@ -419,18 +362,43 @@ class ChunkReaders:
                 continue
         raise Stopped
 
-    def _read_one(self, reader: ChunkReader, job: ChunkJob) -> None:
+    def _read_one(self, session: Session, job: ChunkJob) -> bool:
+        """Read a chunk into its unit, or postpone it; return whether the session can be used again."""
+
+        def write(rows: Sequence[RowFrame]) -> None:
+            head = job.head(self._exported.lsn, self._observer.name_of)
+            self._units.write(job.unit, job.table.oid, head, rows)
+
+        held_bytes = CHUNK_BYTES_MAX + HELD_BYTES_MORE
+        copy = ChunkCopy(
+            session,
+            job,
+            write,
+            self._over,
+            row_bytes_max=self._source.frame_bytes_max,
+            held_bytes=min(held_bytes, SHARED_HELD_BYTES) if job.shared else held_bytes,
+        )
+        copies = False
         try:
-            self._window.observer.check_slot()
+            self._observer.check_slot()
             if job.unit.given_up:
                 raise Postponed
-            reader.read(job)
+            lock_and_check(session, self._observer, job.chunk.relation)
+            copies = True
+            copy.run()
+            self._units.part_done(job.unit, copy.rows)
         except Postponed as postponed:
-            self._window.units.give_up(job.unit)
+            if copies:
+                job.progress.add(-copy.rows)
+            self._units.give_up(job.unit)
             with self._lock:
                 self.postponed.append(Postponement(job, postponed.planned_anew))
+            if copies:
+                return False  # the session is in the middle of its COPY
         else:
             job.progress.add(0, chunks=1)
+        release_locks(session)
+        return True
 
 
 def _has_ended(thread: threading.Thread) -> bool:

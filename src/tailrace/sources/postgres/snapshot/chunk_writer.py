@@ -1,4 +1,4 @@
-"""Rows of a snapshot into the log: one unit at a time, from several readers at once.
+"""Writes rows of a snapshot into the log, one unit at a time, for several readers at once.
 
 A unit stands for one chunk, or for all chunks of a table that must come as one. The readers of one
 unit have the log to themselves until it is closed, and take turns frame by frame; the readers of other

@@ -1,6 +1,6 @@
 """How a table is cut into chunks that are read apart. Pure: facts in, ranges and SQL out.
 
-A *stretch* is one physical relation of a table: the table itself, or a leaf partition. It is
+The rows of a table are in one relation, or in several: the table itself, or its leaf partitions. Each is
 cut at *bounds* into ranges that together cover everything, whatever the bounds are: the first
 is open below, the last open above, each bound belongs to the range that it begins. Bounds are
 keys, as the server wrote them and as it compares them, or pages where there is no usable key.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: More chunks than this are not made of one stretch: they become larger instead.
+#: More chunks than this are not made of one relation: they become larger instead.
 CHUNKS_MAX = 20_000
 
 PAGE_BYTES = 8192
@@ -31,7 +31,7 @@ class ChunkedRelation:
     """One physical relation and where it is cut.
 
     `key` is empty where the bounds are pages. `only`: children of an inheritance tree are
-    stretches of other tables. `shape` tells whether the relation is still what it was.
+    relations of other tables. `shape` is a digest of the relation as it was planned.
     """
 
     oid: int
@@ -92,11 +92,11 @@ class ChunkedRelation:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a table: a number among all of the table's, and what of which stretch it is."""
+    """One chunk of a table: its number among all of the table's, the relation, and the part of it."""
 
     number: int
-    stretch: ChunkedRelation
-    part: int  # of the stretch, from 0
+    relation: ChunkedRelation
+    part: int  # of the relation, from 0
 
     def copy_command(self, columns: Sequence[str], filters: Sequence[str]) -> str:
         """Return COPY of its rows.
@@ -104,25 +104,25 @@ class Chunk:
         :param columns: names, in the order in which the log has them.
         :param filters: SQL conditions that a row must meet besides.
         """
-        conditions = [f"({text})" for text in (*filters, self.stretch.condition(self.part)) if text]
+        conditions = [f"({text})" for text in (*filters, self.relation.condition(self.part)) if text]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         named = ", ".join(_identifier(name) for name in columns)
-        return f"COPY (SELECT {named} FROM ONLY {self.stretch.sql}{where}) TO STDOUT"  # noqa: S608 - quoted
+        return f"COPY (SELECT {named} FROM ONLY {self.relation.sql}{where}) TO STDOUT"  # noqa: S608 - quoted
 
 
-def chunks_of(stretches: Sequence[ChunkedRelation]) -> Iterator[Chunk]:
+def chunks_of(relations: Sequence[ChunkedRelation]) -> Iterator[Chunk]:
     """Yield the chunks of a table in order."""
     number = 0
-    for stretch in stretches:
-        for part in range(stretch.chunks):
-            yield Chunk(number, stretch, part)
+    for relation in relations:
+        for part in range(relation.chunks):
+            yield Chunk(number, relation, part)
             number += 1
 
 
-def whole_of(stretches: Sequence[ChunkedRelation]) -> Iterator[Chunk]:
-    """Yield one chunk for each stretch, with all of its rows, numbered from 0."""
-    for number, stretch in enumerate(stretches):
-        yield Chunk(number, replace(stretch, bounds=()), 0)
+def whole_of(relations: Sequence[ChunkedRelation]) -> Iterator[Chunk]:
+    """Yield one chunk for each relation, with all of its rows, numbered from 0."""
+    for number, relation in enumerate(relations):
+        yield Chunk(number, replace(relation, bounds=()), 0)
 
 
 def written_since(xid: int) -> str:
@@ -152,18 +152,18 @@ def sample_percent(pages: int, chunks: int) -> float:
     return max(0.0001, min(100.0, 100.0 * wanted / max(1, pages)))
 
 
-def sample_query(stretch: ChunkedRelation, percent: float, chunks: int, *, ascii_only: bool = False) -> str:
+def sample_query(relation: ChunkedRelation, percent: float, chunks: int, *, ascii_only: bool = False) -> str:
     """Return SQL for the bounds of `chunks` ranges, in order; columns k0, k1, … as text.
 
     :param ascii_only: take no bound that another encoding than the database's may not have: written otherwise
         than it was read it would stand elsewhere in the order, and ranges overlap.
     """
-    names = [_identifier(column.name) for column in stretch.key]
+    names = [_identifier(column.name) for column in relation.key]
     order = ", ".join(names)
     values = ", ".join(f"{name}::text AS k{number}" for number, name in enumerate(names))
     usable = " AND ".join(f"{name}::text !~ '[^\\x01-\\x7f]'" for name in names) if ascii_only else "true"
     return (
-        f"WITH sampled AS MATERIALIZED (SELECT {order} FROM ONLY {stretch.sql} "  # noqa: S608 - quoted
+        f"WITH sampled AS MATERIALIZED (SELECT {order} FROM ONLY {relation.sql} "  # noqa: S608 - quoted
         f"TABLESAMPLE SYSTEM ({percent:.6f}) REPEATABLE (1) WHERE {usable}), "
         f"tiled AS (SELECT {order}, ntile({chunks}) OVER (ORDER BY {order}) AS tile FROM sampled), "
         f"firsts AS (SELECT *, row_number() OVER (PARTITION BY tile ORDER BY {order}) AS place FROM tiled) "

@@ -130,24 +130,24 @@ class Observer:
             return shape_of(self._session, oid)
 
 
-def lock_and_check(session: Session, observer: Observer, stretch: ChunkedRelation) -> None:
-    """Lock a stretch of a table against changes of it, until `release_locks`, and make sure that it is
+def lock_and_check(session: Session, observer: Observer, relation: ChunkedRelation) -> None:
+    """Lock a relation of a table against changes of it, until `release_locks`, and make sure that it is
     what it was when it was planned, and has the rows that the snapshot of `session` sees.
 
     :raises Postponed: if not, or if it can't be locked soon.
     """
     try:
-        session.run(f"SELECT FROM ONLY {stretch.sql} WHERE false", "lock the table against changes of it")
+        session.run(f"SELECT FROM ONLY {relation.sql} WHERE false", "lock the table against changes of it")
     except TailraceError as error:
         if error.context.get("sqlstate") == LOCK_NOT_AVAILABLE:
             raise Postponed from None
         if error.context.get("sqlstate") != UNDEFINED_TABLE:
             raise
         raise Postponed(planned_anew=True) from None
-    shape, file = observer.shape(stretch.oid)
-    if shape != stretch.shape:
+    shape, file = observer.shape(relation.oid)
+    if shape != relation.shape:
         raise Postponed(planned_anew=True)
-    if file != file_of(session, stretch.oid):
+    if file != file_of(session, relation.oid):
         raise Postponed
 
 
@@ -216,7 +216,7 @@ class Horizon:
         self._second: frozenset[int] = frozenset()
 
     def passed(self, running: frozenset[int]) -> bool:
-        """Tell whether the consistent point lies after all that was written up to now.
+        """Return whether the consistent point lies after all that was written up to now.
 
         :param running: transactions that run now; to be asked for after the end of the WAL was.
         """
@@ -245,7 +245,7 @@ def require_steady(session: Session, publication: str, created: CreatedSlot, bef
             Kind.SNAPSHOT_DELAYED,
             f"create the replication slot: the publication {publication!r} or a table of it was altered "
             "meanwhile, and PostgreSQL would decode as if it had not been",
-            "it begins again by itself",
+            "it is tried again automatically",
         )
 
 

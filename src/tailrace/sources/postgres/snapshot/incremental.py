@@ -81,7 +81,7 @@ NAMED_MAX = 5
 class IncrementalSnapshots:
     """Reads the snapshots that are open beside one connection's stream. A thread of its own.
 
-    :param ask: has the server tell how far it is.
+    :param ask: asks the server for a keepalive, which says how far it is.
     :param requests: takes what is asked for into the plans.
     """
 
@@ -316,8 +316,8 @@ class IncrementalSnapshots:
         """Yield as many chunks as a window takes, from the first tables that miss any."""
         room = self._source.snapshot_connections
         for plan, table in self._due(snapshot, planner, lambda: release_locks(planner)):
-            stretches = self._state.plan(snapshot, plan)
-            jobs = self._procedure.jobs(snapshot, plan, table, stretches, room=room)
+            relations = self._state.plan(snapshot, plan)
+            jobs = self._procedure.jobs(snapshot, plan, table, relations, room=room)
             yield from jobs
             room -= len(jobs)
             if room <= 0:
@@ -379,7 +379,7 @@ class IncrementalSnapshots:
         names = [table.qualified_name for table in snapshot.tables if not table.is_done]
         raise TailraceError(
             Kind.SNAPSHOT_DELAYED,
-            f"take a snapshot beside the stream: {', '.join(names[:NAMED_MAX])} is locked by somebody "
+            f"take a snapshot beside the stream: {', '.join(names[:NAMED_MAX])} is locked by another session "
             "(ACCESS EXCLUSIVE)",
             "it is tried again, and the stream goes on; pg_locks says who has it",
             {"tables": len(names)},
@@ -392,18 +392,18 @@ class IncrementalSnapshots:
         if not table.partitioned:
             return
         planned = self._state.plan(snapshot, plan)
-        known, now = {stretch.oid for stretch in planned}, leaves(session, table)
+        known, now = {relation.oid for relation in planned}, leaves(session, table)
         if known == now:
             return
         if not plan.done:
             self._plan(snapshot, plan, table, session)
             return
-        added = [each for each in plan_table(session, table, self._source).stretches if each.oid not in known]
-        stretches = (*planned, *added)
-        self._state.keep_plan(snapshot, plan, plan.generation, stretches)
+        added = [each for each in plan_table(session, table, self._source).relations if each.oid not in known]
+        relations = (*planned, *added)
+        self._state.keep_plan(snapshot, plan, plan.generation, relations)
         with self._state.lock:
-            plan.chunks = sum(stretch.chunks for stretch in stretches)
-            gone = {chunk.number for chunk in chunks_of(stretches) if chunk.stretch.oid not in now}
+            plan.chunks = sum(relation.chunks for relation in relations)
+            gone = {chunk.number for chunk in chunks_of(relations) if chunk.relation.oid not in now}
             plan.done |= gone
             if plan.since_offset and plan.is_done:
                 # That all was read is said in the log by the last unit: another one is read for that.

@@ -1,4 +1,4 @@
-"""The beginning of a log's snapshots: the window that the slot's creation exported, or all tables read again.
+"""The initial snapshot, read from what the slot's creation exported; and how all tables are read again.
 
 Creating the slot exports a snapshot of the database as of the slot's consistent point. Several
 connections take it over before anything else happens, and read the published tables out of it,
@@ -214,8 +214,8 @@ class InitialSnapshot:
             if not self._in_one:
                 self._state.write()
             for plan, table in some:
-                stretches = found[table.oid].stretches
-                yield from self._procedure.jobs(snapshot, plan, table, stretches, unit=everything)
+                relations = found[table.oid].relations
+                yield from self._procedure.jobs(snapshot, plan, table, relations, unit=everything)
 
     def _plan_first(self, planner: Session, tables: list[PublishedTable]) -> dict[int, TablePlan]:
         """Plan the first tables until it is clear whether all of them are to be one unit."""
@@ -246,7 +246,7 @@ class InitialSnapshot:
             raise TailraceError(
                 Kind.SNAPSHOT_DELAYED if self._may_begin_again else Kind.SNAPSHOT_FAILED,
                 f"take the snapshot: {', '.join(names)} was locked, truncated, or changed by DDL, meanwhile",
-                "it begins again by itself"
+                "it is tried again automatically"
                 if self._may_begin_again
                 else "run it again: without a stream that follows, all tables must be read at one point",
                 {"tables": len(names)},

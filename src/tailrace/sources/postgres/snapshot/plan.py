@@ -1,4 +1,4 @@
-"""What is still to be read of which tables. Pure values, kept beside the log.
+"""Snapshot plans: which chunks of which tables are still to be read. Pure values, kept beside the log.
 
 A *snapshot* is asked for once: by the first start, for a table that was added later, or by
 somebody's request. It has tables, a table has chunks, and a chunk is done when its unit is in

@@ -57,7 +57,7 @@ class SnapshotProcedure:
         :param is_kept: another window may read them: where the table is cut is kept, durably.
         """
         if is_kept:
-            self.state.keep_plan(snapshot, plan, plan.generation + 1, found.stretches)
+            self.state.keep_plan(snapshot, plan, plan.generation + 1, found.relations)
         with self.state.lock:
             plan.schema, plan.name = table.schema, table.name
             plan.plan(
@@ -66,7 +66,7 @@ class SnapshotProcedure:
                 facts=facts_digest(table),
                 rows_estimated=found.rows_estimated,
                 since_xid=found.since_xid,
-                # Of a table whose rows nothing tells apart, nobody could say which are there no more. Of what
+                # Without a key, it could not be found out which rows are gone. Of what
                 # is durable: the log may end there after a crash, and the plan is kept.
                 since_offset=(
                     self.appender.durable.offset if snapshot.replaces and self._has_key(table) else 0
@@ -80,7 +80,7 @@ class SnapshotProcedure:
         snapshot: SnapshotPlan,
         plan: TableSnapshotPlan,
         table: PublishedTable,
-        stretches: Sequence[ChunkedRelation],
+        relations: Sequence[ChunkedRelation],
         *,
         room: int | None = None,
         unit: Unit | None = None,
@@ -95,12 +95,12 @@ class SnapshotProcedure:
         where = [condition]
         if plan.chunks_done:
             # Rows may have moved from chunk to chunk until the stream stands where this is read.
-            chunks = list(whole_of(stretches))
+            chunks = list(whole_of(relations))
             unit = self.state.unit(snapshot, plan, AGAIN, len(chunks))
             where.append(written_since(plan.since_xid))
         else:
             missing = set(plan.missing())
-            chunks = [chunk for chunk in chunks_of(stretches) if chunk.number in missing]
+            chunks = [chunk for chunk in chunks_of(relations) if chunk.number in missing]
             if unit is None and plan.whole:
                 unit = self.state.unit(snapshot, plan, None, len(chunks))
             elif unit is None:

@@ -1,4 +1,4 @@
-"""Requests for snapshots, taken into the plans; and the snapshots of a log, as any process asks for them."""
+"""Takes requests for snapshots into the plans; and the interface by which any process asks for them."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Requests:
         self._state.finish(snapshot, SnapshotOutcome.FAILED, refusal.as_json())
 
     def _is_keyless(self, session: Session, oid: int, schema: str, name: str) -> bool:
-        """Tell whether nothing tells a row that is read again from another one like it."""
+        """Return whether a row that is read again could not be distinguished from another one."""
         try:
             table = published_table(session, self._source, oid, with_filter=False)
         except TailraceError as error:
@@ -290,8 +290,8 @@ def _doubled(tables: Sequence[str]) -> TailraceError:
     return TailraceError(
         Kind.SINK_KEY_MISSING,
         f"take a snapshot of {', '.join(tables)}: the log may have rows of it already, and without a key "
-        "nothing tells them from those that would be read again, so that each would be there twice",
-        "give it a primary key, or name columns that tell its rows apart in source.message_keys",
+        "they can't be distinguished from those that would be read again, so that each would be there twice",
+        "give it a primary key, or name columns that identify its rows in source.message_keys",
         {"tables": ", ".join(tables)},
     )
 

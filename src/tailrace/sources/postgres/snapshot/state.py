@@ -1,4 +1,4 @@
-"""Snapshot plans on disk, in agreement with the log whatever happens.
+"""Keeps the snapshot plans on disk, consistent with the log after a crash at any point.
 
 That a chunk is done is written in one place: the unit in the log. The file `snapshot.state`
 says what there is to do, and which units were durable when it was written; at a start, the log
@@ -190,13 +190,13 @@ class SnapshotState:
         snapshot: SnapshotPlan,
         table: TableSnapshotPlan,
         generation: int,
-        stretches: Sequence[ChunkedRelation],
+        relations: Sequence[ChunkedRelation],
     ) -> None:
         """Keep where `table` is cut in `generation`, durably: before the plans speak of it.
 
         :raises TailraceError: `LOG_FULL`, `LOG_WRITE_FAILED`; the plans must be left as they were then.
         """
-        content = {"stretches": [stretch.as_json() for stretch in stretches]}
+        content = {"stretches": [relation.as_json() for relation in relations]}
         self._directory.state_write(self._plan_name(snapshot, table, generation), content)
 
     def plan(self, snapshot: SnapshotPlan, table: TableSnapshotPlan) -> tuple[ChunkedRelation, ...]:
@@ -229,7 +229,7 @@ class SnapshotState:
             if offset < reader.start:
                 raise TailraceError(
                     Kind.SNAPSHOT_FAILED,
-                    "go on with a snapshot: retention has removed the part of the log that tells which "
+                    "go on with a snapshot: retention has removed the part of the log that shows which "
                     "chunks are done",
                     "begin a new log with a new snapshot: set log.path to a new directory and drop the slot",
                     {"offset": offset, "log_start": reader.start},

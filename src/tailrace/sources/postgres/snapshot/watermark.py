@@ -1,4 +1,4 @@
-"""Where the stream and a snapshot taken beside it meet: at the snapshot's LSN, exactly.
+"""The watermark: the stream waits at a snapshot's LSN until the snapshot's chunks are in the log.
 
 The stream may not run past the point at which rows of a snapshot are to stand. While that
 point is not known it keeps behind a limit that surely lies before it; once it is known, the
@@ -35,7 +35,7 @@ class StreamEnded(Exception):  # noqa: N818 - not an error: the connection that 
 
 
 class SnapshotWatermark:
-    """The meeting place of one connection's stream and the snapshots beside it."""
+    """The watermark at which one connection's stream waits for the snapshots beside it."""
 
     def __init__(self, appender: PostgresAppender) -> None:
         self._appender = appender

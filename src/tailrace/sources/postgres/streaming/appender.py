@@ -1,4 +1,4 @@
-"""What PostgreSQL's frames are completed with, and relieved of, on their way into the log."""
+"""Appends PostgreSQL's frames to the log: adds facts of tables, and drops updates that change nothing."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `CaptureTask.run` is the loop to read first: connect, reconcile, begin or resume, stream; and
 again after anything that may pass. The thread that calls it receives and appends. Two more
-threads make durable what was appended (appender) and tell the server so (status).
+threads make durable what was appended (appender) and acknowledge it to the server (status).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tailrace.sources.postgres.schema.publication import (
     complete_publication,
     create_publication,
     publication_exists,
+    publication_warnings,
     require_publication,
-    warn_of_new_tables,
 )
 from tailrace.sources.postgres.schema.published_tables import terms_digest
 from tailrace.sources.postgres.schema.relation_messages import SchemaWatch
@@ -371,7 +371,8 @@ class CaptureTask:
         with closing(Session.connect(source, self._stopping)) as session:
             require_publication(session, source.publication)
             set_identities(session, source, begins=False)
-            warn_of_new_tables(session, source)
+            for warning in publication_warnings(session, source):
+                log.warning(warning.message, pipeline=self._name, repair=warning.repair)
             check_disclosure(session, source)
             # Before the stream begins: changes of a table that is new in it wait for its rows.
             self._requests().take(session)

@@ -1,4 +1,4 @@
-"""What of a run of whole frames gets into the log: compiled scans, and the filters over them.
+"""Filters over whole frames on their way into the log, as compiled scans.
 
 All of them expect whole frames, from `backend_messages.split_wire` or from the log, and look at no length
 that was not checked there. What is no whole frame is left as it is, for the log's own scan to refuse.

@@ -1,7 +1,7 @@
-"""At every start: do the source and the log still fit together? A pure decision.
+"""Decides at every start whether source and log still fit together, and how to go on. Pure.
 
 Facts of both go in, and out comes how to begin, or an error that names what does not fit and
-the way out. Nothing here ever moves a position to "latest", recreates a slot that the log
+what a person can do. Nothing here ever moves a position to "latest", recreates a slot that the log
 relies on, or empties anything that was once complete.
 
 What the log holds decides over what the state file says: an unfinished snapshot is cut off
@@ -245,7 +245,7 @@ def _begin(source: ServerState, log: LogFacts) -> Start:
         raise TailraceError(
             Kind.SLOT_FOREIGN,
             f"begin again after an interrupted start: the slot {log.source.slot!r} is not the one that was "
-            "created then, or somebody has read from it",
+            "created then, or another client has read from it",
             f"drop it with SELECT pg_drop_replication_slot({_literal(log.source.slot)}); or {_OTHER_SLOT}",
             {"slot": log.source.slot},
         )
@@ -311,7 +311,7 @@ def _check_free(slot: SlotFacts, log: LogFacts) -> None:
         raise TailraceError(
             Kind.SLOT_IN_USE,
             f"use the slot {log.source.slot!r}: it is active for the server process {slot.active_pid}",
-            "another pipeline uses it, or an old connection has not timed out yet; if it is nobody's: "
+            "another pipeline uses it, or an old connection has not timed out yet; if nothing needs it: "
             f"SELECT pg_terminate_backend({slot.active_pid});",
             {"slot": log.source.slot, "pid": slot.active_pid},
         )

@@ -1,4 +1,4 @@
-"""Status messages to the server, on a thread of their own.
+"""Sends standby status updates to the server, on a thread of its own.
 
 The three positions of the message are all the same: what is durable in the log. Nothing that
 was only received, and no keepalive's WAL end, is ever acknowledged. The thread touches neither

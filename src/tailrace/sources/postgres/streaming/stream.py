@@ -1,4 +1,4 @@
-"""One connection's stream of changes: receive, drop what is known, append; watch the silence.
+"""Receives one connection's stream of changes, drops what the log has, appends the rest, and notices silence.
 
 Everything here runs on the receiving thread. The status timer and the fsync have threads of
 their own; what ended them is raised here.
@@ -92,7 +92,7 @@ class Stream:
         """Receive until stopping is asked for.
 
         :raises TailraceError: whatever ended the connection, the log, or the status timer.
-        :raises Stopped: if stopping was asked for while the disk was full, or at a meeting.
+        :raises Stopped: if stopping was asked for while the disk was full, or while it waited for a snapshot.
         """
         heard_at = time.monotonic()
         asked = False

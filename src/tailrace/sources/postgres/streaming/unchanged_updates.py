@@ -1,4 +1,4 @@
-"""Updates that change none of the captured columns: left out before the log, where that is asked for.
+"""Drops updates that change none of the captured columns, under `source.skip_unchanged_updates`.
 
 Only `REPLICA IDENTITY FULL` sends the old row with each update; those of other tables are never left
 out. Old and new row are compared as the server sent them, by a compiled scan: texts byte by byte, and a

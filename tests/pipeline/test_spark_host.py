@@ -12,7 +12,7 @@ import pytest
 
 from tailrace.config.load import from_mapping
 from tailrace.pipeline.spark_host import SparkHost
-from tailrace.spark.jobs import bearing
+from tailrace.spark.jobs import with_tags_of
 from tests.support.wait import wait_until
 
 LATE_S = 240.0
@@ -75,7 +75,7 @@ def test_jobs_of_a_sinks_own_threads_bear_its_tag(host: SparkHost) -> None:
     def beside() -> set[str]:
         session = host.session(threading.Event(), "three")
         assert session is not None
-        with ThreadPoolExecutor(1, initializer=bearing(session)) as pool:
+        with ThreadPoolExecutor(1, initializer=with_tags_of(session)) as pool:
             found: set[str] = set(pool.submit(session.sparkContext.getJobTags).result(LATE_S))
         return found
 

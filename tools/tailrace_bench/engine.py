@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ import structlog
 
 from tailrace_bench.support import backlog, debezium, table
 from tailrace_bench.support import pg_recvlogical as peer
+from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine
 
 log = structlog.get_logger(__name__)
@@ -121,9 +121,8 @@ def _result(
 
 
 def _run(dsn: str, how: str, directory: Path, rows: int) -> EngineRun:
-    command = [sys.executable, "-m", __name__, dsn, how, str(directory / f"log-{how}"), str(rows)]
-    done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
-    return EngineRun(**json.loads(done.stdout.splitlines()[-1]))
+    log_path = directory / f"log-{how}"
+    return EngineRun(**answer_of(__name__, dsn, how, log_path, rows, deadline_s=DEADLINE_S))
 
 
 class _Counting:
@@ -152,14 +151,7 @@ def _run_here(dsn: str, how: str, log_path: Path, rows: int) -> EngineRun:
     engine = Engine(
         {
             "name": "bench",
-            "source": {
-                "type": "postgresql",
-                "dsn": dsn,
-                "tables": ["public.orders"],
-                "slot": f"ours_{how}",
-                "publication": table.PUBLICATION,
-                "snapshot": "never",
-            },
+            "source": table.source(dsn, f"ours_{how}"),
             "log": {"path": str(log_path)},
         },
         on_batch=handler.take,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import random
 import resource
-import subprocess
 import sys
 import time
 from collections import deque
@@ -30,6 +29,7 @@ from tailrace.join.connector import KafkaJoin
 from tailrace.join.merge import DataRows, Merge, Position, TransactionRows
 from tailrace.join.messages import READ_AHEAD
 from tailrace_bench.support import topics
+from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine, median
 
 log = structlog.get_logger(__name__)
@@ -144,9 +144,7 @@ def _measure_ahead(bootstrap: str, messages: int) -> dict[str, int]:
         places = (number % topics.PARTITIONS for number in range(count))
         deque(map(producer.produce, repeat(AHEAD_DATA), cycle(values), repeat(b"key"), places), maxlen=0)
         producer.flush()
-    command = [sys.executable, "-m", __name__, AHEAD, bootstrap, "0", "0", "0"]
-    done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, int] = answer_of(__name__, AHEAD, bootstrap, 0, 0, 0, deadline_s=DEADLINE_S)
     return {"ahead_messages": messages, **found}
 
 
@@ -183,9 +181,8 @@ def _produce(producer: Producer, topic: str, key: Any, document: Mapping[str, An
 
 def _run(how: str, bootstrap: str, turn: int, rows: int, transactions: int = 0) -> tuple[float, float, int]:
     # Seconds, those of CPU, and how many transactions it took; the copy takes as many as it is told.
-    command = [sys.executable, "-m", __name__, how, bootstrap, *map(str, (turn, rows, transactions))]
-    done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
-    seconds, cpu_s, transactions = json.loads(done.stdout.splitlines()[-1])
+    arguments = (how, bootstrap, turn, rows, transactions)
+    seconds, cpu_s, transactions = answer_of(__name__, *arguments, deadline_s=DEADLINE_S)
     return seconds, cpu_s, transactions
 
 

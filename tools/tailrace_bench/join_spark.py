@@ -1,13 +1,12 @@
 """`format("tailrace-join")` beside a join of Spark's own: the same topics, a stream-stream join with state.
 
-Each runs in a process of its own, with micro-batches of as many offsets. Rows are counted, and a sum over
+Each runs in a separate process, with micro-batches of as many offsets. Rows are counted, and a sum over
 hashes of key, value and transaction tells whether they are equal.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,6 +23,7 @@ from tailrace.spark.session import session, warm
 from tailrace_bench.join import DATA, ROWS_A_TRANSACTION, TRANSACTIONS, fill
 from tailrace_bench.kafka_spark import JARS
 from tailrace_bench.support import topics
+from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ def measure(rows: int | None = None) -> Result:
 
 
 def _measured(how: str, bootstrap: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, how, bootstrap]
-    done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = answer_of(__name__, how, bootstrap, deadline_s=DEADLINE_S)
     log.info("joined", how=how, **found)
     return found
 

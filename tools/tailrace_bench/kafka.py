@@ -158,7 +158,7 @@ def _sum(found: Sequence[SinkRun]) -> SinkRun:
 
 
 class _Runs:
-    """Passes over one log, each into topics of its own, which are there before it begins."""
+    """Passes over one log, each into separate topics, which are there before it begins."""
 
     def __init__(self, bootstrap: str, path: Path, rows: int) -> None:
         self._bootstrap = bootstrap

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import yaml
 from tailrace.errors import Kind, TailraceError
 from tailrace_bench.kafka import cores
 from tailrace_bench.support import backlog, debezium, table, topics
+from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine, median
 
 if TYPE_CHECKING:
@@ -154,14 +154,7 @@ class _Passes:
 def _write(file: Path, dsn: str, bootstrap: str, slot: str, path: Path) -> None:
     document = {
         "name": slot,
-        "source": {
-            "type": "postgresql",
-            "dsn": dsn,
-            "tables": ["public.orders"],
-            "slot": slot,
-            "publication": table.PUBLICATION,
-            "snapshot": "never",
-        },
+        "source": table.source(dsn, slot),
         "log": {"path": str(path)},
         "sinks": [topics.sink(bootstrap, slot, atomic=True)],
     }
@@ -169,9 +162,7 @@ def _write(file: Path, dsn: str, bootstrap: str, slot: str, path: Path) -> None:
 
 
 def _run(file: Path) -> PipelineRun:
-    command = [sys.executable, "-m", __name__, str(file)]
-    done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
-    return PipelineRun(**json.loads(done.stdout.splitlines()[-1]))
+    return PipelineRun(**answer_of(__name__, file, deadline_s=DEADLINE_S))
 
 
 def _run_here(file: Path) -> PipelineRun:

@@ -135,7 +135,7 @@ def _interval(ratios: list[float]) -> list[float]:
 
 
 class _Runs:
-    """Passes over one log, each into a topic of its own, which is there before it begins."""
+    """Passes over one log, each into a separate topic, which is there before it begins."""
 
     def __init__(
         self, spark: SparkSession, bootstrap: str, path: Path, rows: int, broker: set[psutil.Process]

@@ -111,7 +111,7 @@ def _capture(path: Path, transactions: int) -> None:
 
 
 class _Passes:
-    """Passes over one log, each into a topic of its own, which is there before it begins."""
+    """Passes over one log, each into a separate topic, which is there before it begins."""
 
     def __init__(self, bootstrap: str, path: Path, transactions: int) -> None:
         self._bootstrap = bootstrap

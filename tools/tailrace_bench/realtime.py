@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,6 +25,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace_bench.latency import ROWS_A_TRANSACTION, write
 from tailrace_bench.subscriptions import process, wait_until_served
 from tailrace_bench.support import arrivals, backlog, debezium, histogram, table, topics
+from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine
 from tailrace_servers.ports import free_port
 from tailrace_servers.postgres import EmbeddedPostgres
@@ -77,7 +77,7 @@ def measure(rows: int | None = None) -> Result:
 
 
 class _Bench:
-    """Rows are written at a rate, and taken each time from a slot of its own."""
+    """Rows are written at a rate, and taken each time from a separate slot."""
 
     def __init__(self, postgres: EmbeddedPostgres, directory: Path, rate: int) -> None:
         self._postgres, self._directory, self._rate = postgres, directory, rate
@@ -216,9 +216,8 @@ def _costs(dsn: str, directory: Path, rows: int) -> dict[str, Any]:
 
 
 def _child(what: str, settings: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, what, json.dumps(settings)]
-    done = subprocess.run(command, check=True, timeout=_RUN_DEADLINE_S, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    document = json.dumps(settings)
+    found: dict[str, Any] = answer_of(__name__, what, document, deadline_s=_RUN_DEADLINE_S)
     return found
 
 
@@ -248,14 +247,7 @@ def _file(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the pipeline's file."""
     return {
         "name": "bench",
-        "source": {
-            "type": "postgresql",
-            "dsn": settings["dsn"],
-            "tables": ["public.orders"],
-            "slot": settings["slot"],
-            "publication": table.PUBLICATION,
-            "snapshot": "never",
-        },
+        "source": table.source(settings["dsn"], settings["slot"]),
         "log": {"path": settings["log"]},
         "realtime": settings.get("realtime", False),
     }

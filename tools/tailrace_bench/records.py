@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import select
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import structlog
 
 from tailrace_bench.support import backlog, table
+from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine, median
 
 log = structlog.get_logger(__name__)
@@ -92,9 +92,8 @@ class _Run:
 
 
 def _run(dsn: str, how: str, slot: str, directory: Path, rows: int) -> _Run:
-    command = [sys.executable, "-m", __name__, dsn, how, slot, str(directory / slot), str(rows)]
-    done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
-    return _Run(**json.loads(done.stdout.splitlines()[-1]))
+    found = answer_of(__name__, dsn, how, slot, directory / slot, rows, deadline_s=DEADLINE_S)
+    return _Run(**found)
 
 
 def _loop(dsn: str, slot: str, rows: int) -> _Run:
@@ -179,14 +178,7 @@ def _engine(dsn: str, order: str, slot: str, log_path: str, rows: int) -> _Run:
     engine = Engine(
         {
             "name": "bench",
-            "source": {
-                "type": "postgresql",
-                "dsn": dsn,
-                "tables": ["public.orders"],
-                "slot": slot,
-                "publication": table.PUBLICATION,
-                "snapshot": "never",
-            },
+            "source": table.source(dsn, slot),
             "log": {"path": log_path},
             "engine": {"record_processing": {"order": order}},
         },

@@ -83,7 +83,7 @@ def _pipeline(folder: Path, dsn: str) -> Path:
 
 @contextmanager
 def process(folder: Path, command: str, *words: str) -> Iterator[psutil.Process]:
-    """Run a command of `tailrace` in a process of its own. What it says goes to `<folder>/<command>.err`."""
+    """Run a command of `tailrace` in a separate process. What it says goes to `<folder>/<command>.err`."""
     with (folder / f"{command}.err").open("wb") as said:
         running = subprocess.Popen(
             [sys.executable, "-m", "tailrace", command, *words],

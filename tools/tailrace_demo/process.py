@@ -1,4 +1,4 @@
-"""The pipeline as the demo runs it: the real command on a real file, in a process of its own."""
+"""The pipeline as the demo runs it: the real command on a real file, in a separate process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DemoPipeline:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it in a session of its own: a terminal's Ctrl-C reaches the demo alone."""
+        """Start it in a separate session: a terminal's Ctrl-C reaches the demo alone."""
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,

@@ -29,11 +29,11 @@ class PipelinePositions:
         return f"log {_size(self.log_end)}, lake {_size(behind)} behind"
 
     def beyond(self, before: PipelinePositions) -> bool:
-        """Tell whether every sink got further than it was."""
+        """Return whether every sink got further than it was."""
         return all(position > before.sinks[name] for name, position in self.sinks.items())
 
     def has_everything_after(self, lsn: int) -> bool:
-        """Tell whether something after `lsn` was captured, and all of the log is in every sink."""
+        """Return whether something after `lsn` was captured, and all of the log is in every sink."""
         return self.position > lsn and min(self.sinks.values()) >= self.log_end
 
 

@@ -64,7 +64,7 @@ def find_install(version: int) -> Install:
 
 
 def has_install(version: int) -> bool:
-    """Tell whether `find_install` would find this version."""
+    """Return whether `find_install` would find this version."""
     return any(os.access(install.bin / "postgres", os.X_OK) for install in _candidates(version))
 
 
@@ -102,7 +102,7 @@ def server_account() -> ServerAccount | None:
 
 
 def is_reachable(path: Path, account: ServerAccount | None) -> bool:
-    """Tell whether `account` may enter every directory on the way to `path`, and `path` itself."""
+    """Return whether `account` may enter every directory on the way to `path`, and `path` itself."""
     if account is None:
         return True
     path = path.resolve()

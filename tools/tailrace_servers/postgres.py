@@ -211,14 +211,14 @@ class EmbeddedPostgres:
     def execute(
         self, statement: str, parameters: Sequence[Any] | None = None, *, dbname: str = "postgres"
     ) -> None:
-        """Run a statement (several, if there are no parameters) in a connection of its own."""
+        """Run a statement (several, if there are no parameters) in a separate connection."""
         with self.connect(dbname) as connection:
             connection.execute(statement.encode(), parameters)
 
     def query(
         self, statement: str, parameters: Sequence[Any] | None = None, *, dbname: str = "postgres"
     ) -> list[tuple[Any, ...]]:
-        """Return the rows of a query, run in a connection of its own."""
+        """Return the rows of a query, run in a separate connection."""
         with self.connect(dbname) as connection:
             return connection.execute(statement.encode(), parameters).fetchall()
 

@@ -33,7 +33,7 @@ def build(config: SinkConfig, rules: ColumnPolicy, modes: ValueModes, log_path: 
     """Return the sink that `config` describes, not yet opened.
 
     :param log_path: of the log that it is fed from.
-    :param rules: what of the tables is let out of the log.
+    :param rules: which columns are delivered, and how they are masked.
     :param modes: how the source wants values to be given.
     """
     if isinstance(config, FolderSink):

@@ -28,7 +28,7 @@ class SinkCommit:
     """What one `write` brought into the sink.
 
     `rows` and `bytes` count what this call wrote: a range that the sink already had gives 0.
-    `seconds` tells where the time went, by step, in the order of the steps. `dead_letters` are
+    `seconds` is the time of each step, in order. `dead_letters` are
     records that went elsewhere, by the user's choice, because the target can't hold them.
     """
 

@@ -200,7 +200,7 @@ class PythonSink:
 
 
 class _Progress:
-    """How far the function has got, as the engine's processing tells it (`contracts.Committer`)."""
+    """How far the function has got, as the engine's processing reports it (`contracts.Committer`)."""
 
     def __init__(self, directory: LogDirectory, reader: LogReader, sink: str, task: str) -> None:
         self._readers = Readers(directory)

@@ -186,7 +186,7 @@ def locked(file: Path, sink: str, path: Path) -> int:
 
 
 def require_ours(sink: str, path: Path, kind: str, log: LogIdentity, pipeline: str) -> bool:
-    """Check whose the target is; tell whether anybody wrote to it yet. Reads only.
+    """Check the target's owner; return whether anybody wrote to it yet. Reads only.
 
     :raises TailraceError: `SINK_FOREIGN`, `SINK_DAMAGED`.
     """
@@ -239,7 +239,7 @@ def _require_unused(path: Path, sink: str) -> None:
         if any(name.endswith(_DATA_SUFFIXES) for name in os.listdir(folder)):
             raise TailraceError(
                 Kind.SINK_FOREIGN,
-                f"open the sink: {entry!r} holds data already, and nothing tells whose",
+                f"open the sink: {entry!r} already contains data of an unknown writer",
                 "give the sink a path of its own, or move these tables away",
                 {"sink": sink, "path": str(path)},
             )

@@ -60,7 +60,7 @@ class SinkInput:
     """What of a log a sink of folders writes.
 
     :param tables: patterns; None: all tables.
-    :param rules: what of the tables is let out of the log.
+    :param rules: which columns are delivered, and how they are masked.
     :param modes: how values are given.
     :param chain: what is done to the changes.
     """
@@ -71,7 +71,7 @@ class SinkInput:
     chain: TableChain = NO_STEPS
 
     def wants(self, schema: str, table: str) -> bool:
-        """Tell whether the sink gets a table."""
+        """Return whether the sink gets a table."""
         return self.tables is None or matches_any(self.tables, schema, table)
 
 
@@ -95,7 +95,7 @@ class WriteJob:
 
     `have` maps tables, by their folders, to the log offset up to which the sink has them
     already: their changes before it are left out. Tables that it does not name are `have_all` far.
-    `names` gives a table, as it is let out and transformed, as the target holds it. `table_policy` and
+    `names` maps a masked and transformed table to its form in the target. `table_policy` and
     the chain hold secrets: a job is only ever part of a task's closure, which nothing shows.
     `have_relations` maps relations, by oid, where the sink knows whose rows a folder has; it goes first,
     since tables change their names. `origin` is what transformations are given as the changes' source.
@@ -126,9 +126,9 @@ class WriteJob:
 class StagedFile:
     """A file that an executor left in staging, complete and on disk.
 
-    `relation` is the table as the target holds it, `source` as it is let out of the log, before
+    `relation` is the table as the target holds it, `source` as it is masked, before
     transformations, and `first` the log offset of the file's first change. `schema` is the file's Arrow
-    schema, serialised; `facts` is what the file's format tells beyond.
+    schema, serialised; `facts` are further facts of the file's format.
     """
 
     relation: Relation
@@ -348,7 +348,7 @@ class ArrowBuffer:
         self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> bool:
-        """Keep `batch`; tell whether it is time to `take`."""
+        """Keep `batch`; return whether it is time to `take`."""
         self._batches.append(batch)
         self._bytes += batch.nbytes
         return self._bytes >= BUFFERED_BYTES_MAX

@@ -109,8 +109,8 @@ class PiecePartition(InputPartition):
 class _Rows:
     """The executors' side of both readers: a piece as Arrow batches in the query's schema.
 
-    What may be let out of the log is settled where the query is planned, and travels with the
-    tasks: executors need not have its secrets.
+    Selection and masks are resolved where the query is planned, and are sent with the
+    tasks: executors need not have the secrets.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:

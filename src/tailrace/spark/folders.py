@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: A task that ended at once would get another task's turn, and an executor none.
 _TASK_S = 0.3
 
-#: The driver's files, and beside each those of executors.
+#: The driver's files, and those of executors with the same beginning.
 _PREFIX = ".tailrace-probe-"
 _PROBE = re.compile(rf"{re.escape(_PREFIX)}[0-9a-f]{{16}}(-[0-9a-f]{{8}})?")
 _OLD_S = 3600.0

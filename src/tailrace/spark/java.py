@@ -4,7 +4,7 @@ PySpark starts it on first use, with every setting on the command line, where an
 machine can read it. Here only what Java must know before it runs is put there; all else, which
 may hold credentials of a lake, is handed over afterwards.
 
-The process gets a session of its own, so that Ctrl-C at the terminal reaches the pipeline
+The process gets a separate session, so that Ctrl-C at the terminal reaches the pipeline
 alone, which then ends its Spark jobs in order. It ends by itself when its parent is gone.
 """
 
@@ -73,7 +73,7 @@ def require_java() -> int:
         raise _unfit(f"start the Java {where}, {command!r}: {type(error).__name__}") from error
     version = major_version(answer)
     if version is None:
-        raise _unfit(f"ask {command!r} for its version: it does not tell one")
+        raise _unfit(f"ask {command!r} for its version: it prints none")
     if version < JAVA_VERSION_MIN:
         raise _unfit(f"look for Java: {command!r} is version {version}, Spark needs {JAVA_VERSION_MIN}")
     return version
@@ -153,8 +153,8 @@ class _Relay:
 
     def last_words(self) -> str:
         self._thread.join(timeout=1)
-        told = [line.decode(errors="replace").strip() for line in self._kept]
-        return "; ".join(line for line in told if line) or "nothing"
+        words = [line.decode(errors="replace").strip() for line in self._kept]
+        return "; ".join(line for line in words if line) or "nothing"
 
     def _run(self) -> None:
         with open(self._read_end, "rb", closefd=True) as lines:

@@ -1,7 +1,7 @@
 """Python functions as Spark jobs: run on executors, errors as values, cancelled by their group or tags.
 
 An error that an executor raises reaches the driver as text inside a Java exception. The text of a
-`TailraceError` holds its kind, message, circumstances and hint, so it can be read back: a person is told what
+`TailraceError` holds its kind, message, circumstances and hint, so it can be read back: a person sees what
 went wrong, not that "stage 3 failed four times".
 """
 
@@ -132,8 +132,8 @@ def _each(
             yield ExecutorFailure(error_of(error))
 
 
-def bearing(spark: SparkSession | None) -> Callable[[], None]:
-    """Return what a new thread calls first, so that its jobs bear the tags of the calling thread's.
+def with_tags_of(spark: SparkSession | None) -> Callable[[], None]:
+    """Return what a new thread calls first, so that its jobs have the tags of the calling thread's.
 
     Jobs are cancelled by their tags, which are those of the thread that begins them.
     """
@@ -142,11 +142,11 @@ def bearing(spark: SparkSession | None) -> Callable[[], None]:
     context = spark.sparkContext
     tags = set(context.getJobTags())
 
-    def bear() -> None:
+    def add_tags() -> None:
         for tag in tags:
             context.addJobTag(tag)
 
-    return bear
+    return add_tags
 
 
 def translated(error: BaseException) -> TailraceError:
@@ -162,7 +162,7 @@ def translated(error: BaseException) -> TailraceError:
         return TailraceError(
             Kind.SPARK_FAILED,
             f"run a Spark job: {type(error).__name__}: {_first_line(text)}",
-            "Spark's own log, on standard error, tells more",
+            "see Spark's log, on standard error",
         )
     message = found["message"].strip()
     context: dict[str, str] = {}

@@ -36,7 +36,7 @@ def _reader(path: str, task: str, log_id: str) -> LogReader:  # noqa: ARG001 —
 
 
 def table_policy(path: str, task: str, *, raw: bool) -> TablePolicy:
-    """Return what of a task's log is let out; its secrets are resolved here and now.
+    """Return which columns of a task's log are delivered, and how they are masked; secrets are resolved now.
 
     :param raw: everything, as the log holds it.
     :raises TailraceError: `LOG_MISSING`, `LOG_CORRUPT`, `LOG_FORMAT_UNKNOWN`, `SECRET_MISSING`.

@@ -56,7 +56,7 @@ def relations(
 
     :param in_force: so many of them, the first, are in force at once; what they say together is
         one version of each table.
-    :param table_policy: what of the tables is let out.
+    :param table_policy: which columns are delivered, and how they are masked.
     """
     catalog = Catalog(frames[:in_force], modes)
     found: dict[Relation, None] = {}

@@ -80,7 +80,7 @@ def session_or_new(config: SparkConfig | None, app_name: str) -> tuple[SparkSess
 
 
 def is_alive(session: SparkSession) -> bool:
-    """Tell whether a session can still run jobs."""
+    """Return whether a session can still run jobs."""
     from py4j.protocol import Py4JError
 
     try:
@@ -137,7 +137,7 @@ def settings_of(config: SparkConfig | None, app_name: str) -> dict[str, str]:
     if master.startswith("local"):  # `local-cluster`, too
         settings |= _LOOPBACK
     for name, value in delta_jars(master).items():
-        # What the user adds to the class path comes beside Delta's jars, not in their place.
+        # The user's class path is added to Delta's jars.
         joint = ":" if name.endswith("ClassPath") else ","
         settings[name] = joint.join(filter(None, (value, user.get(name, ""))))
         user.pop(name, None)
@@ -171,7 +171,7 @@ def delta_coordinates() -> str:
 
 
 def _is_sparks_own(jar: str) -> bool:
-    """Tell whether Spark ships this artifact itself, whatever its version: Delta's dependencies
+    """Return whether Spark ships this artifact itself, whatever its version: Delta's dependencies
     include Spark's, and two versions of one class must not meet.
     """
     import pyspark
@@ -203,7 +203,7 @@ def _interrupt_handler_kept() -> Iterator[None]:
 def warm(spark: SparkSession) -> None:
     """Start the Python workers and load the decoding kernels in each of them; run a tiny job.
 
-    Meant to run on a thread of its own while capture connects. The kernels are compiled here
+    Meant to run on a separate thread while capture connects. The kernels are compiled here
     first, if no cache has them, so that workers only load them.
     """
     load_kernels()

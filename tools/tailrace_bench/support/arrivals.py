@@ -1,6 +1,6 @@
 """How long after its commit a row arrives: at a subscriber, at `tailrace tail`, at a reader of Kafka.
 
-Each reads in a process of its own. What comes is Debezium's JSON, ours or the peer's, with the commit's time.
+Each reads in a separate process. What comes is Debezium's JSON, ours or the peer's, with the commit's time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Capture a prepared backlog into a log, in a process of its own, so that its CPU and memory
+"""Capture a prepared backlog into a log, in a separate process, so that its CPU and memory
 can be told from everything else.
 """
 
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from tailrace.config import LogConfig, PostgresSource
 from tailrace.sources.postgres.streaming.capture_task import CaptureTask
 from tailrace_bench.support import table
+from tailrace_bench.support.process import answer_of
 
 #: How a run captures: the stream alone; or an initial snapshot.
 STREAM, SNAPSHOT = "never", "initial"
@@ -64,10 +64,8 @@ def prepare(dsn: str, slot: str, log: Path) -> None:
 
 
 def _run_child(dsn: str, slot: str, log: Path, end_lsn: int, how: str = STREAM) -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, dsn, slot, str(log), str(end_lsn), how]
-    done = subprocess.run(command, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    found: dict[str, Any] = answer_of(__name__, dsn, slot, log, end_lsn, how, deadline_s=DEADLINE_S)
+    return found
 
 
 def _rss_bytes() -> int:
@@ -81,16 +79,7 @@ def _is_done(task: CaptureTask, end_lsn: int) -> bool:
 
 
 def _task(dsn: str, slot: str, log: Path, how: str) -> CaptureTask:
-    source = PostgresSource.model_validate(
-        {
-            "type": "postgresql",
-            "dsn": dsn,
-            "tables": ["public.orders"],
-            "slot": slot,
-            "publication": table.PUBLICATION,
-            "snapshot": how,
-        }
-    )
+    source = PostgresSource.model_validate(table.source(dsn, slot, snapshot=how))
     return CaptureTask(source, log, LogConfig.model_validate({"path": log}), name="bench")
 
 

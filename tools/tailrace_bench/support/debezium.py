@@ -59,7 +59,7 @@ class PeerRun:
 
 
 def is_here() -> bool:
-    """Tell whether the peer was fetched."""
+    """Return whether the peer was fetched."""
     return any(JARS.glob("debezium-embedded-*.jar"))
 
 

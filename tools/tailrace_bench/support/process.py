@@ -1,7 +1,8 @@
-"""A pipeline as its users run it: a YAML file and a `tailrace run` process."""
+"""Programs that are measured in processes of their own: `tailrace run`, or a module of the benchmarks."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -21,8 +22,15 @@ from tailrace_bench.support import table
 DEADLINE_S = 600.0
 
 
+def answer_of(module: str, *arguments: object, deadline_s: float = DEADLINE_S) -> Any:
+    """Run a module as a program, and return the JSON document that is the last line of its output."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, check=True, timeout=deadline_s, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 class BenchPipeline:
-    """`tailrace run` of one sink, in a process of its own; a context manager.
+    """`tailrace run` of one sink, in a separate process; a context manager.
 
     Standard error goes to `<directory>/<name>.err`.
     """

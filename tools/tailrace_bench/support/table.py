@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 
@@ -64,6 +65,18 @@ def load(dsn: str, rows: int, *, first: int = 1, rows_a_transaction: int = ROWS_
         return wal_end(connection)
 
 
+def source(dsn: str, slot: str, snapshot: str = "never") -> dict[str, Any]:
+    """Return the section `source` of a pipeline that captures the table."""
+    return {
+        "type": "postgresql",
+        "dsn": dsn,
+        "tables": ["public.orders"],
+        "slot": slot,
+        "publication": PUBLICATION,
+        "snapshot": snapshot,
+    }
+
+
 def wal_end(connection: psycopg.Connection) -> int:
     """Return the server's flushed WAL position."""
     row = connection.execute("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint").fetchone()
@@ -92,12 +105,6 @@ def drop_slot(dsn: str, name: str) -> None:
         while time.monotonic() < deadline and _is_active(connection, name):
             time.sleep(0.01)
         connection.execute("select pg_drop_replication_slot(%s)", [name])
-
-
-def copy_slot(dsn: str, name: str, copy: str) -> None:
-    """Make a slot that will send what `name` would send, and leave that as it is."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("select pg_copy_logical_replication_slot(%s, %s)", [name, copy])
 
 
 def _is_active(connection: psycopg.Connection, name: str) -> bool:

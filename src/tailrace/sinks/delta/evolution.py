@@ -1,8 +1,8 @@
 """From the columns that a mirror has to those that it should have: which steps lead there.
 
 A target's columns carry, as metadata of their fields, which column of which relation they are
-(`tailrace.column`): oid of the table, number and type of the column. So the target itself tells
-how far it has followed, a rename is told from a drop and an addition, and doing a step again
+(`tailrace.column`): oid of the table, number and type of the column. So the target itself records
+how far it has followed, a rename is distinguished from a drop and an addition, and repeating a step
 changes nothing.
 """
 
@@ -47,11 +47,11 @@ class ExistingColumn:
 
 
 def held_columns(schema: pa.Schema) -> list[ExistingColumn]:
-    """Return the columns of a target, as its fields' metadata tell of them."""
+    """Return the columns of a target, from the metadata of its fields."""
     found = []
     for field in schema:
-        told = (field.metadata or {}).get(_COLUMN, b"").decode().split(".")
-        numbers = [int(part) for part in told] if len(told) == 4 else [0, 0, 0, -1]
+        parts = (field.metadata or {}).get(_COLUMN, b"").decode().split(".")
+        numbers = [int(part) for part in parts] if len(parts) == 4 else [0, 0, 0, -1]
         noted = type_from_json((field.metadata or {}).get(_TYPE, b"").decode())
         if noted is None and 0 < numbers[2] < FIRST_NOT_BUILT_IN:
             noted = ValueType(numbers[2], numbers[3])
@@ -80,9 +80,9 @@ def described(schema: pa.Schema, relation: Relation) -> pa.Schema:
     """Return `schema` with the metadata that `held_columns` reads."""
     for column in relation.columns:
         at = schema.get_field_index(column.name)
-        told = f"{relation.oid}.{column.number}.{column.type_oid}.{column.type_modifier}"
+        place = f"{relation.oid}.{column.number}.{column.type_oid}.{column.type_modifier}"
         if at >= 0:
-            metadata = {_COLUMN: told.encode()}
+            metadata = {_COLUMN: place.encode()}
             if column.value_type is not None:
                 metadata[_TYPE] = type_as_json(column.value_type).encode()
             schema = schema.set(at, schema.field(at).with_metadata(metadata))
@@ -90,7 +90,7 @@ def described(schema: pa.Schema, relation: Relation) -> pa.Schema:
 
 
 def same_type(one: pa.DataType, other: pa.DataType) -> bool:
-    """Tell whether Delta has one type for both: Arrow has several strings and lists."""
+    """Return whether Delta has one type for both: Arrow has several strings and lists."""
     return one == other or bool(
         DeltaSchema.from_arrow(pa.schema([pa.field("c", one)]))
         == DeltaSchema.from_arrow(pa.schema([pa.field("c", other)]))
@@ -121,7 +121,7 @@ def mirror_steps(
         old = by_number.get(column.number) if column.number else None
         if old is None:
             namesake = by_name.get(column.name)
-            nameless = column.unknown and not column.number  # nobody can tell which column it is
+            nameless = column.unknown and not column.number  # it is unknown which column it is
             if namesake is not None and (not namesake.number or not column.number) and not nameless:
                 old = namesake
         if old is None:
@@ -138,7 +138,7 @@ def mirror_steps(
 
 
 def changes_nothing(have: Sequence[ExistingColumn], steps: Sequence[ShapeStep]) -> bool:
-    """Tell whether rows that have these columns are in the shape of `steps` already."""
+    """Return whether rows that have these columns are in the shape of `steps` already."""
     kinds = {column.name: column.kind for column in have}
     return len(kinds) == len(steps) and all(_stays(step, kinds) for step in steps)
 
@@ -181,8 +181,8 @@ def _filled(
     raise TailraceError(
         Kind.SINK_SCHEMA_REFUSED,
         f"follow a change of schema: column {column.name!r} was added with values that PostgreSQL made "
-        "for each row and did not send, or nobody can tell from which column it came, after changes that the "
-        "capture was behind of",
+        "for each row and did not send, or it is unknown which column a value came from, because the table "
+        "was altered several times while capture was behind",
         _choices(context),
         {**context, "column": column.name},
     )

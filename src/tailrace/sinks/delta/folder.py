@@ -95,7 +95,7 @@ class DeltaFolder:
             )
 
     def exists(self) -> bool:
-        """Tell whether there was a table when it was last looked at."""
+        """Return whether there was a table when it was last looked at."""
         return self._delta is not None
 
     def schema(self) -> pa.Schema:
@@ -110,7 +110,7 @@ class DeltaFolder:
 
     def highest(self, column: str) -> int | None:
         """Return the greatest value of a column of whole numbers, by the files' statistics; None
-        if they don't tell, `key_bounds.NOTHING` if there are no files.
+        if they have none, `key_bounds.NOTHING` if there are no files.
         """
         assert self._delta is not None, "only of an existing table"
         added = pa.table(self._delta.get_add_actions(flatten=True))
@@ -151,7 +151,7 @@ class DeltaFolder:
         return [str(self.path / urllib.parse.unquote(path)) for path in paths]
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """Give the table those of these columns that it lacks, in a commit of its own.
+        """Give the table those of these columns that it lacks, in a separate commit.
 
         Again is harmless. Rows from before have NULL in them.
 
@@ -168,7 +168,7 @@ class DeltaFolder:
             self._attempt("add columns to a Delta table", commit)
 
     def note_columns(self, schema: pa.Schema) -> None:
-        """Keep what `schema` tells of its columns with those of the table, where that is not so.
+        """Store the metadata of `schema`'s columns with the table's, where it differs.
 
         A column's values may stay though its type changes, and the next change begins from there.
 
@@ -176,9 +176,9 @@ class DeltaFolder:
         """
         have = self.schema()
         for field in schema:
-            told = field.metadata
-            if told and have.field(field.name).metadata != told:
-                metadata = {name.decode(): value.decode() for name, value in told.items()}
+            noted = field.metadata
+            if noted and have.field(field.name).metadata != noted:
+                metadata = {name.decode(): value.decode() for name, value in noted.items()}
                 self._attempt(
                     "note a column's type in a Delta table",
                     lambda delta, name=field.name, metadata=metadata: delta.alter.set_column_metadata(

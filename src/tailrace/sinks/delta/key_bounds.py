@@ -1,4 +1,4 @@
-"""What bounds of a key tell without looking at a row: files that can have no key in common.
+"""What bounds of a key prove without reading rows: files that can have no key in common.
 
 Most tables number their rows upwards. Their new rows then lie beyond all that the mirror has, and
 the nets of two pieces beyond each other; where the bounds prove it, nothing needs to be matched.
@@ -17,7 +17,7 @@ NOTHING = -(2**63) - 1
 
 
 def apart(files: Sequence[dict[str, Any]], column: str) -> bool:
-    """Tell whether these files (facts of `ParquetWriter`) surely share no value of `column`."""
+    """Return whether these files (facts of `ParquetWriter`) surely share no value of `column`."""
     held = [facts for facts in files if facts["net_rows"]]
     if not all(bounded(facts, column) for facts in held):
         return False
@@ -26,7 +26,7 @@ def apart(files: Sequence[dict[str, Any]], column: str) -> bool:
 
 
 def beyond(files: Sequence[dict[str, Any]], column: str, highest: int | None) -> bool:
-    """Tell whether all rows of these files surely have a greater `column` than `highest`.
+    """Return whether all rows of these files surely have a greater `column` than `highest`.
 
     :param highest: None: not known.
     """
@@ -37,5 +37,5 @@ def beyond(files: Sequence[dict[str, Any]], column: str, highest: int | None) ->
 
 
 def bounded(facts: dict[str, Any], column: str) -> bool:
-    """Tell whether the file's bounds of `column` hold for all of its rows."""
+    """Return whether the file's bounds of `column` hold for all of its rows."""
     return column in facts["lowest"] and facts["nulls"].get(column) == 0

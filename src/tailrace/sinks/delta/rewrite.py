@@ -123,7 +123,7 @@ def reshape_table(
     files = []
     for task, facts in zip(tasks, done, strict=True):
         if facts["rows"]:
-            # A name of its own: a commit that failed may have been made all the same.
+            # A unique name: a commit that failed may have happened nevertheless.
             name = f"{stem}-{os.urandom(6).hex()}.parquet"
             Path(task.out).replace(work.folder.path / name)
             files.append(AddedFile(name, facts["rows"], facts["bytes"], facts))
@@ -147,16 +147,16 @@ def _replaced(
     file: StagedFile, relation: Relation, steps: Sequence[ShapeStep], facts: dict[str, Any]
 ) -> StagedFile:
     names = {step.source: step.field.name for step in steps if step.source is not None}
-    told = {**file.facts, **{name: facts[name] for name in ("lowest", "highest", "nulls")}}
-    if "open" in told:
-        told["open"] = [names[name] for name in told["open"] if name in names]
+    changed = {**file.facts, **{name: facts[name] for name in ("lowest", "highest", "nulls")}}
+    if "open" in changed:
+        changed["open"] = [names[name] for name in changed["open"] if name in names]
     return replace(
         file,
         relation=relation,
         name=_renamed(file.name),
         bytes=facts["bytes"],
         schema=facts["schema"],
-        facts=told,
+        facts=changed,
     )
 
 

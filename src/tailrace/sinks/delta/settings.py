@@ -155,7 +155,7 @@ def _same_key(work: TableWork, before: Mapping[str, Any] | None) -> Mapping[str,
     chosen = now["chosen"] or (before is not None and before["chosen"])
     if before is not None and before["key"] != now["key"] and chosen and work.folder.exists():
         raise _DiffersError(
-            f"its key is ({', '.join(relation.key)}), and the mirror's rows were told apart by "
+            f"its key is ({', '.join(relation.key)}), and the mirror's rows were identified by "
             f"({', '.join(before['names'])}); source.message_keys was changed",
             "the table's key in source.message_keys",
         )

@@ -53,7 +53,7 @@ class ShapeStep:
 
     @property
     def is_marked(self) -> bool:
-        """Tell whether rows have something for the column among their special texts."""
+        """Return whether rows have something for the column among their special texts."""
         return self.unknown or self.text is not None
 
 
@@ -172,7 +172,7 @@ def _item(text: str | None) -> str:
 
 
 def _each(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    # Values that fit and values that don't are told apart by halves; few don't, as a rule.
+    # Values that don't fit are found by halving; usually there are few.
     if len(values) == 0:
         return pa.nulls(0, kind)
     try:

@@ -1,6 +1,6 @@
 """What both Delta sinks share: which range each table lacks, one job, a commit a table.
 
-Tables commit one by one, so after a crash some may be further than others. Each table tells how
+Tables commit one by one, so after a crash some may be further than others. Each table records how
 far it is (`DeltaFolder.committed`), and what it has is left out when the range, or another that
 begins at the same place, is written again. The sink's position is a lower bound, moved when all
 tables of a range are committed and on disk; only tables with changes in a range are touched.
@@ -36,7 +36,7 @@ from tailrace.sinks.delta.settings import require_same_settings
 from tailrace.sinks.delta.table_identity import Displaced, Holder, home_folders, name_now, place
 from tailrace.sinks.target import Target, read_checked, remove_folder, require_ours, writing
 from tailrace.sinks.write_job import FileFormat, SinkInput, StagedFile, write_files
-from tailrace.spark.jobs import bearing
+from tailrace.spark.jobs import with_tags_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -210,7 +210,7 @@ class DeltaSink:
             with LogReader.open(log, span.task) as reader:
                 table_policy = with_renames(TablePolicy.of(self._given.rules), reader)
             require_same_settings(self._opened(), table_policy, self._given.chain, work)
-        with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit", bearing(spark)) as pool:
+        with ThreadPoolExecutor(self._mode.commits_at_once, "tailrace-commit", with_tags_of(spark)) as pool:
             # Every table is given its chance; the first that failed is what is raised.
             outcomes = [pool.submit(self._commit_table, spark, each) for each in work]
         for outcome in outcomes:

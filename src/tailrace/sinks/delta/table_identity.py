@@ -81,7 +81,7 @@ def place(files: Sequence[StagedFile], holders: Mapping[str, Holder], have: int)
 
 
 def name_now(own: Facts, facts: Iterable[Facts]) -> tuple[str, str] | None:
-    """Return what a relation is called, as far as the log tells; None if it is gone.
+    """Return a relation's name according to the log; None if it is gone.
 
     :param own: the last that are known of it.
     :param facts: those of all relations.

@@ -49,7 +49,7 @@ class Manifest:
 
 
 class Manifests:
-    """The chain of one task, in a folder of its own."""
+    """The chain of one task, in a separate folder."""
 
     def __init__(self, directory: Path, sink: str) -> None:
         self._directory = directory
@@ -107,7 +107,7 @@ class Manifests:
             durable.sync_directory(self._directory)
 
     def is_published(self, manifest: Manifest) -> bool:
-        """Tell whether a commit's files were moved to their folders; an older version's count as moved."""
+        """Return whether a commit's files were moved to their folders; an older version's count as moved."""
         return not self._mark(manifest).exists()
 
     def note_published(self, manifest: Manifest) -> None:

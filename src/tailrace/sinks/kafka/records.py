@@ -204,7 +204,7 @@ class Records:
                     yield from self._outgoing(changes.slice(start, end), sent, share)
 
     def has_beside(self, pieces: Sequence[Piece]) -> bool:
-        """Tell whether records that belong to single transactions go beside the changes of these pieces."""
+        """Return whether records that belong to single transactions go beside the changes of these pieces."""
         if self._config.provide_transaction_metadata:
             return True
         blocks = (block for piece in pieces for block in piece.blocks)

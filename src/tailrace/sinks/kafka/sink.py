@@ -206,7 +206,7 @@ class _Open:
             have = self.standing.position or have
 
     def _adapted(self, error: TailraceError, log: Path, have: int, span: LogRange, attempts: int) -> bool:
-        """Tell whether the account was changed so that the range may be written now.
+        """Return whether the account was changed so that the range may be written now.
 
         :raises TailraceError: `SINK_TRANSACTION_TOO_LONG`.
         """
@@ -230,7 +230,7 @@ class _Open:
         raise too_long(error, way_out, log_offset=have)
 
     def _is_one_unit(self, log: Path, have: int, span: LogRange) -> bool:
-        """Tell whether what was written at once has no boundary within: a transaction of the source, or a
+        """Return whether what was written at once has no boundary within: a transaction of the source, or a
         snapshot's chunk.
         """
         if self._form.config.transaction_boundary == "transaction" and not self._producers:
@@ -354,7 +354,7 @@ class _Open:
             raise_out_of_time(error, writer)
 
     def _is_taken(self) -> bool:
-        """Tell whether another engine has taken the task.
+        """Return whether another engine has taken the task.
 
         :raises TailraceError: where that can't be looked up, which has a policy of its own.
         """

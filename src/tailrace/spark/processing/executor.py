@@ -27,7 +27,7 @@ from tailrace.spark.processing.jobs import Jobs, portable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Portion:
+class TaskRecords:
     """Records of one batch that one Spark task hands over.
 
     :param groups: as polled.
@@ -38,16 +38,16 @@ class Portion:
     groups: Sequence[Group]
     begun: Mapping[int, int]
 
-    def rest(self, left: Mapping[int, int]) -> Portion:
+    def rest(self, left: Mapping[int, int]) -> TaskRecords:
         """Return those of its records that are left, by place, as `begun` has it."""
         wanted = np.fromiter(left, np.int64)
         kept = [group.take(np.flatnonzero(np.isin(group.index, wanted))) for group in self.groups]
-        return Portion(self.partition, [group for group in kept if len(group)], left)
+        return TaskRecords(self.partition, [group for group in kept if len(group)], left)
 
 
 @dataclass(slots=True)
-class ChunkOutcome:
-    """What became of a portion. What is not in `left` is processed, or was dropped.
+class TaskOutcome:
+    """What became of the records of a task. What is not in `left` is processed, or was dropped.
 
     :param left: by place, rising: how many of the record's events the handler has had.
     :param again: by place: errors of records that are tried again, each of them left.
@@ -70,20 +70,20 @@ class ChunkOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TaskFunction:
-    """Hands a portion over, record by record, once it is staged."""
+    """Hands the records of a task over, record by record, once they are staged."""
 
     stage: Stage
     handler: Callable[[Any], object]
 
-    def __call__(self, portion: Portion) -> ChunkOutcome:
-        """Return what became of the portion.
+    def __call__(self, records: TaskRecords) -> TaskOutcome:
+        """Return what became of the records.
 
         :raises BaseException: what a transformation or the converter raised, before anything was handed over.
         """
-        ready = ReadyBatch.of(Batch(portion.partition, (), 0, ()), self.stage(portion.groups))
-        found = ChunkOutcome()
+        ready = ReadyBatch.of(Batch(records.partition, (), 0, ()), self.stage(records.groups))
+        found = TaskOutcome()
         for place, given in ready.by_record():
-            begun = portion.begun.get(place, 0)
+            begun = records.begun.get(place, 0)
             if not found.goes_on:
                 found.left[place] = begun
             elif (had := self._call(place, given, begun, found)) < len(given):
@@ -92,7 +92,7 @@ class TaskFunction:
                 found.delivered += 1
         return found
 
-    def _call(self, place: int, given: Sequence[Any], begun: int, found: ChunkOutcome) -> int:
+    def _call(self, place: int, given: Sequence[Any], begun: int, found: TaskOutcome) -> int:
         # Returns how many of the record's events the handler has had.
         for event in range(begun, len(given)):
             try:
@@ -112,14 +112,14 @@ class TaskFunction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskLoad:
-    """What the driver knows of a portion.
+    """What the driver knows of the records of a task.
 
     :param backoff: of staging, and of Spark's job; from the beginning after each that ended well.
     :param attempts: by place: those of records that failed.
     """
 
     in_flight: InFlight
-    portion: Portion
+    records: TaskRecords
     backoff: Backoff
     attempts: Mapping[int, Backoff] = field(default_factory=dict)
 
@@ -136,7 +136,7 @@ class SparkExecutor:
         dispatcher: Dispatcher[TaskLoad],
         terms: ProcessingConfig,
         means: ProcessingContext,
-        jobs: Jobs[Portion, ChunkOutcome],
+        jobs: Jobs[TaskRecords, TaskOutcome],
         width: int,
     ) -> None:
         self._dispatcher = dispatcher
@@ -154,8 +154,8 @@ class SparkExecutor:
         """As `PartExecutor.add`."""
         in_flight = self._limiter.begin(ready.batch, self._committer, size_bytes)
         for groups in parts_of(ready.batch.groups, self._width):
-            portion = Portion(ready.batch.partition, groups, {})
-            self.resume(TaskLoad(in_flight, portion, self._terms.backoff))
+            records = TaskRecords(ready.batch.partition, groups, {})
+            self.resume(TaskLoad(in_flight, records, self._terms.backoff))
         yield
 
     def go_on(self) -> None:
@@ -164,7 +164,7 @@ class SparkExecutor:
     def resume(self, part: TaskLoad) -> None:
         """As `PartExecutor.resume`."""
         if self._limiter.enter():
-            future = self._jobs.submit(part.portion)
+            future = self._jobs.submit(part.records)
             future.add_done_callback(functools.partial(self._ended_with, part))
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class SparkExecutor:
 
     # ------------------------------------------------------------------ on the pool, or where it was given up
 
-    def _ended_with(self, load: TaskLoad, future: Future[ChunkOutcome]) -> None:
+    def _ended_with(self, load: TaskLoad, future: Future[TaskOutcome]) -> None:
         try:
             if future.cancelled():
                 self._limiter.leave()
@@ -189,7 +189,7 @@ class SparkExecutor:
             self._limiter.fail(error)
             self._dispatcher.look()
 
-    def _note(self, load: TaskLoad, outcome: ChunkOutcome) -> None:
+    def _note(self, load: TaskLoad, outcome: TaskOutcome) -> None:
         """Mark what was handed over, and have what is left handed over again.
 
         :raises BaseException: an error of a record that is final, noted with the record; `StopEngine`.
@@ -199,20 +199,20 @@ class SparkExecutor:
         fresh = load.backoff.after_success()
         attempts, longest_s = _attempts(load, outcome, fresh)
         if outcome.left:
-            left = load.portion.rest(outcome.left)
+            left = load.records.rest(outcome.left)
             self._dispatcher.try_later(TaskLoad(load.in_flight, left, fresh, attempts), longest_s)
         else:
             self._dispatcher.look()
 
 
-def _mark(load: TaskLoad, outcome: ChunkOutcome) -> None:
-    places = [place for group in load.portion.groups for place in group.index.tolist()]
+def _mark(load: TaskLoad, outcome: TaskOutcome) -> None:
+    places = [place for group in load.records.groups for place in group.index.tolist()]
     done = [place for place in places if place not in outcome.left]
     load.in_flight.dropped += len(done) - outcome.delivered
     load.in_flight.done.extend(done)
 
 
-def _attempts(load: TaskLoad, outcome: ChunkOutcome, fresh: Backoff) -> tuple[dict[int, Backoff], float]:
+def _attempts(load: TaskLoad, outcome: TaskOutcome, fresh: Backoff) -> tuple[dict[int, Backoff], float]:
     """Return the attempts of records that failed, by place, and the longest wait.
 
     :raises BaseException: as `SparkExecutor._note`.

@@ -52,7 +52,7 @@ KEPT = (
 class NetWriter:
     """Gathers the changes of one table in one piece and writes their net into one file.
 
-    Its facts, beside those of `ParquetWriter`: `truncated`, the table was emptied and the file
+    Its facts, besides those of `ParquetWriter`: `truncated`, the table was emptied and the file
     has what came after; `plain`, the file is fit as a data file; `snapshot`, the consistent
     point of the one snapshot that all of its rows are from, or None; `open`, columns that some
     event leaves to the target's row; `moved`, some of these rows lie under another key there.
@@ -110,7 +110,7 @@ def open_net(path: str, relation: Relation) -> NetWriter:
         name = ".".join('"' + part.replace('"', '""') + '"' for part in (relation.schema, relation.table))
         raise TailraceError(
             Kind.SINK_KEY_MISSING,
-            "mirror a table: it has no key (a deferrable one is none), so its rows can't be told apart",
+            "mirror a table: it has no key (a deferrable one is none), so its rows can't be identified",
             f"choose: give it one (ALTER TABLE {name} ADD PRIMARY KEY …) and begin with a new log, a new "
             "snapshot and an empty path; or name columns that tell its rows apart in source.message_keys, "
             f"and start again; or mirror it by whole rows (ALTER TABLE {name} REPLICA IDENTITY FULL, and "

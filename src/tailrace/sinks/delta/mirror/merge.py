@@ -40,7 +40,7 @@ class NetSource:
 
     `open`: columns that some events leave to the target's row. `moved`: for some of those it is
     the row of another key. `texts`: key columns whose values may need PostgreSQL's text to be
-    told apart. `null_keys`: some key column is null somewhere. `special`: some rows have special texts.
+    distinguished. `null_keys`: some key column is null somewhere. `special`: some rows have special texts.
     """
 
     paths: tuple[str, ...]
@@ -299,6 +299,6 @@ def _failed(error: Exception, folder: DeltaFolder) -> TailraceError:
     return TailraceError(
         Kind.SPARK_FAILED,
         f"merge changes into a mirror: {condition}",
-        "Spark's own log, on standard error, tells more",
+        "see Spark's log, on standard error",
         {"sink": folder.sink, "table": folder.table},
     )

@@ -17,7 +17,7 @@ Events have the table's own columns and
 
 *Unchanged* is followed through the stretch: a value that was sent earlier for the same row is
 filled in, also where the row changed its key in between, once, or back and forth with another
-(`UPDATE … SET id = -id`). What no event of the stretch tells is left to the target's row.
+(`UPDATE … SET id = -id`). A value that no event of the stretch has is the target row's.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def origin_type(schema: pa.Schema, key: Sequence[str]) -> pa.DataType:
 
 
 def net(events: pa.Table, key: Sequence[str], steps: Ids | None = None) -> pa.Table:
-    """Return one event for each key of `events`: its last, with what earlier ones tell filled in.
+    """Return one event for each key of `events`: its last, with values of earlier ones filled in.
 
     :param steps: when each event happened; events of one step happened at once, and there is
         one a key. Default: by log offset. For net events: the number of their stretch.
@@ -146,7 +146,7 @@ def _key_ids(events: pa.Table, key: Sequence[str], moved: Ids) -> Ids:
     """Number the keys: one number an event, then one for the origin of each of `moved`.
 
     NULL equals NULL, NaN equals NaN and 0.0 equals -0.0, as in PostgreSQL's indexes. A value
-    that its column can't hold exactly is told apart by PostgreSQL's text.
+    that its column can't hold exactly is identified by PostgreSQL's text.
     """
     origins = events[ORIGIN].combine_chunks().take(moved) if len(moved) else None
     special = _column(events, SPECIAL, origins)
@@ -282,8 +282,8 @@ def _filled(
     sources: dict[str, Ids] = {}
     still_open: dict[str, Mask] = {}
     for name, mask in open_columns.items():
-        told = (upsert & ~mask)[order]
-        latest = np.maximum.accumulate(np.where(told, np.arange(len(order)), -1))
+        sent = (upsert & ~mask)[order]
+        latest = np.maximum.accumulate(np.where(sent, np.arange(len(order)), -1))
         found = latest[place[winners]]
         unknown = mask[winners] & (found < group_start[place[winners]])
         source = np.where(mask[winners] & ~unknown, order[np.maximum(found, 0)], winners)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from tailrace.sinks.delta.sink import TableWork
 
-#: A merge reads what it may change, several times as large in memory: beside capture only so much.
+#: A merge reads what it may change, several times as large in memory. Larger ones are not for this process.
 IN_PROCESS_TARGET_BYTES_MAX = 16 << 20
 #: One executor reduces so many net changes of a table at a time.
 BUCKET_ROWS = 2_000_000
@@ -161,7 +161,7 @@ def _steps(
 
 
 def _all_new(files: Sequence[StagedFile], work: TableWork) -> bool:
-    """Tell whether the range only brought rows whose keys the target surely does not have."""
+    """Return whether the range only brought rows whose keys the target surely does not have."""
     column = files[-1].relation.key[0]
     facts = [file.facts for file in files]
     return (
@@ -309,5 +309,5 @@ def _composed(
 
 
 def _may_be_special(kind: pa.DataType) -> bool:
-    """Tell whether a column of this type can hold values that only their text tells apart."""
+    """Return whether a column of this type can hold values that only their text distinguishes."""
     return bool(pa.types.is_decimal(kind) or pa.types.is_temporal(kind) or pa.types.is_nested(kind))

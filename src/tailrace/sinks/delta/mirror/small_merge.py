@@ -43,7 +43,7 @@ class SmallMerge:
 
 
 def is_small(source: NetSource, schema: pa.Schema, target_bytes: int) -> bool:
-    """Tell whether delta-rs may do this merge; `schema` is the table's."""
+    """Return whether delta-rs may do this merge; `schema` is the table's."""
     return (
         source.rows <= SOURCE_ROWS_MAX
         and target_bytes <= TARGET_BYTES_MAX

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from tailrace.backoff import Backoff
-from tailrace.engine.clock import SystemClock
 from tailrace.engine.contracts import StopEngine
 from tailrace.engine.offsets.stores import FileOffsetStore, MemoryOffsetStore
 from tailrace.engine.processing import ProcessingConfig, on_batch, on_record, processor_for
 from tailrace.engine.processing.processors import NullProcessor
+from tailrace.engine.threads import SystemClock
 from tailrace.testing import LinesSource, conformance
 
 

@@ -22,6 +22,8 @@ from tailrace.errors import RetriableError as RetriableError  # noqa: PLC0414 - 
 from tailrace.errors import StopEngine as StopEngine  # noqa: PLC0414
 
 if TYPE_CHECKING:
+    from prometheus_client import Counter, Gauge, Histogram
+
     from tailrace.errors import TailraceError
 
     # Records bring every kernel with them; who reads offsets or a status needs none.
@@ -112,30 +114,6 @@ class OffsetStore(OffsetReader, Protocol):
 
     def stop(self) -> None:
         """Let go of what is held. Called once, also when `start` failed."""
-        ...
-
-
-class Counter(Protocol):
-    """A number that only rises. Any thread."""
-
-    def inc(self, amount: float = 1) -> None:
-        """Add to it."""
-        ...
-
-
-class Gauge(Protocol):
-    """A number that rises and falls. Any thread."""
-
-    def set(self, value: float) -> None:
-        """Say what it is now."""
-        ...
-
-
-class Histogram(Protocol):
-    """Counts observations by their size. Any thread."""
-
-    def observe(self, amount: float) -> None:
-        """Count one."""
         ...
 
 

@@ -17,7 +17,8 @@ from typing import Any, Self
 import structlog
 
 from tailrace.config import EngineConfig, EngineOptions
-from tailrace.engine.callbacks import CallbackDispatcher
+from tailrace.engine.arguments import Arguments
+from tailrace.engine.assembly import assemble
 from tailrace.engine.contracts import (
     BatchHandler,
     Callbacks,
@@ -35,17 +36,14 @@ from tailrace.engine.contracts import (
 )
 from tailrace.engine.failures import as_engine_failure, timed_out
 from tailrace.engine.lifecycle import EngineEvent, EngineLifecycle, State
-from tailrace.engine.monitoring.endpoint import MetricsEndpoint
-from tailrace.engine.monitoring.logs import to_logging
-from tailrace.engine.monitoring.metrics import EngineMetrics
-from tailrace.engine.monitoring.views import EngineView, TaskView
-from tailrace.engine.offsets.connector_offsets import ConnectorOffsets
+from tailrace.engine.logs import to_logging
+from tailrace.engine.metrics import EngineMetrics, MetricsEndpoint
+from tailrace.engine.offsets.partitions import ConnectorOffsets
 from tailrace.engine.processing.in_flight import TaskCounts
-from tailrace.engine.setup.arguments import check
-from tailrace.engine.setup.assembly import assemble
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.tasks import LifecycleEvents, TaskEnvironment, TaskThread
-from tailrace.engine.threads import BoundedCall, Pool, adopt, join_all, owner, wait_for
+from tailrace.engine.threads import BoundedCall, CallbackDispatcher, Pool, adopt, join_all, owner, wait_for
+from tailrace.engine.views import EngineView, TaskView
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import masked
 
@@ -103,28 +101,14 @@ class Engine:
         options: EngineOptions | Mapping[str, Any] | None = None,
     ) -> None:
         to_logging()
-        check(
-            config=config, settings=settings, name=name, tasks_max=tasks_max, callbacks=callbacks,
-            transformations=transformations, predicates=predicates, offsets=offsets,
-            commit_policy=commit_policy, clock=clock, options=options,
-        )  # fmt: skip
         self._parts = parts = assemble(
-            config,
-            connector=connector,
-            settings=settings,
-            name=name,
-            tasks_max=tasks_max,
-            on_batch=on_batch,
-            on_record=on_record,
-            processor=processor,
-            converter=converter,
-            transformations=transformations,
-            predicates=predicates or {},
-            offsets=offsets,
-            commit_policy=commit_policy,
-            clock=clock,
-            options=options,
-        )
+            Arguments(
+                config=config, connector=connector, settings=settings, name=name, tasks_max=tasks_max,
+                on_batch=on_batch, on_record=on_record, processor=processor, converter=converter,
+                transformations=transformations, predicates=predicates, offsets=offsets,
+                commit_policy=commit_policy, callbacks=callbacks, clock=clock, options=options,
+            )
+        )  # fmt: skip
         self._limit_s = parts.options.task_management_timeout_ms / 1000
         self._shutdown_s = parts.options.record_processing.shutdown_timeout_ms / 1000
         self._lock = threading.Lock()

@@ -8,14 +8,14 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from tailrace.backoff import Backoff
 from tailrace.config import EngineOptions
 from tailrace.config.engine_options import TASK_RESTARTS_MAX
-from tailrace.engine.failures import as_task_failure
+from tailrace.engine.failures import as_task_failure, backoff_of
 from tailrace.engine.lifecycle import EngineEvent
 from tailrace.errors import TailraceError
 
@@ -59,11 +59,7 @@ class Supervision:
         self._policy = options.on_task_failure
         self._end = end
         self._lock = threading.Lock()
-        first_s, longest_s = (
-            options.errors_retry_delay_initial_ms / 1000,
-            options.errors_retry_delay_max_ms / 1000,
-        )
-        restarts = Backoff(TASK_RESTARTS_MAX, first_s, longest_s)
+        restarts = replace(backoff_of(options), attempts_max=TASK_RESTARTS_MAX)
         self._books = [_Books(restarts) for _ in range(count)]
         self._isolated: list[TailraceError] = []
 

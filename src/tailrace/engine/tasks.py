@@ -15,7 +15,6 @@ from typing import Any
 import structlog
 
 from tailrace import failpoints
-from tailrace.backoff import Backoff
 from tailrace.config import EngineOptions
 from tailrace.engine.contracts import (
     Clock,
@@ -29,9 +28,16 @@ from tailrace.engine.contracts import (
     TaskCommits,
     TaskContext,
 )
-from tailrace.engine.failures import as_task_failure, named, timed_out, unkept
+from tailrace.engine.failures import (
+    GivenUpError,
+    Retrying,
+    as_task_failure,
+    backoff_of,
+    named,
+    timed_out,
+    unkept,
+)
 from tailrace.engine.processing.in_flight import TaskCounts
-from tailrace.engine.retry import GivenUpError, Retrying
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.threads import adopt
 from tailrace.errors import Kind, TailraceError
@@ -96,15 +102,6 @@ class TaskEnvironment:
     new_commits: Callable[[SourceTask, int], TaskCommits]
     new_processor: Callable[[TaskCommits, str, TaskCounts], RecordProcessor]
     notify: Callable[[str, int], None]
-
-    def backoff(self) -> Backoff:
-        """Return the waits between attempts."""
-        options = self.options
-        return Backoff(
-            options.errors_retries_max,
-            options.errors_retry_delay_initial_ms / 1000,
-            options.errors_retry_delay_max_ms / 1000,
-        )
 
 
 @dataclass(slots=True)
@@ -263,11 +260,16 @@ class TaskThread:
         self._life: _Life | None = None
         what = f"task {number}"
         clock, ending = environment.clock, environment.latches.ending
-        self._start_backoff = environment.backoff()
-        self._commit_backoff = environment.backoff()  # of lives whose transaction has failed
+        self._start_backoff = backoff_of(environment.options)
+        self._commit_backoff = backoff_of(environment.options)  # of lives whose transaction has failed
         self._start_error: BaseException | None = None  # until a start succeeds
         self._polling = Retrying(
-            f"{what}: poll", environment.backoff(), clock, ending, self._count_retry, self._has_passed
+            f"{what}: poll",
+            backoff_of(environment.options),
+            clock,
+            ending,
+            self._count_retry,
+            self._has_passed,
         )
         #: The first start has ended, well or not.
         self.start_ended = threading.Event()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tailrace.engine.clock import SystemClock
 from tailrace.engine.commit_policies import Always
 from tailrace.engine.contracts import (
     Clock,
@@ -16,9 +15,10 @@ from tailrace.engine.contracts import (
     TaskContext,
 )
 from tailrace.engine.lifecycle import State
-from tailrace.engine.monitoring.metrics import EngineMetrics
-from tailrace.engine.monitoring.views import EngineView
+from tailrace.engine.metrics import EngineMetrics
 from tailrace.engine.offsets.stores import MemoryOffsetStore
+from tailrace.engine.threads import SystemClock
+from tailrace.engine.views import EngineView
 from tailrace.records.batch import Offset, Partition
 
 

@@ -17,9 +17,9 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from tailrace.engine.failures import GivenUpError
 from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
 from tailrace.engine.processing.stage import ReadyBatch, StageExecutor, StageFuture
-from tailrace.engine.retry import GivenUpError
 from tailrace.records.batch import Batch
 
 log = structlog.get_logger(__name__)

@@ -33,8 +33,7 @@ from tailrace.engine.contracts import (
 from tailrace.engine.offsets.stores import MemoryOffsetStore
 from tailrace.errors import TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
-from tailrace.testing.contexts import Written, connector_context, task_context
-from tailrace.testing.rules import require
+from tailrace.testing.contexts import Written, connector_context, require, task_context
 from tailrace.testing.source import LinesSource, lines
 from tailrace.testing.source_types import check_source as check_source  # noqa: PLC0414 - a check like the others
 

@@ -95,3 +95,12 @@ def task_context(
         commit_policy=Always(),
         metrics=(metrics or metrics_of(name)).of(str(number)),
     )
+
+
+def require(kept: bool, rule: str) -> None:
+    """Fail with the rule that was broken.
+
+    :raises AssertionError: if it was not kept.
+    """
+    if not kept:
+        raise AssertionError(f"contract broken: {rule}")

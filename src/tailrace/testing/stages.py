@@ -24,7 +24,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
 from tailrace.records.values import python_values
-from tailrace.testing.rules import require
+from tailrace.testing.contexts import require
 from tailrace.testing.source import lines
 from tailrace.transforms.contract import Predicate, RecordTransformation, Transformation
 from tailrace.transforms.factory import build

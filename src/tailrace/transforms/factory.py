@@ -20,7 +20,7 @@ from tailrace.config.transformations.steps import ROOTS, python_regex
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression
 from tailrace.expressions.language import ExpressionError
-from tailrace.transforms import filters, flatten, headers, keys, outbox, routes, selection, timestamps
+from tailrace.transforms import flatten, headers, keys, outbox, routes, selection, timestamps
 from tailrace.transforms.chain import Chain, Step
 from tailrace.transforms.contract import Predicate, RecordTransformation, Transformation
 from tailrace.transforms.groups import columns
@@ -31,8 +31,8 @@ TransformationLike = Transformation | RecordTransformation | steps.Transformatio
 PredicateLike = Predicate | Section | Mapping[str, Any]
 
 _MADE: dict[type[steps.TransformationConfig], Callable[[Any], Transformation]] = {
-    options.FilterConfig: filters.Filter.of,
-    options.DropConfig: lambda _: filters.Drop(),
+    options.FilterConfig: selection.Filter.of,
+    options.DropConfig: lambda _: selection.Drop(),
     options.Route: routes.of,
     options.RenameConfig: columns.Rename.of,
     options.DropFieldsConfig: columns.DropFields.of,

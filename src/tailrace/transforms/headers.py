@@ -10,12 +10,11 @@ import pyarrow as pa
 from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import ROOTS
 from tailrace.expressions.computing import Expression
-from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
 from tailrace.transforms.fields import BOTH, Fields, with_edited
 from tailrace.transforms.groups.columns import DropFields
-from tailrace.transforms.groups.rows import GroupRows, misfit
-from tailrace.transforms.groups.structs import members, struct_of
+from tailrace.transforms.groups.rows import GroupRows, fitting_expression
+from tailrace.transforms.groups.values import members, struct_of
 
 
 def with_headers(group: Group, added: Mapping[str, pa.Array]) -> Group:
@@ -59,10 +58,8 @@ class SetHeaders:
 
 
 def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
-    try:
+    with fitting_expression(group, f"set the header {name!r}"):
         return expression.values(rows)
-    except ExpressionError as error:
-        raise misfit(f"set the header {name!r}", error, group) from error
 
 
 @dataclass(frozen=True, slots=True)

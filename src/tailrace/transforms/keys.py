@@ -10,7 +10,7 @@ import pyarrow as pa
 from tailrace.config.transformations import options
 from tailrace.records.group import Group
 from tailrace.transforms.fields import KEY, failure
-from tailrace.transforms.groups.structs import members, struct_of
+from tailrace.transforms.groups.values import members, struct_of
 from tailrace.transforms.selection import Operations
 
 _DELETES = Operations("d")

@@ -38,8 +38,8 @@ from tailrace.transforms.chain import Chain
 from tailrace.transforms.contract import Transformation
 from tailrace.transforms.factory import build
 from tailrace.transforms.fields import BOTH, failure, fitting
-from tailrace.transforms.groups.casts import texts_of
 from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask, Rename
+from tailrace.transforms.groups.values import texts_of
 from tailrace.transforms.timestamps import Timestamps
 
 #: Schema and table, after which a target names its folder.

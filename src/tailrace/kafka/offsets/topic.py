@@ -27,9 +27,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.client.connectivity import require_reachable
 from tailrace.kafka.client.failures import error_of, failure_of, is_unfit
-from tailrace.kafka.client.requests import AdminClients, answer
+from tailrace.kafka.client.requests import AdminClients, answer, require_reachable
 from tailrace.kafka.client.rights import TO_KEEP_OFFSETS, TO_WRITE, denied, is_denial, require_rights
 from tailrace.kafka.offsets import compaction
 from tailrace.kafka.offsets.compacted_read import ByPartition, CompactedRead, newer, newest_of

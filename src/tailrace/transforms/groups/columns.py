@@ -37,10 +37,8 @@ from tailrace.transforms.fields import (
     with_relation,
     with_values,
 )
-from tailrace.transforms.groups.casts import TEXT, cast
-from tailrace.transforms.groups.metadata import metadata_column
-from tailrace.transforms.groups.rows import GroupRows, misfit
-from tailrace.transforms.groups.structs import struct_of
+from tailrace.transforms.groups.rows import GroupRows, fitting_expression, metadata_column
+from tailrace.transforms.groups.values import TEXT, cast, struct_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +275,8 @@ class AddFields:
 
 
 def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
-    try:
+    with fitting_expression(group, f"add the column {name!r}"):
         return expression.values(rows)
-    except ExpressionError as error:
-        raise misfit(f"add the column {name!r}", error, group) from error
 
 
 def _repeated(value: pa.Scalar, count: int) -> pa.Array:

@@ -89,7 +89,7 @@ def _step(place: int, given: TransformationLike, predicates: Mapping[str, Predic
 
 def _made(given: steps.TransformationConfig, where: Path) -> Transformation:
     if isinstance(given, options.ThirdParty):
-        make = extensions.factory(extensions.TRANSFORMATIONS, given.type, ("close",))
+        make = extensions.factory(extensions.TRANSFORMATIONS, given.type, ())
         return _as_transformation(_called(make, given.options, where), where)
     made: Transformation = _read(lambda: _MADE[type(given)](given), where)
     return made
@@ -118,7 +118,7 @@ def _as_transformation(given: object, where: Path) -> Transformation:
         return OneByOne(given)
     raise _invalid(
         where,
-        f"{type(given).__name__} is no transformation: it needs apply or apply_record, and close",
+        f"{type(given).__name__} is no transformation: it needs apply or apply_record",
     )
 
 

@@ -73,9 +73,6 @@ class Flatten:
         part = group.take(np.flatnonzero(kept))
         return [self._flattened(part, pa.array(deleted[kept]))]
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def _flattened(self, group: Group, deleted: pa.Array) -> Group:
         rows = group.column("after")
         if self.deletes == "rewrite":

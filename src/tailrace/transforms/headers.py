@@ -53,9 +53,6 @@ class SetHeaders:
             return [found]
         return DropFields(self.moved, keeps=False).apply(found)
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
     with fitting_expression(group, f"set the header {name!r}"):
@@ -79,9 +76,6 @@ class DropHeaders:
             return [group]
         left = {name: values for name, values in members(known).items() if name not in self.names}
         return [group.with_headers(struct_of(left, None, len(group)) if left else pa.nulls(len(group)))]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +103,3 @@ class FieldsFromHeaders:
 
         made = with_edited(group, self.part, edit, lambda name: None if name in added else name)
         return DropHeaders(tuple(self.fields.values())).apply(made) if self.moves else [made]
-
-    def close(self) -> None:
-        """Nothing is held."""

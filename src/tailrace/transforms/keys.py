@@ -45,9 +45,6 @@ class ValueToKey:
             key = both.take(pa.array(np.arange(count) + np.where(deleted, 0, count)))
         return [group.with_column("key", key)]
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def _key(self, group: Group, rows: pa.Array) -> pa.Array:
         found = members(rows) if pa.types.is_struct(rows.type) else {}
         if missing := [name for name in self.names if name not in found]:
@@ -102,9 +99,6 @@ class ExtractField:
             )
         return [group.with_column(column, found[self.name])]
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 @dataclass(frozen=True, slots=True)
 class HoistField:
@@ -124,9 +118,6 @@ class HoistField:
         """
         column, values = _whole(group, self.part)
         return [group.with_column(column, struct_of({self.name: values}, values.is_null(), len(group)))]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _whole(group: Group, part: str) -> tuple[str, pa.Array]:

@@ -55,9 +55,6 @@ class Outbox:
         events = self._events(group.take(rows))
         return [part for part in events if len(part)]
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def _check_updates(self, group: Group) -> None:
         count = int(np.count_nonzero(_UPDATES.matches(group)))
         if not count:

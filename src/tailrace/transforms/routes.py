@@ -54,9 +54,6 @@ class RouteByName:
             return [group]
         return [_routed(group, topic, self.key_field)]
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 @dataclass(frozen=True, slots=True)
 class RouteByContent:
@@ -87,9 +84,6 @@ class RouteByContent:
             part if name is None else _routed(part, name, self.key_field)
             for name, part in parted(group, names)
         ]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def of(given: options.Route) -> RouteByName | RouteByContent:

@@ -140,9 +140,6 @@ class Filter:
         rows = np.flatnonzero(kept)
         return [group.take(rows)] if len(rows) else []
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 @dataclass(frozen=True, slots=True)
 class Drop:
@@ -151,6 +148,3 @@ class Drop:
     def apply(self, group: Group) -> list[Group]:
         """Return nothing."""
         return []
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -56,9 +56,6 @@ class Timestamps:
 
         return [with_edited(group, self.part, edit)]
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def meant(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns that get another form."""
         return fitting(self.patterns, names)

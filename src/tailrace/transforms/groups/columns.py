@@ -77,9 +77,6 @@ class Rename:
         found = with_edited(group, self.part, edit, lambda name: self.names.get(name, name))
         return [with_relation(found, relation)]
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 def _renamed(relation: Relation | None, names: Mapping[str, str]) -> Relation | None:
     if relation is None:
@@ -124,9 +121,6 @@ class DropFields:
         if relation is None or self.part == KEY:
             return [found]
         return [with_relation(found, reshaped(relation, gone, {}).relation)]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +168,6 @@ class Mask:
         if self.part != KEY and self.mask.method != "null":
             found = self._with_specials(group, found, meant)
         return [found if shape is None or self.part == KEY else with_relation(found, shape.relation)]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _with_specials(self, group: Group, found: Group, meant: Collection[str]) -> Group:
         # A value that its column does not hold is masked as its text is, which goes: it would show it.
@@ -270,9 +261,6 @@ class AddFields:
         added |= {name: _value(group, name, found, rows) for name, found in self.fields.items()}
         return added | {name: metadata_column(group, what) for name, what in self.metadata.items()}
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
     with fitting_expression(group, f"add the column {name!r}"):
@@ -307,9 +295,6 @@ class Cast:
             return {n: self.converted(group, n, v) if n in meant else v for n, v in found.items()}
 
         return [with_edited(group, self.part, edit)]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def meant(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns that are cast."""

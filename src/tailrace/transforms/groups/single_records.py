@@ -10,7 +10,7 @@ NULL there and noted in `special`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -229,7 +229,8 @@ class OneByOne:
 
     def close(self) -> None:
         """Close the transformation."""
-        self._transformation.close()
+        close: Callable[[], None] = getattr(self._transformation, "close", lambda: None)
+        close()
 
 
 def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:

@@ -63,7 +63,7 @@ def test_our_stores_keep_the_contract(tmp_path):
             {"read": lambda self, asked: dict(enumerate(MemoryOffsetStore.read(self, asked).values()))},
             "by their number",
         ),
-        ({"stop": lambda self: self.__init__()}, "next life"),
+        ({"stop": lambda self: self.__init__()}, "next attempt"),
     ],
 )
 def test_a_store_that_breaks_the_contract_is_found_out(methods, rule):

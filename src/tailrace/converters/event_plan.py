@@ -173,7 +173,7 @@ def facts_of(group: Group, topic_prefix: str) -> SourceInfo:
 
 
 def is_filled(rows_in_part: str | None, *, with_schema: bool) -> bool:
-    """Tell whether rows that were sent in part get all of their columns."""
+    """Return whether rows that were sent in part get all of their columns."""
     return with_schema if rows_in_part is None else rows_in_part == "filled"
 
 

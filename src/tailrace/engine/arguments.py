@@ -47,7 +47,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda given: isinstance(given, OffsetStore) and not isinstance(given, type),
         "an object with start, read, write and stop (tailrace.engine.contracts.OffsetStore)",
     ),
-    "commit_policy": (callable, "a class or a function that makes a CommitPolicy for each life of a task"),
+    "commit_policy": (callable, "a class or a function that makes a CommitPolicy for each attempt of a task"),
     "clock": (
         lambda given: all(callable(getattr(given, name, None)) for name in ("monotonic", "time_us", "wait")),
         "an object with monotonic, time_us and wait (tailrace.engine.contracts.Clock)",

@@ -51,7 +51,7 @@ from tailrace.transforms import factory
 
 log = structlog.get_logger(__name__)
 
-#: Makes the processor of one life of a task: given what is set when it is to end, its name, its tally and
+#: Makes the processor of one attempt of a task: given what is set when it is to end, its name, its counts and
 #: its committer.
 NewProcessor = Callable[[threading.Event, str, TaskCounts, TaskCommits], RecordProcessor]
 
@@ -87,7 +87,7 @@ class Parts:
         claim: Callable[[Partition], None],
         number: int,
     ) -> TaskCommits:
-        """Return the committer of one life of a task; parameters as `OffsetCommitter` has them."""
+        """Return the committer of one attempt of a task; parameters as `OffsetCommitter` has them."""
         name = f"task {number}"
         if self.options.kafka is not None:
             # Only now: engines without Kafka need not load its client.

@@ -120,7 +120,7 @@ class Retrying:
     :param what: what is tried, for the log: `task 3: poll`.
     :param stopping: ends a wait.
     :param failed: called at each failure that is tried again.
-    :param passed: tells of what was returned whether it is a success.
+    :param passed: returns whether what was returned is a success.
     """
 
     def __init__(

@@ -123,7 +123,7 @@ class Pool(Executor):
             self.join(None)
 
     def join(self, timeout_s: float | None) -> bool:
-        """Wait until all threads have ended, at most `timeout_s`; tell whether they have."""
+        """Wait until all threads have ended, at most `timeout_s`; return whether they have."""
         return join_all(self.threads, timeout_s)
 
     def _run(self) -> None:
@@ -134,7 +134,7 @@ class Pool(Executor):
 
 
 def join_all(threads: list[threading.Thread], timeout_s: float | None) -> bool:
-    """Wait for the end of all `threads`, at most `timeout_s` together; tell whether it came."""
+    """Wait for the end of all `threads`, at most `timeout_s` together; return whether it came."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for thread in threads:
         if thread is not threading.current_thread():
@@ -154,7 +154,7 @@ class BoundedCall:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end, at most `timeout_s`; tell whether it came.
+        """Wait for its end, at most `timeout_s`; return whether it came.
 
         :raises BaseException: what the function raised.
         """
@@ -182,7 +182,7 @@ WAITING_MAX = 10_000
 
 
 class CallbackDispatcher:
-    """Calls callbacks one after another, in the order of what happened. Any thread may tell.
+    """Calls callbacks one after another, in the order of what happened. Any thread may notify.
 
     :param engine: what the thread belongs to, so that a callback may close it.
     """
@@ -207,7 +207,7 @@ class CallbackDispatcher:
         self._put((what, arguments))
 
     def finish(self, timeout_s: float) -> bool:
-        """Wait until all were called, at most `timeout_s`; tell whether they were. Called at the end."""
+        """Wait until all were called, at most `timeout_s`; return whether they were. Called at the end."""
         if not self._started:
             return True
         self._put(None)
@@ -244,5 +244,5 @@ class SystemClock:
         return time.time_ns() // 1000
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """Wait for `event`, at most `timeout_s`; tell whether it is set."""
+        """Wait for `event`, at most `timeout_s`; return whether it is set."""
         return event.wait(timeout_s)

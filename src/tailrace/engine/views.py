@@ -12,7 +12,7 @@ from tailrace.errors import TailraceError
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """One task. Counts are of all its lives.
+    """One task. Counts are of all its attempts.
 
     :param batches: that were polled.
     :param delivered: records of batches that were handed over whole, as far as a processor of the engine's

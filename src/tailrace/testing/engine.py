@@ -46,7 +46,7 @@ class MovableClock:
             self._changed.notify_all()
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """Wait for `event` until the clock was moved by `timeout_s`; tell whether it is set."""
+        """Wait for `event` until the clock was moved by `timeout_s`; return whether it is set."""
         with self._changed:
             until_s = self._now_s + timeout_s
             self._waiting += 1
@@ -59,7 +59,7 @@ class MovableClock:
         return event.is_set()
 
     def wait_for_waiters(self, count: int = 1, timeout_s: float = 10.0) -> bool:
-        """Wait, in real time, until so many threads wait by this clock; tell whether they do."""
+        """Wait, in real time, until so many threads wait by this clock; return whether they do."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while self._waiting < count:
@@ -81,7 +81,7 @@ class TestingEngine(Engine):
     def run_with_task(self, consumer: Callable[[SourceTask], T], number: int = 0) -> T:
         """Call `consumer` with a task, on the calling thread, and return what it returns.
 
-        :param number: of the task; its present life's.
+        :param number: of the task; its present attempt's.
         :raises TailraceError: `ENGINE_MISUSED` before there are tasks, and after the end.
         """
         return consumer(self._task(number))

@@ -39,7 +39,7 @@ class ValueToKey:
         deleted = _DELETES.matches(group)
         key = self._key(group, group.column("after"))
         if deleted.any():
-            self._require_told(group, deleted)
+            self._require_sent(group, deleted)
             both = pa.concat_arrays([self._key(group, group.column("before")), key])
             count = len(group)
             key = both.take(pa.array(np.arange(count) + np.where(deleted, 0, count)))
@@ -55,17 +55,17 @@ class ValueToKey:
             )
         return struct_of({name: found[name] for name in self.names}, rows.is_null(), len(group))
 
-    def _require_told(self, group: Group, deleted: np.ndarray) -> None:
-        # A delete tells its key, or all of the row: a column that it does not tell is not NULL.
+    def _require_sent(self, group: Group, deleted: np.ndarray) -> None:
+        # A delete has its key, or all of the row: a column that it does not have is not NULL.
         partial = group.column("partial")
-        told = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
-        silent = [name for name in self.names if name not in told]
+        sent = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
+        silent = [name for name in self.names if name not in sent]
         if silent and pa.types.is_boolean(partial.type):
             flags = partial.fill_null(False).to_numpy(zero_copy_only=False)
             if (flags & deleted).any():
                 raise failure(
                     group,
-                    f"make keys of columns: deletes don't tell {', '.join(map(repr, silent))}",
+                    f"make keys of columns: deletes don't send {', '.join(map(repr, silent))}",
                     "give the table REPLICA IDENTITY FULL, or keep deletes from it by a predicate",
                 )
 

@@ -168,7 +168,7 @@ def _with_special(values: Values, rows: Rows, texts: pa.Array, how: TypeMapping)
 
 
 def _is_rendered(relation: Relation | None, field: Field, arrow: pa.DataType) -> bool:
-    """Tell whether texts of a table's column have the form that its modes ask for, and are not
+    """Return whether texts of a table's column have the form that its modes ask for, and are not
     PostgreSQL's own.
     """
     column = _table_column(relation, field.name, arrow)

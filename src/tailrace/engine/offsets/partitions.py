@@ -107,7 +107,7 @@ def uncommitted(points: Points) -> int:
 
 
 def are_transaction_ends(points: Points) -> bool:
-    """Tell whether no transaction of the source is open after any of these points."""
+    """Return whether no transaction of the source is open after any of these points."""
     return all(point == kept.tracker.transaction_end for kept, point in points)
 
 
@@ -150,7 +150,7 @@ class ConnectorOffsets:
                 self._changed.notify_all()
 
     def claim(self, partition: Partition) -> None:
-        """Hear that a task answers for the offset of a partition from now on.
+        """Take note that a task answers for the offset of a partition from now on.
 
         Waits for a write of that partition, which must not come to rest on what the task commits.
 

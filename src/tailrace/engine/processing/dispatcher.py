@@ -38,7 +38,7 @@ class PartExecutor(Protocol[Part_contra]):
     """
 
     def has_room(self) -> bool:
-        """Tell whether more records may be added; if not, it calls `Dispatcher.look` when there is room."""
+        """Return whether more records may be added; if not, it calls `Dispatcher.look` when there is room."""
         ...
 
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:

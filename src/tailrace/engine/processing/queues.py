@@ -131,7 +131,7 @@ class Queues(Protocol):
         """Return what puts records of a batch into queues. Without the lock."""
 
     def has_any(self) -> bool:
-        """Tell whether there is a queue to take."""
+        """Return whether there is a queue to take."""
 
     def take(self) -> Queue:
         """Return a queue with records for a thread that has none."""

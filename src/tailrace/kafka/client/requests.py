@@ -128,7 +128,7 @@ def require_reachable(settings: Mapping[str, Any], timeout_s: float) -> int:
                 return len(client.list_topics(_NOBODY, min(backoff.wait_s, max(0.1, left_s))).brokers)
             except KafkaException as error:
                 failure = error
-            client.poll(0)  # hears what went wrong
+            client.poll(0)  # has error_cb called with what went wrong
             refusal = next((error for error in heard if error.code() in _REFUSALS), None)
             if refusal is not None:
                 refused_s = refused_s or time.monotonic()
@@ -165,8 +165,8 @@ def _refused(error: KafkaError, settings: Mapping[str, Any]) -> TailraceError:
 
 
 def _silent(heard: list[KafkaError], settings: Mapping[str, Any], timeout_s: float) -> TailraceError:
-    told = [error for error in heard if error.code() != KafkaError._ALL_BROKERS_DOWN]  # noqa: SLF001
-    words = told[-1].str() if told else "it did not say a word"
+    reasons = [error for error in heard if error.code() != KafkaError._ALL_BROKERS_DOWN]  # noqa: SLF001
+    words = reasons[-1].str() if reasons else "no error was reported"
     return TailraceError(
         Kind.SINK_WRITE_FAILED,
         f"connect to Kafka: no answer within {timeout_s:.0f} s: {words}",

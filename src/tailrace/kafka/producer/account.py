@@ -129,7 +129,7 @@ _NEARLY = 0.9
 
 
 def is_taken(offsets: OffsetsTopic, account: Account, ours: Collection[str | None]) -> bool:
-    """Tell whether another engine has taken a task: whether its head has a lease that is none of `ours`.
+    """Return whether another engine has taken a task: whether its head has a lease that is none of `ours`.
 
     :param ours: None: there was no head.
     :raises TailraceError: where that can't be looked up.

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from tailrace.converters.avro.encoder import encoded
 from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
-from tailrace.converters.connect_schemas import STRING, Document, Schema, array, mapping, struct
+from tailrace.converters.connect_schemas import STRING, Document, Schema, array, json_schema, mapping, struct
 from tailrace.converters.debezium import JsonConverter
-from tailrace.converters.json_schema import json_schema
 from tailrace.errors import Kind, TailraceError
 from tests.support.converters.avro import as_python, decoded
 from tests.support.converters.customers import CASES, as_columns, groups, groups_of, transaction

@@ -217,7 +217,7 @@ def test_a_task_that_fails_to_hear_of_a_commit_changes_nothing() -> None:
     def deaf(partition: Partition, offset: Offset) -> None:
         raise KeyError
 
-    bench.committer._heard = deaf
+    bench.committer._on_committed = deaf
     bench.done()
     bench.done()
     assert bench.stored == [10, 20]
@@ -227,7 +227,7 @@ def test_each_partition_has_an_offset_of_its_own_and_all_are_written_together() 
     bench = Bench(Periodic(60))
     other: dict[str, Any] = {"server": "other"}
     bench._hear = lambda *_: None  # type: ignore[method-assign]
-    bench.committer._heard = lambda *_: None
+    bench.committer._on_committed = lambda *_: None
     first, second, third = bench.take(), bench.take(partition=other), bench.take()
     bench.committer.mark_processed(third)
     bench.committer.mark_processed(second, 4)

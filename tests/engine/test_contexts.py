@@ -10,8 +10,8 @@ import pytest
 
 from tailrace import Engine
 from tailrace.engine.contracts import RetriableError
-from tailrace.engine.monitoring.metrics import OWN_PREFIX, SERIES_MAX
-from tailrace.engine.offsets.connector_offsets import ConnectorOffsets
+from tailrace.engine.metrics import OWN_PREFIX, SERIES_MAX
+from tailrace.engine.offsets.partitions import ConnectorOffsets
 from tailrace.errors import Kind, TailraceError
 from tailrace.testing import Fault, LinesSource, conformance
 from tailrace.testing.contexts import connector_context, metrics_of, task_context

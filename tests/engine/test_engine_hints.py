@@ -43,7 +43,7 @@ def test_where_an_engine_has_ended_another_one_runs() -> None:
     ended.run()
     source.append(5)
     error = refused(Kind.ENGINE_MISUSED, ended)
-    assert error.hint == "an engine has one life: create another one to run again"
+    assert error.hint == "an engine runs once: create another one to run again"
     create().run()
     assert seen.lines["0-0"] == list(range(1, 16))
 

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.engine.contracts import RetriableError
 from tailrace.engine.processing import Order, on_record, queues, thread_executor
-from tailrace.engine.processing.delivery_rate import PERIOD_S, DeliveryRate
+from tailrace.engine.processing.queues import PERIOD_S, DeliveryRate
 from tailrace.records.batch import Batch
 from tailrace.records.making import SourceRecord
 from tailrace.records.record import Record

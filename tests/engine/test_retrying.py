@@ -8,9 +8,9 @@ import pytest
 import structlog
 
 from tailrace.backoff import Backoff, is_retriable
-from tailrace.engine.clock import SystemClock
 from tailrace.engine.contracts import RetriableError
-from tailrace.engine.retry import GivenUpError, Retrying
+from tailrace.engine.failures import GivenUpError, Retrying
+from tailrace.engine.threads import SystemClock
 from tailrace.errors import Kind, TailraceError
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError, wait
 
 import pytest
 
-from tailrace.engine import callbacks
+from tailrace.engine import threads
 from tailrace.engine.threads import BoundedCall, Pool, belonging, owner
 from tests.support.engines import Heard
 from tests.support.wait import wait_until
@@ -85,10 +85,10 @@ def test_a_call_is_waited_for_no_longer_than_its_limit():
 
 
 def test_a_callback_that_hangs_fills_a_queue_that_has_an_end(monkeypatch):
-    monkeypatch.setattr(callbacks, "WAITING_MAX", 3)
+    monkeypatch.setattr(threads, "WAITING_MAX", 3)
     release = threading.Event()
     heard = Heard(lambda _: release.wait(FAR_S))
-    teller = callbacks.CallbackDispatcher(heard.callbacks(), "callbacks", None)
+    teller = threads.CallbackDispatcher(heard.callbacks(), "callbacks", None)
     teller.notify("connector_started")
     wait_until(lambda: heard.events, FAR_S)
     for number in range(10):

@@ -20,7 +20,7 @@ from tailrace.decode.values.json_texts import are_json
 from tailrace.expressions import database
 from tailrace.expressions.computing import Expression, NoColumnError
 from tailrace.expressions.language import FUNCTIONS, TYPES, ExpressionError, require_type
-from tailrace.transforms.groups.casts import cast, texts_of
+from tailrace.transforms.groups.values import cast, texts_of
 
 UTC = dt.UTC
 MIDNIGHT = dt.datetime(2024, 2, 29)  # noqa: DTZ001 - a timestamp without a zone

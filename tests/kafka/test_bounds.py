@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tailrace.converters.debezium import JsonConverter
 from tailrace.kafka.producer import sender as sending
 from tailrace.kafka.producer.sender import Sender
-from tailrace.records.parts import CONVERTED_BYTES, bytes_of
+from tailrace.records.events import CONVERTED_BYTES, bytes_of
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.once import numbers
 from tests.support.kafka.shares_rig import opened, records, sink_of, write

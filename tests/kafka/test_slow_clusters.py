@@ -19,7 +19,7 @@ from tailrace.changelog.retention.readers import Readers
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.kafka.client import settings as client
 from tailrace.kafka.offsets.topic import OffsetsTopic
-from tailrace.kafka.producer.preemption import raise_out_of_time
+from tailrace.kafka.producer.account import raise_out_of_time
 from tailrace.kafka.producer.sender import SendProgress
 from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost

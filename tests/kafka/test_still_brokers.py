@@ -15,8 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.kafka.client import settings as client
-from tailrace.kafka.client.connectivity import require_reachable
-from tailrace.kafka.client.requests import AdminClients
+from tailrace.kafka.client.requests import AdminClients, require_reachable
 from tailrace.kafka.producer.writer import Writer
 from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.kafka.counting import PARTITIONS, read_numbers, require_each_once

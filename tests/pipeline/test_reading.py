@@ -18,7 +18,7 @@ from tailrace.pipeline.log.consumer import LogConsumer, partition_of, reader_nam
 from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tailrace.ranges import changes as changes_module
 from tailrace.ranges.batches import VALUES_MAX
-from tailrace.records.parts import bytes_of
+from tailrace.records.events import bytes_of
 from tests.support.examples import examples
 from tests.support.orders_log import LogOfOrders
 from tests.support.sinks.rig import relation

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from tailrace.backoff import Backoff
-from tailrace.engine.clock import SystemClock
 from tailrace.engine.contracts import StopEngine
 from tailrace.engine.offsets.stores import FileOffsetStore, MemoryOffsetStore
 from tailrace.engine.processing import ProcessingConfig, on_batch, on_record, processor_for
 from tailrace.engine.processing.processors import NullProcessor
+from tailrace.engine.threads import SystemClock
 from tailrace.testing import LinesSource, conformance
 
 
@@ -63,7 +63,7 @@ def test_our_stores_keep_the_contract(tmp_path):
             {"read": lambda self, asked: dict(enumerate(MemoryOffsetStore.read(self, asked).values()))},
             "by their number",
         ),
-        ({"stop": lambda self: self.__init__()}, "next life"),
+        ({"stop": lambda self: self.__init__()}, "next attempt"),
     ],
 )
 def test_a_store_that_breaks_the_contract_is_found_out(methods, rule):

@@ -14,8 +14,7 @@ from tailrace.converters.native import ArrowConverter, PythonConverter
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
 from tailrace.testing import stages
-from tailrace.transforms.filters import Drop
-from tailrace.transforms.selection import Operations, TopicChoice
+from tailrace.transforms.selection import Drop, Operations, TopicChoice
 from tests.support.converters.customers import groups_of
 
 

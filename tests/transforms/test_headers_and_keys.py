@@ -60,7 +60,7 @@ def test_a_key_is_made_of_columns_also_of_deletes() -> None:
         {"note": "b", "id": 1},
     ]
     partial = orders(insert("1", "a", "1.00"), delete("1", None, None))
-    with pytest.raises(TailraceError, match="deletes don't tell 'note'"):
+    with pytest.raises(TailraceError, match="deletes don't send 'note'"):
         applied(partial, {"type": "value_to_key", "fields": ["note"]})
     found = rows(applied(partial, {"type": "value_to_key", "fields": ["id"]}))
     assert [row["key"] for row in found.values()] == [{"id": 1}, {"id": 1}]

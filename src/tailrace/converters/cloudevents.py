@@ -13,18 +13,7 @@ from typing import Any
 import numpy as np
 
 from tailrace.config.converters import CloudEventsOptions
-from tailrace.converters.cells.change_table import (
-    COMMIT_LSN,
-    LSN,
-    MS,
-    NS,
-    TABLE_ORDER,
-    TOTAL_ORDER,
-    US,
-    XID,
-    ChangeTable,
-    row_schema,
-)
+from tailrace.converters.cells.change_table import TABLE_ORDER, TOTAL_ORDER, ChangeTable, row_schema
 from tailrace.converters.cells.from_columns import change_table_of, plain_change_table_of
 from tailrace.converters.cells.plain import convert_plain, plain_documents
 from tailrace.converters.cells.row_image import Field
@@ -38,7 +27,7 @@ from tailrace.converters.event_plan import (
     write_values,
 )
 from tailrace.converters.factory import checked
-from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.json.debezium import COMMIT_LSN, LSN, MS, NS, US, XID, SourceInfo
 from tailrace.decode.json.documents import Plan, Template
 from tailrace.decode.json.json_kernel import (
     AFTER,

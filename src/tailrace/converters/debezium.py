@@ -16,22 +16,11 @@ from typing import Any
 
 from tailrace.config.converters import JsonOptions
 from tailrace.converters import connect_schemas as schemas
-from tailrace.converters.cells.change_table import (
-    COMMIT_LSN,
-    LSN,
-    MS,
-    NS,
-    TABLE_ORDER,
-    TOTAL_ORDER,
-    US,
-    XID,
-    ChangeTable,
-    row_schema,
-)
+from tailrace.converters.cells.change_table import TABLE_ORDER, TOTAL_ORDER, ChangeTable, row_schema
 from tailrace.converters.cells.from_columns import change_table_of
 from tailrace.converters.cells.plain import convert_plain, plain_values
 from tailrace.converters.cells.row_image import Field
-from tailrace.converters.connect_schemas import EventSchemas, Schema, written
+from tailrace.converters.connect_schemas import EventSchemas, Schema
 from tailrace.converters.event_columns import EventColumns, key_columns, plain_columns, value_columns
 from tailrace.converters.event_plan import (
     Planned,
@@ -43,7 +32,8 @@ from tailrace.converters.event_plan import (
     write_values,
 )
 from tailrace.converters.factory import checked
-from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.json import debezium
+from tailrace.decode.json.debezium import LSN, MS, NS, US, XID, SourceInfo
 from tailrace.decode.json.documents import Template
 from tailrace.decode.json.json_kernel import AFTER, BEFORE, CELL, NOTHING, OP_LETTER, UNLESS
 from tailrace.model import ReplicaIdentity
@@ -186,19 +176,10 @@ def source_parts(table: ChangeTable, facts: SourceInfo) -> Template:
     """Return the template of `source`."""
     if table.source is not None:
         return [("", CELL - table.source[0])]
-    first = {"version": facts.version, "connector": facts.connector, "name": facts.name}
-    second = {"snapshot": "true" if table.is_snapshot else "false", "db": facts.database}
-    third = {"schema": table.schema, "table": table.table}
-    return [
-        (f'{{{_members(first)},"ts_ms":', MS),
-        (f',{_members(second)},"sequence":"[\\"', COMMIT_LSN),
-        ('\\",\\"', LSN),
-        ('\\"]","ts_us":', US),
-        (',"ts_ns":', NS),
-        (f',{_members(third)},"txId":', XID),
-        (',"lsn":', LSN),
-        (',"xmin":null,"origin":null,"origin_lsn":null}', NOTHING),
-    ]
+    parts = debezium.source_parts(
+        "", facts, table.schema, table.table, is_snapshot=table.is_snapshot, ensure_ascii=False
+    )
+    return [*parts, (',"xmin":null,"origin":null,"origin_lsn":null}', NOTHING)]
 
 
 def transaction_parts(table: ChangeTable, *, wanted: bool) -> Template:
@@ -213,10 +194,6 @@ def transaction_parts(table: ChangeTable, *, wanted: bool) -> Template:
         (',"data_collection_order":', TABLE_ORDER),
         ("}", NOTHING),
     ]
-
-
-def _members(values: dict[str, str]) -> str:
-    return written(values)[1:-1]
 
 
 def _schemas(table: ChangeTable, group: Group, prefix: str, *, filled: bool) -> EventSchemas:

@@ -236,18 +236,18 @@ def named_field(name: str, arrow: pa.DataType, schema: str, version: int) -> pa.
 
 def field_mapping(field: pa.Field, modes: ValueModes) -> TypeMapping:
     """Return how values of a field are given, their schema under the name that the field has for it."""
-    found, told = arrow_mapping(field.type, modes), schema_name_of(field)
-    if told is None:
+    found, named = arrow_mapping(field.type, modes), schema_name_of(field)
+    if named is None:
         return found
-    return replace(found, schema=replace(found.schema, name=told[0], version=told[1]))
+    return replace(found, schema=replace(found.schema, name=named[0], version=named[1]))
 
 
 def schema_name_of(field: pa.Field) -> tuple[str, int | None] | None:
     """Return the name and the version that a field has for its values' schema; None if it has none."""
-    told = field.metadata or {}
-    if _NAME not in told:
+    named = field.metadata or {}
+    if _NAME not in named:
         return None
-    return told[_NAME].decode(), int(told[_VERSION]) if _VERSION in told else None
+    return named[_NAME].decode(), int(named[_VERSION]) if _VERSION in named else None
 
 
 def _modifier(arrow: pa.DataType) -> int:

@@ -13,24 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.avro.encoder import Members, Value, misfit
-from tailrace.converters.cells.change_table import (
-    COMMIT_LSN,
-    LSN,
-    MS,
-    NS,
-    TABLE_ORDER,
-    TOTAL_ORDER,
-    US,
-    XID,
-    ChangeTable,
-)
+from tailrace.converters.cells.change_table import TABLE_ORDER, TOTAL_ORDER, ChangeTable
 from tailrace.converters.cells.json_values import Mask, Values, array_mask, json_texts, replaced
 from tailrace.converters.cells.plain import PlainValues
 from tailrace.converters.cells.row_image import ColumnValues, Field, absent_text
 from tailrace.converters.connect_schemas import Document, EventSchemas
 from tailrace.converters.event_plan import Planned
 from tailrace.decode import kernel
-from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.json.debezium import COMMIT_LSN, LSN, MS, NS, US, XID, SourceInfo
 from tailrace.decode.json.json_kernel import AFTER_CHOICE, BEFORE_CHOICE
 from tailrace.model import Op
 from tailrace.protocol.frames import Numbers

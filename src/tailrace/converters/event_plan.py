@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import __version__
-from tailrace.converters.cells.change_table import MS, NS, US, ChangeTable
+from tailrace.converters.cells.change_table import ChangeTable
 from tailrace.converters.cells.json_values import Mask
 from tailrace.converters.cells.row_image import RowImage, absent_text, columns_of
 from tailrace.decode import kernel
 from tailrace.decode.json import json_kernel
-from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.json.debezium import MS, NS, US, SourceInfo
 from tailrace.decode.json.documents import Plan, Template, write
 from tailrace.decode.tuples import Spans
 from tailrace.model import Op
@@ -173,7 +173,7 @@ def facts_of(group: Group, topic_prefix: str) -> SourceInfo:
 
 
 def is_filled(rows_in_part: str | None, *, with_schema: bool) -> bool:
-    """Tell whether rows that were sent in part get all of their columns."""
+    """Return whether rows that were sent in part get all of their columns."""
     return with_schema if rows_in_part is None else rows_in_part == "filled"
 
 

@@ -22,11 +22,10 @@ import pyarrow.compute as pc
 from tailrace.config.converters import AvroOptions, JsonSchemaOptions, RegistryOptions
 from tailrace.converters.avro.encoder import encoded
 from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
-from tailrace.converters.connect_schemas import Schema, written
+from tailrace.converters.connect_schemas import Schema, json_schema, written
 from tailrace.converters.debezium import JsonConverter
 from tailrace.converters.event_columns import EventColumns
 from tailrace.converters.factory import checked
-from tailrace.converters.json_schema import json_schema
 from tailrace.converters.registry import Registry
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted

@@ -238,7 +238,7 @@ def _masked_text(text: str, mask: ColumnMask, salt: Salt | None) -> str | None:
 
 
 def keeps_type(column: Column, mask: ColumnMask) -> bool:
-    """Tell whether the value of a fixed mask is one of the column's type."""
+    """Return whether the value of a fixed mask is one of the column's type."""
     if mask.method != "fixed" or isinstance(mask.value, str | None):
         return False
     oid = column.value_type.oid if column.value_type is not None else column.type_oid

@@ -2,7 +2,7 @@
 
 These docstrings are the specification; `tailrace.testing.conformance` checks an implementation
 against them. A connector plans tasks; a task polls batches of one or more source partitions; the
-engine processes them and commits offsets, of which it tells the task. Connectors are found by name
+engine processes them and commits offsets, and notifies the task of them. Connectors are found by name
 through the entry point `tailrace.connectors`.
 
 Everything is driven by the engine: no method is called twice at once for one object, unless its
@@ -22,6 +22,8 @@ from tailrace.errors import RetriableError as RetriableError  # noqa: PLC0414 - 
 from tailrace.errors import StopEngine as StopEngine  # noqa: PLC0414
 
 if TYPE_CHECKING:
+    from prometheus_client import Counter, Gauge, Histogram
+
     from tailrace.errors import TailraceError
 
     # Records bring every kernel with them; who reads offsets or a status needs none.
@@ -57,7 +59,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """Wait for `event`, at most `timeout_s`; tell whether it is set."""
+        """Wait for `event`, at most `timeout_s`; return whether it is set."""
         ...
 
 
@@ -92,7 +94,7 @@ class OffsetWriter(Protocol):
 class OffsetStore(OffsetReader, Protocol):
     """Keeps offsets, durably unless it says otherwise.
 
-    One life: `start`, any number of reads and writes, `stop`. An offset is a JSON object.
+    In this order: `start`, any number of reads and writes, `stop`. An offset is a JSON object.
     """
 
     def start(self) -> None:
@@ -115,37 +117,13 @@ class OffsetStore(OffsetReader, Protocol):
         ...
 
 
-class Counter(Protocol):
-    """A number that only rises. Any thread."""
-
-    def inc(self, amount: float = 1) -> None:
-        """Add to it."""
-        ...
-
-
-class Gauge(Protocol):
-    """A number that rises and falls. Any thread."""
-
-    def set(self, value: float) -> None:
-        """Say what it is now."""
-        ...
-
-
-class Histogram(Protocol):
-    """Counts observations by their size. Any thread."""
-
-    def observe(self, amount: float) -> None:
-        """Count one."""
-        ...
-
-
 class Metrics(Protocol):
     """Makes numbers that are shown beside the engine's own (`Engine.metrics`).
 
     Each has the labels `engine` and `task`, the latter empty for a connector. The same name and labels give
-    the same number, also in another life of the task, so that counters go on. Names are Prometheus': letters,
-    digits and `_`, with a unit at their end; those that begin with `tailrace_engine_` are the engine's
-    own. Any thread. To count costs about a microsecond: once a batch, not once a record.
+    the same number, also in another attempt of the task, so that counters go on. Names are Prometheus':
+    letters, digits and `_`, with a unit at their end; those that begin with `tailrace_engine_` are the
+    engine's own. Any thread. To count costs about a microsecond: once a batch, not once a record.
     """
 
     def counter(self, name: str, description: str, labels: Mapping[str, str] = ...) -> Counter:
@@ -153,7 +131,7 @@ class Metrics(Protocol):
 
         :param labels: more of them; each name has always the same ones.
         :raises TailraceError: `ENGINE_MISUSED` for a name or labels that can't be, or are another kind's, and
-            beyond 10 000 of them, all told.
+            beyond 10 000 of them in all.
         """
         ...
 
@@ -181,7 +159,7 @@ class CommitPolicy(Protocol):
     """Decides when what can be committed is committed. An object for each task."""
 
     def is_due(self, processed: int, at_transaction_end: bool, since_commit_s: float) -> bool:
-        """Tell whether to commit now; called after each batch and while nothing comes.
+        """Return whether to commit now; called after each batch and while nothing comes.
 
         While a batch is processed, it is called several times a second, and after each 256 records.
 
@@ -225,7 +203,7 @@ class Committer(Protocol):
 
 
 class TaskCommits(Committer, OffsetWriter, Protocol):
-    """The engine's own committer, as the engine drives it: an object for each life of a task.
+    """The engine's own committer, as the engine drives it: an object for each attempt of a task.
 
     Everything here on the task's thread, unless it says otherwise.
     """
@@ -237,7 +215,7 @@ class TaskCommits(Committer, OffsetWriter, Protocol):
 
     @property
     def committed(self) -> int:
-        """Records up to the last commit of each partition, of this life. Any thread."""
+        """Records up to the last commit of each partition, of this attempt. Any thread."""
         ...
 
     @property
@@ -248,7 +226,7 @@ class TaskCommits(Committer, OffsetWriter, Protocol):
     def begin(self) -> OffsetReader:
         """Make ready, before the task is started, and return what reads the offsets that were committed.
 
-        :raises TailraceError: this life of the task ends.
+        :raises TailraceError: this attempt of the task ends.
         """
         ...
 
@@ -264,12 +242,12 @@ class TaskCommits(Committer, OffsetWriter, Protocol):
     def failure(self) -> BaseException | None:
         """Why the last write to the store failed; None if it did not, or has not ended. Any thread.
 
-        Where `take` and `tick` raise it, nothing more of this life is committed, and another one goes on.
+        Where `take` and `tick` raise it, nothing more of this attempt is committed, and another one goes on.
         """
         ...
 
     def finish(self, timeout_s: float) -> bool:
-        """Commit what can be committed, whatever the policy says; tell whether all of that is kept.
+        """Commit what can be committed, whatever the policy says; return whether all of that is kept.
 
         Nothing is marked or committed after it: what threads that were given up mark later is not heard.
         """
@@ -293,7 +271,7 @@ class RecordProcessor(Protocol):
     ) -> None:
         """Take what is needed; called once, before the first batch, on the task's thread.
 
-        :param executor: of this life of the task, with `record_processing.threads` threads.
+        :param executor: of this attempt of the task, with `record_processing.threads` threads.
         :param transform: the chain of transformations, or None: records stay as they are; any thread.
         :param convert: the converter (`Converted` for a group), or None; any thread.
         """
@@ -304,13 +282,13 @@ class RecordProcessor(Protocol):
 
         It is called for the next batch as soon as it returns: so it waits while more than it may
         hold is under way. What goes wrong with an earlier batch is raised here.
-        :raises BaseException: ends this life of the task; a `StopEngine` of a handler, once what it was
+        :raises BaseException: ends this attempt of the task; a `StopEngine` of a handler, once what it was
             given is marked, the engine. What may pass, a processor tries again itself (`retrying`).
         """
         ...
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until everything is delivered and marked, at most so long; tell whether it is.
+        """Wait until everything is delivered and marked, at most so long; return whether it is.
 
         On the task's thread, also while nothing comes, with 0. Gives nothing up: it may be called again.
         :raises BaseException: what went wrong with a batch; as in `process`.
@@ -322,7 +300,7 @@ class RecordProcessor(Protocol):
 
         Nothing more is handed to a handler, and nothing marked, after it has returned; a handler
         that is running can't be stopped, and is not waited for. Never raises. Under `on_task_failure:
-        restart` the task's next life, with a new processor, begins when the handlers that the engine's
+        restart` the task's next attempt, with a new processor, begins when the handlers that the engine's
         own processors called have returned; a user's processor keeps its calls apart itself.
         """
         ...
@@ -379,7 +357,7 @@ class SourceConnector(Protocol):
         ...
 
     def stop(self) -> None:
-        """Let go of what is held. Called once in every life in which `start` was called, after all
+        """Let go of what is held. Called once in every run in which `start` was called, after all
         tasks were stopped.
         """
         ...
@@ -422,7 +400,7 @@ class SwitchesRealtime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What a task may use, in one of its lives.
+    """What a task may use, in one of its attempts.
 
     :param number: of the task, from 0.
     :param settings: its own of `SourceConnector.task_settings`.
@@ -434,8 +412,8 @@ class TaskContext:
     :param offset_writer: for partitions of the task's own. What is written has its place among what `poll`
         returns: behind every batch of a `poll` that has returned, in front of one that a `poll` under way
         returns. It is committed as the offset of a batch without records would be: once everything
-        before it is processed, when the policy wants it or at the end; `commit` hears of it. Until then a
-        later one takes the place of one that directly follows the same batch. Once the task is stopped,
+        before it is processed, when the policy wants it or at the end; `commit` is called with it. Until then
+        a later one takes the place of one that directly follows the same batch. Once the task is stopped,
         nothing is heard.
     :param commit_policy: what decides when this task's offsets are committed. The engine asks it, on several
         threads under a lock; a policy with state may look at it here.
@@ -475,15 +453,15 @@ class SourceTask(Protocol):
     def poll(self, timeout_s: float) -> Batch | None:
         """Return the next records of one partition, or None if none came within `timeout_s`.
 
-        Each record is returned once in a life, in the order of its partition. Blocking is fine as
+        Each record is returned once in an attempt, in the order of its partition. Blocking is fine as
         long as the interpreter's lock is released.
         :raises TailraceError: by its policy `poll` is called again after a while, having lost and
-            repeated nothing; so it is for a `RetriableError`. Any other exception ends this life of the task.
+            repeated nothing; so it is for a `RetriableError`. Any other exception ends this attempt.
         """
         ...
 
     def commit(self, partition: Partition, offset: Offset) -> None:
-        """Hear that everything up to `offset` is processed, and that the store has it.
+        """Take note that everything up to `offset` is processed, and that the store has it.
 
         On any thread, also while `poll` runs; returns quickly. What it raises is logged.
         """
@@ -524,7 +502,7 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Who wants to hear what happens in the life of an engine.
+    """Functions that are called when something happens in an engine.
 
     Called on a thread of their own, one after another, in the order of events. What one raises is
     logged; one that hangs holds up nothing but the callbacks after it.

@@ -17,7 +17,8 @@ from typing import Any, Self
 import structlog
 
 from tailrace.config import EngineConfig, EngineOptions
-from tailrace.engine.callbacks import CallbackDispatcher
+from tailrace.engine.arguments import Arguments
+from tailrace.engine.assembly import assemble
 from tailrace.engine.contracts import (
     BatchHandler,
     Callbacks,
@@ -35,17 +36,14 @@ from tailrace.engine.contracts import (
 )
 from tailrace.engine.failures import as_engine_failure, timed_out
 from tailrace.engine.lifecycle import EngineEvent, EngineLifecycle, State
-from tailrace.engine.monitoring.endpoint import MetricsEndpoint
-from tailrace.engine.monitoring.logs import to_logging
-from tailrace.engine.monitoring.metrics import EngineMetrics
-from tailrace.engine.monitoring.views import EngineView, TaskView
-from tailrace.engine.offsets.connector_offsets import ConnectorOffsets
+from tailrace.engine.logs import to_logging
+from tailrace.engine.metrics import EngineMetrics, MetricsEndpoint
+from tailrace.engine.offsets.partitions import ConnectorOffsets
 from tailrace.engine.processing.in_flight import TaskCounts
-from tailrace.engine.setup.arguments import check
-from tailrace.engine.setup.assembly import assemble
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.tasks import LifecycleEvents, TaskEnvironment, TaskThread
-from tailrace.engine.threads import BoundedCall, Pool, adopt, join_all, owner, wait_for
+from tailrace.engine.threads import BoundedCall, CallbackDispatcher, Pool, adopt, join_all, owner, wait_for
+from tailrace.engine.views import EngineView, TaskView
 from tailrace.errors import Kind, TailraceError
 from tailrace.secrets import masked
 
@@ -58,7 +56,7 @@ FORCE_S = 5.0
 
 
 class Engine:
-    """Runs the tasks of one source connector, and hands their records over. One object, one life.
+    """Runs the tasks of one source connector, and hands their records over. An object runs once.
 
     What it runs comes from a configuration, or from Python objects; see `docs/engine.md`.
 
@@ -70,14 +68,14 @@ class Engine:
     :param on_batch: gets each `Batch`, or `Events` where there is a converter, one after another for
         each task. When it returns, the batch counts as processed.
     :param on_record: gets single records or events, by `record_processing.order`.
-    :param processor: makes a `RecordProcessor` for each life of a task, in place of a handler. One of
+    :param processor: makes a `RecordProcessor` for each attempt of a task, in place of a handler. One of
         the three must be given, or none with a configuration: its sinks are fed from the log.
     :param converter: a `Converter`, or its name or section in the file.
     :param transformations: after those of the options: each a `Transformation`, a `RecordTransformation`
         or a mapping as in the file, which may name one of `predicates`.
     :param offsets: the store, in place of `offset_storage`.
-    :param commit_policy: makes a policy for each life of a task, in place of `offset_commit.policy`.
-    :param callbacks: hear what happens.
+    :param commit_policy: makes a policy for each attempt of a task, in place of `offset_commit.policy`.
+    :param callbacks: called with what happens.
     :param options: `EngineOptions`, or the section `engine` as a mapping; before the configuration's.
     :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`: nothing has been started then.
     """
@@ -103,32 +101,18 @@ class Engine:
         options: EngineOptions | Mapping[str, Any] | None = None,
     ) -> None:
         to_logging()
-        check(
-            config=config, settings=settings, name=name, tasks_max=tasks_max, callbacks=callbacks,
-            transformations=transformations, predicates=predicates, offsets=offsets,
-            commit_policy=commit_policy, clock=clock, options=options,
-        )  # fmt: skip
         self._parts = parts = assemble(
-            config,
-            connector=connector,
-            settings=settings,
-            name=name,
-            tasks_max=tasks_max,
-            on_batch=on_batch,
-            on_record=on_record,
-            processor=processor,
-            converter=converter,
-            transformations=transformations,
-            predicates=predicates or {},
-            offsets=offsets,
-            commit_policy=commit_policy,
-            clock=clock,
-            options=options,
-        )
+            Arguments(
+                config=config, connector=connector, settings=settings, name=name, tasks_max=tasks_max,
+                on_batch=on_batch, on_record=on_record, processor=processor, converter=converter,
+                transformations=transformations, predicates=predicates, offsets=offsets,
+                commit_policy=commit_policy, callbacks=callbacks, clock=clock, options=options,
+            )
+        )  # fmt: skip
         self._limit_s = parts.options.task_management_timeout_ms / 1000
         self._shutdown_s = parts.options.record_processing.shutdown_timeout_ms / 1000
         self._lock = threading.Lock()
-        self._life = EngineLifecycle()
+        self._lifecycle = EngineLifecycle()
         self._error: TailraceError | None = None
         self._latches = LifecycleEvents()
         self._tasks: tuple[TaskThread, ...] = ()
@@ -139,7 +123,7 @@ class Engine:
         self._shown = MetricsEndpoint(parts.name)
         self._connector_called = False
         self._creating = threading.Lock()
-        self._pools: dict[str, Pool] = {}  # of each task's present life
+        self._pools: dict[str, Pool] = {}  # of each task's present attempt
         self._callbacks = CallbackDispatcher(callbacks or Callbacks(), f"{parts.name} callbacks", self)
         self._thread: threading.Thread | None = None
         self._entered = False
@@ -177,7 +161,7 @@ class Engine:
         except BaseException:
             self.close()
             raise
-        if self._life.failed:
+        if self._lifecycle.failed:
             self._wait_stopped(None)
             self._raise_failure()
 
@@ -193,8 +177,8 @@ class Engine:
         :raises TailraceError: `TASK_TIMED_OUT`.
         """
         with self._lock:
-            unborn = self._life.state is State.CREATING
-            if self._life.state is not State.STOPPED:
+            unborn = self._lifecycle.state is State.CREATING
+            if self._lifecycle.state is not State.STOPPED:
                 self._take(EngineEvent.CLOSE_CALLED)
             if unborn:
                 self._take(EngineEvent.EVERYTHING_STOPPED)
@@ -209,13 +193,13 @@ class Engine:
             )
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, at most `timeout_s`; tell whether it came.
+        """Wait for the end, at most `timeout_s`; return whether it came.
 
         :raises TailraceError: why the engine failed; `ENGINE_MISUSED` on a thread of the engine, which
             would wait for itself.
         """
         if owner() is self:
-            raise self._life.misused("wait for the end, on a thread of the engine")
+            raise self._lifecycle.misused("wait for the end, on a thread of the engine")
         if not self._wait_stopped(timeout_s):
             return False
         self._raise_failure()
@@ -240,13 +224,13 @@ class Engine:
 
     @property
     def state(self) -> State:
-        """Where it is in its life. Any thread, at any time, as `error`, `view` and `status`."""
-        return self._life.state
+        """Its state. Any thread, at any time, as `error`, `view` and `status`."""
+        return self._lifecycle.state
 
     @property
     def error(self) -> TailraceError | None:
         """Why it fails, or has failed; as long as it goes on, why a source can't be read now."""
-        if self._error is not None or self._life.state is State.STOPPED:
+        if self._error is not None or self._lifecycle.state is State.STOPPED:
             return self._error
         supervision = self._supervision
         isolated = [] if supervision is None else supervision.failures()
@@ -262,7 +246,7 @@ class Engine:
         supervision = self._supervision
         tasks = [] if supervision is None else self._tasks
         views = tuple(self._view_of(task, supervision) for task in tasks if supervision is not None)
-        return EngineView(self._parts.name, self._life.state, views, self.error, self._life.story)
+        return EngineView(self._parts.name, self._lifecycle.state, views, self.error, self._lifecycle.story)
 
     def status(self) -> dict[str, Any]:
         """Return the view as one JSON object."""
@@ -285,7 +269,7 @@ class Engine:
         """
         return self._realtime_connector("show real time").realtime_status()
 
-    # ------------------------------------------------------------------ the life
+    # ------------------------------------------------------------------ the run
 
     def _launch(self) -> None:
         with self._lock:
@@ -321,7 +305,7 @@ class Engine:
             self._latches.ending.wait()
 
     def _start_all(self) -> bool:
-        """Go from state to state until tasks poll; tell whether they do."""
+        """Go from state to state until tasks poll; return whether they do."""
         parts = self._parts
         self._shown.open(parts.options, self._metrics)
         self._store = parts.new_store()
@@ -445,7 +429,7 @@ class Engine:
             self._step(EngineEvent.FAILURE, timed_out("stop tasks", numbers, self._limit_s))
 
     def _end(self) -> None:
-        """Close what is left, and tell everybody that it is over."""
+        """Close what is left, and report that it is over."""
         for close in (*self._parts.stages.closers, self._parts.runner.close, self._shown.close):
             try:
                 self._within_limit("close", close)
@@ -470,10 +454,10 @@ class Engine:
     # ------------------------------------------------------------------ parts of it
 
     def _take(self, event: EngineEvent, error: TailraceError | None = None) -> None:
-        """Change the life; the only place that does, under the lock."""
-        before = self._life
+        """Change the lifecycle; the only place that does, under the lock."""
+        before = self._lifecycle
         try:
-            self._life = before.step(event)
+            self._lifecycle = before.step(event)
         except TailraceError as misused:
             raise misused from self._error
         if event is EngineEvent.FAILURE:
@@ -481,21 +465,21 @@ class Engine:
                 self._error = error
             elif error is not None and error is not self._error:
                 self._error.add_note(f"failed too: {error.message}")
-        if self._life.state is not before.state:
-            log.info("engine", engine=self._parts.name, state=str(self._life.state), because=str(event))
-        if self._life.ending is not None:
+        if self._lifecycle.state is not before.state:
+            log.info("engine", engine=self._parts.name, state=str(self._lifecycle.state), because=str(event))
+        if self._lifecycle.ending is not None:
             self._latches.end(self._shutdown_s)
 
     def _step(self, event: EngineEvent, error: TailraceError | None = None) -> bool:
-        """Hear of `event`; tell whether the engine goes on."""
+        """Take note of `event`; return whether the engine goes on."""
         with self._lock:
             self._take(event, error)
-            return self._life.goes_on
+            return self._lifecycle.goes_on
 
     def _report_event(self, event: EngineEvent, error: TailraceError | None) -> None:
         with self._lock:
             # A thread that was given up may come back from the dead.
-            if self._life.state is not State.STOPPED:
+            if self._lifecycle.state is not State.STOPPED:
                 self._take(event, error)
 
     def _report(self, error: BaseException) -> None:
@@ -529,7 +513,7 @@ class Engine:
     def _new_processor(self, commits: TaskCommits, name: str, counts_of_task: TaskCounts) -> RecordProcessor:
         parts = self._parts
         processor = parts.new_processor(self._latches.ending, name, counts_of_task, commits)
-        # A transformation that hangs holds threads of its own task alone, and none of the task's next life.
+        # A transformation that hangs holds threads of its own task alone, none of its next attempt.
         if (earlier := self._pools.get(name)) is not None:
             earlier.shutdown(wait=False, cancel_futures=True)
         pool = Pool(parts.options.record_processing.thread_count, f"{parts.name} {name} pool", self)
@@ -538,8 +522,8 @@ class Engine:
         return processor
 
     def _realtime_connector(self, attempt: str) -> SwitchesRealtime:
-        if self._life.state is not State.POLLING_TASKS:
-            raise self._life.misused(attempt)
+        if self._lifecycle.state is not State.POLLING_TASKS:
+            raise self._lifecycle.misused(attempt)
         if not isinstance(self._parts.connector, SwitchesRealtime):
             raise TailraceError(
                 Kind.ENGINE_MISUSED,
@@ -549,8 +533,8 @@ class Engine:
         return self._parts.connector
 
     def _task(self, number: int) -> SourceTask:
-        if self._life.state not in (State.STARTING_TASKS, State.POLLING_TASKS, State.STOPPING):
-            raise self._life.misused("use a task")
+        if self._lifecycle.state not in (State.STARTING_TASKS, State.POLLING_TASKS, State.STOPPING):
+            raise self._lifecycle.misused("use a task")
         return self._tasks[number].task
 
     def _view_of(self, task: TaskThread, supervision: Supervision) -> TaskView:

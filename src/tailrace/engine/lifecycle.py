@@ -19,7 +19,7 @@ from tailrace.state_machine import IllegalTransition, StateMachine
 
 
 class State(enum.StrEnum):
-    """Where the engine is in its life."""
+    """What the engine does now."""
 
     CREATING = "creating"
     INITIALIZING = "initializing"
@@ -111,7 +111,7 @@ class EngineLifecycle(StateMachine[State, EngineEvent]):
         return TailraceError(
             Kind.ENGINE_MISUSED,
             f"{attempt}: the engine can't, {found}; its story: {self.story}",
-            "an engine has one life: create another one to run again"
+            "an engine runs once: create another one to run again"
             if self.state is not State.CREATING
             else "call run() or start() first",
         )

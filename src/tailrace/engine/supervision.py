@@ -8,14 +8,14 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from tailrace.backoff import Backoff
 from tailrace.config import EngineOptions
 from tailrace.config.engine_options import TASK_RESTARTS_MAX
-from tailrace.engine.failures import as_task_failure
+from tailrace.engine.failures import as_task_failure, backoff_of
 from tailrace.engine.lifecycle import EngineEvent
 from tailrace.errors import TailraceError
 
@@ -50,7 +50,7 @@ class _Books:
 class Supervision:
     """Decides about tasks. Any thread.
 
-    :param end: asks for the end of the engine, and tells why.
+    :param end: asks for the end of the engine, and says why.
     """
 
     def __init__(
@@ -59,11 +59,7 @@ class Supervision:
         self._policy = options.on_task_failure
         self._end = end
         self._lock = threading.Lock()
-        first_s, longest_s = (
-            options.errors_retry_delay_initial_ms / 1000,
-            options.errors_retry_delay_max_ms / 1000,
-        )
-        restarts = Backoff(TASK_RESTARTS_MAX, first_s, longest_s)
+        restarts = replace(backoff_of(options), attempts_max=TASK_RESTARTS_MAX)
         self._books = [_Books(restarts) for _ in range(count)]
         self._isolated: list[TailraceError] = []
 
@@ -89,9 +85,9 @@ class Supervision:
     def failed(
         self, number: int, error: BaseException, doing: str, *, got_on: bool, may_restart: bool = True
     ) -> float | None:
-        """Hear that a life of a task was ended by `error`; return the seconds until its next life.
+        """Take note that `error` ended an attempt of a task; return the seconds until the next.
 
-        :param got_on: whether any record was processed in that life.
+        :param got_on: whether any record was processed in that attempt.
         :param may_restart: False when the engine ends anyhow.
         :returns: None: there is no other.
         """
@@ -124,7 +120,7 @@ class Supervision:
         return wait_s
 
     def finished(self, number: int) -> None:
-        """Hear that a task has no more to give, and that all of it is processed."""
+        """Take note that a task has no more to give, and that all of it is processed."""
         with self._lock:
             self._books[number].phase = Phase.FINISHED
             is_last = not any(other.phase in _AT_WORK for other in self._books)
@@ -132,7 +128,7 @@ class Supervision:
             self._end(EngineEvent.TASKS_FINISHED, None)
 
     def stop_asked(self) -> None:
-        """Hear that a handler asks for the end of the engine."""
+        """Take note that a handler asks for the end of the engine."""
         self._end(EngineEvent.STOP_ASKED, None)
 
     def failures(self) -> list[TailraceError]:

@@ -1,7 +1,7 @@
 """A task on its thread: it starts, polls and hands over, ends, and may be started again.
 
 Who decides is elsewhere: `Supervision` about failures, the engine, by `LifecycleEvents`, about when tasks
-begin to poll and when they are stopped. A life of a task has a processor and a committer of its own.
+begin to poll and when they are stopped. An attempt of a task has a processor and a committer of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import structlog
 
 from tailrace import failpoints
-from tailrace.backoff import Backoff
 from tailrace.config import EngineOptions
 from tailrace.engine.contracts import (
     Clock,
@@ -29,9 +28,16 @@ from tailrace.engine.contracts import (
     TaskCommits,
     TaskContext,
 )
-from tailrace.engine.failures import as_task_failure, named, timed_out, unkept
+from tailrace.engine.failures import (
+    GivenUpError,
+    Retrying,
+    as_task_failure,
+    backoff_of,
+    named,
+    timed_out,
+    unkept,
+)
 from tailrace.engine.processing.in_flight import TaskCounts
-from tailrace.engine.retry import GivenUpError, Retrying
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.threads import adopt
 from tailrace.errors import Kind, TailraceError
@@ -97,23 +103,14 @@ class TaskEnvironment:
     new_processor: Callable[[TaskCommits, str, TaskCounts], RecordProcessor]
     notify: Callable[[str, int], None]
 
-    def backoff(self) -> Backoff:
-        """Return the waits between attempts."""
-        options = self.options
-        return Backoff(
-            options.errors_retries_max,
-            options.errors_retry_delay_initial_ms / 1000,
-            options.errors_retry_delay_max_ms / 1000,
-        )
-
 
 @dataclass(slots=True)
 class PollCounts:
-    """What a task has done, over all its lives."""
+    """What a task has done, over all its attempts."""
 
     polled: int = 0
     batches: int = 0
-    processed: int = 0  # in lives that have ended, as what follows
+    processed: int = 0  # in attempts that have ended, as what follows
     committed: int = 0
     retries: int = 0  # of starts and polls
     poll_s: float = 0.0
@@ -121,8 +118,8 @@ class PollCounts:
 
 
 @dataclass(slots=True, eq=False)
-class _Life:
-    # One life of a task. `stop` may come from another thread, when this one hangs.
+class _Attempt:
+    # One attempt of a task. `stop` may come from another thread, when this one hangs.
     number: int
     task: SourceTask
     environment: TaskEnvironment
@@ -168,7 +165,7 @@ class _Life:
         self.doing = "poll"
         batch = polling.call(self._poll)
         if self.environment.latches.ending.is_set():
-            return  # what came was handed to nobody: it comes again in the next life
+            return  # what came was handed to nobody: it comes again in the next attempt
         self.doing = "process"
         if batch is None:
             self.processor.drain(0.0)
@@ -196,7 +193,7 @@ class _Life:
         return found
 
     def settle(self) -> bool:
-        """Wait a while for what is under way; tell whether nothing is."""
+        """Wait a while for what is under way; return whether nothing is."""
         assert self.processor is not None
         self.doing = "process"
         settled = self.processor.drain(POLL_S)
@@ -230,7 +227,7 @@ class _Life:
         return True
 
     def stop(self) -> bool:
-        """Commit what can be committed and stop the task; tell whether it is this call that did.
+        """Commit what can be committed and stop the task; return whether it is this call that did.
 
         :raises BaseException: of the task.
         """
@@ -249,7 +246,7 @@ class _Life:
 class TaskThread:
     """One task of the engine.
 
-    :param first: the task of its first life.
+    :param first: the task of its first attempt.
     """
 
     def __init__(
@@ -260,14 +257,19 @@ class TaskThread:
         self._settings = settings
         self._first = first
         self._environment = environment
-        self._life: _Life | None = None
+        self._attempt: _Attempt | None = None
         what = f"task {number}"
         clock, ending = environment.clock, environment.latches.ending
-        self._start_backoff = environment.backoff()
-        self._commit_backoff = environment.backoff()  # of lives whose transaction has failed
+        self._start_backoff = backoff_of(environment.options)
+        self._commit_backoff = backoff_of(environment.options)  # of attempts whose transaction has failed
         self._start_error: BaseException | None = None  # until a start succeeds
         self._polling = Retrying(
-            f"{what}: poll", environment.backoff(), clock, ending, self._count_retry, self._has_passed
+            f"{what}: poll",
+            backoff_of(environment.options),
+            clock,
+            ending,
+            self._count_retry,
+            self._has_passed,
         )
         #: The first start has ended, well or not.
         self.start_ended = threading.Event()
@@ -276,21 +278,21 @@ class TaskThread:
 
     @property
     def task(self) -> SourceTask:
-        """The task of the present life."""
-        life = self._life
-        return self._first if life is None else life.task
+        """The task of the present attempt."""
+        attempt = self._attempt
+        return self._first if attempt is None else attempt.task
 
     @property
     def processed(self) -> int:
-        """Records before which everything is processed, in all lives."""
-        life = self._life
-        return self.counts.processed + (life.commits.processed if life is not None else 0)
+        """Records before which everything is processed, in all attempts."""
+        attempt = self._attempt
+        return self.counts.processed + (attempt.commits.processed if attempt is not None else 0)
 
     @property
     def committed(self) -> int:
-        """Records up to the last commit of each partition, in all lives."""
-        life = self._life
-        return self.counts.committed + (life.commits.committed if life is not None else 0)
+        """Records up to the last commit of each partition, in all attempts."""
+        attempt = self._attempt
+        return self.counts.committed + (attempt.commits.committed if attempt is not None else 0)
 
     @property
     def errors(self) -> tuple[TailraceError, ...]:
@@ -312,18 +314,18 @@ class TaskThread:
 
     def force_stop(self) -> None:
         """Stop the task from another thread, as its own hangs in somebody's code."""
-        life = self._life
-        if life is not None:
-            processor = life.processor
+        attempt = self._attempt
+        if attempt is not None:
+            processor = attempt.processor
             if processor is not None:
                 processor.close()
-            life.stop()
+            attempt.stop()
 
     def _run(self) -> None:
         adopt(self._environment.engine)
         try:
             task, ending = self._first, self._environment.latches.ending
-            while (wait_s := self._live(task)) is not None:
+            while (wait_s := self._run_attempt(task)) is not None:
                 if self._environment.clock.wait(ending, wait_s) or not self._handler_returned():
                     break
                 task = self._environment.new_task()
@@ -337,9 +339,9 @@ class TaskThread:
             self._environment.supervision.note(self.number, Phase.STOPPED)
 
     def _handler_returned(self) -> bool:
-        """Wait until no handler of the life before runs any more; tell whether there may be another life.
+        """Wait until no handler of the attempt before runs any more; return whether there may be another one.
 
-        Two lives must not call it at once, with the same records. One that hangs ends the engine.
+        Two attempts must not call it at once, with the same records. One that hangs ends the engine.
         """
         ending, limit_s = (
             self._environment.latches.ending,
@@ -355,110 +357,110 @@ class TaskThread:
                 return False
         return True
 
-    def _live(self, task: SourceTask) -> float | None:
-        """Live one life of the task; return the seconds until the next, None if there is none."""
+    def _run_attempt(self, task: SourceTask) -> float | None:
+        """Run one attempt of the task; return the seconds until the next, None if there is none."""
         environment, supervision = self._environment, self._environment.supervision
         commits = environment.new_commits(task, self.number)
-        if self._life is not None:
-            self.counts.processed += self._life.commits.processed
-            self.counts.committed += self._life.commits.committed
-        life = self._life = _Life(self.number, task, environment, self.counts, commits)
+        if self._attempt is not None:
+            self.counts.processed += self._attempt.commits.processed
+            self.counts.committed += self._attempt.commits.committed
+        attempt = self._attempt = _Attempt(self.number, task, environment, self.counts, commits)
         wait_s = None
         try:
-            self._start_and_poll(life)
+            self._start_and_poll(attempt)
         except GivenUpError:
             pass
         except StopEngine:
             supervision.stop_asked()
         except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
-            wait_s = self._verdict(error, life)
-        self._end(life, failed=wait_s is not None or supervision.phase(self.number) is Phase.FAILED)
+            wait_s = self._verdict(error, attempt)
+        self._end(attempt, failed=wait_s is not None or supervision.phase(self.number) is Phase.FAILED)
         return wait_s
 
-    def _start_and_poll(self, life: _Life) -> None:
+    def _start_and_poll(self, attempt: _Attempt) -> None:
         environment, supervision, latches = (
             self._environment,
             self._environment.supervision,
             self._environment.latches,
         )
         supervision.note(self.number, Phase.STARTING)
-        life.start(self._settings)
+        attempt.start(self._settings)
         self._start_backoff, self._start_error = self._start_backoff.after_success(), None
         environment.notify("task_started", self.number)
         self.start_ended.set()
         latches.may_poll.wait()
         supervision.note(self.number, Phase.POLLING)
-        while not latches.ending.is_set() and not life.finished.is_set():
-            life.turn(self._polling)
+        while not latches.ending.is_set() and not attempt.finished.is_set():
+            attempt.turn(self._polling)
         while not latches.ending.is_set():
-            if life.settle():
+            if attempt.settle():
                 supervision.finished(self.number)
                 break
         while not latches.ending.wait(POLL_S):
-            life.commits.tick()
+            attempt.commits.tick()
 
-    def _verdict(self, error: BaseException, life: _Life) -> float | None:
+    def _verdict(self, error: BaseException, attempt: _Attempt) -> float | None:
         if not self._environment.latches.ending.is_set():
-            wait_s = self._wait_before_next(error, life)
+            wait_s = self._wait_before_next(error, attempt)
             if wait_s is not None:
                 self._start_error = error
                 self._count_retry()
                 log.warning(
-                    "a task begins again" if life.started else "a task did not start, tried again",
+                    "a task begins again" if attempt.started else "a task did not start, tried again",
                     task=self.number,
                     error=str(error) if isinstance(error, TailraceError) else named(error),
                     wait_s=wait_s,
                 )
                 return wait_s
-        doing = life.doing
+        doing = attempt.doing
         if self._environment.options.on_task_failure == "restart":
             # What was handed over before counts as having got on, once it is done.
-            self._end_processing(life, failed=True)
+            self._end_processing(attempt, failed=True)
         wait_s = self._environment.supervision.failed(
             self.number,
             error,
             doing,
-            got_on=life.commits.processed > 0,
+            got_on=attempt.commits.processed > 0,
             may_restart=not self._environment.latches.ending.is_set(),
         )
         self.start_ended.set()
         return wait_s
 
-    def _wait_before_next(self, error: BaseException, life: _Life) -> float | None:
-        """Return the seconds until the next life where `error` may pass by one; None: it may not."""
-        if not life.started:
+    def _wait_before_next(self, error: BaseException, attempt: _Attempt) -> float | None:
+        """Return the seconds until the next attempt where `error` may pass by one; None: it may not."""
+        if not attempt.started:
             self._start_backoff, wait_s = self._start_backoff.after(error)
             return wait_s
-        if error is not life.commits.failure:
+        if error is not attempt.commits.failure:
             return None
         backoff = self._commit_backoff
-        self._commit_backoff, wait_s = (backoff.after_success() if life.commits.committed else backoff).after(
-            error
-        )
+        self._commit_backoff, wait_s = (
+            backoff.after_success() if attempt.commits.committed else backoff
+        ).after(error)
         return wait_s
 
-    def _end(self, life: _Life, *, failed: bool) -> None:
-        """End a life: processing first, then, once no task polls any more, the commit and the stop."""
+    def _end(self, attempt: _Attempt, *, failed: bool) -> None:
+        """End an attempt: processing first, then, once no task polls any more, the commit and the stop."""
         environment, latches = self._environment, self._environment.latches
-        self._end_processing(life, failed=failed)
+        self._end_processing(attempt, failed=failed)
         if latches.ending.is_set():
             # The engine may still wait for the start of this task, which is not tried again.
             self.start_ended.set()
             self.polling_ended.set()
             latches.may_stop.wait()
         try:
-            stopped = life.stop()
+            stopped = attempt.stop()
         except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
             stopped = True
-            self._broke(error, life)
-        if stopped and life.started:
+            self._broke(error, attempt)
+        if stopped and attempt.started:
             environment.notify("task_stopped", self.number)
-        if life.unkept and not failed and latches.ending.is_set():
-            self._broke(unkept(life.commits.failure), life)
+        if attempt.unkept and not failed and latches.ending.is_set():
+            self._broke(unkept(attempt.commits.failure), attempt)
 
-    def _end_processing(self, life: _Life, *, failed: bool) -> None:
+    def _end_processing(self, attempt: _Attempt, *, failed: bool) -> None:
         try:
-            life.end_processing(self._processing_left_s())
+            attempt.end_processing(self._processing_left_s())
         except GivenUpError:
             pass
         except StopEngine:
@@ -466,14 +468,16 @@ class TaskThread:
         except BaseException as error:  # noqa: BLE001 - what it means is decided in one place
             # One that failed has reported its error already; what it drags along is no news.
             if not failed:
-                self._broke(error, life)
+                self._broke(error, attempt)
 
     def _processing_left_s(self) -> float:
         latches, processing = self._environment.latches, self._environment.options.record_processing
         return latches.processing_left_s if latches.ending.is_set() else processing.shutdown_timeout_ms / 1000
 
-    def _broke(self, error: BaseException, life: _Life) -> None:
-        self._environment.supervision.failed(self.number, error, life.doing, got_on=True, may_restart=False)
+    def _broke(self, error: BaseException, attempt: _Attempt) -> None:
+        self._environment.supervision.failed(
+            self.number, error, attempt.doing, got_on=True, may_restart=False
+        )
 
     def _has_passed(self, polled: Batch | None) -> bool:
         task = self.task

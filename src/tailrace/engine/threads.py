@@ -1,4 +1,4 @@
-"""The threads of an engine: who belongs to it, a pool of them, and calls that may hang.
+"""The threads of an engine, a pool of them, calls that may hang, callbacks, and the clock that all wait by.
 
 All of them are daemons: what hangs in somebody's code must not keep the process alive. What keeps
 it alive while an engine works is the engine's own thread, whose end is bounded.
@@ -13,6 +13,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
+
+import structlog
+
+from tailrace.engine.contracts import Callbacks
+from tailrace.engine.failures import named
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,7 +123,7 @@ class Pool(Executor):
             self.join(None)
 
     def join(self, timeout_s: float | None) -> bool:
-        """Wait until all threads have ended, at most `timeout_s`; tell whether they have."""
+        """Wait until all threads have ended, at most `timeout_s`; return whether they have."""
         return join_all(self.threads, timeout_s)
 
     def _run(self) -> None:
@@ -129,7 +134,7 @@ class Pool(Executor):
 
 
 def join_all(threads: list[threading.Thread], timeout_s: float | None) -> bool:
-    """Wait for the end of all `threads`, at most `timeout_s` together; tell whether it came."""
+    """Wait for the end of all `threads`, at most `timeout_s` together; return whether it came."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for thread in threads:
         if thread is not threading.current_thread():
@@ -149,7 +154,7 @@ class BoundedCall:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end, at most `timeout_s`; tell whether it came.
+        """Wait for its end, at most `timeout_s`; return whether it came.
 
         :raises BaseException: what the function raised.
         """
@@ -168,3 +173,76 @@ class BoundedCall:
             self._error = error
         finally:
             self._ended.set()
+
+
+log = structlog.get_logger(__name__)
+
+#: What waits while a callback hangs; beyond it, what happens is only logged.
+WAITING_MAX = 10_000
+
+
+class CallbackDispatcher:
+    """Calls callbacks one after another, in the order of what happened. Any thread may notify.
+
+    :param engine: what the thread belongs to, so that a callback may close it.
+    """
+
+    def __init__(self, callbacks: Callbacks, name: str, engine: object) -> None:
+        self._callbacks = callbacks
+        self._engine = engine
+        self._nothing = Callbacks()
+        self._waiting: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(WAITING_MAX)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._lock = threading.Lock()
+        self._started = False
+
+    def notify(self, what: str, *arguments: Any) -> None:
+        """Have the callback `what` called; at once if there is none. Returns at once."""
+        if getattr(self._callbacks, what) is getattr(self._nothing, what):
+            return
+        with self._lock:
+            if not self._started:
+                self._started = True
+                self._thread.start()
+        self._put((what, arguments))
+
+    def finish(self, timeout_s: float) -> bool:
+        """Wait until all were called, at most `timeout_s`; return whether they were. Called at the end."""
+        if not self._started:
+            return True
+        self._put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _put(self, item: tuple[str, tuple[Any, ...]] | None) -> None:
+        try:
+            self._waiting.put_nowait(item)
+        except queue.Full:
+            log.warning("a callback hangs, and those after it are not called", callback=item and item[0])
+
+    def _run(self) -> None:
+        adopt(self._engine)
+        while (item := self._waiting.get()) is not None:
+            what, arguments = item
+            callback: Callable[..., None] = getattr(self._callbacks, what)
+            try:
+                callback(*arguments)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it is theirs
+                log.warning("a callback failed", callback=what, error=named(error))
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def monotonic(self) -> float:
+        """Return seconds that only rise."""
+        return time.monotonic()
+
+    def time_us(self) -> int:
+        """Return microseconds since 1970."""
+        return time.time_ns() // 1000
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        """Wait for `event`, at most `timeout_s`; return whether it is set."""
+        return event.wait(timeout_s)

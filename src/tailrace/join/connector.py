@@ -21,7 +21,7 @@ from tailrace.join.messages import ANSWER_S, MessageReader, Place
 from tailrace.join.options import JoinedTopics, JoinFields, KafkaJoinOptions
 from tailrace.join.partition import offset_of, position_of
 from tailrace.kafka.client import settings as client_options
-from tailrace.kafka.client.connectivity import require_reachable
+from tailrace.kafka.client.requests import require_reachable
 from tailrace.records.batch import Batch, Offset, Partition
 
 log = structlog.get_logger(__name__)

@@ -24,9 +24,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.extraction import MESSAGES
-from tailrace.kafka.client.connectivity import made
 from tailrace.kafka.client.failures import error_of, may_pass, persist
-from tailrace.kafka.client.requests import AdminClients, answer
+from tailrace.kafka.client.requests import AdminClients, answer, made
 from tailrace.kafka.client.rights import is_denial
 
 #: Topic and number of a partition.

@@ -20,11 +20,10 @@ from tailrace.backoff import Backoff
 from tailrace.config import EngineConfig
 from tailrace.config.engine_options import TASK_RESTARTS_MAX
 from tailrace.engine.lifecycle import State
-from tailrace.engine.monitoring.endpoint import MetricsEndpoint
-from tailrace.engine.monitoring.logs import to_logging
-from tailrace.engine.monitoring.metrics import EngineMetrics
-from tailrace.engine.monitoring.views import EngineView, TaskView
+from tailrace.engine.logs import to_logging
+from tailrace.engine.metrics import EngineMetrics, MetricsEndpoint
 from tailrace.engine.supervision import Phase
+from tailrace.engine.views import EngineView, TaskView
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.pipeline.background import Background

@@ -31,7 +31,7 @@ _AT_ONCE = 4096
 
 
 class Offsets(Protocol):
-    """For each record of a batch: where a new life goes on once this record is done."""
+    """For each record of a batch: where the next attempt goes on once this record is done."""
 
     def __getitem__(self, place: int, /) -> Offset: ...
 

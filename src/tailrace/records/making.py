@@ -23,7 +23,7 @@ class SourceRecord:
 
     Mappings become structs, whose fields are those of all records of the topic together.
 
-    :param offset: where a new life goes on once this record is done.
+    :param offset: where the next attempt goes on once this record is done.
     :param op: what the change did: `r`, `c`, `u`, `d`, `t`; then `before` and `after` count, not `value`.
     :param ends_transaction: whether no transaction of the source is open after it.
     """

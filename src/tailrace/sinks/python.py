@@ -31,9 +31,8 @@ from tailrace.converters.contract import Converter
 from tailrace.converters.factory import Converting, build
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
-from tailrace.engine.clock import SystemClock
 from tailrace.engine.processing import ProcessingConfig, on_batch, on_record, processor_for
-from tailrace.engine.threads import Pool
+from tailrace.engine.threads import Pool, SystemClock
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import LogRange, ValueModes
 from tailrace.ranges.batches import LOG_OFFSET, batches_of, log_offset_of

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.testing.clock import MovableClock
-from tailrace.testing.engine import TestingEngine
+from tailrace.testing.engine import MovableClock, TestingEngine
 from tailrace.testing.source import Fault, LinesSource
 
 __all__ = ["Fault", "LinesSource", "MovableClock", "TestingEngine"]

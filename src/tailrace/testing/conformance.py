@@ -33,8 +33,7 @@ from tailrace.engine.contracts import (
 from tailrace.engine.offsets.stores import MemoryOffsetStore
 from tailrace.errors import TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
-from tailrace.testing.contexts import Written, connector_context, task_context
-from tailrace.testing.rules import require
+from tailrace.testing.contexts import Written, connector_context, require, task_context
 from tailrace.testing.source import LinesSource, lines
 from tailrace.testing.source_types import check_source as check_source  # noqa: PLC0414 - a check like the others
 
@@ -78,7 +77,7 @@ def check_offset_store(make: Callable[[], OffsetStore], *, durable: bool = True)
         after.start()
         found = after.read([one, two])
         after.stop()
-        require(found == {0: {"line": 1}, 1: {"line": 5}}, "what was written is there in the next life")
+        require(found == {0: {"line": 1}, 1: {"line": 5}}, "what was written is there in the next attempt")
     make().stop()  # a store that did not start is stopped, too
 
 
@@ -150,7 +149,8 @@ def check_task(make: Callable[[], SourceTask], settings: Settings, *, records: i
     repeated = again.poll_until(records, SOON_S)
     again.stop()
     require(
-        _by_partition(repeated) == _by_partition(whole), "a new life without offsets gives the same, in order"
+        _by_partition(repeated) == _by_partition(whole),
+        "a new attempt without offsets gives the same, in order",
     )
     offsets = _numbered(whole)
     for at in sorted({0, records // 2, records - 1}):
@@ -172,7 +172,7 @@ def _check_goes_on(
     before: Sequence[tuple[str, str]],
     left: Sequence[str],
 ) -> None:
-    """Check that a life that begins with an offset gives what is `left` of its partition."""
+    """Check that an attempt that begins with an offset gives what is `left` of its partition."""
     partition, offset = json.loads(begin[0]), json.loads(begin[1])
     store = MemoryOffsetStore()
     store.write([(partition, offset)], SOON_S)
@@ -185,12 +185,12 @@ def _check_goes_on(
     rest.stop()
     require(
         found[: len(left)] == left and {(begin[0], o) for o in found}.isdisjoint(before),
-        "a life that is started from an offset goes on after it, and repeats nothing before it",
+        "an attempt that is started from an offset goes on after it, and repeats nothing before it",
     )
 
 
 class TaskRun:
-    """One life of a task, driven as the engine drives it."""
+    """One attempt of a task, driven as the engine drives it."""
 
     def __init__(
         self,

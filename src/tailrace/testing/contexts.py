@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tailrace.engine.clock import SystemClock
 from tailrace.engine.commit_policies import Always
 from tailrace.engine.contracts import (
     Clock,
@@ -16,9 +15,10 @@ from tailrace.engine.contracts import (
     TaskContext,
 )
 from tailrace.engine.lifecycle import State
-from tailrace.engine.monitoring.metrics import EngineMetrics
-from tailrace.engine.monitoring.views import EngineView
+from tailrace.engine.metrics import EngineMetrics
 from tailrace.engine.offsets.stores import MemoryOffsetStore
+from tailrace.engine.threads import SystemClock
+from tailrace.engine.views import EngineView
 from tailrace.records.batch import Offset, Partition
 
 
@@ -95,3 +95,12 @@ def task_context(
         commit_policy=Always(),
         metrics=(metrics or metrics_of(name)).of(str(number)),
     )
+
+
+def require(kept: bool, rule: str) -> None:
+    """Fail with the rule that was broken.
+
+    :raises AssertionError: if it was not kept.
+    """
+    if not kept:
+        raise AssertionError(f"contract broken: {rule}")

@@ -32,7 +32,7 @@ _SOURCE = pa.struct([("partition", pa.string()), ("number", pa.int64())])
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong when a task does something for the `at`-th time, counted from 1 over all its lives.
+    """What goes wrong when a task does something for the `at`-th time, counted from 1 over all its attempts.
 
     :param method: `start`, `poll` (counted only when there are lines to give), `commit` or `stop`.
     :param error: is raised; None: nothing is.
@@ -109,7 +109,7 @@ class LinesSource:
         return tuple(self._lines)
 
     def count(self, method: str, task: int = 0) -> int:
-        """How often a task's method was called, over all lives."""
+        """How often a task's method was called, over all attempts."""
         return self._counts[method, task]
 
     # ------------------------------------------------------------------ the connector

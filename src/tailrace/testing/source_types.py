@@ -17,7 +17,7 @@ from tailrace.config.source.section import SourceSection
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Bytes
 from tailrace.sources.contract import Capture, Source
-from tailrace.testing.rules import require
+from tailrace.testing.contexts import require
 
 #: How long a check waits for what the contract promises.
 WAIT_S = 60.0

@@ -24,8 +24,9 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.records.events import Converted
 from tailrace.records.group import Group
 from tailrace.records.values import python_values
-from tailrace.testing.rules import require
+from tailrace.testing.contexts import require
 from tailrace.testing.source import lines
+from tailrace.transforms.chain import close_of
 from tailrace.transforms.contract import Predicate, RecordTransformation, Transformation
 from tailrace.transforms.factory import build
 
@@ -48,7 +49,7 @@ def check_transformation(
     made = make()
     require(
         isinstance(made, Transformation | RecordTransformation),
-        "a transformation has apply or apply_record, and close",
+        "a transformation has apply or apply_record",
     )
 
     def outcome(transformation: Any, group: Group) -> _Outcome:
@@ -64,7 +65,7 @@ def check_transformation(
         }
 
     _check_pure(made, outcome, groups)
-    made.close()
+    close_of(made)()
 
 
 def check_predicate(make: Callable[[], Predicate], groups: Sequence[Group] = ()) -> None:

@@ -7,7 +7,7 @@ most once and with its place, so that what is missing is known to be dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,6 +101,12 @@ class Step:
         )
 
 
+def close_of(transformation: object) -> Callable[[], None]:
+    """Return the method `close`, which one that holds nothing need not have."""
+    found: Callable[[], None] = getattr(transformation, "close", lambda: None)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Steps in their order. Without any, records stay as they are."""
@@ -125,7 +131,7 @@ class Chain:
         failures: list[Exception] = []
         for step in self.steps:
             try:
-                step.transformation.close()
+                close_of(step.transformation)()
             except Exception as error:  # noqa: BLE001 - raised below
                 failures.append(error)
         if failures:

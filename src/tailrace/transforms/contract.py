@@ -2,7 +2,8 @@
 
 They are found by name through the entry points `tailrace.transformations` and `tailrace.predicates`.
 The same objects run in process, on several threads at once, and on Spark's executors: so they are
-made of their options, pickle, and keep nothing from call to call.
+made of their options, pickle, and keep nothing from call to call. A transformation that holds something, such
+as a connection, has a method `close` as well, which is called once, after its last call.
 """
 
 from __future__ import annotations
@@ -32,10 +33,6 @@ class Transformation(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Let go of what is held; called once, after the last `apply`."""
-        ...
-
 
 @runtime_checkable
 class RecordTransformation(Protocol):
@@ -49,10 +46,6 @@ class RecordTransformation(Protocol):
 
         What it raises is taken as from `Transformation.apply`.
         """
-        ...
-
-    def close(self) -> None:
-        """Let go of what is held; called once, after the last `apply_record`."""
         ...
 
 

@@ -20,7 +20,7 @@ from tailrace.config.transformations.steps import ROOTS, python_regex
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression
 from tailrace.expressions.language import ExpressionError
-from tailrace.transforms import filters, flatten, headers, keys, outbox, routes, selection, timestamps
+from tailrace.transforms import flatten, headers, keys, outbox, routes, selection, timestamps
 from tailrace.transforms.chain import Chain, Step
 from tailrace.transforms.contract import Predicate, RecordTransformation, Transformation
 from tailrace.transforms.groups import columns
@@ -31,8 +31,8 @@ TransformationLike = Transformation | RecordTransformation | steps.Transformatio
 PredicateLike = Predicate | Section | Mapping[str, Any]
 
 _MADE: dict[type[steps.TransformationConfig], Callable[[Any], Transformation]] = {
-    options.FilterConfig: filters.Filter.of,
-    options.DropConfig: lambda _: filters.Drop(),
+    options.FilterConfig: selection.Filter.of,
+    options.DropConfig: lambda _: selection.Drop(),
     options.Route: routes.of,
     options.RenameConfig: columns.Rename.of,
     options.DropFieldsConfig: columns.DropFields.of,
@@ -89,7 +89,7 @@ def _step(place: int, given: TransformationLike, predicates: Mapping[str, Predic
 
 def _made(given: steps.TransformationConfig, where: Path) -> Transformation:
     if isinstance(given, options.ThirdParty):
-        make = extensions.factory(extensions.TRANSFORMATIONS, given.type, ("close",))
+        make = extensions.factory(extensions.TRANSFORMATIONS, given.type, ())
         return _as_transformation(_called(make, given.options, where), where)
     made: Transformation = _read(lambda: _MADE[type(given)](given), where)
     return made
@@ -118,7 +118,7 @@ def _as_transformation(given: object, where: Path) -> Transformation:
         return OneByOne(given)
     raise _invalid(
         where,
-        f"{type(given).__name__} is no transformation: it needs apply or apply_record, and close",
+        f"{type(given).__name__} is no transformation: it needs apply or apply_record",
     )
 
 

@@ -19,7 +19,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
 from tailrace.records.group import Group
 from tailrace.transforms.groups.rows import described
-from tailrace.transforms.groups.structs import edited
+from tailrace.transforms.groups.values import edited
 
 Fields = dict[str, pa.Array]
 

@@ -17,8 +17,8 @@ from tailrace.config.transformations import options
 from tailrace.model import OWN_FORMS
 from tailrace.records.group import Group
 from tailrace.transforms.fields import failure, specials_of_values
-from tailrace.transforms.groups.metadata import metadata_column
-from tailrace.transforms.groups.structs import members, struct_of
+from tailrace.transforms.groups.rows import metadata_column
+from tailrace.transforms.groups.values import members, struct_of
 from tailrace.transforms.headers import with_headers
 from tailrace.transforms.selection import Operations
 
@@ -72,9 +72,6 @@ class Flatten:
             return []
         part = group.take(np.flatnonzero(kept))
         return [self._flattened(part, pa.array(deleted[kept]))]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _flattened(self, group: Group, deleted: pa.Array) -> Group:
         rows = group.column("after")

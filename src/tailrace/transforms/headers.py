@@ -10,12 +10,11 @@ import pyarrow as pa
 from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import ROOTS
 from tailrace.expressions.computing import Expression
-from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
 from tailrace.transforms.fields import BOTH, Fields, with_edited
 from tailrace.transforms.groups.columns import DropFields
-from tailrace.transforms.groups.rows import GroupRows, misfit
-from tailrace.transforms.groups.structs import members, struct_of
+from tailrace.transforms.groups.rows import GroupRows, fitting_expression
+from tailrace.transforms.groups.values import members, struct_of
 
 
 def with_headers(group: Group, added: Mapping[str, pa.Array]) -> Group:
@@ -54,15 +53,10 @@ class SetHeaders:
             return [found]
         return DropFields(self.moved, keeps=False).apply(found)
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
-    try:
+    with fitting_expression(group, f"set the header {name!r}"):
         return expression.values(rows)
-    except ExpressionError as error:
-        raise misfit(f"set the header {name!r}", error, group) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +76,6 @@ class DropHeaders:
             return [group]
         left = {name: values for name, values in members(known).items() if name not in self.names}
         return [group.with_headers(struct_of(left, None, len(group)) if left else pa.nulls(len(group)))]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +103,3 @@ class FieldsFromHeaders:
 
         made = with_edited(group, self.part, edit, lambda name: None if name in added else name)
         return DropHeaders(tuple(self.fields.values())).apply(made) if self.moves else [made]
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tailrace.config.transformations import options
 from tailrace.records.group import Group
 from tailrace.transforms.fields import KEY, failure
-from tailrace.transforms.groups.structs import members, struct_of
+from tailrace.transforms.groups.values import members, struct_of
 from tailrace.transforms.selection import Operations
 
 _DELETES = Operations("d")
@@ -39,14 +39,11 @@ class ValueToKey:
         deleted = _DELETES.matches(group)
         key = self._key(group, group.column("after"))
         if deleted.any():
-            self._require_told(group, deleted)
+            self._require_sent(group, deleted)
             both = pa.concat_arrays([self._key(group, group.column("before")), key])
             count = len(group)
             key = both.take(pa.array(np.arange(count) + np.where(deleted, 0, count)))
         return [group.with_column("key", key)]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _key(self, group: Group, rows: pa.Array) -> pa.Array:
         found = members(rows) if pa.types.is_struct(rows.type) else {}
@@ -58,17 +55,17 @@ class ValueToKey:
             )
         return struct_of({name: found[name] for name in self.names}, rows.is_null(), len(group))
 
-    def _require_told(self, group: Group, deleted: np.ndarray) -> None:
-        # A delete tells its key, or all of the row: a column that it does not tell is not NULL.
+    def _require_sent(self, group: Group, deleted: np.ndarray) -> None:
+        # A delete has its key, or all of the row: a column that it does not have is not NULL.
         partial = group.column("partial")
-        told = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
-        silent = [name for name in self.names if name not in told]
+        sent = set() if group.relation is None else {c.name for c in group.relation.columns if c.in_identity}
+        silent = [name for name in self.names if name not in sent]
         if silent and pa.types.is_boolean(partial.type):
             flags = partial.fill_null(False).to_numpy(zero_copy_only=False)
             if (flags & deleted).any():
                 raise failure(
                     group,
-                    f"make keys of columns: deletes don't tell {', '.join(map(repr, silent))}",
+                    f"make keys of columns: deletes don't send {', '.join(map(repr, silent))}",
                     "give the table REPLICA IDENTITY FULL, or keep deletes from it by a predicate",
                 )
 
@@ -102,9 +99,6 @@ class ExtractField:
             )
         return [group.with_column(column, found[self.name])]
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 @dataclass(frozen=True, slots=True)
 class HoistField:
@@ -124,9 +118,6 @@ class HoistField:
         """
         column, values = _whole(group, self.part)
         return [group.with_column(column, struct_of({self.name: values}, values.is_null(), len(group)))]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _whole(group: Group, part: str) -> tuple[str, pa.Array]:

@@ -21,8 +21,7 @@ from tailrace.decode.values.json_texts import are_json, quoted
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
 from tailrace.transforms.fields import failure
-from tailrace.transforms.groups.casts import TEXT, cast
-from tailrace.transforms.groups.structs import members, struct_of
+from tailrace.transforms.groups.values import TEXT, cast, members, struct_of
 from tailrace.transforms.headers import with_headers
 from tailrace.transforms.routes import parted, replaced
 from tailrace.transforms.selection import Operations
@@ -55,9 +54,6 @@ class Outbox:
             return []
         events = self._events(group.take(rows))
         return [part for part in events if len(part)]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _check_updates(self, group: Group) -> None:
         count = int(np.count_nonzero(_UPDATES.matches(group)))

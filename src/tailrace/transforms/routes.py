@@ -15,10 +15,9 @@ from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import REFERENCE, ROOTS, python_regex
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression
-from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
-from tailrace.transforms.groups.rows import GroupRows, described, misfit
-from tailrace.transforms.groups.structs import with_fields
+from tailrace.transforms.groups.rows import GroupRows, described, fitting_expression
+from tailrace.transforms.groups.values import with_fields
 
 
 def replaced(topic: str, regex: str, replacement: str) -> str | None:
@@ -55,9 +54,6 @@ class RouteByName:
             return [group]
         return [_routed(group, topic, self.key_field)]
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 @dataclass(frozen=True, slots=True)
 class RouteByContent:
@@ -73,10 +69,8 @@ class RouteByContent:
         :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit them, or gives
             something that is no topic.
         """
-        try:
+        with fitting_expression(group, "route records"):
             names = self.topic.values(GroupRows(group, self.missing))
-        except ExpressionError as error:
-            raise misfit("route records", error, group) from error
         if pa.types.is_null(names.type):
             return [group]
         if not pa.types.is_string(names.type):
@@ -90,9 +84,6 @@ class RouteByContent:
             part if name is None else _routed(part, name, self.key_field)
             for name, part in parted(group, names)
         ]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def of(given: options.Route) -> RouteByName | RouteByContent:

@@ -1,4 +1,4 @@
-"""The predicates: which records of a group are chosen."""
+"""The predicates, which choose records of a group; and what keeps the chosen ones alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.config.patterns import matches_any
+from tailrace.config.transformations import options
+from tailrace.config.transformations.steps import ROOTS
 from tailrace.expressions.computing import Expression
-from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
-from tailrace.transforms.groups.rows import GroupRows, misfit, root_column
+from tailrace.transforms.groups.rows import GroupRows, fitting_expression, root_column
 
 Chosen = npt.NDArray[np.bool_]
 
@@ -103,10 +104,8 @@ class Where:
 
         :raises TailraceError: `TRANSFORM_FAILED` if it does not fit them.
         """
-        try:
+        with fitting_expression(group, "choose records"):
             return self.expression.chosen(GroupRows(group, self.missing))
-        except ExpressionError as error:
-            raise misfit("choose records", error, group) from error
 
 
 def _all(group: Group, answer: bool) -> Chosen:
@@ -116,3 +115,36 @@ def _all(group: Group, answer: bool) -> Chosen:
 def _flags(values: pa.Array) -> Chosen:
     found: Chosen = values.to_numpy(zero_copy_only=False)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Keeps the records for which an expression is true."""
+
+    where: Expression
+    keeps_nulls: bool = False
+    missing: str = "error"
+
+    @classmethod
+    def of(cls, given: options.FilterConfig) -> Filter:
+        return cls(Expression(given.where, ROOTS), given.nulls == "keep", given.missing)
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return the records that are kept.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if the expression does not fit them.
+        """
+        with fitting_expression(group, "filter records"):
+            found = self.where.truths(GroupRows(group, self.missing))
+        kept = pc.fill_null(found, self.keeps_nulls).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(kept)
+        return [group.take(rows)] if len(rows) else []
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Keeps none: for the records that a predicate chooses."""
+
+    def apply(self, group: Group) -> list[Group]:
+        """Return nothing."""
+        return []

@@ -34,12 +34,12 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.sql import inputs_of
 from tailrace.model import Column, Op, Relation, ReplicaIdentity
 from tailrace.records.group import Group
-from tailrace.transforms.chain import Chain
+from tailrace.transforms.chain import Chain, close_of
 from tailrace.transforms.contract import Transformation
 from tailrace.transforms.factory import build
 from tailrace.transforms.fields import BOTH, failure, fitting
-from tailrace.transforms.groups.casts import texts_of
 from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask, Rename
+from tailrace.transforms.groups.values import texts_of
 from tailrace.transforms.timestamps import Timestamps
 
 #: Schema and table, after which a target names its folder.
@@ -188,9 +188,6 @@ class DroppedColumns:
         meant = set(fitting(self.given.patterns, names))
         return set(names) - meant if self.given.keeps else meant
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
@@ -224,9 +221,6 @@ class ComputedStep:
             name: sorted(_mark(read, known.get(read)) for read in _columns_read(expression.text))
             for name, expression in self.given.fields.items()
         }
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _added(self, group: Group, given: AddFields) -> dict[str, tuple[pa.DataType, ComputedColumn]]:
         relation, _ = _table_of(group)
@@ -311,7 +305,7 @@ class KeyKept:
 
     def close(self) -> None:
         """Close the step."""
-        self.step.close()
+        close_of(self.step)()
 
     def _changes(self, names: Sequence[str]) -> tuple[str, set[str]]:
         step: Any = self.step.given if isinstance(self.step, ComputedStep) else self.step

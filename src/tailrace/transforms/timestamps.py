@@ -13,7 +13,7 @@ from tailrace.decode.values.stamps import finite, with_infinities
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
 from tailrace.transforms.fields import Fields, failure, field_names, fitting, with_edited
-from tailrace.transforms.groups.casts import cast
+from tailrace.transforms.groups.values import cast
 
 _UTC = "UTC"
 _INSTANT = pa.timestamp("us", tz=_UTC)
@@ -55,9 +55,6 @@ class Timestamps:
             return {n: self.converted(group, n, v) if n in meant else v for n, v in found.items()}
 
         return [with_edited(group, self.part, edit)]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def meant(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns that get another form."""

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.backoff import Backoff
-from tailrace.engine.clock import SystemClock
 from tailrace.engine.commit_policies import Always
 from tailrace.engine.contracts import CommitPolicy, RecordProcessor
 from tailrace.engine.offsets.committer import OffsetCommitter
 from tailrace.engine.processing import Handler, Order, ProcessingConfig, processor_for
+from tailrace.engine.threads import SystemClock
 from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.records.events import Converted
 from tailrace.records.group import Group

@@ -109,8 +109,8 @@ class _Translation:
         names = [field["name"] for field in fields]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise _invalid(f"two columns would be the field {twice!r}", full)
-        told = _told({**schema, "name": given and full})
-        return {"type": "record", "name": last, "namespace": within, "fields": fields, **told}
+        noted = _told({**schema, "name": given and full})
+        return {"type": "record", "name": last, "namespace": within, "fields": fields, **noted}
 
     def _field(self, field: Document, namespace: str, adjust: Adjustment) -> dict[str, Any]:
         found = {"name": adjust(field["field"]), "type": self.of(field, namespace)}

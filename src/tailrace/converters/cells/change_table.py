@@ -18,14 +18,15 @@ from tailrace.converters.connect_schemas import STRING, Schema, struct
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, type_mapping
 from tailrace.decode import kernel
 from tailrace.decode.envelope import image_choices
+from tailrace.decode.json.debezium import times_of
 from tailrace.decode.tuples import Tuples
 from tailrace.decode.types import known_type
 from tailrace.decode.values import forms
 from tailrace.model import OWN_FORMS, Op, Relation, ValueModes
 from tailrace.protocol.frames import Bytes, Numbers
 
-# Rows of a table's numbers, each of a change: PostgreSQL's positions and times.
-MS, US, NS, COMMIT_LSN, LSN, XID, ORDINAL, TOTAL_ORDER, TABLE_ORDER = range(9)
+# Rows of a table's numbers, each of a change, beside those of `decode.json.debezium`.
+TOTAL_ORDER, TABLE_ORDER = 7, 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,12 +122,8 @@ def key_names(relation: Relation) -> tuple[str, ...]:
 
 def numbers_of(us: Numbers, commit_lsn: Numbers, lsn: Numbers, xid: Numbers, ordinal: Numbers) -> Numbers:
     """Return the rows of a table's numbers; `kernel.NONE` where there is none."""
-    missing = us == kernel.NONE
-    ms, ns = us // 1000, us * 1000
-    ms[missing] = ns[missing] = kernel.NONE
-    return np.stack(
-        [ms, us, ns, commit_lsn, lsn, xid, ordinal, ordinal + 1, _order_in_table(commit_lsn, xid)]
-    )
+    order = _order_in_table(commit_lsn, xid)
+    return np.stack([*times_of(us), commit_lsn, lsn, xid, ordinal, ordinal + 1, order])
 
 
 def _order_in_table(commit_lsn: Numbers, xid: Numbers) -> Numbers:

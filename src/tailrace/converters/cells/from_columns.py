@@ -9,14 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tailrace.converters.cells.change_table import (
-    COMMIT_LSN,
-    TABLE_ORDER,
-    ChangeTable,
-    key_names,
-    numbers_of,
-    of_wire,
-)
+from tailrace.converters.cells.change_table import TABLE_ORDER, ChangeTable, key_names, numbers_of, of_wire
 from tailrace.converters.cells.connect_values import of_array, of_cells
 from tailrace.converters.cells.json_values import (
     Mask,
@@ -33,6 +26,7 @@ from tailrace.converters.cells.row_image import ColumnValues, Field, RowImage
 from tailrace.converters.connect_schemas import Schema
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, type_mapping
 from tailrace.decode import images, kernel
+from tailrace.decode.json.debezium import COMMIT_LSN
 from tailrace.decode.types import known_type, value_type
 from tailrace.decode.values import forms
 from tailrace.decode.values.forms import form_of
@@ -168,7 +162,7 @@ def _with_special(values: Values, rows: Rows, texts: pa.Array, how: TypeMapping)
 
 
 def _is_rendered(relation: Relation | None, field: Field, arrow: pa.DataType) -> bool:
-    """Tell whether texts of a table's column have the form that its modes ask for, and are not
+    """Return whether texts of a table's column have the form that its modes ask for, and are not
     PostgreSQL's own.
     """
     column = _table_column(relation, field.name, arrow)

@@ -127,7 +127,7 @@ def _scalar(text: str) -> pa.Scalar:
 
 
 def is_listed(arrow: pa.DataType) -> bool:
-    """Tell whether values of a type are lists."""
+    """Return whether values of a type are lists."""
     return bool(
         pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
     )

@@ -88,8 +88,8 @@ def _described(group: Group, column: str, name: str, has_schema: bool) -> tuple[
     schema = how.schema
     if schema.type == "struct":
         found = group.columns.schema.field(column) if column in group.columns.schema.names else None
-        told = None if found is None else schema_name_of(found)
-        schema = struct(dict(schema.inside)["fields"], *(told or (name, None)))
+        named = None if found is None else schema_name_of(found)
+        schema = struct(dict(schema.inside)["fields"], *(named or (name, None)))
     return values, schema
 
 

@@ -30,8 +30,8 @@ from tailrace.decode.values import forms
 from tailrace.model import OWN_FORMS, Op
 from tailrace.protocol.frames import Numbers
 
-# Rows of the numbers that a template may name.
-_MS, _US, _NS, _COMMIT_LSN, _LSN, _XID, _ORDINAL, _LOG_OFFSET = range(8)
+# Rows of the numbers that a template may name: positions and times of each change; others come after them.
+MS, US, NS, COMMIT_LSN, LSN, XID, ORDINAL, _LOG_OFFSET = range(8)
 
 _Members = dict[str, str | int | None]
 
@@ -73,31 +73,47 @@ def json_lines(tuples: Tuples, task: str, source: SourceInfo) -> pa.LargeStringA
 def _template(tuples: Tuples, task: str, source: SourceInfo) -> Template:
     relation = tuples.relation
     schema, table = (relation.schema, relation.table) if relation else ("", "")
-    snapshot = len(tuples) > 0 and tuples.op[0] == ord(Op.READ)
+    snapshot = len(tuples) > 0 and bool(tuples.op[0] == ord(Op.READ))
     before, after = json_kernel.BEFORE, json_kernel.AFTER
     images = [('{"message":', after)] if relation is None else [('{"before":', before), (',"after":', after)]
-    first: _Members = {"version": source.version, "connector": source.connector, "name": source.name}
-    second: _Members = {"snapshot": "true" if snapshot else "false", "db": source.database}
-    third: _Members = {"schema": schema, "table": table}
     version = relation.version if relation is not None and relation.version else None
     last = _members({"schema_version": version})
     return [
         *images,
-        (f',"source":{{{_members(first)},"ts_ms":', _MS),
-        (f',{_members(second)},"sequence":"[\\"', _COMMIT_LSN),
-        ('\\",\\"', _LSN),
-        ('\\"]","ts_us":', _US),
-        (',"ts_ns":', _NS),
-        (f',{_members(third)},"txId":', _XID),
-        (',"lsn":', _LSN),
+        *source_parts(',"source":', source, schema, table, is_snapshot=snapshot),
         (f',"xmin":null,{last}}},"transaction":null,"op":"', json_kernel.OP_LETTER),
-        ('","ts_ms":', _MS),
-        (',"ts_us":', _US),
-        (',"ts_ns":', _NS),
+        ('","ts_ms":', MS),
+        (',"ts_us":', US),
+        (',"ts_ns":', NS),
         (f',"position":{{{_members({"task": task})},"log_offset":', _LOG_OFFSET),
-        (',"commit_lsn":', _COMMIT_LSN),
-        (',"ordinal":', _ORDINAL),
+        (',"commit_lsn":', COMMIT_LSN),
+        (',"ordinal":', ORDINAL),
         ("}}\n", json_kernel.NOTHING),
+    ]
+
+
+def source_parts(
+    before: str, source: SourceInfo, schema: str, table: str, *, is_snapshot: bool, ensure_ascii: bool = True
+) -> Template:
+    """Return the template of `source` up to its member `lsn`.
+
+    :param before: what comes before it.
+    :param ensure_ascii: whether letters beyond ASCII are escaped.
+    """
+
+    def members(**values: str) -> str:
+        return json.dumps(values, separators=(",", ":"), ensure_ascii=ensure_ascii)[1:-1]
+
+    first = members(version=source.version, connector=source.connector, name=source.name)
+    second = members(snapshot="true" if is_snapshot else "false", db=source.database)
+    return [
+        (f'{before}{{{first},"ts_ms":', MS),
+        (f',{second},"sequence":"[\\"', COMMIT_LSN),
+        ('\\",\\"', LSN),
+        ('\\"]","ts_us":', US),
+        (',"ts_ns":', NS),
+        (f',{members(schema=schema, table=table)},"txId":', XID),
+        (',"lsn":', LSN),
     ]
 
 
@@ -115,15 +131,13 @@ def _columns(tuples: Tuples) -> list[tuple[str, int]]:
 
 def _numbers(tuples: Tuples) -> Numbers:
     fields = tuples.fields
-    us = fields[kernel.AT_COMMIT_TIME]
+    named = (kernel.AT_COMMIT_LSN, kernel.LSN, kernel.AT_XID, kernel.AT_ORDINAL, kernel.LOG_OFFSET)
+    return np.stack([*times_of(fields[kernel.AT_COMMIT_TIME]), *(fields[row] for row in named)])
+
+
+def times_of(us: Numbers) -> list[Numbers]:
+    """Return times in milliseconds, microseconds and nanoseconds; `kernel.NONE` where there is none."""
     missing = us == kernel.NONE
     ms, ns = us // 1000, us * 1000
     ms[missing] = ns[missing] = kernel.NONE
-    rows = [ms, us, ns]
-    rows += [
-        fields[row]
-        for row in (
-            kernel.AT_COMMIT_LSN, kernel.LSN, kernel.AT_XID, kernel.AT_ORDINAL, kernel.LOG_OFFSET,
-        )
-    ]  # fmt: skip
-    return np.stack(rows)
+    return [ms, us, ns]

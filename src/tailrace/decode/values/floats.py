@@ -176,7 +176,7 @@ def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
     nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1]), **KERNEL
 )  # fmt: skip
 def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
-    """Tell whether there may be a number of which PostgreSQL writes more digits than Java: one that lies
+    """Return whether there may be a number of which PostgreSQL writes more digits than Java: one that lies
     just as far from a shorter number as from its neighbour, such as 1e23. It has many digits, and a
     positive exponent. Arrays are looked at as a whole.
     """

@@ -249,7 +249,7 @@ def hex_digit(letter):  # type: ignore[no-untyped-def]
 
 @nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
 def is_hex(b, p, length):  # type: ignore[no-untyped-def]
-    """Tell whether a text is bytea in hex form."""
+    """Return whether a text is bytea in hex form."""
     if length < 2 or length % 2 or b[p] != 92 or b[p + 1] != 120:
         return False
     for k in range(p + 2, p + length):  # noqa: SIM110 (a generator is slow in a kernel)
@@ -307,7 +307,7 @@ def item_end(b, p, end, delimiter):  # type: ignore[no-untyped-def]
 
 @nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), **KERNEL)
 def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
-    """Tell whether an array item is NULL, which PostgreSQL writes bare and reads in any case."""
+    """Return whether an array item is NULL, which PostgreSQL writes bare and reads in any case."""
     return (
         quoted == 0
         and length == 4

@@ -51,10 +51,10 @@ class OffsetCommitter:
 
     Any thread. `take`, `tick` and `finish` are the engine's.
 
-    :param committed: hears each offset once the store has it (`SourceTask.commit`), on the writing
+    :param committed: is called with each offset once the store has it (`SourceTask.commit`), on the writing
         thread; never after `finish` has returned.
     :param timeout_s: longest that a commit holds up the thread that finishes a batch.
-    :param claim: hears of each partition before its first batch is taken, or its first offset.
+    :param claim: is called with each partition before its first batch is taken, or its first offset.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class OffsetCommitter:
         self._store = store
         self._policy = policy
         self._clock = clock
-        self._heard = committed
+        self._on_committed = committed
         self._timeout_s = timeout_s
         self._name = name
         self._partitions = TrackedPartitions(claim)
         self._lock = self._partitions.lock
-        self._telling = threading.Lock()  # held while the task hears of a commit
+        self._notifying = threading.Lock()  # held while the task is notified of a commit
         self._last_s = clock.monotonic()
         self._write: _Write | None = None
         self._writes: queue.SimpleQueue[_Write | Literal["look", "end"]] | None = None
@@ -97,7 +97,7 @@ class OffsetCommitter:
 
     @property
     def committed(self) -> int:
-        """Records of this life up to the last commit, of all partitions."""
+        """Records of this attempt up to the last commit, of all partitions."""
         return self._partitions.committed_records
 
     @property
@@ -107,7 +107,7 @@ class OffsetCommitter:
 
     @property
     def processed(self) -> int:
-        """Records of this life before which everything is processed, of all partitions."""
+        """Records of this attempt before which everything is processed, of all partitions."""
         with self._lock:
             return self._partitions.processed
 
@@ -223,19 +223,19 @@ class OffsetCommitter:
         return self._failure
 
     def finish(self, timeout_s: float) -> bool:
-        """Commit what can be committed, and take note of nothing any more; tell whether all of it is kept.
+        """Commit what can be committed, and take note of nothing any more; return whether all of it is kept.
 
         Takes `timeout_s` at most, whatever the store and the task do.
         """
         deadline_s = time.monotonic() + timeout_s
         complete = self._commit_all(deadline_s)
-        told = self._telling.acquire(timeout=max(0.0, deadline_s - time.monotonic()))
+        is_held = self._notifying.acquire(timeout=max(0.0, deadline_s - time.monotonic()))
         with self._lock:
             self._partitions.is_closed = True
             if self._writes is not None:
                 self._writes.put("end")
-        if told:
-            self._telling.release()
+        if is_held:
+            self._notifying.release()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(max(0.0, deadline_s - time.monotonic()))
         return complete
@@ -350,7 +350,7 @@ class OffsetCommitter:
 
     def _has_succeeded(self, write: _Write) -> None:
         failpoints.hit("engine.after_commit")
-        with self._telling:
+        with self._notifying:
             with self._lock:
                 self._partitions.committed(write.points)
                 self._last_s = self._clock.monotonic()
@@ -360,7 +360,7 @@ class OffsetCommitter:
             write.succeeded = True
             for kept, point in write.points if is_heard else ():
                 try:
-                    self._heard(kept.partition, point.offset)
+                    self._on_committed(kept.partition, point.offset)
                 except BaseException as error:  # noqa: BLE001 - the offset is kept all the same
                     log.warning("a task failed to take a commit", task=self._name, error=type(error).__name__)
         if failures:

@@ -241,7 +241,7 @@ class Tracker:
         return done
 
     def committed(self, point: CommitPoint) -> None:
-        """Hear that a point was committed."""
+        """Take note that a point was committed."""
         self._committed = max(self._committed, (point.records, point.batches))
 
     def uncommitted_records(self, point: CommitPoint) -> int:

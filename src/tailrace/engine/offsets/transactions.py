@@ -24,7 +24,7 @@ from tailrace.engine.contracts import Clock, CommitPolicy, OffsetReader
 from tailrace.engine.offsets.partitions import Points, TrackedPartitions, are_transaction_ends, uncommitted
 from tailrace.errors import TailraceError
 from tailrace.kafka.client.failures import LIMIT_S
-from tailrace.kafka.producer.preemption import too_long
+from tailrace.kafka.producer.account import too_long
 from tailrace.kafka.producer.task_producer import TaskProducer
 from tailrace.records.batch import Batch, Offset, Partition
 from tailrace.records.events import Events

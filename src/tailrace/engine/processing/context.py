@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from tailrace.backoff import Backoff
 from tailrace.engine.contracts import Clock, Committer
+from tailrace.engine.failures import Retrying
 from tailrace.engine.processing.handlers import Handler, HandlerKind
 from tailrace.engine.processing.in_flight import InFlightLimiter, TaskCounts
-from tailrace.engine.retry import Retrying
 from tailrace.records.group import Group
 
 Order = Literal["ordered", "unordered", "key"]

@@ -17,9 +17,9 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from tailrace.engine.failures import GivenUpError
 from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
 from tailrace.engine.processing.stage import ReadyBatch, StageExecutor, StageFuture
-from tailrace.engine.retry import GivenUpError
 from tailrace.records.batch import Batch
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ class PartExecutor(Protocol[Part_contra]):
     """
 
     def has_room(self) -> bool:
-        """Tell whether more records may be added; if not, it calls `Dispatcher.look` when there is room."""
+        """Return whether more records may be added; if not, it calls `Dispatcher.look` when there is room."""
         ...
 
     def add(self, ready: ReadyBatch, size_bytes: int) -> Iterator[None]:

@@ -48,7 +48,7 @@ def on_record(call: Callable[..., Any]) -> Handler:
 
 
 def is_async(call: Callable[..., Any]) -> bool:
-    """Tell whether a call returns a coroutine, which `on_batch` and `on_record` wait for."""
+    """Return whether a call returns a coroutine, which `on_batch` and `on_record` wait for."""
     called = call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(called)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tailrace.engine.contracts import Committer, StopEngine
+from tailrace.engine.failures import GivenUpError
 from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
 from tailrace.engine.processing.handlers import HandlerKind, check_done, where
 from tailrace.engine.processing.in_flight import SETTLE_RECORDS, SETTLE_S, InFlightLimiter
 from tailrace.engine.processing.stage import ReadyBatch
-from tailrace.engine.retry import GivenUpError
 from tailrace.records.batch import Batch, Offset
 from tailrace.records.record import Record
 

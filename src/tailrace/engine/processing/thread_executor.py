@@ -21,11 +21,18 @@ from typing import Any
 
 from tailrace.engine.contracts import StopEngine
 from tailrace.engine.processing.context import ProcessingConfig, ProcessingContext
-from tailrace.engine.processing.delivery_rate import PERIOD_S, DeliveryRate
 from tailrace.engine.processing.dispatcher import Dispatcher
 from tailrace.engine.processing.handlers import check_done, where
 from tailrace.engine.processing.in_flight import SETTLE_RECORDS, SETTLE_S
-from tailrace.engine.processing.queues import FreeQueue, KeyQueues, Queue, QueuedRecords, Queues
+from tailrace.engine.processing.queues import (
+    PERIOD_S,
+    DeliveryRate,
+    FreeQueue,
+    KeyQueues,
+    Queue,
+    QueuedRecords,
+    Queues,
+)
 from tailrace.engine.processing.stage import ReadyBatch
 from tailrace.engine.threads import Pool, owner
 

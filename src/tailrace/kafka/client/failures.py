@@ -129,17 +129,17 @@ def preempted(attempted: str, **context: object) -> TailraceError:
 
 
 def has_timed_out(error: KafkaError) -> bool:
-    """Tell whether an error says that an answer did not come in time."""
+    """Return whether an error says that an answer did not come in time."""
     return error.code() in _TIMED_OUT
 
 
 def is_unfit(error: KafkaError) -> bool:
-    """Tell whether an error says that a topic can't be made as it is wanted."""
+    """Return whether an error says that a topic can't be made as it is wanted."""
     return error.code() in _UNFIT
 
 
 def may_pass(error: KafkaError) -> bool:
-    """Tell whether asking again may help."""
+    """Return whether asking again may help."""
     return error.retriable() or error.code() in _PASSING
 
 

@@ -29,7 +29,7 @@ _WORDS = {
 
 
 def is_denial(error: KafkaError) -> bool:
-    """Tell whether an error says that the principal may not do something with a topic."""
+    """Return whether an error says that the principal may not do something with a topic."""
     return error.code() in _DENIED
 
 

@@ -154,7 +154,7 @@ class Topics:
         return time.monotonic() - looked_s >= _LOOK_AGAIN_S
 
     def _look_again(self, name: str) -> None:
-        """Tell of partitions that were added. A cluster that does not answer holds up nothing for long."""
+        """Log that partitions were added. A cluster that does not answer holds up nothing for long."""
         self._looked_s[name] = time.monotonic()
         try:
             found = self._clients.ask(_ASK_S, lambda admin, left_s: admin.list_topics(name, left_s))
@@ -186,7 +186,7 @@ class Topics:
         return require_rights(self._clients, name, TO_WRITE, "write to a topic", self._timeout_s) is not None
 
     def _appears(self, name: str) -> bool:
-        """Tell whether a topic is there after all: brokers may make those that a producer looks for."""
+        """Return whether a topic is there after all: brokers may make those that a producer looks for."""
         return self._described(name, "look for a topic", _ASK_S) is not None
 
     def _count(self, name: str) -> int:

@@ -184,7 +184,7 @@ class KafkaOffsetStore:
         try:
             yield
         except TailraceError as error:
-            # A life that failed is over: the next write begins another.
+            # A producer that failed is over: the next write makes another.
             self._close()
             failure = self._judged(error)
             if failure.kind is Kind.OFFSETS_PREEMPTED:

@@ -27,9 +27,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.client.connectivity import require_reachable
 from tailrace.kafka.client.failures import error_of, failure_of, is_unfit
-from tailrace.kafka.client.requests import AdminClients, answer
+from tailrace.kafka.client.requests import AdminClients, answer, require_reachable
 from tailrace.kafka.client.rights import TO_KEEP_OFFSETS, TO_WRITE, denied, is_denial, require_rights
 from tailrace.kafka.offsets import compaction
 from tailrace.kafka.offsets.compacted_read import ByPartition, CompactedRead, newer, newest_of
@@ -180,7 +179,7 @@ class OffsetsTopic:
         )
 
     def exists(self) -> bool:
-        """Tell whether the topic is there.
+        """Return whether the topic is there.
 
         :raises TailraceError: `SINK_REFUSED`, `SINK_WRITE_FAILED`.
         """
@@ -192,8 +191,8 @@ class OffsetsTopic:
 
         :raises TailraceError: as `exists`.
         """
-        told = self._may(("READ",))
-        self._partitions = 0 if told is None else told or self._wait_for_partitions()
+        count = self._may(("READ",))
+        self._partitions = 0 if count is None else count or self._wait_for_partitions()
         return self._partitions > 0
 
     def _may(self, operations: Sequence[str]) -> int | None:
@@ -321,7 +320,7 @@ class OffsetsTopic:
         self._read_settled(numbers, isolation)
         waiting = self._undecided(keys, self._left(numbers, ends))
         while waiting:
-            # A transaction is open there: ours, of an earlier life, or one of another pipeline.
+            # A transaction is open there: ours, of an earlier attempt, or one of another pipeline.
             if time.monotonic() >= deadline:
                 raise _undecided_still(self.name, min(waiting), self._timeout_s)
             time.sleep(_LOOK_S)

@@ -171,7 +171,7 @@ class AssignmentState:
         return self.position == self.reach
 
     def has(self, producers: int) -> bool:
-        """Tell whether so many members write now."""
+        """Return whether so many members write now."""
         return self.head is not None and self.head.producers == producers
 
     def written_to(self, end: int) -> AssignmentState:

@@ -115,7 +115,7 @@ class Share:
     producers: int
 
     def has(self, keys: pa.Array | Sequence[Any] | None, topic: str, count: int) -> npt.NDArray[np.bool_]:
-        """Tell for each of `count` records of a topic, with these keys, whether it is in the share.
+        """Return for each of `count` records of a topic, with these keys, whether it is in the share.
 
         :param keys: texts or bytes, null where there is none; None: nowhere is one.
         """

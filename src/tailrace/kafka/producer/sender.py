@@ -83,7 +83,7 @@ class Sender:
         self.begin()
 
     def begin(self) -> None:
-        """Have `progress` tell of a new batch from here on."""
+        """Have `progress` count a new batch from here on."""
         self._began_s = self._moved_s = time.monotonic()
         self._before = self._sent, self._bytes, self._done
         self._offsets = 0  # of what was sent since
@@ -191,7 +191,7 @@ class Sender:
             raise _no_room(f"deliver {left} messages", timeout_s or self._timeout_s)
 
     def has_moved(self) -> bool:
-        """Tell whether something was delivered since this was last asked."""
+        """Return whether something was delivered since this was last asked."""
         before = self._moved_s
         self._note_delivered(len(self._producer))
         return self._moved_s > before

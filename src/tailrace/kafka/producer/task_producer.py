@@ -26,9 +26,8 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.topics import Topics, legal
 from tailrace.kafka.events.dead_letters import OVERHEAD, largest, message_bytes_max, sizes
 from tailrace.kafka.offsets.topic import History, OffsetsTopic, source_key
-from tailrace.kafka.producer.account import Account
+from tailrace.kafka.producer.account import Account, is_taken, raise_out_of_time
 from tailrace.kafka.producer.partitioner import by_key
-from tailrace.kafka.producer.preemption import is_taken, raise_out_of_time
 from tailrace.kafka.producer.sender import SendProgress
 from tailrace.records.batch import Offset, Partition
 from tailrace.records.events import Converted

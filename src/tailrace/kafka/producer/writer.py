@@ -17,7 +17,6 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.client.connectivity import made
 from tailrace.kafka.client.failures import (
     answered,
     error_of,
@@ -27,6 +26,7 @@ from tailrace.kafka.client.failures import (
     persist,
     preempted,
 )
+from tailrace.kafka.client.requests import made
 from tailrace.kafka.client.rights import denied, is_denial
 from tailrace.kafka.offsets.topic import OffsetsTopic, value_of
 from tailrace.kafka.producer.sender import Partitions, Sender, SendProgress

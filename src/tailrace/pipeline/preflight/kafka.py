@@ -23,7 +23,7 @@ from tailrace.decode.changes import no_changes
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
-from tailrace.kafka.client.connectivity import require_reachable
+from tailrace.kafka.client.requests import require_reachable
 from tailrace.kafka.client.topics import Topics
 from tailrace.kafka.offsets.compaction import TopicWarning
 from tailrace.kafka.offsets.store import KafkaOffsetStore

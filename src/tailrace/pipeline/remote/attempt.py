@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from tailrace.config import PipelineConfig
-from tailrace.engine.monitoring.logs import to_logging
+from tailrace.engine.logs import to_logging
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.remote.channel import Channel, Report

@@ -42,9 +42,8 @@ from tailrace.model import Op, ValueModes, format_lsn
 from tailrace.protocol.frames import Numbers
 from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import Piece
-from tailrace.records.events import Converted
+from tailrace.records.events import Converted, converted_in_parts
 from tailrace.records.group import Group
-from tailrace.records.parts import converted_in_parts
 from tailrace.sinks.contract import function_failure
 from tailrace.transforms.chain import Chain
 

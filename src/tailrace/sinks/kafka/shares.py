@@ -24,7 +24,7 @@ from tailrace import failpoints
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.failures import LIMIT_S
 from tailrace.kafka.offsets.topic import History, OffsetsTopic
-from tailrace.kafka.producer.account import Account
+from tailrace.kafka.producer.account import Account, is_taken, raise_out_of_time
 from tailrace.kafka.producer.layout import (
     Head,
     OpenMember,
@@ -33,7 +33,6 @@ from tailrace.kafka.producer.layout import (
     sharing,
 )
 from tailrace.kafka.producer.partitioner import Share
-from tailrace.kafka.producer.preemption import is_taken, raise_out_of_time
 from tailrace.kafka.producer.writer import Writer
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.kafka.records import Form, Records

@@ -28,7 +28,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client import settings
 from tailrace.kafka.client.failures import LIMIT_S, REFUSED_BY, REFUSED_LIMIT
 from tailrace.kafka.offsets.topic import OffsetsTopic
-from tailrace.kafka.producer.account import Account
+from tailrace.kafka.producer.account import Account, is_taken, raise_out_of_time, too_long
 from tailrace.kafka.producer.layout import (
     AssignmentState,
     Head,
@@ -38,7 +38,6 @@ from tailrace.kafka.producer.layout import (
     beginning,
     taking,
 )
-from tailrace.kafka.producer.preemption import is_taken, raise_out_of_time, too_long
 from tailrace.kafka.producer.writer import Writer
 from tailrace.model import LogRange, ValueModes
 from tailrace.ranges.plan import Piece

@@ -19,7 +19,7 @@ from tailrace.protocol.frames import Numbers
 from tailrace.ranges import plan
 from tailrace.ranges.changes import STRETCH_BYTES_MAX
 from tailrace.ranges.plan import Piece
-from tailrace.records.parts import CONVERTED_BYTES, bytes_of
+from tailrace.records.events import CONVERTED_BYTES, bytes_of
 from tailrace.sinks.kafka.records import Outgoing, Records, Sent
 
 log = structlog.get_logger(__name__)

@@ -32,9 +32,8 @@ from tailrace.join.planning import (
     decoded_progress,
 )
 from tailrace.kafka.client import settings as client_options
-from tailrace.kafka.client.connectivity import made, require_reachable
 from tailrace.kafka.client.failures import error_of
-from tailrace.kafka.client.requests import AdminClients, answer
+from tailrace.kafka.client.requests import AdminClients, answer, made, require_reachable
 from tailrace.kafka.client.rights import is_denial
 from tailrace.spark.join.options import JoinReadOptions
 

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import structlog
 from pyspark.serializers import CPickleSerializer
 
-from tailrace.engine.failures import named, raised_elsewhere
-from tailrace.engine.retry import GivenUpError
+from tailrace.engine.failures import GivenUpError, named, raised_elsewhere
 from tailrace.errors import Kind, TailraceError
 from tailrace.spark.jobs import JobGroup, collect, translated
 

@@ -37,10 +37,8 @@ from tailrace.transforms.fields import (
     with_relation,
     with_values,
 )
-from tailrace.transforms.groups.casts import TEXT, cast
-from tailrace.transforms.groups.metadata import metadata_column
-from tailrace.transforms.groups.rows import GroupRows, misfit
-from tailrace.transforms.groups.structs import struct_of
+from tailrace.transforms.groups.rows import GroupRows, fitting_expression, metadata_column
+from tailrace.transforms.groups.values import TEXT, cast, struct_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +76,6 @@ class Rename:
 
         found = with_edited(group, self.part, edit, lambda name: self.names.get(name, name))
         return [with_relation(found, relation)]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _renamed(relation: Relation | None, names: Mapping[str, str]) -> Relation | None:
@@ -126,9 +121,6 @@ class DropFields:
         if relation is None or self.part == KEY:
             return [found]
         return [with_relation(found, reshaped(relation, gone, {}).relation)]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +168,6 @@ class Mask:
         if self.part != KEY and self.mask.method != "null":
             found = self._with_specials(group, found, meant)
         return [found if shape is None or self.part == KEY else with_relation(found, shape.relation)]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _with_specials(self, group: Group, found: Group, meant: Collection[str]) -> Group:
         # A value that its column does not hold is masked as its text is, which goes: it would show it.
@@ -272,15 +261,10 @@ class AddFields:
         added |= {name: _value(group, name, found, rows) for name, found in self.fields.items()}
         return added | {name: metadata_column(group, what) for name, what in self.metadata.items()}
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
-    try:
+    with fitting_expression(group, f"add the column {name!r}"):
         return expression.values(rows)
-    except ExpressionError as error:
-        raise misfit(f"add the column {name!r}", error, group) from error
 
 
 def _repeated(value: pa.Scalar, count: int) -> pa.Array:
@@ -311,9 +295,6 @@ class Cast:
             return {n: self.converted(group, n, v) if n in meant else v for n, v in found.items()}
 
         return [with_edited(group, self.part, edit)]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def meant(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns that are cast."""

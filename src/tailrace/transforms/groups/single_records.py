@@ -2,20 +2,197 @@
 
 Records that come back as they were stay in their group, as they are on the wire; the others are put
 into new groups, by topic and by what they have become.
+
+A value that Python's type, or the column's, can't hold is a text there (`records.values`). Such a text that
+comes back where it was is the value that it was. One that is elsewhere, beside values of another type, is
+NULL there and noted in `special`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from tailrace.errors import Kind, TailraceError
 from tailrace.records.group import PLAIN, Group
 from tailrace.records.record import Record
 from tailrace.transforms.contract import RecordTransformation
-from tailrace.transforms.groups.odd_texts import OddTexts, column_of, failure_of
+from tailrace.transforms.groups.rows import described
+
+_SPECIAL = pa.map_(pa.string(), pa.string())
+_ROWS = ("key", "before", "after", "value")
+
+
+class OddTexts:
+    """The values of some records of a group, as a transformation returned them."""
+
+    def __init__(self, group: Group, records: Sequence[Record]) -> None:
+        self._group = group
+        self._records = [Record(group, record.row, {}) for record in records]
+        self._known: dict[int, list[Any]] = {}
+        kinds = [(name, group.column(name).type) for name in _ROWS if group.is_change != (name == "value")]
+        self._not_texts = [
+            (name, field.name)
+            for name, kind in kinds
+            if pa.types.is_struct(kind)
+            for field in kind
+            if not _holds_texts(field.type)
+        ]
+        #: For each record the texts that are noted again, by what they are called in `special`.
+        self.moved: dict[int, dict[str, str]] = {}
+
+    def column(self, name: str, values: Sequence[Any]) -> pa.Array:
+        """Return the column `name` of these values, one a record.
+
+        :raises TailraceError: `TRANSFORM_FAILED` if they can't stand in one column.
+        """
+        original = self._group.column(name)
+        odd = self._odd_in(values, original.type)
+        if not odd:
+            return column_of(self._group, name, values)
+        given = [dict(value) if place in odd else value for place, value in enumerate(values)]
+        kept: dict[str, list[int]] = {}
+        for place, fields in odd.items():
+            was = getattr(self._records[place], name)
+            for field, text in fields.items():
+                given[place][field] = None
+                if isinstance(was, dict) and was.get(field) == text:
+                    kept.setdefault(field, []).append(place)
+                else:
+                    path = field if name == "key" else f"{name}.{field}"
+                    self.moved.setdefault(place, {})[path] = str(text)
+        found = column_of(self._group, name, given)
+        for field, places in kept.items():
+            found = self._restored(found, original, field, places)
+        return found
+
+    def noted(self, columns: pa.RecordBatch) -> pa.MapArray:
+        """Return the column `special` of `columns` with the texts that were moved."""
+        at = columns.schema.get_field_index("special")
+        before = columns.column(at).to_pylist() if at >= 0 else [None] * columns.num_rows
+        entries = [{**dict(held or ()), **self.moved.get(place, {})} for place, held in enumerate(before)]
+        return pa.array([list(each.items()) or None for each in entries], _SPECIAL)
+
+    def _odd_in(self, values: Sequence[Any], kind: pa.DataType) -> dict[int, dict[str, Any]]:
+        # By record the fields that are odd, but for those that hold texts anyway.
+        known = kind if pa.types.is_struct(kind) else ()
+        texts = {field.name for field in known if _holds_texts(field.type)}
+        found = {
+            place: {
+                field: held
+                for field, held in value.items()
+                if field not in texts and self._is_odd(place, held)
+            }
+            for place, value in enumerate(values)
+            if isinstance(value, Mapping)
+        }
+        names = {field for fields in found.values() for field in fields}
+        texts = {name for name in names if self._is_text(name, values)}
+        return {
+            place: {field: held for field, held in fields.items() if field not in texts}
+            for place, fields in found.items()
+            if fields.keys() - texts
+        }
+
+    def _is_text(self, field: str, values: Sequence[Any]) -> bool:
+        # Whether a field that was not there before holds texts alone: then all of them stay texts.
+        known = any(
+            pa.types.is_struct(kind) and kind.get_field_index(field) >= 0
+            for kind in (self._group.column(name).type for name in _ROWS)
+        )
+        there = (value.get(field) for value in values if isinstance(value, Mapping))
+        return not known and all(held is None or isinstance(held, str) for held in there)
+
+    def _is_odd(self, place: int, value: Any) -> bool:
+        if not isinstance(value, str) and not (isinstance(value, list) and _has_text(value)):
+            return False
+        return value in self._odd_of(place)
+
+    def _odd_of(self, place: int) -> list[Any]:
+        # The texts in a record that its columns' types do not make, and lists with such a text.
+        if place not in self._known:
+            record = self._records[place]
+            rows = {name: getattr(record, name) for name, _ in self._not_texts}
+            held = [rows[name].get(field) for name, field in self._not_texts if isinstance(rows[name], dict)]
+            self._known[place] = [
+                value
+                for value in held
+                if isinstance(value, str) or (isinstance(value, list) and _has_text(value))
+            ]
+        return self._known[place]
+
+    def _restored(self, column: pa.Array, original: pa.Array, field: str, places: list[int]) -> pa.Array:
+        at = column.type.get_field_index(field)
+        own = original.field(original.type.get_field_index(field))
+        rows = [self._records[place].row for place in places]
+        mask = np.zeros(len(column), np.bool_)
+        mask[places] = True
+        parts = [column.field(each) for each in range(column.type.num_fields)]
+        if parts[at].type != own.type:
+            parts[at] = parts[at].cast(own.type)
+        parts[at] = _replaced(parts[at], mask, own.take(pa.array(rows)))
+        names = [each.name for each in column.type]
+        return pa.StructArray.from_arrays(parts, names, mask=column.is_null())
+
+
+def _replaced(values: pa.Array, mask: np.ndarray[Any, np.dtype[np.bool_]], others: pa.Array) -> pa.Array:
+    # Of every type, also of lists, for which Arrow has no function: by place in both laid end to end.
+    places = np.arange(len(values))
+    places[mask] = len(values) + np.arange(len(others))
+    return pa.concat_arrays([values, others]).take(pa.array(places))
+
+
+def _has_text(values: list[Any]) -> bool:
+    return any(isinstance(value, str) for value in values)
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return _holds_texts(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
+
+
+def column_of(group: Group, name: str, values: Sequence[Any]) -> pa.Array:
+    """Return values as a column, of the types that the column `name` had.
+
+    :raises TailraceError: `TRANSFORM_FAILED` if they can't stand in one column.
+    """
+    known = group.columns.schema
+    before = known.field(name).type if name in known.names else pa.null()
+    try:
+        return pa.array(values, _merged(pa.infer_type(values), before))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
+        pass
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
+        # Arrow's message may quote a value.
+        raise failure_of(group, f"its values for {name!r} can't stand in one column") from None
+
+
+def _merged(inferred: pa.DataType, before: pa.DataType) -> pa.DataType:
+    """Return the type of the new values: as before where a field was there before."""
+    if pa.types.is_null(before):
+        return inferred
+    if not (pa.types.is_struct(inferred) and pa.types.is_struct(before)):
+        return before
+    types: Mapping[str, pa.DataType] = {field.name: field.type for field in before}
+    return pa.struct(
+        [pa.field(field.name, _merged(field.type, types.get(field.name, pa.null()))) for field in inferred]
+    )
+
+
+def failure_of(group: Group, found: str) -> TailraceError:
+    """Return the error of records that can't be taken as they were returned."""
+    return TailraceError(
+        Kind.TRANSFORM_FAILED,
+        f"transform records one by one: {found}",
+        "Record.replace says what may be given",
+        {"table": described(group)},
+    )
 
 
 class OneByOne:
@@ -52,7 +229,8 @@ class OneByOne:
 
     def close(self) -> None:
         """Close the transformation."""
-        self._transformation.close()
+        close: Callable[[], None] = getattr(self._transformation, "close", lambda: None)
+        close()
 
 
 def _regrouped(group: Group, topic: str, records: Sequence[Record]) -> Group:

@@ -1,7 +1,8 @@
-"""What an engine counts, for Prometheus: its own numbers, and those of its connector and tasks.
+"""What an engine counts, for Prometheus, and where that is served.
 
 The engine's own numbers are read from its view when somebody asks: counting them costs nothing that was
-not counted before. Each engine has a registry of its own; the library's default registry is left alone.
+not counted before. Beside them are those of its connector and tasks. Each engine has its own registry; the
+library's default registry is left alone.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tailrace.engine.contracts import Counter, Gauge, Histogram
+import structlog
+
+from tailrace.config import EngineOptions
 from tailrace.engine.lifecycle import State
-from tailrace.engine.monitoring.views import EngineView, TaskView
 from tailrace.engine.supervision import Phase
+from tailrace.engine.views import EngineView, TaskView
 from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Metric
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+
+log = structlog.get_logger(__name__)
 
 #: Begins the names of the engine's own numbers.
 OWN_PREFIX = "tailrace_engine_"
@@ -29,6 +36,9 @@ LABELS = ("engine", "task")
 
 #: Time series that connector and tasks may make, so that labels by record can't fill the memory.
 SERIES_MAX = 10_000
+
+#: How long the server's thread, which looks twice a second, may take to end.
+END_S = 1.0
 
 #: Prometheus' own rule; its library takes any text, which not every reader does.
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
@@ -243,3 +253,53 @@ class BoundMetrics:
         if not self._own.keys().isdisjoint(labels):
             raise _misused(name, "the labels engine and task are the engine's", "leave them out")
         return self._metrics.series(kind, name, description, {**labels, **self._own}, **settings)
+
+
+log = structlog.get_logger(__name__)
+
+
+class MetricsEndpoint:
+    """Serves numbers at `http://<host>:<port>/metrics` while an engine runs.
+
+    Opened and closed by the engine's own thread.
+
+    :param name: of the engine, for the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._served: tuple[EngineMetrics, WSGIServer, threading.Thread] | None = None
+
+    def open(self, options: EngineOptions, metrics: EngineMetrics) -> None:
+        """Serve, if there is to be a port.
+
+        :raises TailraceError: `ENVIRONMENT_UNFIT` if the port can't be had.
+        """
+        host, port = options.metrics_host, options.metrics_port
+        if port is None:
+            return
+        from prometheus_client import start_http_server
+
+        try:
+            server, thread = start_http_server(port, host, metrics.registry)
+        except OSError as error:
+            raise TailraceError(
+                Kind.ENVIRONMENT_UNFIT,
+                f"serve metrics at {host}:{port}: {error.strerror or error}",
+                "choose another engine.metrics_port or metrics_host, or leave metrics_port out",
+                {"host": host, "port": port},
+            ) from error
+        thread.name = f"{self._name} metrics"
+        self._served = metrics, server, thread
+        metrics.port = server.server_port
+        log.info("metrics are served", engine=self._name, host=host, port=server.server_port)
+
+    def close(self) -> None:
+        """Serve no longer."""
+        if self._served is None:
+            return
+        metrics, server, thread = self._served
+        metrics.port = None
+        server.shutdown()
+        server.server_close()
+        thread.join(END_S)

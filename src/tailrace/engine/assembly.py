@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +16,42 @@ import structlog
 from pydantic import ValidationError
 
 from tailrace import extensions
-from tailrace.backoff import Backoff
 from tailrace.config import EngineConfig, EngineOptions, load_engine
 from tailrace.config.converters import in_bytes
 from tailrace.config.fields import Extension, context_for
 from tailrace.config.load import from_mapping
 from tailrace.config.problems import from_pydantic
-from tailrace.engine.clock import SystemClock
+from tailrace.converters import factory as converters
+from tailrace.converters.contract import Converter
+from tailrace.engine.arguments import Arguments, check_called, invalid
 from tailrace.engine.commit_policies import BY_NAME
 from tailrace.engine.contracts import (
-    BatchHandler,
     Clock,
     CommitPolicy,
     KeepsOffsets,
     OffsetStore,
-    RecordHandler,
     RecordProcessor,
     RunsElsewhere,
     Settings,
     SourceConnector,
     TaskCommits,
 )
+from tailrace.engine.failures import backoff_of
 from tailrace.engine.offsets import stores
 from tailrace.engine.offsets.committer import OffsetCommitter
 from tailrace.engine.processing import Handler, ProcessingConfig, on_batch, on_record
 from tailrace.engine.processing.handlers import Manual
 from tailrace.engine.processing.in_flight import TaskCounts
 from tailrace.engine.processing.processors import NullProcessor, Runner, runner_of
-from tailrace.engine.setup.arguments import check_called, invalid
-from tailrace.engine.stages import Stages, stages_of
+from tailrace.engine.threads import SystemClock
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Offset, Partition
+from tailrace.records.group import Group
+from tailrace.transforms import factory
 
 log = structlog.get_logger(__name__)
 
-#: Makes the processor of one life of a task: given what is set when it is to end, its name, its tally and
+#: Makes the processor of one attempt of a task: given what is set when it is to end, its name, its counts and
 #: its committer.
 NewProcessor = Callable[[threading.Event, str, TaskCounts, TaskCommits], RecordProcessor]
 
@@ -86,7 +87,7 @@ class Parts:
         claim: Callable[[Partition], None],
         number: int,
     ) -> TaskCommits:
-        """Return the committer of one life of a task; parameters as `OffsetCommitter` has them."""
+        """Return the committer of one attempt of a task; parameters as `OffsetCommitter` has them."""
         name = f"task {number}"
         if self.options.kafka is not None:
             # Only now: engines without Kafka need not load its client.
@@ -119,67 +120,51 @@ class Parts:
         return self.options.offset_commit.timeout_ms / 1000
 
 
-def assemble(
-    config: EngineConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
-    *,
-    connector: SourceConnector | Callable[[], SourceConnector] | str | None,
-    settings: Settings | None,
-    name: str | None,
-    tasks_max: int | None,
-    on_batch: BatchHandler | None,
-    on_record: RecordHandler | None,
-    processor: Callable[[], RecordProcessor] | None,
-    converter: Any,
-    transformations: Sequence[Any],
-    predicates: Mapping[str, Any],
-    offsets: OffsetStore | None,
-    commit_policy: Callable[[], CommitPolicy] | None,
-    clock: Clock | None,
-    options: EngineOptions | Mapping[str, Any] | None,
-) -> Parts:
-    """Return the parts of an engine; the parameters are those of `Engine`.
+def assemble(given: Arguments) -> Parts:
+    """Return the parts of an engine.
 
     :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`.
     """
-    file = _config(config)
-    if file is None and connector is None:
+    given.check()
+    file = _config(given.config)
+    if file is None and given.connector is None:
         raise invalid("there is neither a configuration nor a connector", "give one of them")
-    chosen = _options(options) if options is not None else file.engine if file else EngineOptions()
-    own_clock = clock or SystemClock()
-    found = connector_of(connector if connector is not None else _type_of(file))
-    places = found.places if isinstance(found, RunsElsewhere) else ()
-    if chosen.tasks_on not in ("threads", *places):
+    options = (
+        _options(given.options) if given.options is not None else file.engine if file else EngineOptions()
+    )
+    clock = given.clock or SystemClock()
+    connector = connector_of(given.connector if given.connector is not None else _type_of(file))
+    places = connector.places if isinstance(connector, RunsElsewhere) else ()
+    if options.tasks_on not in ("threads", *places):
         raise invalid(
-            f"tasks_on: {chosen.tasks_on} is nothing that tasks of {type(found).__name__} can do",
+            f"tasks_on: {options.tasks_on} is nothing that tasks of {type(connector).__name__} can do",
             f"leave it out, or choose one of threads, {', '.join(places)}" if places else "leave it out",
         )
-    own_settings = {} if file is None or connector is not None else file.as_settings()
-    all_settings = {**own_settings, **(settings or {})}
-    if chosen.kafka is not None:
-        _require_kafka_alone(
-            on_batch=on_batch, on_record=on_record, processor=processor, offsets=offsets,
-            commit_policy=commit_policy,
-        )  # fmt: skip
-        converter = _in_bytes(converter if converter is not None else chosen.converter)
-    wanted = any(one is not None for one in (on_batch, on_record, processor, chosen.kafka))
+    own_settings = {} if file is None or given.connector is not None else file.as_settings()
+    settings = {**own_settings, **(given.settings or {})}
+    converter, handlers = given.converter, (given.on_batch, given.on_record, given.processor)
+    if options.kafka is not None:
+        _require_kafka_alone(given)
+        converter = _in_bytes(converter if converter is not None else options.converter)
+    wanted = any(one is not None for one in (*handlers, options.kafka))
     if not wanted and file is not None:
-        processor, chosen = NullProcessor, _unheard(chosen)
-    tasks = tasks_max or (file.tasks_max if file else 1)
-    called = name or (file.name if file else "engine")
-    _warn_of_ignored(chosen, wanted=wanted, is_for_nothing=file is None or file.is_atomic_for_nothing)
-    stages = stages_of(transformations, predicates, converter, chosen)
-    runner = runner_of(chosen.record_processing.runs_on, called, file.spark if file else None)
+        given, options = replace(given, processor=NullProcessor), _unheard(options)
+    tasks = given.tasks_max or (file.tasks_max if file else 1)
+    name = given.name or (file.name if file else "engine")
+    _warn_of_ignored(options, wanted=wanted, is_for_nothing=file is None or file.is_atomic_for_nothing)
+    stages = stages_of(given.transformations, given.predicates or {}, converter, options)
+    runner = runner_of(options.record_processing.runs_on, name, file.spark if file else None)
     return Parts(
-        name=called,
-        connector=found,
-        settings=all_settings,
+        name=name,
+        connector=connector,
+        settings=settings,
         tasks_max=tasks,
-        options=chosen,
-        clock=own_clock,
+        options=options,
+        clock=clock,
         stages=stages,
-        new_store=_store(offsets, found, called, all_settings, chosen, tasks),
-        new_policy=commit_policy or _policy(chosen),
-        new_processor=_processor(on_batch, on_record, processor, chosen, own_clock, runner, stages),
+        new_store=_store(given.offsets, connector, name, settings, options, tasks),
+        new_policy=given.commit_policy or _policy(options),
+        new_processor=_processor(given, options, clock, runner, stages),
         wanted=wanted,
         runner=runner,
     )
@@ -259,13 +244,13 @@ def _policy(options: EngineOptions) -> Callable[[], CommitPolicy]:
     return lambda: BY_NAME[_BOUNDARIES[boundary]](interval_s, commit.records)
 
 
-def _require_kafka_alone(**given: Any) -> None:
+def _require_kafka_alone(given: Arguments) -> None:
     """Refuse what takes records or offsets beside the option `kafka`.
 
     :raises TailraceError: `CONFIG_INVALID`.
     """
-    for name, one in given.items():
-        if one is not None:
+    for name in ("on_batch", "on_record", "processor", "offsets", "commit_policy"):
+        if getattr(given, name) is not None:
             raise invalid(
                 f"there are the option kafka and {name}: records and their offsets go to one place",
                 f"leave {name} out, or the option",
@@ -288,18 +273,13 @@ def _in_bytes(given: Any) -> Any:
 
 
 def _processor(
-    batch: BatchHandler | None,
-    record: RecordHandler | None,
-    processor: Callable[[], RecordProcessor] | None,
-    options: EngineOptions,
-    clock: Clock,
-    runner: Runner,
-    stages: Stages,
+    arguments: Arguments, options: EngineOptions, clock: Clock, runner: Runner, stages: Stages
 ) -> NewProcessor:
     if options.kafka is not None:
         return lambda stopping, name, counts, commits: runner.processor_for(
             _terms(on_batch(commits.send), options, clock, stopping, name, counts)  # type: ignore[attr-defined]
         )
+    batch, record, processor = arguments.on_batch, arguments.on_record, arguments.processor
     all_three: dict[str, Any] = {"on_batch": batch, "on_record": record, "processor": processor}
     given = {name: one for name, one in all_three.items() if one is not None}
     if len(given) != 1:
@@ -347,11 +327,7 @@ def _terms(
         threads=processing.thread_count,
         queue_batches_max=processing.queue_batches_max,
         queue_bytes_max=processing.queue_bytes_max,
-        backoff=Backoff(
-            options.errors_retries_max,
-            options.errors_retry_delay_initial_ms / 1000,
-            options.errors_retry_delay_max_ms / 1000,
-        ),
+        backoff=backoff_of(options),
         name=name,
         counts_of_task=counts_of_task,
     )
@@ -407,3 +383,63 @@ def _made(make: Callable[[], SourceConnector]) -> SourceConnector:
             f"create the engine: making the connector raised {type(error).__name__}",
             "a connector is made without arguments; what it needs comes with start",
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The functions, None where there is nothing to do, and what is to be closed after the last call."""
+
+    transform: Callable[[Group], Iterable[Group]] | None
+    convert: Callable[[Group], Any] | None
+    closers: tuple[Callable[[], None], ...]
+
+
+def stages_of(
+    transformations: Sequence[factory.TransformationLike],
+    predicates: Mapping[str, factory.PredicateLike],
+    converter: Converter | Extension | Mapping[str, Any] | str | None,
+    options: EngineOptions,
+) -> Stages:
+    """Return the stages: the transformations of the options, then those given in Python.
+
+    A converter that is given in Python takes the place of the options'.
+    :raises TailraceError: `CONFIG_INVALID`, `ENVIRONMENT_UNFIT`.
+    """
+    chain = factory.build([*options.transformations, *transformations], {**options.predicates, **predicates})
+    converting = _converter(converter if converter is not None else options.converter)
+    closers = [chain.close]
+    if converting is not None:
+        closers.append(converting.close)
+    return Stages(
+        chain.apply if len(chain) else None,
+        None if converting is None else converters.Converting(converting),
+        tuple(closers),
+    )
+
+
+def _converter(given: Converter | Extension | Mapping[str, Any] | str | None) -> Converter | None:
+    if isinstance(given, str):
+        given = Extension(type=given)
+    if isinstance(given, Mapping):
+        given = _section(given)
+    if isinstance(given, Extension):
+        given = converters.build(given.type, given.options)
+    if given is not None and not isinstance(given, Converter):
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"create the engine: {type(given).__name__} is no converter",
+            "a converter is a tailrace.converters.contract.Converter",
+        )
+    return given
+
+
+def _section(given: Mapping[str, Any]) -> Extension:
+    try:
+        return Extension.model_validate(dict(given))
+    except ValidationError as error:
+        lines = "".join(f"\n  {problem}" for problem in from_pydantic(error, Extension, ()))
+        raise TailraceError(
+            Kind.CONFIG_INVALID,
+            f"create the engine: converter:{lines}",
+            "a converter's section has its type and its options",
+        ) from None

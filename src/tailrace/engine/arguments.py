@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 from tailrace.config import EngineConfig, EngineOptions
-from tailrace.engine.contracts import Callbacks, OffsetStore
+from tailrace.engine.contracts import (
+    BatchHandler,
+    Callbacks,
+    Clock,
+    CommitPolicy,
+    OffsetStore,
+    RecordHandler,
+    RecordProcessor,
+    Settings,
+    SourceConnector,
+)
 from tailrace.errors import Kind, TailraceError
 
 #: By name of an argument: whether a value that was given is one, and what else it should be.
@@ -36,7 +47,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda given: isinstance(given, OffsetStore) and not isinstance(given, type),
         "an object with start, read, write and stop (tailrace.engine.contracts.OffsetStore)",
     ),
-    "commit_policy": (callable, "a class or a function that makes a CommitPolicy for each life of a task"),
+    "commit_policy": (callable, "a class or a function that makes a CommitPolicy for each attempt of a task"),
     "clock": (
         lambda given: all(callable(getattr(given, name, None)) for name in ("monotonic", "time_us", "wait")),
         "an object with monotonic, time_us and wait (tailrace.engine.contracts.Clock)",
@@ -49,19 +60,40 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check(**arguments: Any) -> None:
-    """Refuse what can't be what it was given for, by the names of `Engine`; None is always allowed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Those of `Engine`, by their names."""
 
-    :raises TailraceError: `CONFIG_INVALID`.
-    """
-    for name, (fits, form) in _FORMS.items():
-        given = arguments.get(name)
-        if given is not None and not fits(given):
-            shown = given if isinstance(given, int) else type(given).__name__
-            raise invalid(f"{name} can't be {shown}", f"it is {form}")
-    if (callbacks := arguments.get("callbacks")) is not None:
-        for name in callbacks.__slots__:
-            check_called(f"callbacks.{name}", getattr(callbacks, name))
+    config: EngineConfig | Mapping[str, Any] | str | PathLike[str] | None = None
+    connector: SourceConnector | Callable[[], SourceConnector] | str | None = None
+    settings: Settings | None = None
+    name: str | None = None
+    tasks_max: int | None = None
+    on_batch: BatchHandler | None = None
+    on_record: RecordHandler | None = None
+    processor: Callable[[], RecordProcessor] | None = None
+    converter: Any = None
+    transformations: Sequence[Any] = ()
+    predicates: Mapping[str, Any] | None = None
+    offsets: OffsetStore | None = None
+    commit_policy: Callable[[], CommitPolicy] | None = None
+    callbacks: Callbacks | None = None
+    clock: Clock | None = None
+    options: EngineOptions | Mapping[str, Any] | None = None
+
+    def check(self) -> None:
+        """Refuse what can't be what it was given for; None is always allowed.
+
+        :raises TailraceError: `CONFIG_INVALID`.
+        """
+        for name, (fits, form) in _FORMS.items():
+            given = getattr(self, name)
+            if given is not None and not fits(given):
+                shown = given if isinstance(given, int) else type(given).__name__
+                raise invalid(f"{name} can't be {shown}", f"it is {form}")
+        if self.callbacks is not None:
+            for name in self.callbacks.__slots__:
+                check_called(f"callbacks.{name}", getattr(self.callbacks, name))
 
 
 def check_called(name: str, given: Any, *, may_be_async: bool = False) -> None:

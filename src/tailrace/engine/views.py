@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tailrace.engine.lifecycle import State
@@ -12,7 +12,7 @@ from tailrace.errors import TailraceError
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """One task. Counts are of all its lives.
+    """One task. Counts are of all its attempts.
 
     :param batches: that were polled.
     :param delivered: records of batches that were handed over whole, as far as a processor of the engine's
@@ -49,19 +49,9 @@ class TaskView:
 
     def as_json(self) -> dict[str, Any]:
         """Return the view as one JSON object."""
-        return {
-            "number": self.number,
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return found | {
             "state": str(self.state),
-            "polled": self.polled,
-            "batches": self.batches,
-            "delivered": self.delivered,
-            "dropped": self.dropped,
-            "processed": self.processed,
-            "committed": self.committed,
-            "retries": self.retries,
-            "restarts": self.restarts,
-            "batches_under_way": self.batches_under_way,
-            "bytes_under_way": self.bytes_under_way,
             "poll_s": round(self.poll_s, 6),
             "handler_s": round(self.handler_s, 6),
             "errors": [_json(error) for error in self.errors],

@@ -1,1 +1,0 @@
-"""What an engine shows of itself: metrics, views, and where its log goes."""

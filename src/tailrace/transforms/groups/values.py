@@ -1,0 +1,92 @@
+"""Columns in other types, and fields of struct columns.
+
+To text a cast goes as PostgreSQL writes it, to all else as in an expression. Fields are what a row or a key
+is made of; the struct's own nulls stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.decode.values.stamps import stamp_texts
+from tailrace.expressions import computing
+from tailrace.expressions.computing import plain
+from tailrace.expressions.language import ExpressionError
+
+TEXT = "VARCHAR"
+
+
+def cast(values: pa.Array, to: str) -> pa.Array:
+    """Return values in another type; a null stays one.
+
+    :param to: as `expressions.language.require_type` returns it.
+    :raises ExpressionError: if there is no such cast, or a value does not fit.
+    """
+    if to != TEXT:
+        return computing.cast(values, to)
+    try:
+        return texts_of(values)
+    except pa.ArrowNotImplementedError:
+        raise ExpressionError(f"{values.type} has no text", to, 0) from None
+
+
+def texts_of(values: pa.Array) -> pa.StringArray:
+    """Return the texts of values.
+
+    :raises pyarrow.ArrowNotImplementedError: if the type has none, such as a list.
+    """
+    values = plain(values)
+    arrow = values.type
+    if pa.types.is_date(arrow) or pa.types.is_timestamp(arrow):
+        return stamp_texts(values)
+    if pa.types.is_nested(arrow) or pa.types.is_binary(arrow):
+        raise pa.ArrowNotImplementedError(f"{arrow} has no text")
+    texts = values.cast(pa.string())
+    if not pa.types.is_decimal(arrow):
+        return texts
+    # Arrow writes numbers near zero with an exponent; these few are written again.
+    small = pc.match_substring(texts, "E")
+    if not pc.any(small).as_py():
+        return texts
+    plainly = [format(number.as_py(), "f") for number in values.filter(small)]
+    return pc.replace_with_mask(texts, small.fill_null(False), pa.array(plainly, pa.string()))
+
+
+def members(values: pa.StructArray) -> dict[str, pa.Array]:
+    """Return the fields by name; a field of a null struct is null."""
+    return dict(zip([field.name for field in values.type], values.flatten(), strict=True))
+
+
+def struct_of(found: Mapping[str, pa.Array], absent: pa.Array | None, count: int) -> pa.Array:
+    """Return a struct of fields; null where `absent`. Without any field it is empty, not null."""
+    if not found:
+        return _empty(absent, count)
+    fields = [pa.field(name, values.type) for name, values in found.items()]
+    return pa.StructArray.from_arrays(list(found.values()), fields=fields, mask=absent)
+
+
+def _empty(absent: pa.Array | None, count: int) -> pa.Array:
+    validity = None
+    if absent is not None:
+        there = ~absent.to_numpy(zero_copy_only=False)
+        validity = pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(pa.struct([]), count, [validity])
+
+
+def edited(values: pa.Array, edit: Callable[[dict[str, pa.Array]], Mapping[str, pa.Array]]) -> pa.Array:
+    """Return a struct with what `edit` makes of its fields; another column stays as it is."""
+    if not pa.types.is_struct(values.type):
+        return values
+    absent = pc.is_null(values) if values.null_count else None
+    return struct_of(edit(members(values)), absent, len(values))
+
+
+def with_fields(values: pa.Array, added: Mapping[str, pa.Array], count: int) -> pa.Array:
+    """Return a struct with fields put in or added; a column of nulls becomes a struct of them."""
+    if pa.types.is_null(values.type):
+        return struct_of(added, None, count)
+    return edited(values, lambda found: {**found, **added})

@@ -55,6 +55,8 @@ log = structlog.get_logger(__name__)
 NewProcessor = Callable[[threading.Event, str, TaskCounts, TaskCommits], RecordProcessor]
 
 #: Policies that end transactions of Kafka, by `kafka.transaction_boundary`.
+#: The connector that reads the sources of a file, of whatever type; it has the name of the oldest.
+_OF_FILES = "postgresql"
 _BOUNDARIES = {"poll": "always", "interval": "periodic", "connector": "transaction"}
 
 
@@ -146,7 +148,7 @@ def assemble(
         raise invalid("there is neither a configuration nor a connector", "give one of them")
     chosen = _options(options) if options is not None else file.engine if file else EngineOptions()
     own_clock = clock or SystemClock()
-    found = connector_of(connector if connector is not None else _type_of(file))
+    found = connector_of(connector if connector is not None else _OF_FILES)
     places = found.places if isinstance(found, RunsElsewhere) else ()
     if chosen.tasks_on not in ("threads", *places):
         raise invalid(
@@ -201,11 +203,6 @@ def _options(options: EngineOptions | Mapping[str, Any]) -> EngineOptions:
     except ValidationError as error:
         lines = "".join(f"\n  {problem}" for problem in from_pydantic(error, EngineOptions, ()))
         raise invalid(f"options:{lines}", "see docs/engine.md") from None
-
-
-def _type_of(file: EngineConfig | None) -> str:
-    assert file is not None
-    return file.source.type if file.source is not None else file.sources[0].type
 
 
 def _unheard(options: EngineOptions) -> EngineOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -69,6 +70,7 @@ def killed_at(topics: Topics, point: str, count: int, tasks: int, **how: Any) ->
         process.kill()
         process.wait(10)
         return False
+    assert process.returncode == -signal.SIGKILL
     return True
 
 

@@ -155,7 +155,7 @@ def test_status_tells_how_far_both_sides_are_and_how_full_the_queues(
 
     def told() -> dict[str, Any]:
         (task,) = json.loads(tailrace("status", file, "--json", status=None))["tasks"]
-        return task["slot"] if task["rows"] else {}
+        return task["slot"] if task.get("rows") else {}
 
     try:
         found = wait_until(told, TIMEOUT_S, "numbers of both sides")

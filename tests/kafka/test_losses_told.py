@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -86,6 +87,34 @@ def test_ids_of_producers_that_share_a_task_are_those_of_no_other_pipeline() -> 
         for life in lives:
             life.close()
     assert len(set(ids)) == len(ids)
+
+
+def test_transactions_that_several_members_left_open_in_one_partition_are_all_ended(
+    kafka: EmbeddedKafka, topic_name: str, admin: AdminClient
+) -> None:
+    offsets_topic = f"{topic_name}-offsets"
+    made = NewTopic(offsets_topic, 1, 1, config={"cleanup.policy": "compact"})
+    admin.create_topics([made])[offsets_topic].result(60)
+    config = KafkaSinkConfig.model_validate(
+        {
+            "type": "kafka", "bootstrap_servers": kafka.bootstrap, "offsets_topic": offsets_topic,
+            "atomic_source_offset_commit": True,
+        }
+    )  # fmt: skip
+    account = account_of(config, topic_name)
+    offsets = account.offsets(15.0)  # not as long as the transactions
+    offsets.require(create=False)
+    left: list[Any] = [account.member(offsets, number) for number in (1, 0)]
+    for number, member in enumerate(left):
+        member.open()
+        member._begin()
+        member._send_offsets({member._task.key: {"number": number}})
+        member._sender.flush()
+    account_of(config, topic_name).fence_members(offsets, {"producers": 2})
+    again = [account.member(offsets, number) for number in range(2)]
+    assert [member.open() for member in again] == [None, None]
+    for member in (*left, *again):
+        member.close()
 
 
 @pytest.mark.parametrize("lost", ["records", "offsets"])

@@ -55,6 +55,9 @@ log = structlog.get_logger(__name__)
 #: its committer.
 NewProcessor = Callable[[threading.Event, str, TaskCounts, TaskCommits], RecordProcessor]
 
+#: The connector that reads the sources of a file, of whatever type; it has the name of the oldest.
+_OF_FILES = "postgresql"
+
 #: Policies that end transactions of Kafka, by `kafka.transaction_boundary`.
 _BOUNDARIES = {"poll": "always", "interval": "periodic", "connector": "transaction"}
 
@@ -133,7 +136,7 @@ def assemble(given: Arguments) -> Parts:
         _options(given.options) if given.options is not None else file.engine if file else EngineOptions()
     )
     clock = given.clock or SystemClock()
-    connector = connector_of(given.connector if given.connector is not None else _type_of(file))
+    connector = connector_of(given.connector if given.connector is not None else _OF_FILES)
     places = connector.places if isinstance(connector, RunsElsewhere) else ()
     if options.tasks_on not in ("threads", *places):
         raise invalid(
@@ -186,11 +189,6 @@ def _options(options: EngineOptions | Mapping[str, Any]) -> EngineOptions:
     except ValidationError as error:
         lines = "".join(f"\n  {problem}" for problem in from_pydantic(error, EngineOptions, ()))
         raise invalid(f"options:{lines}", "see docs/engine.md") from None
-
-
-def _type_of(file: EngineConfig | None) -> str:
-    assert file is not None
-    return file.source.type if file.source is not None else file.sources[0].type
 
 
 def _unheard(options: EngineOptions) -> EngineOptions:

@@ -129,6 +129,7 @@ class KafkaJoinTask:
         mine = self._share()
         self._flow.begin(self._committed(mine))
         self._numbers = _Numbers(context.metrics)
+        self._numbers.show(FlowProgress())
         self._looked_s = self._passed_s = time.monotonic()
 
     def poll(self, timeout_s: float) -> Batch | None:

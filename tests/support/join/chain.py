@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: 
 
 from tailrace_bench.support import debezium
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.kafka.orders import run
 from tests.support.kafka.pipelines import pipeline
 from tests.support.kafka.reading import Message
 from tests.support.postgres import Database
@@ -57,6 +58,9 @@ class Chain:
         self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         for table in TABLES:
             pg.execute(f"create table {table} (id int primary key, number int)")
+        topics = [NewTopic(topic, 3, 1) for topic in self.data]
+        for done in self._admin.create_topics([*topics, NewTopic(self.transactions, 1, 1)]).values():
+            done.result(60)
 
     def settings(self) -> dict[str, Any]:
         """The join's options."""
@@ -121,12 +125,13 @@ class SinkChain(Chain):
         self._process: subprocess.Popen[bytes] | None = None
 
     def snapshot(self, rows: int) -> None:
-        """Insert rows, and start the pipeline: they come as a snapshot's."""
+        """Insert rows, bring them into the topics as a snapshot's, and start the pipeline."""
         for row in range(rows):
             self._number += 1
             self._known["orders"].add(row)
             self.pg.execute(f"insert into orders values ({row}, {self._number})")
             self.expected[f"orders {row}"].append(("r", self._number, 0, 0, 0))
+        run("run", self._file, "--until-caught-up")
         self._start()
 
     def write(self, transactions: int) -> None:
@@ -173,9 +178,6 @@ class DebeziumChain(Chain):
         self, pg: Database, kafka: EmbeddedKafka, seed: int, directory: Path, transactions: int
     ) -> None:
         super().__init__(pg, kafka, seed)
-        topics = [NewTopic(topic, 3, 1) for topic in self.data]
-        for done in self._admin.create_topics([*topics, NewTopic(self.transactions, 1, 1)]).values():
-            done.result(60)
         slot = f"d_{pg.name}"
         pg.execute("create publication p for table orders, items")
         pg.query("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])

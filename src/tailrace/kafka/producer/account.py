@@ -100,7 +100,8 @@ class Account:
         for number in range(producers_in(head)):
             member = self.member(offsets, number)
             try:
-                member.open()
+                # No offset is read yet: that waits for all transactions in its partition, other members' too.
+                member.fence()
             finally:
                 member.close()
 

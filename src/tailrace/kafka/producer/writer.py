@@ -61,6 +61,9 @@ class Writer(Protocol):
     def connect(self) -> None:
         """Begin to connect, and return at once; nobody is disturbed. `open` is quicker some time after it."""
 
+    def fence(self) -> None:
+        """End what the producer before had begun; nothing more comes of it. `open` does this first."""
+
     def open(self) -> Offset | None:
         """Begin, and return the offset that was committed last; None: there is none."""
 
@@ -121,14 +124,21 @@ class AtomicWriter:
         """As `Writer.connect`."""
         _warm_up(self._producer, self._task.offsets.name)
 
+    def fence(self) -> None:
+        """As `Writer.fence`.
+
+        :raises TailraceError: `SINK_PREEMPTED`, `SINK_REFUSED`, `SINK_WRITE_FAILED`.
+        """
+        self._step(ProducerEvent.START)
+        self._attempt("begin as the only producer", self._initialise)
+        self._step(ProducerEvent.INITIALISED)
+
     def open(self) -> Offset | None:
         """As `Writer.open`; the producer before is fenced first, so that its last commit is seen.
 
         :raises TailraceError: `SINK_PREEMPTED`, `SINK_REFUSED`, `OFFSETS_UNREADABLE`, `SINK_WRITE_FAILED`.
         """
-        self._step(ProducerEvent.START)
-        self._attempt("begin as the only producer", self._initialise)
-        self._step(ProducerEvent.INITIALISED)
+        self.fence()
         try:
             found = self._task.offsets.read(self._task.key, self._task.isolation)
         except TailraceError:
@@ -319,6 +329,9 @@ class PlainWriter:
     def connect(self) -> None:
         """As `Writer.connect`."""
         _warm_up(self._producer, self._task.offsets.name)
+
+    def fence(self) -> None:
+        """As `Writer.fence`: it can't be."""
 
     def open(self) -> Offset | None:
         """As `Writer.open`.

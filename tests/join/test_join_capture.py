@@ -30,6 +30,8 @@ from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
 WAIT_S = 60
+#: Where a change of a transaction stands, whichever topics it came by.
+PLACE = ("commit_lsn", "ordinal")
 
 
 def topics_of(kafka: EmbeddedKafka, name: str, seed: int, **more: Any) -> JoinTopics:
@@ -254,9 +256,10 @@ def test_topics_in_avro_give_the_log_that_the_same_topics_in_json_give(
             parsed = KafkaJoinSection.model_validate(section)
             Running(parsed, tmp_path / prefix).until_caught_up(parsed)
             shown = run("log", "show", tmp_path / prefix, "--json").splitlines()
+            # Rows of a snapshot stand in the order in which their partitions were read.
             found.append([
                 {name: change[name] for name in ("op", "before", "after")}
-                | {name: change["position"][name] for name in ("commit_lsn", "ordinal")}
+                | {name: change["position"][name] for name in PLACE if change["op"] != "r"}
                 for change in map(json.loads, shown)
             ])  # fmt: skip
         # A registry that is not the topics' is found before anything runs.

@@ -124,6 +124,8 @@ $(STAMPS)/spark-kafka: jars-spark-kafka.lock scripts/ivy-spark-kafka.xml $(STAMP
 	$(BIN)/python scripts/fetch_jars.py spark-kafka
 	@touch $@
 
+# numba does not see that a kernel which another one calls has changed: all are compiled again.
 $(STAMPS)/kernels: $(KERNELS) src/tailrace/warm.py $(STAMPS)/venv
+	@find src tools -name '*.nb[ic]' -delete
 	$(BIN)/python -m tailrace.warm
 	@touch $@

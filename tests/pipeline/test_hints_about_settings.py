@@ -220,7 +220,7 @@ def test_a_column_that_the_stream_lacks_is_there_in_a_new_log(
     shop.pg.execute("alter table orders add more int default 5")
     shop.pg.execute("insert into orders values (6, 6, 6)")
     with monkeypatch.context() as patched:
-        patched.setattr(relation_messages, "unsent", lambda *_, **__: (ColumnFacts("more", 3),))
+        patched.setattr(relation_messages, "missing_columns", lambda *_, **__: (ColumnFacts("more", 3),))
         error = shop.refused(Kind.COLUMN_NOT_SENT)
     assert "begin a new log with a new snapshot" in error.hint
     shop.follow_steps(error)

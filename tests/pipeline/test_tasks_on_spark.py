@@ -64,7 +64,7 @@ class Captured:
         wait_until(lambda: set(numbers) <= set(self.got), LATE_S, f"rows {numbers}")
 
     def report(self) -> Report:
-        found = self.channel.report()
+        found = wait_until(self.channel.report, LATE_S, "the first report")
         assert found is not None
         return found
 

@@ -90,12 +90,12 @@ def test_sinks_are_fed_from_memory_each_for_itself_and_each_row_comes_once(
         run.wait_for(mode="off", because="switched off")
         shard.commit(1)
         run.command(on=True)
-        run.wait_for(mode="on")
+        for run.watched in ("lake", CONSUMER):
+            run.wait_for(mode="on")
         run.may_go_on.clear()
         for _ in range(12):
             shard.commit(1, WIDE)
         wait_until(lambda: len(_rows(lake)) == shard.count, 60, "the rows")
-        run.watched = CONSUMER
         run.wait_for(fall_backs=1)
     assert _rows(lake) == list(range(1, shard.count + 1))
 

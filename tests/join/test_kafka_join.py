@@ -307,7 +307,7 @@ def test_a_transaction_that_is_missing_is_named_with_both_positions(
 def test_a_side_that_is_far_ahead_waits_in_the_cluster(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages_module, "_TAKEN_MAX", 100)
+    monkeypatch.setattr(messages_module, "_READ_MAX", 100)
     topics = JoinTopics(kafka, topic_name, 3, partitions=1)
     topics.write(400, 20)
     empty = JoinTopics(kafka, f"{topic_name}-empty", 4)

@@ -53,6 +53,8 @@ class Extraction(Protocol):
         ...
 
 
+_NEW_LINE = ord("\n")
+
 _Found = TypeVar("_Found")
 
 
@@ -249,14 +251,10 @@ def json_members(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataTy
 
     :raises TailraceError: `JOIN_VIOLATED` for what is no JSON.
     """
-    values = pc.fill_null(messages.column("value"), b"{}")
-    if pc.any(pc.match_substring(values, "\n")).as_py():
-        values = pc.replace_substring(values, "\n", " ")
-    count = len(values)
-    # One document a line.
-    values = pc.binary_join_element_wise(values, b"\n", b"")
-    first, last = np.frombuffer(values.buffers()[1], np.int32)[[values.offset, values.offset + count]]
-    text = values.buffers()[2].slice(first, last - first)
+    values, count = pc.fill_null(messages.column("value"), b"{}"), len(messages)
+    text = _lines(values)
+    if np.count_nonzero(np.frombuffer(text, np.uint8) == _NEW_LINE) > count:
+        text = _lines(pc.replace_substring(values, "\n", " "))
     schema = pa.schema([*fields, ("payload", pa.struct(fields))])
     try:
         table = pj.read_json(
@@ -277,6 +275,13 @@ def json_members(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataTy
     table = table.combine_chunks()
     payload = _column(table, "payload")
     return {name: pc.coalesce(pc.struct_field(payload, name), _column(table, name)) for name, _kind in fields}
+
+
+def _lines(documents: pa.Array) -> pa.Buffer:
+    # One document a line.
+    lines = pc.binary_join_element_wise(documents, b"\n", b"")
+    first, last = np.frombuffer(lines.buffers()[1], np.int32)[[lines.offset, lines.offset + len(lines)]]
+    return lines.buffers()[2].slice(first, last - first)
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:

@@ -56,6 +56,8 @@ _ERRORS_S = 30.0
 #: Longest that an answer of a broker is waited for.
 ANSWER_S = 30.0
 
+#: The client looks for the coordinator of its group, which it has without using it.
+_OF_GROUPS = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 
@@ -77,12 +79,19 @@ class MessageReader:
     :param settings: of a consumer, without what is set here.
     :param admin: settings of an admin client, for `written_end`.
     :param with_headers: whether messages have the column `headers`, too.
+    :param keeps_progress: whether the consumer's group is used; else it needs no right to it.
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], admin: Mapping[str, Any], *, with_headers: bool = False
+        self,
+        settings: Mapping[str, Any],
+        admin: Mapping[str, Any],
+        *,
+        with_headers: bool = False,
+        keeps_progress: bool = False,
     ) -> None:
         self._with_headers = with_headers
+        self._passes_over = frozenset() if keeps_progress else _OF_GROUPS
         self._group = settings["group.id"]
         self._errors: dict[str, tuple[float, str]] = {}  # when it was said last, and the words
         client = {**settings, **READ_AHEAD, "error_cb": self._failed}
@@ -175,7 +184,7 @@ class MessageReader:
                 columns[place].extend(taken[first:last])
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 ends[place] = taken[last - 1].offset() or 0
-            elif not may_pass(error):
+            elif error.code() not in self._passes_over and not may_pass(error):
                 raise self._failure(error, place)
             first = last
 
@@ -237,6 +246,8 @@ class MessageReader:
             raise progress_failure(error_of(error), topic) from None
 
     def _failed(self, error: KafkaError) -> None:
+        if error.code() in self._passes_over:
+            return
         self._errors[error.name()] = time.monotonic(), error.str()
 
     def _asked(self, ask: Callable[[], Any], topic: str) -> Any:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyspark
@@ -27,6 +29,8 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.slow
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+#: Of each of a cluster's processes, which live for seconds: as tests/conftest.py has drivers started.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def test_the_driver_listens_on_loopback_for_masters_of_this_machine_only() -> None:
@@ -47,11 +51,11 @@ def test_a_mirror_on_a_local_cluster_is_merged_by_spark(pg: Database, tmp_path: 
     # delta-rs does not merge into columns of such names: it is Spark's MERGE.
     pg.execute('create table note (id int primary key, "The text" text)')
     pg.execute("insert into note select i, 'first' from generate_series(1, 10) i")
-    file = write_file(pg, tmp_path, "local-cluster[2,1,1024]")
-    run(file)
+    # The first rows need no Spark, on whatever master: this process writes them.
+    run(write_file(pg, tmp_path, "local[2]", start="when_needed"))
     pg.execute("""update note set "The text" = 'second' where id <= 5""")
     pg.execute("delete from note where id = 10")
-    run(file)
+    run(write_file(pg, tmp_path, "local-cluster[2,1,1024]"))
     rows = DeltaTable(str(tmp_path / "lake" / "public.note")).to_pyarrow_table().to_pylist()
     assert sorted((row["id"], row["The~20text"]) for row in rows) == [
         (number, "second" if number <= 5 else "first") for number in range(1, 10)
@@ -59,36 +63,45 @@ def test_a_mirror_on_a_local_cluster_is_merged_by_spark(pg: Database, tmp_path: 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("missing", ["log", "lake"])
-def test_an_executor_that_lacks_a_folder_is_named_at_the_start(
-    pg: Database, tmp_path: Path, missing: str
-) -> None:
+def test_an_executor_that_lacks_a_folder_is_named_at_the_start(pg: Database, tmp_path: Path) -> None:
     if os.geteuid() != 0 and not os.environ.get("CI"):
         pytest.skip("only root can give a worker a file system of its own")
     pg.execute("create table note (id int primary key)")
     pg.execute("insert into note values (1)")
-    folder = tmp_path / missing
-    folder.mkdir(0o700)
+    folders = {what: tmp_path / what for what in ("log", "lake")}
+    for folder in folders.values():
+        folder.mkdir(0o700)
     with ExitStack() as stack:
         master = f"spark://127.0.0.1:{stack.enter_context(master_process(tmp_path))}"
         stack.enter_context(worker_process(master, tmp_path / "worker-1"))
-        stack.enter_context(worker_process(master, tmp_path / "worker-2", hidden=folder))
-        ended = tailrace("run", write_file(pg, tmp_path, master), "--until-caught-up")
-    assert ended.returncode == 1, ended.stderr
-    assert "environment_unfit" in ended.stderr
-    assert f"on {socket.gethostname()}: {folder}: " in ended.stderr
-    assert "on the driver and on every executor" in ended.stderr
-    assert not list(folder.glob(".tailrace-probe*"))
+        stack.enter_context(worker_process(master, tmp_path / "worker-2", hidden=folders.values()))
+        for what, folder in folders.items():
+            (root := tmp_path / f"without {what}").mkdir()
+            ended = tailrace("run", write_file(pg, root, master, {what: folder}), "--until-caught-up")
+            assert ended.returncode == 1, ended.stderr
+            assert "environment_unfit" in ended.stderr
+            assert f"on {socket.gethostname()}: {folder}: " in ended.stderr
+            assert "on the driver and on every executor" in ended.stderr
+            assert not list(folder.glob(".tailrace-probe*"))
 
 
-def write_file(pg: Database, root: Path, master: str) -> Path:
-    conf = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m", "spark.cores.max": "2"}
+def write_file(
+    pg: Database,
+    root: Path,
+    master: str,
+    elsewhere: Mapping[str, Path] = MappingProxyType({}),
+    start: str = "eager",
+) -> Path:
+    conf = {
+        "spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m", "spark.cores.max": "2",
+        "spark.executor.extraJavaOptions": QUICK_JAVA,
+    }  # fmt: skip
     sections: dict[str, Any] = {
-        "name": "clusters",
+        "name": "-".join(["clusters", *elsewhere]),
         "source": {"type": "postgresql", "dsn": pg.dsn},
-        "log": {"path": str(root / "log")},
-        "sinks": [{"type": "delta", "mode": "mirror", "path": str(root / "lake")}],
-        "spark": {"master": master, "conf": conf},
+        "log": {"path": str(elsewhere.get("log", root / "log"))},
+        "sinks": [{"type": "delta", "mode": "mirror", "path": str(elsewhere.get("lake", root / "lake"))}],
+        "spark": {"master": master, "conf": conf, "start": start},
     }
     file = root / "pipeline.yaml"
     file.write_text(yaml.safe_dump(sections))
@@ -114,10 +127,11 @@ class _Process:
 
     def __init__(self, command: Sequence[str | Path], output: Path) -> None:
         self.output = output
+        quick = {"SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA, "SPARK_LAUNCHER_OPTS": QUICK_JAVA}
         with output.open("wb") as file:
             self._process = subprocess.Popen(
                 [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=file,
-                stderr=subprocess.STDOUT, start_new_session=True,
+                stderr=subprocess.STDOUT, start_new_session=True, env={**os.environ, **quick},
             )  # fmt: skip
 
     def wait_for(self, text: str) -> None:
@@ -153,16 +167,16 @@ def master_process(root: Path) -> Iterator[int]:
 
 
 @contextmanager
-def worker_process(master: str, folder: Path, hidden: Path | None = None) -> Iterator[None]:
+def worker_process(master: str, folder: Path, hidden: Iterable[Path] = ()) -> Iterator[None]:
     """Start a worker of one core.
 
-    :param hidden: a folder in whose place the worker and its executors see an empty one.
+    :param hidden: folders in whose place the worker and its executors see empty ones.
     """
     folder.mkdir()
     command = _spark("worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir", str(folder), master)
-    if hidden is not None:
-        script = 'mount -t tmpfs none "$0" && exec "$@"'
-        command = ["unshare", "--mount", "sh", "-c", script, hidden, *command]
+    if hidden:
+        mounts = " && ".join(f"mount -t tmpfs none {shlex.quote(str(path))}" for path in hidden)
+        command = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh", *command]
     process = _Process(command, folder / "worker.log")
     try:
         process.wait_for("Successfully registered with master")

@@ -35,7 +35,7 @@ def groups_of(pair: Pair) -> set[str]:
 def test_changes_wait_for_an_end_that_comes_late_and_no_rebalance_comes_of_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages_module, "_TAKEN_MAX", 5)
+    monkeypatch.setattr(messages_module, "_READ_MAX", 5)
     before = groups_of(pair)
     for order in range(1, 51):
         pair.change(1, order, 1000)
@@ -62,7 +62,7 @@ def test_changes_wait_for_an_end_that_comes_late_and_no_rebalance_comes_of_it(
 def test_a_queue_is_full_of_bytes_before_it_is_full_of_records(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages_module, "_TAKEN_MAX", 5)
+    monkeypatch.setattr(messages_module, "_READ_MAX", 5)
     for order in range(1, 101):
         pair.change(1, order, 1000)
     with joining(pair, queue_bytes_max=4000) as (engine, taken):
@@ -116,11 +116,12 @@ def test_a_partition_without_rows_goes_on_with_the_transactions(
     monkeypatch.setattr(connector_module, "_PASS_S", 0.1)
     for made in pair.admin.create_partitions([NewPartitions(pair.data, 2)]).values():
         made.result(60)
+    pair.change(1, 2, 100, partition=1)  # so that it has an offset, which is to go on
     for number in range(1, 6):
         pair.change(number, 1, 100 * number)
-        pair.end(number, 100 * number + 100, 1)
+        pair.end(number, 100 * number + 100, 2 if number == 1 else 1)
     with joining(pair, tmp_path / "offsets") as (engine, taken):
-        wait_until(lambda: len(taken.rows) == 5 or engine.error, WAIT_S, "the changes")
+        wait_until(lambda: len(taken.rows) == 6 or engine.error, WAIT_S, "the changes")
         wait_until(
             lambda: numbers_of(engine)["transactions_queued"] == 0 or engine.error,
             WAIT_S,

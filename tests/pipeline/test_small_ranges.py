@@ -112,7 +112,7 @@ def test_a_migration_of_many_columns_takes_no_job_of_spark_for_each_schema_versi
         columns = ["id", *(f"c{number}" for number in range(1, 31))]
         rows = delta.to_pyarrow_table(columns=columns).to_pylist()
         assert sorted(tuple(row.values()) for row in rows) == pg.query(f"select * from {table} order by id")
-        assert delta.version() <= 3  # made, given its columns, merged once
+        assert delta.version() < 30  # a commit or two for each range, not for each schema version
         assert DeltaTable(str(tmp_path / "history" / f"public.{table}")).to_pyarrow_table().num_rows == 31
 
 

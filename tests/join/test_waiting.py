@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from tailrace.join import connector as connector_module
 from tailrace.join import messages as messages_module
@@ -114,8 +113,7 @@ def test_a_partition_without_rows_goes_on_with_the_transactions(
 ) -> None:
     """Else a restart would need transactions that retention has removed."""
     monkeypatch.setattr(connector_module, "_PASS_S", 0.1)
-    for made in pair.admin.create_partitions([NewPartitions(pair.data, 2)]).values():
-        made.result(60)
+    pair.add_partition(2)
     pair.change(1, 2, 100, partition=1)  # so that it has an offset, which is to go on
     for number in range(1, 6):
         pair.change(number, 1, 100 * number)
@@ -139,8 +137,7 @@ def test_a_partition_without_rows_goes_on_with_the_transactions(
 
 
 def test_headers_say_what_is_complete_in_a_partition(pair: Pair) -> None:
-    for made in pair.admin.create_partitions([NewPartitions(pair.data, 2)]).values():
-        made.result(60)
+    pair.add_partition(2)
     for order, partition in ((1, 0), (2, 1), (3, 0), (4, 0)):
         pair.change(1, order, 1000, partition=partition)
     pair.end(1, 2000, 4)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 import tailrace
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.wait import wait_until
 
 WAIT_S = 60
 
@@ -30,6 +31,16 @@ class Pair:
         for made in self.admin.create_topics(topics).values():
             made.result(60)
         self._producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+
+    def add_partition(self, count: int) -> None:
+        """Give the data topic so many partitions, and wait until the brokers show them."""
+        for made in self.admin.create_partitions([NewPartitions(self.data, count)]).values():
+            made.result(60)
+
+        def shown() -> bool:
+            return len(self.admin.list_topics(self.data, 60).topics[self.data].partitions) == count
+
+        wait_until(shown, WAIT_S, "the partition")
 
     def change(self, xid: int, order: int, after: int, key: str | None = "1", partition: int = 0) -> None:
         """Write a change of a transaction that comes after the commit at `after`."""

@@ -67,16 +67,16 @@ class Written:
     def __init__(self, topics: JoinTopics) -> None:
         self.rows: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self.ends: Counter[tuple[str, int]] = Counter()
+        # The changes first: more is written meanwhile, and the END of each is there by then.
+        changes = [message.document for table in "ab" for message in self._messages(topics, f"public.{table}")]
         for message in self._messages(topics, "transaction"):
             if message.document["status"] == "END":
                 self.ends[message.document["id"], message.document["event_count"]] += 1
         commits = {name.split(":")[0]: name for name, _ in self.ends}
-        for table in ("a", "b"):
-            for message in self._messages(topics, f"public.{table}"):
-                change = message.document
-                of = change["transaction"]
-                name = commits[of["id"].split(":")[0]] if of else ""
-                self.rows[change["after"]["id"]].append((int(change["after"]["number"]), name))
+        for change in changes:
+            of = change["transaction"]
+            name = commits[of["id"].split(":")[0]] if of else ""
+            self.rows[change["after"]["id"]].append((int(change["after"]["number"]), name))
 
     @staticmethod
     def _messages(topics: JoinTopics, name: str) -> list[Message]:

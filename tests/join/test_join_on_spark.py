@@ -68,7 +68,9 @@ class Written:
         self.rows: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self.ends: Counter[tuple[str, int]] = Counter()
         # The changes first: more is written meanwhile, and the END of each is there by then.
-        changes = [message.document for table in "ab" for message in self._messages(topics, f"public.{table}")]
+        changes = [
+            message.document for table in "ab" for message in self._messages(topics, f"public.{table}")
+        ]
         for message in self._messages(topics, "transaction"):
             if message.document["status"] == "END":
                 self.ends[message.document["id"], message.document["event_count"]] += 1

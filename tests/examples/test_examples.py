@@ -46,6 +46,12 @@ def test_the_file_of_joined_topics_is_valid() -> None:
     assert loaded.source.address.endswith("shop.public.orders, shop.public.customers")
 
 
+def test_the_file_of_a_keyspace_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VTGATE_PASSWORD", raising=False)  # resolved where it is used, not here
+    loaded = config.load(EXAMPLES / "vitess.yaml")
+    assert [sink.path.name for sink in loaded.sinks] == ["current", "history"]
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_a_spark_job_that_is_not_ours_reads_the_log(pg: Database, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tailrace import failpoints
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import parse_lsn
+from tailrace.sources.postgres.connection.server import start_command
 from tailrace.sources.postgres.connection.session import Session
 from tailrace_servers.install import find_install, has_install
 from tailrace_servers.postgres import EmbeddedPostgres
@@ -63,6 +64,31 @@ def test_rows_and_changes_come_once_and_are_acknowledged(pg: Database, tmp_path:
     assert len(found.messages) == 1
     assert found.facts[0]["primary_key"] == ["id"]
     assert len(found.facts) == 1  # they did not change
+
+
+def test_a_server_that_streams_what_is_not_committed_sends_us_whole_transactions(
+    pg: Database, tmp_path: Path, postgres_version: int
+) -> None:
+    asked = start_command(PostgresSource(dsn=pg.dsn, slot=SLOT, publication=SLOT), 0, 180_000)
+    assert "proto_version '1'" in asked  # streaming begins with 2
+    assert "streaming" not in asked
+    pg.execute(f"alter database {pg.name} set logical_decoding_work_mem = '64kB'")
+    if postgres_version >= 16:
+        pg.execute(f"alter database {pg.name} set debug_logical_replication_streaming = 'immediate'")
+    pg.execute(CREATE_ITEMS)
+    with capturing(pg.dsn, tmp_path / "log") as running:
+        running.wait_for("streaming")
+        with pg.connect(autocommit=False) as session:
+            session.execute(INSERT, [1, 2000])
+            session.execute("savepoint s")
+            session.execute(INSERT, [2001, 4000])
+            session.execute("rollback to s")
+            session.execute(INSERT, [4001, 5000])
+            session.commit()
+            session.execute(INSERT, [5001, 9000])
+            session.rollback()
+        running.catch_up(pg.query)
+    assert read_log(tmp_path / "log").inserts == [*range(1, 2001), *range(4001, 5001)]
 
 
 def test_never_takes_changes_from_now_on(pg: Database, tmp_path: Path) -> None:

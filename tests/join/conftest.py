@@ -7,9 +7,18 @@ import random
 
 import pytest
 
+from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.join.pair import Pair
+
 
 @pytest.fixture
 def join_seed() -> int:
     """A seed of the run's own; `TAILRACE_SEEDS=7` runs that one. Failures show it."""
     given = os.environ.get("TAILRACE_SEEDS", "").split(",")[0]
     return int(given) if given else random.randrange(1_000_000)
+
+
+@pytest.fixture
+def pair(kafka: EmbeddedKafka, topic_name: str) -> Pair:
+    """A data topic with one partition, and its transaction topic; both empty."""
+    return Pair(kafka, topic_name)

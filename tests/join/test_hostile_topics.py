@@ -4,101 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
-import tailrace
 from tailrace.errors import Kind, TailraceError
 from tailrace.join import connector as connector_module
 from tailrace_servers.kafka import EmbeddedKafka
+from tests.support.join.pair import WAIT_S, Pair, Taken, joining
 from tests.support.kafka.orders import run
 from tests.support.kafka.reading import read_topic
 from tests.support.wait import wait_until
-
-WAIT_S = 60
-
-
-class Pair:
-    """A data topic and its transaction topic, written message by message."""
-
-    def __init__(self, kafka: EmbeddedKafka, name: str, config: dict[str, str] | None = None) -> None:
-        self.bootstrap, self.data, self.transactions = kafka.bootstrap, f"{name}.data", f"{name}.transaction"
-        self.admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-        topics = [
-            NewTopic(self.data, 1, 1, config=config or {}),
-            NewTopic(self.transactions, 1, 1),
-        ]
-        for made in self.admin.create_topics(topics).values():
-            made.result(60)
-        self._producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-
-    def change(self, xid: int, order: int, after: int, key: str | None = "1", partition: int = 0) -> None:
-        """Write a change of a transaction that comes after the commit at `after`."""
-        event = {
-            "op": "c",
-            "after": {"id": key or "", "number": order},
-            "source": {"table": "t", "schema": "public", "sequence": f'["{after}","{after + order}"]'},
-            "transaction": {"id": f"{xid}:{after + order}", "total_order": order},
-        }
-        self.send(self.data, key, event, partition)
-
-    def end(self, xid: int, commit: int, count: int) -> None:
-        """Write the end of a transaction."""
-        ended = f"{xid}:{commit}"
-        self.send(self.transactions, ended, {"status": "END", "id": ended, "event_count": count, "ts_ms": 5})
-
-    def send(self, topic: str, key: str | None, document: Any, partition: int = 0) -> None:
-        """Write a message, and wait for it."""
-        value = document if document is None or isinstance(document, bytes) else json.dumps(document).encode()
-        name = None if key is None else json.dumps({"id": key}).encode()
-        self._producer.produce(topic, value, name, partition)
-        assert not self._producer.flush(60)
-
-    def settings(self, **more: Any) -> dict[str, Any]:
-        """The join's options."""
-        return {
-            "bootstrap_servers": self.bootstrap,
-            "data": [self.data],
-            "transactions": self.transactions,
-            **more,
-        }
-
-
-class Taken:
-    """Places in their transactions, with these, as a handler gets them."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int | None, str | None]] = []
-
-    def batch(self, batch: Any) -> None:
-        """Take a batch."""
-        for record in batch:
-            headers = record.headers or {}
-            self.rows.append((headers.get("total_order"), headers.get("transaction_id")))
-
-
-@contextmanager
-def joining(
-    pair: Pair, store: Path | None = None, taken: Taken | None = None, **more: Any
-) -> Iterator[tuple[Any, Taken]]:
-    """Run the join."""
-    taken = taken or Taken()
-    offsets = {"type": "memory"} if store is None else {"type": "file", "path": str(store)}
-    engine = tailrace.Engine(
-        connector="kafka-join", name="join", settings=pair.settings(**more), on_batch=taken.batch,
-        options={"offset_storage": offsets, "offset_commit": {"policy": "always"}},
-    )  # fmt: skip
-    try:
-        engine.start()
-        yield engine, taken
-    finally:
-        engine.close()
 
 
 def failure(pair: Pair, **more: Any) -> tuple[TailraceError, Taken]:
@@ -110,11 +30,6 @@ def failure(pair: Pair, **more: Any) -> tuple[TailraceError, Taken]:
             return engine.error, taken
     except TailraceError as error:  # at the start already
         return error, taken
-
-
-@pytest.fixture
-def pair(kafka: EmbeddedKafka, topic_name: str) -> Pair:
-    return Pair(kafka, topic_name)
 
 
 def test_tombstones_and_rows_without_keys_keep_their_place(pair: Pair) -> None:

@@ -307,7 +307,7 @@ def test_a_transaction_that_is_missing_is_named_with_both_positions(
 def test_a_side_that_is_far_ahead_waits_in_the_cluster(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages_module, "_TAKEN_MAX", 100)
+    monkeypatch.setattr(messages_module, "_READ_MAX", 100)
     topics = JoinTopics(kafka, topic_name, 3, partitions=1)
     topics.write(400, 20)
     empty = JoinTopics(kafka, f"{topic_name}-empty", 4)
@@ -342,3 +342,13 @@ def test_a_task_that_has_not_started_tells_no_errors_and_can_be_stopped() -> Non
     task = KafkaJoinTask(options, None)  # type: ignore[arg-type]
     assert not task.errors
     task.stop()
+
+
+def test_tasks_of_the_connector_are_threads_and_the_hint_names_the_source() -> None:
+    settings = {"bootstrap_servers": "nobody:1", "data": ["orders"], "transactions": "units"}
+    with pytest.raises(TailraceError, match="tasks_on: spark is nothing") as caught:
+        tailrace.Engine(
+            connector="kafka-join", settings=settings, on_batch=lambda _: None, options={"tasks_on": "spark"}
+        )
+    assert caught.value.kind is Kind.CONFIG_INVALID
+    assert "give the engine a file" in caught.value.hint

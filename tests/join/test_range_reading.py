@@ -37,7 +37,7 @@ def rows_of(wanted: JoinRange, options: JoinReadOptions, group: str = "", **how:
 def test_a_side_that_is_far_ahead_waits_in_the_cluster(
     kafka: EmbeddedKafka, topic_name: str, join_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages_module, "_TAKEN_MAX", 100)
+    monkeypatch.setattr(messages_module, "_READ_MAX", 100)
     topics = JoinTopics(kafka, topic_name, join_seed, partitions=1)
     topics.write(600, 20)
     options = JoinReadOptions.parse(options_of(topics, queueRecordsMax="50"))

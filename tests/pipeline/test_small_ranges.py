@@ -89,6 +89,33 @@ def test_a_pipeline_without_a_backlog_needs_no_java(pg: Database, tmp_path: Path
     assert {op: lines.count(op) for op in counts} == counts
 
 
+def test_a_migration_of_many_columns_takes_no_job_of_spark_for_each_schema_version(
+    pg: Database, tmp_path: Path
+) -> None:
+    file = pipeline_file(
+        tmp_path,
+        pg,
+        "{type: delta, mode: append, path: ./history}, {type: delta, mode: mirror, path: ./mirror}",
+    )
+    tables = [f"t{number}" for number in range(4)]
+    for table in tables:
+        pg.execute(f"create table {table} (id int primary key); insert into {table} values (0)")
+    assert run(file, NO_JAVA, "--until-caught-up").returncode == 0
+    for number in range(1, 31):
+        for table in tables:
+            pg.execute(f"alter table {table} add column c{number} int default {number}")
+            pg.execute(f"insert into {table} values ({number})")
+    migrated = run(file, NO_JAVA, "--until-caught-up")
+    assert migrated.returncode == 0, migrated.stderr
+    for table in tables:
+        delta = DeltaTable(str(tmp_path / "mirror" / f"public.{table}"))
+        columns = ["id", *(f"c{number}" for number in range(1, 31))]
+        rows = delta.to_pyarrow_table(columns=columns).to_pylist()
+        assert sorted(tuple(row.values()) for row in rows) == pg.query(f"select * from {table} order by id")
+        assert delta.version() < 30  # a commit or two for each range, not for each schema version
+        assert DeltaTable(str(tmp_path / "history" / f"public.{table}")).to_pyarrow_table().num_rows == 31
+
+
 @pytest.mark.slow
 def test_a_backlog_and_a_merge_that_is_sparks_start_it(pg: Database, tmp_path: Path) -> None:
     file = pipeline_file(tmp_path, pg, "{type: delta, mode: mirror, path: ./mirror}")

@@ -191,6 +191,17 @@ def test_what_makes_no_sense_is_refused_by_name(data: bytes, position: int) -> N
     assert caught.value.kind is Kind.PROTOCOL_VIOLATION
 
 
+@pytest.mark.parametrize("letter", list("SEcAbPKrp"))
+@pytest.mark.parametrize("before", [b"", begin(1000)], ids=["outside of a transaction", "in one"])
+def test_messages_of_transactions_that_are_streamed_or_prepared_are_refused(
+    letter: str, before: bytes
+) -> None:
+    # We never ask for them: STREAM START, STOP, COMMIT and ABORT, and those of two-phase commits.
+    with pytest.raises(TailraceError, match="of a type that protocol 1 does not have") as caught:
+        frames.summarise(array(before + xlog(letter.encode() + bytes(40))), frames.new_state())
+    assert caught.value.kind is Kind.PROTOCOL_VIOLATION
+
+
 def test_a_commit_record_may_start_where_the_one_before_ended() -> None:
     data = transaction(1000, insert(5)) + transaction(1048, insert(5))
     assert frames.summarise(array(data), frames.new_state()).units == 2

@@ -18,6 +18,7 @@ from tailrace.config import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes
 from tailrace.sinks.contract import SparkNeededError
+from tailrace.sinks.delta import rewrite
 from tailrace.sinks.delta.mirror import sink as mirror
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
@@ -123,6 +124,24 @@ def test_a_merge_into_a_large_table_is_left_to_spark_and_nothing_counts_before(t
     assert (sink.position("0"), table(tmp_path / "lake")) == (begun, before)
     write(sink, log, begun, end)
     assert [row["note"] for row in table(tmp_path / "lake")] == ["changed", "two"]
+
+
+def test_a_large_table_gets_another_shape_by_spark_and_a_small_one_in_this_process(
+    tmp_path, log, monkeypatch
+):
+    begun = log.commit(ACCOUNTS, insert(1, 1, "one", 1), insert(1, 2, "two", 2))
+    without_note = relation(1, "public.accounts", {"id": INT8, "n": INT4})
+    end = log.commit(update(1, 2, "changed", 3), without_note, update(1, 1, 5))
+    small, large = (opened("mirror", tmp_path / name, log) for name in ("small", "large"))
+    write_alone(small, log, 0, begun)
+    write_alone(large, log, 0, begun)
+    write_alone(small, log, begun, end)
+    monkeypatch.setattr(rewrite, "IN_PROCESS_BYTES_MAX", 1)
+    with pytest.raises(SparkNeededError):
+        write_alone(large, log, begun, end)
+    write(large, log, begun, end)
+    assert table(tmp_path / "small") == [{"id": 1, "n": 5}, {"id": 2, "n": 3}]
+    assert table(tmp_path / "large") == table(tmp_path / "small")
 
 
 @pytest.mark.parametrize("wider", [-1, 0, 1], ids=["narrower", "same", "wider"])

@@ -141,7 +141,9 @@ def assemble(given: Arguments) -> Parts:
     if options.tasks_on not in ("threads", *places):
         raise invalid(
             f"tasks_on: {options.tasks_on} is nothing that tasks of {type(connector).__name__} can do",
-            f"leave it out, or choose one of threads, {', '.join(places)}" if places else "leave it out",
+            f"leave it out, or choose one of threads, {', '.join(places)}"
+            if places
+            else "leave it out, or give the engine a file: its `source` is captured on executors, too",
         )
     own_settings = {} if file is None or given.connector is not None else file.as_settings()
     settings = {**own_settings, **(given.settings or {})}

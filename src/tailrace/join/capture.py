@@ -170,7 +170,7 @@ class _Stream:
     """From where the log ends, on one connection."""
 
     def __init__(self, section: KafkaJoinSection, reader: MessageReader, writer: LogWriter) -> None:
-        self.flow = JoinFlow(section, extraction_of(section.registry, None), reader)
+        self.flow = JoinFlow(section, extraction_of(section), reader)
         self.durable = writer.durable
         self.end = writer.durable.position
         in_force = writer.schema_in_force

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from tailrace.join.extraction import DebeziumJson, Extraction, JsonFields
 from tailrace.join.flow import FlowProgress, JoinFlow, data_partitions
 from tailrace.join.merge import Position
 from tailrace.join.messages import ANSWER_S, MessageReader, Place
-from tailrace.join.options import JoinedTopics, JoinFields, KafkaJoinOptions
+from tailrace.join.options import JoinedTopics, JoinExpressions, JoinFields, KafkaJoinOptions
 from tailrace.join.partition import offset_of, position_of
 from tailrace.kafka.client import settings as client_options
 from tailrace.kafka.client.requests import require_reachable
@@ -67,19 +67,34 @@ class KafkaJoin:
         """Return a task, not started."""
         options = self._options
         assert options is not None, "the connector has started"
-        return KafkaJoinTask(options, self._extraction or extraction_of(options.registry, options.fields))
+        return KafkaJoinTask(options, self._extraction or extraction_of(options))
 
     def stop(self) -> None:
         """Let go of nothing: connections are the tasks'."""
 
 
-def extraction_of(registry: RegistryAddress | None, fields: JoinFields | None) -> Extraction:
-    """Return the extraction from Debezium's topics, in JSON or Avro, or from fields of other JSON."""
-    if registry is not None:
-        return DebeziumAvro(registry)
-    if fields is not None:
-        one = fields.transactions
-        return JsonFields(fields.data.key, one.key, fields.data.order, one.order, one.count, one.time_ms)
+class MessageForm(Protocol):
+    """What is said of the messages' form; at most one of these, Debezium's JSON without any."""
+
+    @property
+    def registry(self) -> RegistryAddress | None: ...
+    @property
+    def fields(self) -> JoinFields | None: ...
+    @property
+    def expressions(self) -> JoinExpressions | None: ...
+
+
+def extraction_of(form: MessageForm) -> Extraction:
+    """Return the extraction from Debezium's topics, in JSON or Avro, or from other JSON."""
+    if form.registry is not None:
+        return DebeziumAvro(form.registry)
+    if form.fields is not None:
+        data, one = form.fields.data, form.fields.transactions
+        return JsonFields(data.key, one.key, data.order, one.order, one.count, one.time_ms)
+    if form.expressions is not None:
+        from tailrace.join.computed import ComputedFields  # loads DuckDB
+
+        return ComputedFields(form.expressions.data.model_dump(), form.expressions.transactions.model_dump())
     return DebeziumJson()
 
 

@@ -53,6 +53,8 @@ class Extraction(Protocol):
         ...
 
 
+_NEW_LINE = ord("\n")
+
 _Found = TypeVar("_Found")
 
 
@@ -126,19 +128,40 @@ class JsonFields:
 
     def data(self, messages: pa.RecordBatch) -> DataRows:
         """Return keys and orders; a message without the key is of no transaction."""
-        keys, orders = _fields(messages, self.key, [self.order])
-        unknown = np.full(len(messages), UNKNOWN, np.int64)
-        return DataRows(np.asarray(messages.column("offset")), keys, unknown, _integers(orders))
+        return keyed_data(messages, *_fields(messages, self.key, [self.order]))
 
     def transactions(self, messages: pa.RecordBatch) -> Transactions:
         """Return one for each message that has the key."""
         numbers = [self.one_order, self.one_count, self.one_time_ms]
         found = _fields(messages, self.one_key, numbers)
-        there = found[0].is_valid()
-        keys, orders, counts, times = (column.filter(there) for column in found)
-        offsets = np.asarray(messages.column("offset").filter(there))
-        rising = _integers(orders) if self.one_order else None
-        return Transactions(TransactionRows(offsets, keys, rising, _integers(counts)), keys, times)
+        return keyed_transactions(messages, *found, rises=bool(self.one_order))
+
+
+def keyed_data(messages: pa.RecordBatch, keys: pa.Array, orders: pa.Array) -> DataRows:
+    """Return what the merge compares of data messages with these keys, texts, and orders, whole numbers."""
+    unknown = np.full(len(messages), UNKNOWN, np.int64)
+    return DataRows(np.asarray(messages.column("offset")), keys, unknown, _integers(orders))
+
+
+def keyed_transactions(
+    messages: pa.RecordBatch,
+    keys: pa.Array,
+    orders: pa.Array,
+    counts: pa.Array,
+    times_ms: pa.Array,
+    *,
+    rises: bool,
+) -> Transactions:
+    """Return one for each message that has a key.
+
+    :param rises: whether there are orders at all.
+    """
+    there = keys.is_valid()
+    found = (messages.column("offset"), keys, orders, counts, times_ms)
+    offsets, keys, orders, counts, times_ms = (column.filter(there) for column in found)
+    rising = _integers(orders) if rises else None
+    rows = TransactionRows(np.asarray(offsets), keys, rising, _integers(counts))
+    return Transactions(rows, keys, times_ms)
 
 
 def _fields(messages: pa.RecordBatch, key: str, numbers: Sequence[str]) -> list[pa.Array]:
@@ -249,14 +272,10 @@ def json_members(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataTy
 
     :raises TailraceError: `JOIN_VIOLATED` for what is no JSON.
     """
-    values = pc.fill_null(messages.column("value"), b"{}")
-    if pc.any(pc.match_substring(values, "\n")).as_py():
-        values = pc.replace_substring(values, "\n", " ")
-    count = len(values)
-    # One document a line.
-    values = pc.binary_join_element_wise(values, b"\n", b"")
-    first, last = np.frombuffer(values.buffers()[1], np.int32)[[values.offset, values.offset + count]]
-    text = values.buffers()[2].slice(first, last - first)
+    values, count = pc.fill_null(messages.column("value"), b"{}"), len(messages)
+    text = _lines(values)
+    if np.count_nonzero(np.frombuffer(text, np.uint8) == _NEW_LINE) > count:
+        text = _lines(pc.replace_substring(values, "\n", " "))
     schema = pa.schema([*fields, ("payload", pa.struct(fields))])
     try:
         table = pj.read_json(
@@ -277,6 +296,13 @@ def json_members(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataTy
     table = table.combine_chunks()
     payload = _column(table, "payload")
     return {name: pc.coalesce(pc.struct_field(payload, name), _column(table, name)) for name, _kind in fields}
+
+
+def _lines(documents: pa.Array) -> pa.Buffer:
+    # One document a line.
+    lines = pc.binary_join_element_wise(documents, b"\n", b"")
+    first, last = np.frombuffer(lines.buffers()[1], np.int32)[[lines.offset, lines.offset + len(lines)]]
+    return lines.buffers()[2].slice(first, last - first)
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:

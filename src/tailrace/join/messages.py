@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -36,8 +35,10 @@ HEADERS_FIELD = pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("
 
 _HEADER = ("key", "value")
 
-#: Messages that are taken from the client at a time.
-_TAKEN_MAX = 10_000
+#: Messages that a read takes; and how many of them are objects at a time. Of more, Python's garbage collector
+#: would look through each several times.
+_READ_MAX = 10_000
+_TAKEN_MAX = 500
 #: What the client reads ahead: of all partitions together in kilobytes, and at most so many messages of
 #: one. A partition of which so much is there is looked at again soon (the client's own default is a second).
 #: Answers of brokers are compressed, so they are smaller than that: 2 MiB of a partition, 8 of all.
@@ -55,6 +56,8 @@ _ERRORS_S = 30.0
 #: Longest that an answer of a broker is waited for.
 ANSWER_S = 30.0
 
+#: The client looks for the coordinator of its group, which it has without using it.
+_OF_GROUPS = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 
@@ -76,12 +79,19 @@ class MessageReader:
     :param settings: of a consumer, without what is set here.
     :param admin: settings of an admin client, for `written_end`.
     :param with_headers: whether messages have the column `headers`, too.
+    :param keeps_progress: whether the consumer's group is used; else it needs no right to it.
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], admin: Mapping[str, Any], *, with_headers: bool = False
+        self,
+        settings: Mapping[str, Any],
+        admin: Mapping[str, Any],
+        *,
+        with_headers: bool = False,
+        keeps_progress: bool = False,
     ) -> None:
         self._with_headers = with_headers
+        self._passes_over = frozenset() if keeps_progress else _OF_GROUPS
         self._group = settings["group.id"]
         self._errors: dict[str, tuple[float, str]] = {}  # when it was said last, and the words
         client = {**settings, **READ_AHEAD, "error_cb": self._failed}
@@ -145,9 +155,22 @@ class MessageReader:
         :raises TailraceError: `LOG_RANGE_GONE` if an offset is not there any more; what the cluster refuses.
         """
         waited = self._consumer.poll(timeout_s)
-        taken = [] if waited is None else [waited, *self._consumer.consume(_TAKEN_MAX, 0)]
-        by_place: dict[Place, list[Message]] = {}
+        taken = [] if waited is None else [waited]
+        columns: dict[Place, _Columns] = {}
         ends: dict[Place, int] = {}
+        count = 0
+        while taken:
+            self._errors.clear()
+            self._sort(taken, columns, ends)
+            count += len(taken)
+            taken = self._consumer.consume(min(_TAKEN_MAX, _READ_MAX - count), 0) if count < _READ_MAX else []
+        for place, found in columns.items():
+            self._positions[place] = found.offsets[-1] + 1
+        self._positions |= ends
+        return Read({place: found.batch() for place, found in columns.items()}, ends)
+
+    def _sort(self, taken: list[Message], columns: dict[Place, _Columns], ends: dict[Place, int]) -> None:
+        # Puts messages into the columns of their partitions.
         first = 0
         # Messages of one partition that follow each other, at once; an error by itself.
         errors = [message.error() for message in taken]
@@ -156,18 +179,14 @@ class MessageReader:
             last = first + len(list(run))
             place = (topic or "", partition or 0)
             if (error := errors[first]) is None:
-                by_place.setdefault(place, []).extend(taken[first:last])
+                if place not in columns:
+                    columns[place] = _Columns(self._with_headers)
+                columns[place].extend(taken[first:last])
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 ends[place] = taken[last - 1].offset() or 0
-            elif not may_pass(error):
+            elif error.code() not in self._passes_over and not may_pass(error):
                 raise self._failure(error, place)
             first = last
-        if taken:
-            self._errors.clear()
-        for place, messages in by_place.items():
-            self._positions[place] = (messages[-1].offset() or 0) + 1
-        self._positions |= ends
-        return Read({place: self._batch_of(messages) for place, messages in by_place.items()}, ends)
 
     def end(self, place: Place) -> int:
         """Return the offset behind the last committed message of a partition; asks the broker."""
@@ -226,11 +245,9 @@ class MessageReader:
         except KafkaException as error:
             raise progress_failure(error_of(error), topic) from None
 
-    def _batch_of(self, messages: list[Message]) -> pa.RecordBatch:
-        batch = _batch(messages)
-        return _with_headers(batch, messages) if self._with_headers else batch
-
     def _failed(self, error: KafkaError) -> None:
+        if error.code() in self._passes_over:
+            return
         self._errors[error.name()] = time.monotonic(), error.str()
 
     def _asked(self, ask: Callable[[], Any], topic: str) -> Any:
@@ -289,21 +306,32 @@ def progress_failure(error: KafkaError, topic: str) -> TailraceError:
     )
 
 
-def _batch(messages: list[Message]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(list(map(Message.key, messages)), pa.binary()),
-            pa.array(list(map(Message.value, messages)), pa.binary()),
-            pa.array(np.fromiter(map(Message.offset, messages), np.int64, len(messages))),
-            pa.array([time_ms for _, time_ms in map(Message.timestamp, messages)], pa.int64()),
-        ],
-        schema=MESSAGES,
-    )
+class _Columns:
+    """What messages of one partition hold, in order."""
 
+    def __init__(self, with_headers: bool) -> None:
+        self._keys: list[Any] = []
+        self._values: list[Any] = []
+        self.offsets: list[int] = []
+        self._times_ms: list[int] = []
+        self._headers: list[Any] | None = [] if with_headers else None
 
-def _with_headers(batch: pa.RecordBatch, messages: list[Message]) -> pa.RecordBatch:
-    found: list[Any] = [message.headers() for message in messages]
-    if not any(found):
-        return batch.append_column(HEADERS_FIELD, pa.nulls(len(messages), HEADERS_FIELD.type))
-    headers = [each and [dict(zip(_HEADER, pair, strict=True)) for pair in each] for each in found]
-    return batch.append_column(HEADERS_FIELD, pa.array(headers, HEADERS_FIELD.type))
+    def extend(self, messages: list[Message]) -> None:
+        self._keys += map(Message.key, messages)
+        self._values += map(Message.value, messages)
+        self.offsets += map(Message.offset, messages)  # type: ignore[arg-type]  # none is an error
+        self._times_ms += [time_ms for _, time_ms in map(Message.timestamp, messages)]
+        if self._headers is not None:
+            self._headers += map(Message.headers, messages)
+
+    def batch(self) -> pa.RecordBatch:
+        arrays = [self._keys, self._values, self.offsets, self._times_ms]
+        found = pa.RecordBatch.from_arrays(list(map(pa.array, arrays, MESSAGES.types)), schema=MESSAGES)
+        if self._headers is None:
+            return found
+        if not any(self._headers):
+            return found.append_column(HEADERS_FIELD, pa.nulls(len(found), HEADERS_FIELD.type))
+        headers = [
+            each and [dict(zip(_HEADER, pair, strict=True)) for pair in each] for each in self._headers
+        ]
+        return found.append_column(HEADERS_FIELD, pa.array(headers, HEADERS_FIELD.type))

@@ -18,6 +18,75 @@ def _has_one_placeholder(topic: str) -> str:
     return topic
 
 
+_Path = Annotated[str, Field(min_length=1, max_length=1000)]
+_OptionalPath = Annotated[str, Field(max_length=1000)]
+
+
+class DataFields(Section):
+    """Fields of data messages; `a.b` is a field of a field."""
+
+    key: _Path = Field(description="Names what the message is one of: a text or a whole number.")
+    order: _OptionalPath = Field(default="", description="Its place among those, rising.")
+
+
+class TransactionFields(Section):
+    """Fields of the messages on the side that has one for each key."""
+
+    key: _Path = Field(description="The key, no other message's; messages without it are passed over.")
+    order: _OptionalPath = Field(default="", description="A whole number that rises from one to the next.")
+    count: _OptionalPath = Field(default="", description="How many data messages it has.")
+    time_ms: _OptionalPath = Field(default="", description="When it was, in milliseconds since 1970.")
+
+
+class JoinFields(Section):
+    """Where keys and orders are, by the names of fields."""
+
+    data: DataFields
+    transactions: TransactionFields
+
+
+def _key(text: str) -> str:
+    from tailrace.join.computed import require_key  # loads DuckDB
+
+    require_key(text)
+    return text
+
+
+def _number(text: str) -> str:
+    from tailrace.join.computed import require_number
+
+    if text:
+        require_number(text)
+    return text
+
+
+_KeyExpression = Annotated[str, AfterValidator(_key)]
+_NumberExpression = Annotated[str, AfterValidator(_number)]
+
+
+class DataExpressions(Section):
+    """As `DataFields`, each an expression over the message."""
+
+    key: _KeyExpression
+    order: _NumberExpression = ""
+
+
+class TransactionExpressions(Section):
+    """As `TransactionFields`, each an expression over the message."""
+
+    key: _KeyExpression
+    order: _NumberExpression = ""
+    count: _NumberExpression = ""
+    time_ms: _NumberExpression = ""
+
+
+class JoinExpressions(Section):
+    """What keys and orders are, by expressions."""
+
+    data: DataExpressions
+    transactions: TransactionExpressions
+
+
 class JoinedTopics(Section):
     """Data topics, and the topic of their transactions, on one cluster."""
 
@@ -44,6 +113,24 @@ class JoinedTopics(Section):
         description="Schema registry of both topics: they are Avro then. Without it they are JSON.",
     )
 
+    fields: JoinFields | None = Field(
+        default=None,
+        description="Where keys and orders are in JSON, if not where Debezium has them.",
+    )
+    expressions: JoinExpressions | None = Field(
+        default=None, description="In place of `fields`: what they are, each an expression over the message."
+    )
+
+    @model_validator(mode="after")
+    def _are_of_one_form(self) -> Self:
+        given = [name for name in ("registry", "fields", "expressions") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"{given[-1]}: `registry` is for Debezium's Avro, `fields` and `expressions` are of JSON: "
+                "give one of them"
+            )
+        return self
+
     @model_validator(mode="after")
     def _are_two_sides(self) -> Self:
         if self.transactions in self.data:
@@ -55,33 +142,6 @@ class JoinedTopics(Section):
         return topic
 
 
-_Path = Annotated[str, Field(min_length=1, max_length=1000)]
-_OptionalPath = Annotated[str, Field(max_length=1000)]
-
-
-class DataFields(Section):
-    """Fields of data messages; `a.b` is a field of a field."""
-
-    key: _Path = Field(description="Names what the message is one of: a text or a whole number.")
-    order: _OptionalPath = Field(default="", description="Its place among those, rising.")
-
-
-class TransactionFields(Section):
-    """Fields of the messages on the side that has one for each key."""
-
-    key: _Path = Field(description="The key, no other message's; messages without it are passed over.")
-    order: _OptionalPath = Field(default="", description="A whole number that rises from one to the next.")
-    count: _OptionalPath = Field(default="", description="How many data messages it has.")
-    time_ms: _OptionalPath = Field(default="", description="When it was, in milliseconds since 1970.")
-
-
-class JoinFields(Section):
-    """Topics of JSON that is not Debezium's."""
-
-    data: DataFields
-    transactions: TransactionFields
-
-
 class KafkaJoinOptions(JoinedTopics):
     """What the connector is set to."""
 
@@ -89,17 +149,6 @@ class KafkaJoinOptions(JoinedTopics):
         default="{topic}-joined",
         description="Topic of the joined records, in which `{topic}` is the data topic's name.",
     )
-
-    fields: JoinFields | None = Field(
-        default=None,
-        description="Where keys and orders are in JSON that is not Debezium's; without it it is Debezium's.",
-    )
-
-    @model_validator(mode="after")
-    def _are_of_one_form(self) -> Self:
-        if self.fields is not None and self.registry is not None:
-            raise ValueError("fields: they are of JSON, and `registry` is for Debezium's Avro: give either")
-        return self
 
     @model_validator(mode="after")
     def _do_not_feed_themselves(self) -> Self:

@@ -88,7 +88,7 @@ def newest(section: KafkaJoinSection, reader: MessageReader) -> int:
     :raises TailraceError: as `MessageReader`.
     """
     place: Place = (section.transactions, 0)
-    end, count, extraction = reader.end(place), _TAIL, extraction_of(section.registry, None)
+    end, count, extraction = reader.end(place), _TAIL, extraction_of(section)
     first = reader.first(place)
     while True:
         begin = max(first, end - count)
@@ -172,6 +172,11 @@ class KafkaJoinCheck:
                 return
 
 
+def _is_debeziums(section: KafkaJoinSection) -> bool:
+    # Else it is said elsewhere where keys are.
+    return section.fields is None and section.expressions is None
+
+
 def _of_message(
     section: KafkaJoinSection, topic: str, key: bytes | None, value: bytes | None
 ) -> Iterator[Finding]:
@@ -197,7 +202,7 @@ def _of_message(
             f"topic {topic}: its messages are not {form}",
             "see which converter writes the topic: JSON is read without `registry`, Avro with it",
         )
-    elif event.get("op") != "r" and event.get("transaction") is None:
+    elif _is_debeziums(section) and event.get("op") != "r" and event.get("transaction") is None:
         # One that is there and null may be from before transaction metadata was turned on.
         yield (warning if "transaction" in event else error)(
             Kind.SOURCE_MISCONFIGURED,

@@ -27,13 +27,14 @@ ColumnName = tuple[str, str, str]
 class Renames:
     """All names, the oldest first, of the columns that have had several, by relation and column.
 
-    A column's key is its number, or its name where the number is not known.
+    A column's key is its number, or its name where the number is not known. Of a table that rules concern,
+    each column stands here from the start: no row tells of one that is not read, or that is renamed first.
     """
 
     by_relation: Mapping[int, Mapping[str, tuple[ColumnName, ...]]] = field(default_factory=dict)
 
     def names(self) -> set[ColumnName]:
-        """Return all names that columns have had which have had several."""
+        """Return all names of the columns that stand here."""
         return {name for columns in self.by_relation.values() for names in columns.values() for name in names}
 
     def of(self, relation: int, columns: Iterable[Column | ColumnFacts]) -> dict[str, tuple[ColumnName, ...]]:
@@ -46,15 +47,18 @@ class Renames:
 
     def after(self, before: Facts | None, facts: Facts) -> Renames:
         """Return what is known after a table's facts were `before` and are `facts`."""
-        if before is None or before.relation != facts.relation:
-            return self
         known = dict(self.by_relation.get(facts.relation, {}))
+        for column in facts.columns:
+            if column.number and (names := known.get(_key(column))):
+                known[_key(column)] = _joined(names, (_named(facts, column),))
+        if before is None or before.relation != facts.relation:
+            return self._with(facts.relation, known)
         numbers = {column.number for column in facts.columns if column.number}
-        names = {column.name for column in facts.columns}
+        there = {column.name for column in facts.columns}
         gone = [
             column
             for column in before.columns
-            if column.number and column.number not in numbers and column.name not in names
+            if column.number and column.number not in numbers and column.name not in there
         ]
         for column in facts.columns:
             held = before.column(column.number)
@@ -68,6 +72,15 @@ class Renames:
                 if len(names_now) > 1:
                     known[_key(column)] = names_now
         return self._with(facts.relation, known)
+
+    def with_columns(self, names: Mapping[int, Mapping[int, ColumnName]]) -> Renames:
+        """Return what is known when columns have these names now, by relation and number."""
+        known = dict(self.by_relation)
+        for relation, columns in names.items():
+            held = known.get(relation, {})
+            now = {str(n): _joined(held.get(str(n), ()), (name,)) for n, name in columns.items()}
+            known[relation] = {**held, **now}
+        return self if known == self.by_relation else Renames(known)
 
     def with_names(self, facts: Facts, names: Mapping[int, ColumnName]) -> Renames:
         """Return what is known when a table's columns have these names now, by number."""

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tailrace.config.sections import SparkConfig
 from tailrace.spark.session import session
 from tests.support.join.spark_stream import JoinStream
 
@@ -31,7 +32,8 @@ def main(given: dict[str, Any]) -> None:
         if kill_when == "written" and number == kills:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    JoinStream(session(None, "join"), Path(given["checkpoint"]), given["options"], take)
+    spark = SparkConfig(conf=given.get("conf", {}))
+    JoinStream(session(spark, "join"), Path(given["checkpoint"]), given["options"], take)
 
 
 if __name__ == "__main__":

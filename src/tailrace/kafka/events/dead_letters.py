@@ -64,9 +64,11 @@ def _named(headers: pa.StructArray) -> Iterator[tuple[str, pa.Array]]:
 def _longest(values: pa.Array | Sequence[Any]) -> int:
     if not isinstance(values, pa.Array):
         return int(_lengths(values).max(initial=0))
+    if pa.types.is_null(values.type):
+        return 0
     if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
         return _NUMBER_BYTES_MAX
-    return int(_lengths(header_text(values)).max(initial=0))
+    return pc.max(pc.binary_length(header_text(values))).as_py() or 0
 
 
 def sizes(events: Converted) -> Numbers:

@@ -78,15 +78,18 @@ def held_in_file(relation: Relation, schema: pa.Schema) -> list[ExistingColumn]:
 
 def described(schema: pa.Schema, relation: Relation) -> pa.Schema:
     """Return `schema` with the metadata that `held_columns` reads."""
-    for column in relation.columns:
-        at = schema.get_field_index(column.name)
-        place = f"{relation.oid}.{column.number}.{column.type_oid}.{column.type_modifier}"
-        if at >= 0:
+    columns = {column.name: column for column in relation.columns}
+    fields = []
+    for field in schema:
+        column = columns.get(field.name)
+        if column is not None:
+            place = f"{relation.oid}.{column.number}.{column.type_oid}.{column.type_modifier}"
             metadata = {_COLUMN: place.encode()}
             if column.value_type is not None:
                 metadata[_TYPE] = type_as_json(column.value_type).encode()
-            schema = schema.set(at, schema.field(at).with_metadata(metadata))
-    return schema
+            field = field.with_metadata(metadata)  # noqa: PLW2901
+        fields.append(field)
+    return pa.schema(fields, schema.metadata)
 
 
 def same_type(one: pa.DataType, other: pa.DataType) -> bool:
@@ -113,11 +116,10 @@ def mirror_steps(
     """
     by_number = {column.number: column for column in have if column.number}
     by_name = {column.name: column for column in have}
+    noted = described(schema, relation)
     steps = []
     for column in relation.columns:
-        field = schema.field(column.name).with_metadata(
-            described(schema, relation).field(column.name).metadata
-        )
+        field = schema.field(column.name).with_metadata(noted.field(column.name).metadata)
         old = by_number.get(column.number) if column.number else None
         if old is None:
             namesake = by_name.get(column.name)

@@ -6,11 +6,12 @@ lies in the staging folder, and counts for nothing before the driver commits it.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,9 +29,14 @@ if TYPE_CHECKING:
 
     from tailrace.sinks.delta.sink import TableWork
 
+Item = TypeVar("Item")
+
 BATCH_ROWS = 1 << 16
 #: Files of a table are put together up to this size.
 TASK_BYTES = 128 << 20
+#: So much is rewritten in this process: a job of Spark takes longer to begin. Beyond, a task of Spark takes
+#: so much of the files of changes: a migration leaves hundreds of small ones, one for each schema version.
+IN_PROCESS_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,10 @@ def conform(work: RewriteTask) -> dict[str, Any]:
     return {**facts, "rows": writer.rows, "bytes": os.stat(work.out).st_size}
 
 
+def _conform_each(tasks: Sequence[RewriteTask]) -> list[dict[str, Any]]:
+    return [conform(task) for task in tasks]
+
+
 def conformed(
     spark: SparkSession | None, work: TableWork,
     plans: Sequence[tuple[StagedFile, Relation, Sequence[ShapeStep] | None]],
@@ -83,16 +93,17 @@ def conformed(
     :raises TailraceError: as `conform`.
     """
     context = tuple(work.folder.context.items())
-    tasks = []
+    tasks, sizes = [], []
     for file, _, steps in plans:
         if steps is not None:
             out = work.staged(file.directory, _renamed(file.name))
-            tasks.append(
-                RewriteTask(
-                    (work.staged(file.directory, file.name),), tuple(steps), tuple(kept), out, context
-                )
-            )
-    done = iter(run(spark, tasks, conform, work.folder.sink))
+            path = work.staged(file.directory, file.name)
+            tasks.append(RewriteTask((path,), tuple(steps), tuple(kept), out, context))
+            sizes.append(file.bytes)
+    if sum(sizes) <= IN_PROCESS_BYTES_MAX:
+        spark = None
+    portions = _portions(tasks, sizes, IN_PROCESS_BYTES_MAX)
+    done = itertools.chain.from_iterable(run(spark, portions, _conform_each, work.folder.sink))
     return [
         file if steps is None else _replaced(file, relation, steps, next(done))
         for file, relation, steps in plans
@@ -111,13 +122,21 @@ def reshape_table(
     :param schema: of the table afterwards.
     :raises TailraceError: `SINK_SCHEMA_REFUSED` before anything is changed; `SINK_WRITE_FAILED`.
     """
-    # The whole table is read and written: nothing for this process.
-    spark = required(spark)
+    paths = sorted(work.folder.data_files())
+    sizes = [os.stat(path).st_size for path in paths]
+    # The whole table is read and written.
+    spark = required(spark) if sum(sizes) > IN_PROCESS_BYTES_MAX else None
     context = tuple(work.folder.context.items())
     stem = f"reshaped-{work.version:016x}"
     tasks = [
-        RewriteTask(paths, tuple(steps), tuple(kept), work.staged(work.folder.path.name, name), context)
-        for paths, name in _portions(work.folder.data_files(), stem)
+        RewriteTask(
+            tuple(portion),
+            tuple(steps),
+            tuple(kept),
+            work.staged(work.folder.path.name, f"{stem}-{number:05d}.parquet"),
+            context,
+        )
+        for number, portion in enumerate(_portions(paths, sizes, TASK_BYTES))
     ]
     done = run(spark, tasks, conform, work.folder.sink)
     files = []
@@ -130,17 +149,17 @@ def reshape_table(
     work.folder.reshape(files, schema)
 
 
-def _portions(paths: Sequence[str], stem: str) -> list[tuple[tuple[str, ...], str]]:
-    portions: list[list[str]] = []
-    size = 0
-    for path in sorted(paths):
-        bytes_ = os.stat(path).st_size
-        if not portions or size + bytes_ > TASK_BYTES:
+def _portions(items: Sequence[Item], sizes: Sequence[int], limit: int) -> list[list[Item]]:
+    """Return items that follow each other put together, up to `limit` bytes; a larger one stays alone."""
+    portions: list[list[Item]] = []
+    filled = 0
+    for item, size in zip(items, sizes, strict=True):
+        if not portions or filled + size > limit:
             portions.append([])
-            size = 0
-        portions[-1].append(path)
-        size += bytes_
-    return [(tuple(held), f"{stem}-{number:05d}.parquet") for number, held in enumerate(portions)]
+            filled = 0
+        portions[-1].append(item)
+        filled += size
+    return portions
 
 
 def _replaced(

@@ -27,7 +27,7 @@ from tailrace.config.problems import from_pydantic
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.connector import extraction_of
 from tailrace.join.extraction import Extraction
-from tailrace.join.options import JoinFields
+from tailrace.join.options import JoinExpressions, JoinFields
 from tailrace.join.planning import BatchLimits, Place
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -112,7 +112,8 @@ class JoinReadOptions(BaseModel):
     queue_records_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     queue_bytes_max: ByteCount = 16 * MIB
     registry: Annotated[RegistryAddress | None, BeforeValidator(_registry)] = None
-    fields_: Annotated[JoinFields | None, BeforeValidator(_document)] = Field(default=None, alias="fields")
+    fields: Annotated[JoinFields | None, BeforeValidator(_document)] = None
+    expressions: Annotated[JoinExpressions | None, BeforeValidator(_document)] = None
     extraction: Annotated[str | None, AfterValidator(lambda name: name or None)] = None
     kafka: ClientOptions = {}
 
@@ -151,8 +152,9 @@ class JoinReadOptions(BaseModel):
     def _do_not_feed_themselves(self) -> Self:
         if self.transactions in self.data:
             raise ValueError("data: the topic of transactions can't be one of the data topics")
-        if sum(each is not None for each in (self.registry, self.fields_, self.extraction)) > 1:
-            raise ValueError("registry, fields, extraction: give one of them")
+        given = (self.registry, self.fields, self.expressions, self.extraction)
+        if sum(each is not None for each in given) > 1:
+            raise ValueError("registry, fields, expressions, extraction: give one of them")
         if len(set(self.data)) < len(self.data):
             raise ValueError("data: a topic is named twice")
         if self.ending == EARLIEST:
@@ -192,7 +194,7 @@ class JoinReadOptions(BaseModel):
         :raises TailraceError: `CONFIG_INVALID` if there is none of this name.
         """
         if self.extraction is None:
-            return extraction_of(self.registry, self.fields_)
+            return extraction_of(self)
         module, _, name = self.extraction.partition(":")
         try:
             found: Extraction = getattr(importlib.import_module(module), name)()

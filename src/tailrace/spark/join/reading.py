@@ -35,7 +35,12 @@ def joined_rows(
     :raises TailraceError: `JOIN_VIOLATED`, `LOG_RANGE_GONE`, `SOURCE_UNREACHABLE`,
         `SOURCE_PRIVILEGE_MISSING`, `SOURCE_QUERY_FAILED`.
     """
-    reader = MessageReader(consumer_settings(options, group), admin_settings(options), with_headers=True)
+    reader = MessageReader(
+        consumer_settings(options, group),
+        admin_settings(options),
+        with_headers=True,
+        keeps_progress=keep_progress,
+    )
     try:
         reading = _Reading(wanted, options, reader)
         yield from reading.rows()

@@ -169,11 +169,15 @@ def _root_of(name: Name, tables: Iterable[SourceTable]) -> SourceTable | None:
     )
 
 
+# Also of partitions, whose rows may come under their own names.
 _NAMES = """
+WITH RECURSIVE meant AS (
+  SELECT unnest('{{{oids}}}'::oid[]) AS oid
+   UNION SELECT i.inhrelid FROM pg_inherits i JOIN meant m ON m.oid = i.inhparent)
 SELECT a.attrelid::bigint AS relation, a.attnum AS number, n.nspname AS schema, c.relname AS table,
        a.attname AS column
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE a.attrelid = ANY ('{{{oids}}}'::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE a.attrelid IN (SELECT oid FROM meant) AND a.attnum > 0 AND NOT a.attisdropped
 """
 
 
@@ -183,7 +187,9 @@ class ColumnNames:
     :raises TailraceError: as `Session.run`; `LOG_CORRUPT`, `LOG_FULL`, `LOG_WRITE_FAILED`.
     """
 
-    def __init__(self, log: LogDirectory, task: str, writer: LogWriter, session: Session) -> None:
+    def __init__(
+        self, log: LogDirectory, task: str, writer: LogWriter, session: Session, source: PostgresSource
+    ) -> None:
         self._log, self._task = log, task
         kept = kept_renames(log, task)
         if kept is None:
@@ -196,6 +202,23 @@ class ColumnNames:
             kept = kept.with_names(facts, now.get(facts.relation, {}))
         self._renames = kept
         keep_renames(log, task, kept)
+        self.look(session, source)
+
+    def look(self, session: Session, source: PostgresSource) -> None:
+        """Keep the names that the columns have now of all tables which a pattern of columns concerns.
+
+        No row tells of a column that is left out of a snapshot, or that is renamed before the first row.
+        """
+        patterns = [pattern for _, pattern in source.column_patterns()]
+        if not patterns:
+            return
+        now = _names_now(session, (table.oid for table in matching_tables(session, source)))
+        concerned = {
+            relation: columns
+            for relation, columns in now.items()
+            if any(matches_column(pattern, *name) for name in columns.values() for pattern in patterns)
+        }
+        self._keep(self._renames.with_columns(concerned))
 
     @property
     def renames(self) -> Renames:
@@ -212,6 +235,9 @@ class ColumnNames:
         for facts in _facts_in(schema_frames(chunk)):
             renames = renames.after(known.get(facts.relation), facts)
             known.put(facts)
+        self._keep(renames)
+
+    def _keep(self, renames: Renames) -> None:
         if renames != self._renames:
             keep_renames(self._log, self._task, renames)
             self._renames = renames

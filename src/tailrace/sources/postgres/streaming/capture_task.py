@@ -236,7 +236,7 @@ class CaptureTask:
             self._log = self._open_directory(session, self._directory)
         writer = LogWriter.open(self._log, TASK, options=self._options, listener=self._listener)
         try:
-            names = ColumnNames(self._log, TASK, writer, session)
+            names = ColumnNames(self._log, TASK, writer, session, self._source)
             kept = kept_disclosure(self._log, TASK)
             require_columns(session, self._source, kept, names.renames)
             # Readers that wait for these rules find the names of today then.
@@ -374,6 +374,8 @@ class CaptureTask:
             for warning in publication_warnings(session, source):
                 log.warning(warning.message, pipeline=self._name, repair=warning.repair)
             check_disclosure(session, source)
+            if self._appender.column_names is not None:
+                self._appender.column_names.look(session, source)
             # Before the stream begins: changes of a table that is new in it wait for its rows.
             self._requests().take(session)
         resumed = CaptureState(

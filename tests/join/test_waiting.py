@@ -1,0 +1,158 @@
+"""One side of a join that waits for the other, over a real Kafka: nothing is lost, skipped or rebalanced."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+
+from tailrace.join import connector as connector_module
+from tailrace.join import messages as messages_module
+from tests.support.join.pair import WAIT_S, Pair, Taken, joining
+from tests.support.wait import wait_until
+
+#: The shortest that brokers take for a member of a group to be silent.
+SESSION_MS = 6000
+
+
+def numbers_of(engine: Any) -> dict[str, float]:
+    """Return the join's metrics by their names."""
+    lines = [line for line in engine.metrics.text().splitlines() if line.startswith("tailrace_join_")]
+    return {line.split("{")[0].removeprefix("tailrace_join_"): float(line.split()[-1]) for line in lines}
+
+
+def groups_of(pair: Pair) -> set[str]:
+    found = pair.admin.list_consumer_groups(request_timeout=30).result(60)
+    return {group.group_id for group in found.valid}
+
+
+@pytest.mark.slow
+def test_changes_wait_for_an_end_that_comes_late_and_no_rebalance_comes_of_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages_module, "_READ_MAX", 5)
+    before = groups_of(pair)
+    for order in range(1, 51):
+        pair.change(1, order, 1000)
+    with joining(pair, queue_records_max=10) as (engine, taken):
+        full = wait_until(
+            lambda: (found := numbers_of(engine)).get("paused") == 1 and found, WAIT_S, "the pause"
+        )
+        assert full
+        assert 10 <= full["rows_queued"] <= 10 + 2 * 6
+        # Longer than a group waits for a member that is silent.
+        until_s = time.monotonic() + SESSION_MS / 1000 + 2
+        wait_until(lambda: engine.error or taken.rows or time.monotonic() > until_s, WAIT_S, "some seconds")
+        assert engine.error is None
+        assert taken.rows == []
+        assert numbers_of(engine)["rows_queued"] == full["rows_queued"]
+        assert numbers_of(engine)["pauses_total"] == 1
+        assert groups_of(pair) <= before
+        pair.end(1, 2000, 50)
+        wait_until(lambda: len(taken.rows) >= 50 or engine.error, WAIT_S, "the changes")
+        assert engine.error is None
+    assert taken.rows == [(order, "1:2000") for order in range(1, 51)]
+
+
+def test_a_queue_is_full_of_bytes_before_it_is_full_of_records(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages_module, "_READ_MAX", 5)
+    for order in range(1, 101):
+        pair.change(1, order, 1000)
+    with joining(pair, queue_bytes_max=4000) as (engine, taken):
+        full = wait_until(
+            lambda: (found := numbers_of(engine)).get("paused") == 1 and found, WAIT_S, "the pause"
+        )
+        assert full
+        # What one read brings beyond the limit is kept.
+        assert 4000 <= full["bytes_queued"] < 4000 + 2 * 6 * 400
+        assert full["rows_queued"] < 60
+        pair.end(1, 2000, 100)
+        wait_until(lambda: len(taken.rows) >= 100 or engine.error, WAIT_S, "the changes")
+        assert engine.error is None
+    assert taken.rows == [(order, "1:2000") for order in range(1, 101)]
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_an_end_that_is_there_before_its_changes_are_committed_waits_for_them(
+    pair: Pair, aborted: bool
+) -> None:
+    writer = Producer({"bootstrap.servers": pair.bootstrap, "transactional.id": pair.data, "log_level": 0})
+    writer.init_transactions(60)
+    writer.begin_transaction()
+    event = {
+        "op": "c", "after": {"id": "1"},
+        "source": {"table": "t", "schema": "public", "sequence": '["100","101"]'},
+        "transaction": {"id": "1:101", "total_order": 1},
+    }  # fmt: skip
+    writer.produce(pair.data, json.dumps(event).encode(), b"1", 0)
+    assert not writer.flush(60)
+    pair.end(1, 200, 1)
+    pair.end(2, 300, 0)
+    with joining(pair) as (engine, taken):
+        wait_until(lambda: numbers_of(engine).get("transactions_queued") == 2, WAIT_S, "both ENDs")
+        # Several looks at the ends of partitions: one of them would pass what nothing can come of.
+        until_s = time.monotonic() + 3
+        wait_until(lambda: engine.error or time.monotonic() > until_s, WAIT_S, "some seconds")
+        assert numbers_of(engine)["transactions_queued"] == 2
+        (writer.abort_transaction if aborted else writer.commit_transaction)(60)
+        pair.change(3, 1, 300)
+        pair.end(3, 400, 1)
+        wait_until(lambda: (1, "3:400") in taken.rows or engine.error, WAIT_S, "the last change")
+        assert engine.error is None
+    assert taken.rows == [(1, "3:400")] if aborted else [(1, "1:200"), (1, "3:400")]
+
+
+def test_a_partition_without_rows_goes_on_with_the_transactions(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a restart would need transactions that retention has removed."""
+    monkeypatch.setattr(connector_module, "_PASS_S", 0.1)
+    pair.add_partition(2)
+    pair.change(1, 2, 100, partition=1)  # so that it has an offset, which is to go on
+    for number in range(1, 6):
+        pair.change(number, 1, 100 * number)
+        pair.end(number, 100 * number + 100, 2 if number == 1 else 1)
+    with joining(pair, tmp_path / "offsets") as (engine, taken):
+        wait_until(lambda: len(taken.rows) == 6 or engine.error, WAIT_S, "the changes")
+        wait_until(
+            lambda: numbers_of(engine)["transactions_queued"] == 0 or engine.error,
+            WAIT_S,
+            "the other partition",
+        )
+        assert engine.error is None
+    for done in pair.admin.delete_records([TopicPartition(pair.transactions, 0, 5)]).values():
+        done.result(60)
+    pair.change(6, 1, 600, partition=1)
+    pair.end(6, 700, 1)
+    with joining(pair, tmp_path / "offsets") as (engine, taken):
+        wait_until(lambda: taken.rows or engine.error, WAIT_S, "the change in the other partition")
+        assert engine.error is None
+    assert taken.rows == [(1, "6:700")]
+
+
+def test_headers_say_what_is_complete_in_a_partition(pair: Pair) -> None:
+    pair.add_partition(2)
+    for order, partition in ((1, 0), (2, 1), (3, 0), (4, 0)):
+        pair.change(1, order, 1000, partition=partition)
+    pair.end(1, 2000, 4)
+    headers: list[dict[str, Any]] = []
+
+    class Heads(Taken):
+        def batch(self, batch: Any) -> None:
+            headers.extend(dict(record.headers or {}) for record in batch)
+
+    with joining(pair, taken=Heads()) as (engine, _):
+        wait_until(lambda: len(headers) >= 4 or engine.error, WAIT_S, "the changes")
+        assert engine.error is None
+    by_order = sorted(headers, key=lambda each: each["total_order"])
+    assert [each["total_order"] for each in by_order] == [1, 2, 3, 4]
+    assert [each["partition_order"] for each in by_order] == [1, 1, 2, 3]
+    assert {each["transaction_event_count"] for each in by_order} == {4}
+    # Of the row in the other partition it is not known: the transaction may have more there.
+    assert [each["partition_complete"] for each in by_order] == [False, False, False, True]

@@ -34,13 +34,6 @@ POINTS = (
 )  # fmt: skip
 
 
-def environment_of_spark() -> dict[str, str]:
-    """Return what Spark needs itself, and Java's options of all tests; nothing else is in the environment."""
-    names = ("PATH", "HOME", "JAVA_HOME", "SPARK_SUBMIT_OPTS")
-    kept = {name: os.environ[name] for name in names if name in os.environ}
-    return {**kept, "PYSPARK_PYTHON": sys.executable}
-
-
 def test_the_pipeline_file_is_valid_and_fifteen_lines_long() -> None:
     text = (EXAMPLES / "pipeline.yaml").read_text()
     assert len([line for line in text.splitlines() if not line.startswith("#")]) == 15
@@ -64,10 +57,11 @@ def test_a_spark_job_that_is_not_ours_reads_the_log(pg: Database, tmp_path: Path
     round_.workload.stop()
     assert round_.live().wait() == 0
     job = [sys.executable, str(EXAMPLES / "read_log_with_spark.py"), str(round_.log), "public.marker"]
-    # Elsewhere, and with next to nothing in the environment.
+    # Elsewhere, and with nothing in the environment but what Spark needs itself.
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
     done = subprocess.run(
         job, capture_output=True, text=True, check=False, timeout=400, cwd=tmp_path,
-        env=environment_of_spark(),
+        env={**kept, "PYSPARK_PYTHON": sys.executable},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     markers = pg.query("select count(*) from marker")[0][0]
@@ -195,9 +189,10 @@ def test_a_spark_job_of_joined_topics_sees_each_transaction_whole(
             sys.executable, str(EXAMPLES / "whole_transactions.py"), kafka.bootstrap, ",".join(topics.data),
             topics.transactions, str(tmp_path / "checkpoint"), str(out),
         ]  # fmt: skip
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
         done = subprocess.run(
             job, capture_output=True, text=True, check=False, timeout=400, cwd=tmp_path,
-            env=environment_of_spark(),
+            env={**kept, "PYSPARK_PYTHON": sys.executable},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for file in out.rglob("*.json") for line in file.read_text().splitlines()]

@@ -199,7 +199,6 @@ def test_a_backlog_becomes_batches_that_are_sent_in_the_time_that_they_have(
     timeouts = {"transaction.timeout.ms": "6000"} if atomic else {"message.timeout.ms": "6000"}
     feed = feed_of(
         kafka, topic_name, log, end, atomic_source_offset_commit=atomic, offset_flush_timeout_ms=5000,
-        batch_rows_max=30 * rows,  # all: from the default it takes two failures to come to less
         options={"client.id": slow, "batch.size": "16000", **timeouts},
     )  # fmt: skip
     feed.run()

@@ -14,13 +14,11 @@ from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.model import LogRange
 from tailrace.ranges.plan import Piece
-from tailrace.sinks.contract import SparkNeededError
 from tailrace.sinks.delta.mirror.sink import DeltaMirror
 from tailrace.sinks.delta.sink import DeltaSink
 from tailrace.sinks.write_job import SinkInput
 from tests.support.capture.requested import KEYED
 from tests.support.postgres import Database
-from tests.support.sinks.ddl_story import Nearby
 
 
 class Mirror:
@@ -39,11 +37,7 @@ class Mirror:
         if start < end:
             with LogReader.open(self._log, "0") as reader:
                 piece = Piece("0", 0, start, end, tuple(reader.blocks(start, end)))
-            span = LogRange("0", start, end)
-            try:
-                self.sink.write(None, self._log, span, [piece])
-            except SparkNeededError:
-                self.sink.write(Nearby(self._spark), self._log, span, [piece])  # type: ignore[arg-type]
+            self.sink.write(self._spark, self._log, LogRange("0", start, end), [piece])
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         found = DeltaTable(str(self._lake / f"public.{table}")).to_pyarrow_table(columns=list(columns))

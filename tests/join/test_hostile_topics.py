@@ -139,7 +139,8 @@ def _whole_by_the_source(pair: Pair, directory: Path, wanted: set[int]) -> None:
     file = directory / "joined.yaml"
     source = {"type": "kafka-join", **pair.settings()}
     sinks = [{"type": "jsonl", "path": "./lines"}]
-    file.write_text(json.dumps({"name": "j", "source": source, "log": {"path": "./log"}, "sinks": sinks}))
+    rest = {"log": {"path": "./log"}, "spark": {"start": "when_needed"}, "sinks": sinks}
+    file.write_text(json.dumps({"name": "j", "source": source, **rest}))
     run("run", file, "--until-caught-up")
     shown = [json.loads(line) for line in run("log", "show", directory / "log", "--json").splitlines()]
     assert wanted <= {change["source"]["txId"] for change in shown}

@@ -43,8 +43,8 @@ def joined(directory: Path, pg: Database, kafka: EmbeddedKafka, *sinks: str, **s
     }
     file = directory / "joined.yaml"
     lines = "\n".join(f"  - {sink}" for sink in sinks)
-    log = "log: {path: ./joined.log}"
-    file.write_text(f"name: {pg.name}-joined\nsource: {json.dumps(section)}\n{log}\nsinks:\n{lines}\n")
+    rest = f"log: {{path: ./joined.log}}\nspark: {{start: when_needed}}\nsinks:\n{lines}\n"
+    file.write_text(f"name: {pg.name}-joined\nsource: {json.dumps(section)}\n{rest}")
     return file
 
 
@@ -146,7 +146,8 @@ def test_status_tells_how_far_both_sides_are_and_how_full_the_queues(
     file = tmp_path / "joined.yaml"
     source = {"type": "kafka-join", **topics.settings()}
     sinks = [{"type": "jsonl", "path": "./lines"}]
-    file.write_text(json.dumps({"name": "j", "source": source, "log": {"path": "./log"}, "sinks": sinks}))
+    rest = {"log": {"path": "./log"}, "spark": {"start": "when_needed"}, "sinks": sinks}
+    file.write_text(json.dumps({"name": "j", "source": source, **rest}))
     process = subprocess.Popen(
         [sys.executable, "-m", "tailrace", "run", str(file)],
         stdout=subprocess.DEVNULL,

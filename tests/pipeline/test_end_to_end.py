@@ -64,7 +64,10 @@ def mirrored(directory: Path) -> dict[int, str]:
 
 def pipeline_file(directory, pg, ui_port=None):
     file = directory / "pipeline.yaml"
-    ui = "" if ui_port is None else f", conf: {{spark.ui.enabled: 'true', spark.ui.port: '{ui_port}'}}"
+    # Spark stays away where nobody looks at its page: so few rows need none.
+    rest = "start: when_needed"
+    if ui_port is not None:
+        rest = f"conf: {{spark.ui.enabled: 'true', spark.ui.port: '{ui_port}'}}"
     file.write_text(
         f"name: {pg.name}\n"
         f"source: {{host: 127.0.0.1, port: {pg.port}, user: postgres, dbname: {pg.name}, "
@@ -74,7 +77,7 @@ def pipeline_file(directory, pg, ui_port=None):
         "  - {type: jsonl, path: ./lines}\n"
         "  - {type: parquet, path: ./files}\n"
         "  - {type: delta, mode: mirror, path: ./mirror}\n"
-        f"spark: {{master: 'local[2]'{ui}}}\n"
+        f"spark: {{master: 'local[2]', {rest}}}\n"
     )
     return file
 

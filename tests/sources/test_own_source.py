@@ -110,7 +110,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _file(at: Path, sinks: str = "", **settings: object) -> Path:
     section = {"type": "text_shards", "folder": str(at / "shards"), "shards": list(SHARDS), **settings}
     file = at / "pipeline.yaml"
-    file.write_text(f"name: shop\nsource: {json.dumps(section)}\nlog: {{path: ./log}}\nsinks:\n{sinks}")
+    rest = f"log: {{path: ./log}}\nspark: {{start: when_needed}}\nsinks:\n{sinks}"
+    file.write_text(f"name: shop\nsource: {json.dumps(section)}\n{rest}")
     return file
 
 

@@ -23,7 +23,9 @@ from typing import Any
 
 import psutil
 import yaml
+from typer.testing import CliRunner
 
+from tailrace.cli.main import app
 from tailrace.failpoints import NAMES
 from tests.support.postgres import Database
 from tests.support.proxy import Proxy
@@ -284,10 +286,11 @@ class Round:
     def judge_log(self) -> list[str]:
         """Return what is wrong with the log itself, as `tailrace log` shows and verifies it."""
         found = []
-        if (verified := self.command("log", "verify", str(self.log))).returncode != 0:
-            found.append(f"log verify: {verified.stdout}{verified.stderr}")
-        shown = self.command("log", "show", str(self.log), "--json")
-        if shown.returncode != 0:
+        # In this process: another interpreter for each would show nothing more.
+        if (verified := CliRunner().invoke(app, ["log", "verify", str(self.log)])).exit_code != 0:
+            found.append(f"log verify: {verified.output}")
+        shown = CliRunner().invoke(app, ["log", "show", str(self.log), "--json"])
+        if shown.exit_code != 0:
             found.append(f"log show: {shown.stderr}")
         changes = [parse_json(line, "log") for line in shown.stdout.split("\n")[:-1]]
         return found + validator.history_problems(changes, ledger.source_rows(self.database.dsn))

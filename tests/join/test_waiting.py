@@ -25,6 +25,15 @@ def numbers_of(engine: Any) -> dict[str, float]:
     return {line.split("{")[0].removeprefix("tailrace_join_"): float(line.split()[-1]) for line in lines}
 
 
+def numbers_once_paused(engine: Any) -> dict[str, float]:
+    """Wait until one side is paused; return the metrics of that moment."""
+    found = wait_until(
+        lambda: (numbers := numbers_of(engine)).get("paused") == 1 and numbers, WAIT_S, "the pause"
+    )
+    assert found
+    return found
+
+
 def groups_of(pair: Pair) -> set[str]:
     found = pair.admin.list_consumer_groups(request_timeout=30).result(60)
     return {group.group_id for group in found.valid}
@@ -39,10 +48,7 @@ def test_changes_wait_for_an_end_that_comes_late_and_no_rebalance_comes_of_it(
     for order in range(1, 51):
         pair.change(1, order, 1000)
     with joining(pair, queue_records_max=10) as (engine, taken):
-        full = wait_until(
-            lambda: (found := numbers_of(engine)).get("paused") == 1 and found, WAIT_S, "the pause"
-        )
-        assert full
+        full = numbers_once_paused(engine)
         assert 10 <= full["rows_queued"] <= 10 + 2 * 6
         # Longer than a group waits for a member that is silent.
         until_s = time.monotonic() + SESSION_MS / 1000 + 2
@@ -65,10 +71,7 @@ def test_a_queue_is_full_of_bytes_before_it_is_full_of_records(
     for order in range(1, 101):
         pair.change(1, order, 1000)
     with joining(pair, queue_bytes_max=4000) as (engine, taken):
-        full = wait_until(
-            lambda: (found := numbers_of(engine)).get("paused") == 1 and found, WAIT_S, "the pause"
-        )
-        assert full
+        full = numbers_once_paused(engine)
         # What one read brings beyond the limit is kept.
         assert 4000 <= full["bytes_queued"] < 4000 + 2 * 6 * 400
         assert full["rows_queued"] < 60

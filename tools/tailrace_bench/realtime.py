@@ -210,9 +210,7 @@ def _costs(dsn: str, directory: Path, rows: int) -> dict[str, Any]:
         "hanging_handler_buffer_mb": round(hangs["capacity_bytes"] / 1e6, 1),
         "hanging_handler_memory_mb_above_alone": round((hangs["rss_bytes"] - alone["rss_bytes"]) / 1e6, 1),
         # Once it is let go: what a handler that hung from memory reads from the log, to one that never was.
-        "catch_up_to_the_log_alone": round(
-            log_alone["catch_up_us_a_row"] / hangs["catch_up_us_a_row"], 2
-        ),
+        "catch_up_to_the_log_alone": round(log_alone["catch_up_us_a_row"] / hangs["catch_up_us_a_row"], 2),
         "catch_up_cpu_to_the_log_alone": round(
             log_alone["catch_up_cpu_us_a_row"] / hangs["catch_up_cpu_us_a_row"], 2
         ),

@@ -62,6 +62,8 @@ class Story:
         self.falls = 0
         self.starts: list[int] = []  # how many lines there were at each start
         self._committed: list[int] = []  # up to which log offset, then
+        self._markers: list[MarkerKind] = []  # up to log offset `_read_to`
+        self._read_to = 0
         self._begun = 0  # how often real time had begun, at the last start
 
     @property
@@ -198,10 +200,18 @@ class Story:
         """Return the kinds of the markers in the log, in its order."""
         try:
             with LogReader.open(self.log, "0") as reader:
-                blocks = reader.blocks(reader.start, reader.end().offset)
-                return [marker.kind for block in blocks for _, marker in markers_in(reader.read(block))]
+                end = reader.end().offset
+                for block in reader.blocks(self._read_to, end):
+                    first = block.header.log_offset
+                    self._markers += [
+                        marker.kind
+                        for at, marker in markers_in(reader.read(block))
+                        if first + at > self._read_to
+                    ]
+                self._read_to = end
         except TailraceError:
-            return []
+            pass
+        return self._markers
 
     def lines(self) -> list[tuple[int, int]]:
         """Return what the handler has got: id and log offset."""

@@ -39,8 +39,11 @@ class HalfClosed:
     def close(self) -> None:
         self._new[DATA] = message(0, {"order": "t", "line": 1})
 
-    def begin(self, positions: dict[Place, int | None]) -> None:
+    def begin(self, positions: dict[Place, int]) -> None:
         """Read from the first message."""
+
+    def first(self, _place: Place) -> int:
+        return 0
 
     def read(self, _timeout_s: float) -> Read:
         found, self._new = self._new, {}

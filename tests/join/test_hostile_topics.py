@@ -15,7 +15,7 @@ from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from tailrace.errors import Kind, TailraceError
 from tailrace.join import connector as connector_module
 from tailrace_servers.kafka import EmbeddedKafka
-from tests.support.join.pair import WAIT_S, Pair, Taken, joining
+from tests.support.join.pair import WAIT_S, Pair, Taken, joining, transactions_kept
 from tests.support.kafka.orders import run
 from tests.support.kafka.reading import read_topic
 from tests.support.wait import wait_until
@@ -100,6 +100,50 @@ def test_offsets_that_are_gone_are_not_skipped(pair: Pair, tmp_path: Path) -> No
     error, taken = failure(pair, store=tmp_path / "offsets")
     assert error.kind is Kind.LOG_RANGE_GONE
     assert taken.rows == []
+
+
+def test_the_very_first_transaction_is_not_skipped_either(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offset is 0, which is not the same as none."""
+    monkeypatch.setattr(connector_module, "_PASS_S", 1e9)
+    pair.change(1, 1, 100)
+    pair.end(1, 200, 2)
+    with joining(pair, tmp_path / "offsets") as (engine, taken):
+        wait_until(
+            lambda: sum(task.committed for task in engine.view().tasks) == 1 or engine.error, WAIT_S, "a row"
+        )
+    assert taken.rows == [(1, "1:200")]
+    pair.end(2, 300, 0)
+    for done in pair.admin.delete_records([TopicPartition(pair.transactions, 0, 1)]).values():
+        done.result(60)
+    pair.change(1, 2, 100)
+    error, taken = failure(pair, store=tmp_path / "offsets")
+    assert (error.kind, error.context["topic"]) == (Kind.LOG_RANGE_GONE, pair.transactions)
+    assert taken.rows == []
+
+
+def test_rows_that_were_removed_before_the_first_start_are_no_gap_at_the_next(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connector_module, "_PASS_S", 0.1)
+    for number in range(1, 4):
+        pair.change(number, 1, 100 * number)
+        pair.end(number, 100 * number + 100, 1)
+    for topic, before in ((pair.data, 3), (pair.transactions, 2)):
+        for done in pair.admin.delete_records([TopicPartition(topic, 0, before)]).values():
+            done.result(60)
+    with joining(pair, tmp_path / "offsets") as (engine, taken):
+        wait_until(
+            lambda: transactions_kept(tmp_path / "offsets", "0") == 3 or engine.error, WAIT_S, "an offset"
+        )
+        assert engine.error is None
+    pair.change(4, 1, 400)
+    pair.end(4, 500, 1)
+    with joining(pair, tmp_path / "offsets") as (engine, taken):
+        wait_until(lambda: taken.rows or engine.error, WAIT_S, "the row that came since")
+        assert engine.error is None
+    assert taken.rows == [(1, "4:500")]
 
 
 def test_a_compacted_topic_lacks_changes_and_no_transaction(

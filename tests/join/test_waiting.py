@@ -12,7 +12,7 @@ from confluent_kafka import Producer, TopicPartition
 
 from tailrace.join import connector as connector_module
 from tailrace.join import messages as messages_module
-from tests.support.join.pair import WAIT_S, Pair, Taken, joining
+from tests.support.join.pair import WAIT_S, Pair, Taken, joining, transactions_kept
 from tests.support.wait import wait_until
 
 #: The shortest that brokers take for a member of a group to be silent.
@@ -32,13 +32,6 @@ def numbers_once_paused(engine: Any) -> dict[str, float]:
     )
     assert found
     return found
-
-
-def transactions_kept(store: Path, partition: str) -> int:
-    """Return the place in the transaction topic that a store of offsets has for a partition."""
-    kept = json.loads(store.read_text())["content"]["engines"]["join"]
-    (offset,) = (each["offset"] for each in kept if each["partition"]["partition"] == partition)
-    return int(offset["transactions"])
 
 
 def groups_of(pair: Pair) -> set[str]:

@@ -133,6 +133,7 @@ class KafkaJoinTask:
         self._opened: MessageReader | None = None
         self._ready: list[Batch] = []
         self._turn = 0
+        self._moved: set[Place] = set()  # partitions that gave records since transactions were passed
         self._looked_s = self._passed_s = 0.0
 
     def start(self, context: TaskContext) -> None:
@@ -211,16 +212,24 @@ class KafkaJoinTask:
         places = list(flow.partitions)
         for step in range(len(places)):
             place = places[(self._turn + step) % len(places)]
-            self._ready += flow.partitions[place].take(window, self._context.batch_records_max)
+            if taken := flow.partitions[place].take(window, self._context.batch_records_max):
+                self._ready += taken
+                self._moved.add(place)
             flow.hold_or_read_on(place)
         self._turn += 1
         now_s = time.monotonic()
         if now_s >= self._passed_s + _PASS_S or flow.is_held:
             self._passed_s = now_s
             self._numbers.show(flow.progress())
-            # What is written now is committed before a batch that is waiting to be polled.
+            # What is written now is committed before a batch that is waiting to be polled. Brokers are asked
+            # about partitions that give nothing: the others pass transactions by their records.
             waiting = [batch.partition for batch in self._ready]
-            idle = [place for place in places if flow.partitions[place].name not in waiting]
+            idle = [
+                place
+                for place in places
+                if place not in self._moved and flow.partitions[place].name not in waiting
+            ]
+            self._moved.clear()
             for place in flow.pass_transactions(idle):
                 partition = flow.partitions[place]
                 self._context.offset_writer.write(partition.name, offset_of(partition.merge.position))

@@ -107,23 +107,29 @@ class JoinFlow:
         return [(topic, number) for topic in self._options.data for number in range(counts[topic])]
 
     def begin(self, positions: Mapping[Place, Position | None], *, were_added: bool = False) -> None:
-        """Read partitions from their positions, or, without one, from their first message.
+        """Read partitions from their positions, or, without one, from the first message that is there.
+
+        Both sides are read from offsets: what retention removes meanwhile is noticed.
 
         :param were_added: they were not there when partitions were looked for before: their rows are of
             transactions whose `END` came after that.
         """
-        first_new = self._safe if were_added else 0
-        for (topic, number), position in positions.items():
+        is_new = any(position is None for position in positions.values())
+        first_new = self._reader.first(self._transactions) if is_new and not were_added else self._safe
+        begun = {
+            place: Position(self._reader.first(place), first_new) if position is None else position
+            for place, position in positions.items()
+        }
+        for (topic, number), position in begun.items():
             name = {"topic": topic, "partition": str(number)}
-            began = position or Position(0, first_new)
             self._passing.pop((topic, number), None)
-            self.partitions[topic, number] = JoinPartition(self._options.joined_topic(topic), name, began)
-        self._reader.begin({place: None if at is None else at.data for place, at in positions.items()})
+            self.partitions[topic, number] = JoinPartition(self._options.joined_topic(topic), name, position)
+        self._reader.begin({place: position.data for place, position in begun.items()})
         if not self.partitions:
             return
         first = min(each.transactions_needed for each in self.partitions.values())
         if self.window is None:
-            self._reader.begin({self._transactions: first or None})
+            self._reader.begin({self._transactions: first})
         elif first < self.window.next_offset:
             self._reader.seek(self._transactions, first)
             self._is_paused = False
@@ -218,7 +224,7 @@ class JoinFlow:
             upto, written = self._passing[place]
             if self._reader.position(place) >= written:
                 del self._passing[place]
-                partition.merge.pass_transactions(upto)
+                partition.merge.pass_transactions(upto, self._reader.position(place))
                 passed.append(place)
         return passed
 

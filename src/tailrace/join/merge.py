@@ -248,17 +248,19 @@ class Merge:
         self._pass(passed)
         return replace(joined, passed=passed)
 
-    def pass_transactions(self, offset: int) -> int:
+    def pass_transactions(self, offset: int, data: int) -> int:
         """Pass the transactions up to an offset, inclusive, as no row of them will come; return how many.
 
         Only while no row is queued: the caller knows that none of the partition's rows is theirs.
+
+        :param data: offset up to which the partition was read; there may have been aborted rows before it.
         """
         if self._data or self._window is None:
             return 0
         passed = int(np.searchsorted(self._window.offsets, offset, side="right"))
         if passed:
             after = int(self._window.offsets[passed - 1]) + 1
-            self._position, self._ended = Position(self._position.data, after), True
+            self._position, self._ended = Position(max(self._position.data, data), after), True
             self._pass(passed)
         return passed
 

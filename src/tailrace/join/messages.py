@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import (
-    OFFSET_BEGINNING,
     Consumer,
     IsolationLevel,
     KafkaError,
@@ -125,14 +124,11 @@ class MessageReader:
         """
         return str(self._asked(lambda: self._consumer.list_topics(timeout=ANSWER_S), "").cluster_id)
 
-    def begin(self, positions: Mapping[Place, int | None]) -> None:
-        """Read these partitions, too, each from an offset, or from its first message."""
-        self._positions |= {place: offset or 0 for place, offset in positions.items()}
+    def begin(self, positions: Mapping[Place, int]) -> None:
+        """Read these partitions, too, each from an offset."""
+        self._positions |= positions
         self._consumer.incremental_assign(
-            [
-                TopicPartition(*place, OFFSET_BEGINNING if offset is None else offset)
-                for place, offset in positions.items()
-            ]
+            [TopicPartition(*place, offset) for place, offset in positions.items()]
         )
 
     def seek(self, place: Place, offset: int) -> None:

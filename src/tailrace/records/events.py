@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ class Events(Sequence[Event]):
         """Yield events of the places in `[first, last)`, those of a topic in the source's order."""
         found: dict[str, list[tuple[Places, Converted]]] = {}
         for group, converted, places in zip(self.batch.groups, self.converted, self._places(), strict=True):
-            begin, end = np.searchsorted(places, (first, last)).tolist()
+            begin, end = bisect.bisect_left(places, first), bisect.bisect_left(places, last)
             if begin < end:
                 part = places[begin:end], converted.part(begin, end)
                 found.setdefault(group.topic, []).append(part)
@@ -191,6 +192,9 @@ class Events(Sequence[Event]):
 
 def _interleaved(parts: Sequence[tuple[Places, Converted]]) -> Iterator[Converted]:
     """Yield events of several groups by their places: as many at once as come from one group."""
+    if len(parts) == 1:
+        yield parts[0][1]
+        return
     order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
     of_part = np.repeat(np.arange(len(parts)), [len(places) for places, _ in parts])[order]
     done, first = [0] * len(parts), 0

@@ -87,6 +87,15 @@ class Taken:
             self.rows.append((headers.get("total_order"), headers.get("transaction_id")))
 
 
+def transactions_kept(store: Path, partition: str) -> int:
+    """Return the place in the transaction topic that a store of offsets has for a partition; -1: none yet."""
+    if not store.exists():
+        return -1
+    kept = json.loads(store.read_text())["content"]["engines"].get("join", [])
+    found = [each["offset"] for each in kept if each["partition"]["partition"] == partition]
+    return int(found[0]["transactions"]) if found else -1
+
+
 @contextmanager
 def joining(
     pair: Pair, store: Path | None = None, taken: Taken | None = None, **more: Any

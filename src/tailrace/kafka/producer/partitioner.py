@@ -13,6 +13,7 @@ placed otherwise, and for readers that look for one key.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,7 @@ def murmur2(data: bytes) -> int:
     return int(_murmur2(np.frombuffer(data, np.uint8), 0, len(data)))
 
 
+@functools.lru_cache(1024)
 def partition_of(key: bytes, partitions: int) -> int:
     """Return the partition where Java's clients put `key`: its hash, without its sign."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

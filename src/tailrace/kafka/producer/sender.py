@@ -305,15 +305,10 @@ def _on_the_wire(headers: pa.StructArray) -> Callable[[int], Iterator[list[tuple
     One by one: thousands of lists that wait would have the garbage collector look through everything.
     Most values come again and again, as what is joined from a transaction: one pair for each that differs.
     """
-    columns: list[list[tuple[str, bytes] | None]] = []
-    has_gaps = False
-    for field, values in zip(headers.type, headers.flatten(), strict=True):
-        encoded = values.dictionary_encode()
-        texts = header_text(encoded.dictionary).cast(pa.large_binary()).to_pylist()
-        pairs = [*((field.name, text) for text in texts), None]
-        places = encoded.indices.fill_null(len(texts)).to_numpy().tolist()
-        columns.append([pairs[place] for place in places])
-        has_gaps = has_gaps or bool(values.null_count)
+    columns = [
+        _pairs(field.name, values) for field, values in zip(headers.type, headers.flatten(), strict=True)
+    ]
+    has_gaps = any(values.null_count for values in headers.flatten())
 
     def rows(first: int) -> Iterator[list[tuple[str, bytes]]]:
         found = zip(*(itertools.islice(column, first, None) for column in columns), strict=True)
@@ -322,3 +317,17 @@ def _on_the_wire(headers: pa.StructArray) -> Callable[[int], Iterator[list[tuple
         return map(list, found)
 
     return rows
+
+
+def _pairs(name: str, values: pa.Array) -> list[tuple[str, bytes] | None]:
+    # The header of each message; None: it has none.
+    kind = values.type
+    if (pa.types.is_integer(kind) or pa.types.is_boolean(kind)) and not values.null_count:
+        # Without Arrow's functions, which let go of the interpreter and then wait for it again.
+        numbers = values.to_numpy(zero_copy_only=False).tolist()
+        known = {number: (name, str(number).lower().encode()) for number in set(numbers)}
+        return list(map(known.__getitem__, numbers))
+    encoded = values.dictionary_encode()
+    texts = header_text(encoded.dictionary).cast(pa.large_binary()).to_pylist()
+    pairs = [*((name, text) for text in texts), None]
+    return [pairs[place] for place in encoded.indices.fill_null(len(texts)).to_numpy().tolist()]

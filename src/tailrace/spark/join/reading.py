@@ -67,10 +67,9 @@ class _Reading:
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the joined rows."""
-        begin: dict[Place, int | None] = {
-            place: offset for place, offset in self._next.items() if offset < self._ends[place]
-        }
-        self._reader.begin(begin)
+        self._reader.begin(
+            {place: offset for place, offset in self._next.items() if offset < self._ends[place]}
+        )
         moved_s, before = time.monotonic(), dict(self._next)
         while True:
             self._read()

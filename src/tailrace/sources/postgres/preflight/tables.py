@@ -12,7 +12,7 @@ from tailrace.config import PipelineConfig, PostgresSource, is_exact
 from tailrace.config.source.postgres import postgres_source
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier
 from tailrace.sources.postgres.preflight.columns import column_findings
 from tailrace.sources.postgres.preflight.server import server_findings, slot_findings
 from tailrace.sources.postgres.schema.publication import (
@@ -23,7 +23,7 @@ from tailrace.sources.postgres.schema.publication import (
     matching_tables,
     not_meant,
     operations_left_out,
-    publication_exists,
+    publication_row,
     published_names,
     refusal,
     refusal_repair,
@@ -57,11 +57,6 @@ SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
 """
 
-_PUBLICATION = """
-SELECT pubviaroot AS via_root
-  FROM pg_publication WHERE pubname = {name}
-"""
-
 
 def source_findings(
     session: Session, server: Row, pipeline: PipelineConfig, log: LogDirectory | None, gate: threading.Lock
@@ -84,7 +79,7 @@ def source_findings(
     tables = tables_as_set(tables, changes)
     published = published_names(session, source.publication)
     tables, left = split_refused(source, tables, published)
-    publish = publication_exists(session, source.publication)
+    publish = publication_row(session, source.publication) is not None
     for table in left:
         repair = refusal_repair(session, source, table, publish=publish)
         yield (warning if tables else error)(
@@ -159,8 +154,8 @@ def _publication_findings(
     source = postgres_source(pipeline.source)
     name = source.publication
     begun = _has_begun(log)
-    found = session.run(_PUBLICATION.format(name=quote_literal(name)), "look at the publication")
-    if not found:
+    publication = publication_row(session, name)
+    if publication is None:
         if begun:
             yield error(
                 Kind.PUBLICATION_MISSING,
@@ -177,7 +172,6 @@ def _publication_findings(
         elif not server.flag("superuser"):
             yield from _may_publish(session, server, source, tables, rows)
         return
-    publication = found[0]
     if left_out := operations_left_out(session, name):
         yield warning(
             Kind.PUBLICATION_MISMATCH,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -116,19 +116,13 @@ class Requests:
         with self.settling():
             if self._state.plans.find(request.id) is not None:
                 return  # the engine was killed before it could remove the file
-            # Nothing of a table that the log does not know yet is in it: changes wait for the rows,
-            # all of which must then be read.
-            known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
-            # One that another snapshot is to read first is in the log by then.
+            # Nothing of a table that the log does not know yet is in it: changes wait for the rows, all of
+            # which must then be read. One that another snapshot is to read first is in the log by then.
+            known = self._tables_in_log()
             known |= {table.oid for each in self._state.plans.open for table in each.tables}
-            tables = [
-                TableSnapshotPlan(
-                    number, *published[name], fresh=not request.where and published[name][0] not in known
-                )
-                for number, name in enumerate(names)
-            ]
-            doubled = [table.qualified_name for table in tables if not table.fresh]
-            if doubled := [name for name in doubled if name in keyless]:
+            wanted = [published[name] for name in names]
+            tables = _table_plans(wanted, {oid for oid, *_ in wanted} if request.where else known)
+            if doubled := [t.qualified_name for t in tables if not t.fresh and t.qualified_name in keyless]:
                 raise _doubled(doubled)
             self._state.plans.open.append(_plan_of(request, tables))
             self._state.write()
@@ -148,20 +142,20 @@ class Requests:
             for snapshot in [each for each in self._state.plans.open if each.origin is Origin.NEEDED]:
                 self._state.finish(snapshot, SnapshotOutcome.CANCELLED)
             awaited = self._state.plans.awaiting()
-            known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
+            known = self._tables_in_log()
         wanted = [(oid, *name) for name, oid in sorted(published.items()) if oid not in awaited]
         keyless = [each for each in wanted if each[0] in known and self._is_keyless(session, *each)]
         if keyless:
             raise _doubled([f"{schema}.{name}" for _, schema, name in keyless])
-        tables = [
-            TableSnapshotPlan(number, oid, schema, name, fresh=oid not in known)
-            for number, (oid, schema, name) in enumerate(wanted)
-        ]
+        tables = _table_plans(wanted, known)
         with self._state.lock:
             self._state.plans.open.append(
                 SnapshotPlan(secrets.token_hex(8), Origin.NEEDED, tables, requested_us=time.time_ns() // 1000)
             )
             self._state.write()
+
+    def _tables_in_log(self) -> set[int]:
+        return {int(key[1:]) for key in self._in_force() if key.startswith("F")}
 
     def _refuse(self, request: Request, refusal: TailraceError) -> None:
         """End a request, and keep the reason for `tailrace snapshot --list`."""
@@ -169,10 +163,7 @@ class Requests:
             snapshot = self._state.plans.find(request.id)
             if snapshot is None:
                 named = (name.partition(".") for name in dict.fromkeys(request.tables))
-                tables = [
-                    TableSnapshotPlan(number, 0, schema, name, fresh=False)
-                    for number, (schema, _, name) in enumerate(named)
-                ]
+                tables = _table_plans([(0, schema, name) for schema, _, name in named], {0})
                 snapshot = _plan_of(request, tables)
             elif snapshot.outcome is not SnapshotOutcome.OPEN:
                 return
@@ -284,6 +275,11 @@ def _plan_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
     return SnapshotPlan(
         request.id, Origin.REQUESTED, tables, request.where, requested_us=request.requested_us
     )
+
+
+def _table_plans(tables: Iterable[tuple[int, str, str]], known: Container[int]) -> list[TableSnapshotPlan]:
+    # Of oid, schema and name; those not known by their oid are fresh.
+    return [TableSnapshotPlan(at, *table, fresh=table[0] not in known) for at, table in enumerate(tables)]
 
 
 def _doubled(tables: Sequence[str]) -> TailraceError:

@@ -32,7 +32,7 @@ from tailrace.sources.postgres.schema.publication import (
     check_publication,
     complete_publication,
     create_publication,
-    publication_exists,
+    publication_row,
     publication_warnings,
     require_publication,
 )
@@ -306,7 +306,7 @@ class CaptureTask:
         self._phase = "snapshot"
         self._snapshot.clear()
         source = self._source
-        exists = publication_exists(session, source.publication)
+        exists = publication_row(session, source.publication) is not None
         state = CaptureState(
             phase=CapturePhase.BEGINNING,
             system_identifier=facts.system_identifier,

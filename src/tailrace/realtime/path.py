@@ -20,7 +20,7 @@ from tailrace.backoff import Backoff
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.format import HeldBlock
 from tailrace.changelog.writer import Insertion
-from tailrace.config.realtime import RealtimeConfig
+from tailrace.config.sections import RealtimeConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.realtime import control
 from tailrace.realtime.buffer import BlockBuffer

@@ -281,8 +281,6 @@ class SinkWorker:
                 bytes=self.view.bytes + span.size,
                 dead_letters=self.view.dead_letters + commit.dead_letters,
                 batches=self.view.batches + 1,
-                last_batch_s=took_s,
-                seconds=commit.seconds,
             )
             log.debug(
                 "batch written", sink=self.view.name, rows=commit.rows, end=start, seconds=commit.seconds

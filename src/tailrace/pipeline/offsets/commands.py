@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.lock import take_lock
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
@@ -30,7 +30,6 @@ from tailrace.pipeline.log.consumer import partition_of
 from tailrace.pipeline.log.positions import LogPoint, locate
 from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tailrace.pipeline.replay import choose_sink
-from tailrace.pipeline.sink_worker import TASK
 from tailrace.ranges.batches import LOG, LOG_OFFSET, offset_of
 from tailrace.sinks.kafka import offsets
 from tailrace.sinks.kafka.sink import offset_at

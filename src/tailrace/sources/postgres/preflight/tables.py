@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
 from tailrace.config.source.postgres import postgres_source
@@ -19,12 +19,12 @@ from tailrace.sources.postgres.schema.publication import (
     add_command,
     all_operations_command,
     create_command,
-    made_elsewhere,
     matching_tables,
     not_meant,
     operations_left_out,
     publication_row,
     published_names,
+    read_only,
     refusal,
     refusal_repair,
     snapshot_command,
@@ -41,7 +41,7 @@ from tailrace.sources.postgres.schema.replica_identity import (
 )
 from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
 from tailrace.sources.postgres.snapshot.requests import check_condition
-from tailrace.sources.postgres.streaming.capture_task import STATE_NAME, TASK
+from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
 from tailrace.sources.postgres.streaming.reconcile import CapturePhase, CaptureState
 
 _TABLES = """
@@ -163,12 +163,8 @@ def _publication_findings(
                 "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
             )
         elif server.flag("standby"):
-            yield from_failure(
-                made_elsewhere(
-                    source,
-                    create_command(session, source, tables),
-                )
-            )
+            command = create_command(session, source, tables)
+            yield from_failure(read_only(f"create the publication {name!r}", command))
         elif not server.flag("superuser"):
             yield from _may_publish(session, server, source, tables, rows)
         return

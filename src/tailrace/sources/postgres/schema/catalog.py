@@ -330,7 +330,3 @@ def _column(row: Row) -> PublishedColumn:
         key_place=None if row["key_place"] is None else int(row["key_place"]),
         required=row.flag("required"),
     )
-
-
-def _text(value: str) -> bytes:
-    return value.encode() + b"\0"

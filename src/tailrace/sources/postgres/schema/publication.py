@@ -346,7 +346,7 @@ def create_publication(session: Session, source: PostgresSource) -> None:
     require_matches(session, source, tables)
     tables = _without_refused(session, source, tables)
     try:
-        _publish(session, source, tables, create_command, "create the publication")
+        _publish(session, source, tables, create_command, f"create the publication {source.publication!r}")
     except TailraceError as error:
         if error.context.get("sqlstate") not in _EXISTS:
             raise
@@ -415,25 +415,33 @@ def _publish(
     if not source.discloses_all:
         require_disclosable(source, table_columns(session, tables).values())
     command = command_for(session, source, tables)
+    run_or_delegate(session, command, attempted)
+
+
+def run_or_delegate(session: Session, command: str, attempted: str, *, before: str = "") -> None:
+    """Run a command that changes the source; where it may not be run, the error says who may.
+
+    :param before: commands that are run with it.
+    :raises TailraceError: `SOURCE_MISCONFIGURED` on a standby, `SOURCE_PRIVILEGE_MISSING`, both with the
+        command; what else the server refused with.
+    """
     try:
-        session.run(command, attempted)
+        session.run(before + command, attempted)
     except TailraceError as error:
         if error.context.get("sqlstate") == READ_ONLY:
-            raise made_elsewhere(source, command) from None
+            raise read_only(attempted, command) from None
         if error.kind is not Kind.SOURCE_PRIVILEGE_MISSING:
             raise
-        raise TailraceError(
-            error.kind, error.message, f"let somebody who may run: {command}", error.context
-        ) from None
+        hint = f"let somebody who may, such as the owner, run: {command};"
+        raise TailraceError(error.kind, error.message, hint, error.context) from None
 
 
-def made_elsewhere(source: PostgresSource, command: str) -> TailraceError:
-    """Return the error for a server on which no publication can be made, as on a standby."""
+def read_only(attempted: str, command: str) -> TailraceError:
+    """Return the error for a command on a standby, which nothing can be written on."""
     return TailraceError(
         Kind.SOURCE_MISCONFIGURED,
-        f"create the publication {source.publication!r}: the server is read only, as a standby is",
+        f"{attempted}: the server is read only, as a standby is",
         f"on the primary: {command};",
-        {"publication": source.publication},
     )
 
 

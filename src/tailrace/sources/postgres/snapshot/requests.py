@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.lock import is_written
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
@@ -162,9 +162,7 @@ class Requests:
         with self._state.lock:
             snapshot = self._state.plans.find(request.id)
             if snapshot is None:
-                named = (name.partition(".") for name in dict.fromkeys(request.tables))
-                tables = _table_plans([(0, schema, name) for schema, _, name in named], {0})
-                snapshot = _plan_of(request, tables)
+                snapshot = _not_taken(request)
             elif snapshot.outcome is not SnapshotOutcome.OPEN:
                 return
         log.error("a snapshot can't be taken", snapshot=request.id, error=str(refusal))
@@ -277,6 +275,12 @@ def _plan_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
     )
 
 
+def _not_taken(request: Request) -> SnapshotPlan:
+    # Of a request that nobody has looked for the tables of.
+    named = (name.partition(".") for name in dict.fromkeys(request.tables))
+    return _plan_of(request, _table_plans([(0, schema, name) for schema, _, name in named], {0}))
+
+
 def _table_plans(tables: Iterable[tuple[int, str, str]], known: Container[int]) -> list[TableSnapshotPlan]:
     # Of oid, schema and name; those not known by their oid are fresh.
     return [TableSnapshotPlan(at, *table, fresh=table[0] not in known) for at, table in enumerate(tables)]
@@ -292,9 +296,6 @@ def _doubled(tables: Sequence[str]) -> TailraceError:
     )
 
 
-_TASK = "0"
-
-
 class SnapshotControl:
     """The snapshots of the log at a path; see `tailrace.sources.contract.Snapshots`."""
 
@@ -308,27 +309,23 @@ class SnapshotControl:
                 "ask for a snapshot of what is lost: PostgreSQL has no shards, of which one could be",
                 "name tables: tailrace snapshot FILE --table schema.table",
             )
-        return self._asked(ask(self._directory(), _TASK, tables=tables, where=where))
+        return self._asked(ask(self._directory(), TASK, tables=tables, where=where))
 
     def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
-        return self._asked(ask(self._directory(), _TASK, tables=tables, cancels=True))
+        return self._asked(ask(self._directory(), TASK, tables=tables, cancels=True))
 
     def pause(self, *, pauses: bool) -> dict[str, Any]:
-        return self._asked(ask(self._directory(), _TASK, pauses=pauses))
+        return self._asked(ask(self._directory(), TASK, pauses=pauses))
 
     def known(self) -> list[dict[str, Any]]:
         directory = self._directory()
         plans = _plans(directory)
         taken = [_shown(each, paused=plans.paused) for each in (*plans.finished, *plans.open)]
         not_taken = [
-            {
-                "id": request.id, "origin": str(Origin.REQUESTED), "state": "waiting",
-                "where": request.where, "tables": [_shown_table(name) for name in request.tables],
-                "requested_us": request.requested_us, "finished_us": None, "error": None,
-            }
-            for request in waiting(directory, _TASK)
+            _shown(_not_taken(request), paused=False) | {"state": "waiting"}
+            for request in waiting(directory, TASK)
             if request.wants_rows and plans.find(request.id) is None
-        ]  # fmt: skip
+        ]
         return [*taken, *not_taken]
 
     @property
@@ -371,11 +368,11 @@ class SnapshotControl:
         return LogDirectory.open(self._log)
 
     def _asked(self, request: Request) -> dict[str, Any]:
-        return {"id": request.id, "engine_runs": is_written(self._log, _TASK)}
+        return {"id": request.id, "engine_runs": is_written(self._log, TASK)}
 
 
 def _plans(directory: LogDirectory) -> SnapshotPlans:
-    content = directory.state_read(plans_name(_TASK))
+    content = directory.state_read(plans_name(TASK))
     return SnapshotPlans() if content is None else SnapshotPlans.from_json(content)
 
 
@@ -386,14 +383,15 @@ def _shown(snapshot: SnapshotPlan, *, paused: bool) -> dict[str, Any]:
         "state": "paused" if paused and snapshot.outcome is SnapshotOutcome.OPEN else str(snapshot.outcome),
         "where": snapshot.where,
         "tables": [
-            _shown_table(table.qualified_name, table.rows, table.chunks or 0, len(table.done))
+            {
+                "name": table.qualified_name,
+                "rows": table.rows,
+                "chunks": table.chunks or 0,
+                "chunks_done": len(table.done),
+            }
             for table in snapshot.tables
         ],
         "requested_us": snapshot.requested_us,
         "finished_us": snapshot.finished_us or None,
         "error": snapshot.error,
     }
-
-
-def _shown_table(name: str, rows: int = 0, chunks: int = 0, chunks_done: int = 0) -> dict[str, Any]:
-    return {"name": name, "rows": rows, "chunks": chunks, "chunks_done": chunks_done}

@@ -43,12 +43,12 @@ from tailrace.config.sections import (
     PythonSinkConfig,
     RetentionConfig,
     SparkConfig,
+    SubscriptionsConfig,
 )
 from tailrace.config.source.column_policy import ColumnMask, ColumnPolicy
 from tailrace.config.source.libpq import LibpqOptions
 from tailrace.config.source.postgres import HeartbeatConfig, NamedSource, PostgresSource, SlotWatchConfig
 from tailrace.config.source.vitess import VitessSource
-from tailrace.config.subscriptions import SubscriptionsConfig
 from tailrace.config.transformations import options as transformations
 from tailrace.config.transformations import predicates, steps
 from tailrace.config.values import ValueHandling

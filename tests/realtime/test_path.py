@@ -12,7 +12,7 @@ from tailrace import failpoints
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.writer import LogWriter
-from tailrace.config.realtime import RealtimeConfig
+from tailrace.config.sections import RealtimeConfig
 from tailrace.realtime import control
 from tailrace.realtime.handover import Handover
 from tailrace.realtime.markers import MarkerKind

@@ -20,7 +20,7 @@ from tailrace.changelog.disclosure import keep_disclosure
 from tailrace.changelog.retention.policy import RetentionRules
 from tailrace.changelog.retention.prune import apply
 from tailrace.config import ColumnMask, ColumnPolicy
-from tailrace.config.subscriptions import SubscriptionsConfig
+from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.subscriptions import app, hub, served_log
 from tailrace.subscriptions.served_log import places_in

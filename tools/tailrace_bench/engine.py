@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
 import sys
 import tempfile
 import time
@@ -16,6 +14,7 @@ import structlog
 
 from tailrace_bench.support import backlog, debezium, table
 from tailrace_bench.support import pg_recvlogical as peer
+from tailrace_bench.support.passes import cores, timed
 from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine
 
@@ -51,7 +50,6 @@ def measure(rows: int | None = None) -> Result:
     Without the peer (`make bench-peers` fetches it) the ratio is to `pg_recvlogical`.
     """
     rows = rows or ROWS
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     theirs: dict[str, debezium.PeerRun] = {}
     with table.server() as postgres, tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name:
         directory, dsn = Path(name), postgres.dsn()
@@ -71,14 +69,13 @@ def measure(rows: int | None = None) -> Result:
             ours[how] = _run(dsn, how, directory, rows)
             log.info("the engine has handed it over", how=how, seconds=round(ours[how].seconds, 1))
             if with_peer:
-                theirs[how] = debezium.receive(postgres, f"peer_{form}", rows, form, cores, directory)
+                theirs[how] = debezium.receive(postgres, f"peer_{form}", rows, form, cores(), directory)
                 log.info("and so has Debezium's", how=how, seconds=round(theirs[how].seconds, 1))
-    return _result(rows, cores, reference, ours, theirs)
+    return _result(rows, reference, ours, theirs)
 
 
 def _result(
     rows: int,
-    cores: int,
     reference: peer.ReceiverRun,
     ours: dict[str, EngineRun],
     theirs: dict[str, debezium.PeerRun],
@@ -112,7 +109,7 @@ def _result(
             "rows": rows,
             "rows_a_transaction": table.ROWS_A_TRANSACTION,
             "postgresql": 18,
-            "threads": cores,
+            "threads": cores(),
             "peer_batch": debezium.BATCH_ROWS if peers else None,
             "peer_queue": debezium.QUEUE_ROWS if peers else None,
         },
@@ -157,12 +154,9 @@ def _run_here(dsn: str, how: str, log_path: Path, rows: int) -> EngineRun:
         on_batch=handler.take,
         converter={"type": "json", "schemas_enable": False} if how == JSON else None,
     )
-    before = resource.getrusage(resource.RUSAGE_SELF)
     started_s = time.perf_counter()
-    engine.run()
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return EngineRun(handler.rows, handler.ended_s - started_s, cpu, handler.bytes)
+    took = timed(engine.run)
+    return EngineRun(handler.rows, handler.ended_s - started_s, took.cpu_seconds, handler.bytes)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ other range, and each range is a pair of its own.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any
 
 import structlog
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.source.column_policy import ColumnPolicy
@@ -31,9 +30,11 @@ from tailrace.model import LogRange, ValueModes
 from tailrace.ranges import plan
 from tailrace.ranges.plan import Piece
 from tailrace.sinks.build import build
+from tailrace.sinks.contract import SinkCommit
 from tailrace_bench.decode import captured
 from tailrace_bench.support import table, topics
-from tailrace_bench.support.report import Result, machine, median, median_interval
+from tailrace_bench.support.passes import compared, in_turn, timed
+from tailrace_bench.support.report import Result, machine, median
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +46,6 @@ PASSES = 7
 INTERVAL_S = 1.0
 CURVE_S = (0.1, 0.3, 1.0, 3.0)
 
-TASK = "0"
 _BYTES_MAX = 1 << 40
 #: Of one core, from where on the sink's own thread is the limit.
 _ONE_CORE = 0.9
@@ -125,12 +125,11 @@ def _result(rows: int, pairs: list[Pair], curve: dict[float, SinkRun]) -> Result
             "rows_a_transaction": round(once.rows / once.commits),
             "interval_s": INTERVAL_S,
         },
-        details={
-            "ratio_interval_95": [round(end, 3) for end in median_interval(ratios)],
+        details=compared(ratios)
+        | {
             "ratio_of_sums": round(once.rate / least.rate, 3),
             "cpu_ratio": round(median(cpu_ratios), 3),
             "at_least_once_records_s": round(least.rate),
-            "ratios": [round(ratio, 3) for ratio in ratios],
             "cpu_us_a_record": round(once.cpu_seconds / once.rows * 1e6, 2),
             "at_least_once_cpu_us_a_record": round(least.cpu_seconds / least.rows * 1e6, 2),
             "curve": [_point(every, curve[every]) for every in sorted(curve)],
@@ -179,10 +178,8 @@ class _Runs:
         pairs = []
         with self._sink(atomic=True) as once, self._sink(atomic=False) as least:
             for turn, (span, pieces) in enumerate(self._ranges(rows_a_range), first):
-                if turn % 2:
-                    theirs, ours = least(span, pieces), once(span, pieces)
-                else:
-                    ours, theirs = once(span, pieces), least(span, pieces)
+                writes = (functools.partial(write, span, pieces) for write in (once, least))
+                ours, theirs = in_turn(turn, *writes)
                 pairs.append((ours, theirs))
         return pairs
 
@@ -201,21 +198,13 @@ class _Runs:
         sink = build(config, ColumnPolicy(), ValueModes(), self._path)
 
         def write(span: LogRange, pieces: Sequence[Piece]) -> SinkRun:
-            cpu, began = time.process_time(), time.perf_counter()
-            done = sink.write(None, self._path, span, pieces)
-            seconds = time.perf_counter() - began
-            return SinkRun(done.rows, seconds, time.process_time() - cpu, 1, done.seconds["commit"])
+            done: list[SinkCommit] = []
+            took = timed(lambda: done.append(sink.write(None, self._path, span, pieces)))
+            return SinkRun(done[0].rows, took.seconds, took.cpu_seconds, 1, done[0].seconds["commit"])
 
         sink.open(LogDirectory.open(self._path).identity, name)
         try:
             yield write
         finally:
             sink.close()
-        topic = f"{name}.public.orders"
-        topics.require_rows(self._bootstrap, topic, self._rows)
-        topics.remove(self._bootstrap, topic)
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        topics.take_away(self._bootstrap, f"{name}.public.orders", self._rows)

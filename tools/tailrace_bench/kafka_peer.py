@@ -7,11 +7,9 @@ of its own. The peer's handler sends a batch, waits for all of it, and then mark
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +17,8 @@ import structlog
 import yaml
 
 from tailrace.errors import Kind, TailraceError
-from tailrace_bench.kafka import cores
 from tailrace_bench.support import backlog, debezium, table, topics
+from tailrace_bench.support.passes import Pass, cores, cpu_us, in_turn, timed
 from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine, median
 
@@ -35,14 +33,9 @@ DEADLINE_S = 900.0
 OURS, PEER = "ours", "peer"
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineRun:
-    """One timed pass: from the call of `run` until all is committed in Kafka. The start of the
-    interpreter and its imports are left out.
-    """
-
-    seconds: float
-    cpu_seconds: float
+#: Ours, from the call of `run` until all is committed in Kafka, without the start of the interpreter and its
+#: imports; the peer's, from its first record.
+Turn = tuple[Pass, Pass]
 
 
 def measure(rows: int | None = None) -> Result:
@@ -67,8 +60,8 @@ def measure(rows: int | None = None) -> Result:
     return _result(rows, turns)
 
 
-def _result(rows: int, turns: list[tuple[PipelineRun, debezium.PeerRun]]) -> Result:
-    ratios = [theirs.seconds_from_first / ours.seconds for ours, theirs in turns]
+def _result(rows: int, turns: list[Turn]) -> Result:
+    ratios = [theirs.seconds / ours.seconds for ours, theirs in turns]
     return Result(
         name="kafka_peer",
         value=rows / median([ours.seconds for ours, _ in turns]),
@@ -90,15 +83,11 @@ def _result(rows: int, turns: list[tuple[PipelineRun, debezium.PeerRun]]) -> Res
         },
         details={
             "ratios": [round(ratio, 2) for ratio in ratios],
-            "peer_records_s": round(rows / median([theirs.seconds_from_first for _, theirs in turns])),
-            "cpu_us_a_record": _cpu_us(rows, [ours.cpu_seconds for ours, _ in turns]),
-            "peer_cpu_us_a_record": _cpu_us(rows, [theirs.cpu_seconds for _, theirs in turns]),
+            "peer_records_s": round(rows / median([theirs.seconds for _, theirs in turns])),
+            "cpu_us_a_record": cpu_us([ours for ours, _ in turns], rows),
+            "peer_cpu_us_a_record": cpu_us([theirs for _, theirs in turns], rows),
         },
     )
-
-
-def _cpu_us(rows: int, seconds: list[float]) -> float:
-    return round(median(seconds) / rows * 1e6, 2)
 
 
 class _Passes:
@@ -114,28 +103,25 @@ class _Passes:
             table.create_slot(dsn, f"{PEER}_{number}")
             backlog.prepare(dsn, f"{OURS}_{number}", self._log(number))
 
-    def turn(self, number: int) -> tuple[PipelineRun, debezium.PeerRun]:
-        """Bring the backlog into Kafka by either; the peer comes first in every other turn."""
-        if number % 2:
-            theirs, ours = self._theirs(number), self._ours(number)
-        else:
-            ours, theirs = self._ours(number), self._theirs(number)
+    def turn(self, number: int) -> Turn:
+        """Bring the backlog into Kafka by either."""
+        ours, theirs = in_turn(number, lambda: self._ours(number), lambda: self._theirs(number))
         log.info("a turn", number=number + 1, of=TURNS, ours=round(self._rows / ours.seconds),
-                 theirs=round(self._rows / theirs.seconds_from_first))  # fmt: skip
+                 theirs=round(self._rows / theirs.seconds))  # fmt: skip
         return ours, theirs
 
     def _log(self, number: int) -> Path:
         return self._directory / f"log-{number}"
 
-    def _ours(self, number: int) -> PipelineRun:
+    def _ours(self, number: int) -> Pass:
         slot = f"{OURS}_{number}"
         file = self._directory / f"{slot}.yaml"
         _write(file, self._postgres.dsn(), self._bootstrap, slot, self._log(number))
-        found = _run(file)
-        self._counted(f"{slot}.public.orders")
+        found = Pass(**answer_of(__name__, file, deadline_s=DEADLINE_S))
+        topics.take_away(self._bootstrap, f"{slot}.public.orders", self._rows)
         return found
 
-    def _theirs(self, number: int) -> debezium.PeerRun:
+    def _theirs(self, number: int) -> Pass:
         topic = f"{PEER}.public.orders"
         topics.create(self._bootstrap, topic)
         producer = {**debezium.PRODUCER, "bootstrap.servers": self._bootstrap}
@@ -143,12 +129,8 @@ class _Passes:
         found = debezium.receive(
             self._postgres, slot, self._rows, "kafka", cores(), self._directory, producer
         )
-        self._counted(topic)
-        return found
-
-    def _counted(self, topic: str) -> None:
-        topics.require_rows(self._bootstrap, topic, self._rows)
-        topics.remove(self._bootstrap, topic)
+        topics.take_away(self._bootstrap, topic, self._rows)
+        return Pass(found.seconds_from_first, found.cpu_seconds)
 
 
 def _write(file: Path, dsn: str, bootstrap: str, slot: str, path: Path) -> None:
@@ -161,20 +143,11 @@ def _write(file: Path, dsn: str, bootstrap: str, slot: str, path: Path) -> None:
     file.write_text(yaml.safe_dump(document))
 
 
-def _run(file: Path) -> PipelineRun:
-    return PipelineRun(**answer_of(__name__, file, deadline_s=DEADLINE_S))
-
-
-def _run_here(file: Path) -> PipelineRun:
+def _run_here(file: Path) -> Pass:
     from tailrace.config.load import load_engine
     from tailrace.pipeline.run import Run
 
-    pipeline = Run(load_engine(file), until_caught_up=True)
-    before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    pipeline.run()
-    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return PipelineRun(seconds, cpu)
+    return timed(Run(load_engine(file), until_caught_up=True).run)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,13 @@ from __future__ import annotations
 import itertools
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import SparkConfig
 from tailrace.config.kafka import KafkaSinkConfig
@@ -33,11 +31,11 @@ from tailrace.ranges import plan
 from tailrace.sinks.build import build
 from tailrace.spark.session import session, warm
 from tailrace_bench.decode import captured
-from tailrace_bench.kafka import TASK, cores
 from tailrace_bench.support import topics
 from tailrace_bench.support.debezium import PRODUCER
 from tailrace_bench.support.events_source import EventsSource
-from tailrace_bench.support.report import Result, machine, median, median_interval
+from tailrace_bench.support.passes import Pass, compared, cores, cpu_us, in_turn, timed
+from tailrace_bench.support.report import Result, machine, median
 
 if TYPE_CHECKING:
     import psutil
@@ -50,15 +48,8 @@ TURNS = 9
 JARS = Path(sys.prefix) / "share" / "tailrace" / "spark-kafka"
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One timed pass over the log: from the first job to the end of the last."""
-
-    seconds: float
-    cpu_seconds: float  # of this process, of Spark and of its workers; without the broker
-
-
-#: Ours, Spark's sink of public rows, Spark's sink of the same keys and values.
+#: From the first job to the end of the last, CPU without that of the broker: ours, Spark's sink
+#: of public rows, Spark's sink of the same keys and values.
 Turn = tuple[Pass, Pass, Pass]
 
 
@@ -92,9 +83,6 @@ def _result(rows: int, turns: list[Turn]) -> Result:
     def rate(passes: list[Pass]) -> int:
         return round(rows / median([each.seconds for each in passes]))
 
-    def cpu_us(passes: list[Pass]) -> float:
-        return round(median([each.cpu_seconds for each in passes]) / rows * 1e6, 2)
-
     ours, public, given = ([turn[place] for turn in turns] for place in range(3))
     ratios = [theirs.seconds / our.seconds for our, theirs in zip(ours, public, strict=True)]
     sinks = [theirs.seconds / our.seconds for our, theirs in zip(ours, given, strict=True)]
@@ -114,24 +102,18 @@ def _result(rows: int, turns: list[Turn]) -> Result:
             "turns": len(turns),
             "reference_producer": PRODUCER,
         },
-        details={
-            "ratio_interval_95": _interval(ratios),
-            "ratios": [round(ratio, 3) for ratio in ratios],
-            "cpu_us_a_record": cpu_us(ours),
+        details=compared(ratios)
+        | {
+            "cpu_us_a_record": cpu_us(ours, rows),
             "reference_records_s": rate(public),
-            "reference_cpu_us_a_record": cpu_us(public),
+            "reference_cpu_us_a_record": cpu_us(public, rows),
             "sinks_ratio": round(median(sinks), 3),
-            "sinks_ratio_interval_95": _interval(sinks),
-            "sinks_ratios": [round(ratio, 3) for ratio in sinks],
+            **{f"sinks_{name}": found for name, found in compared(sinks).items()},
             "sinks_reference": "Spark's sink, given the same keys and values by the same kernels",
             "sinks_reference_records_s": rate(given),
-            "sinks_reference_cpu_us_a_record": cpu_us(given),
+            "sinks_reference_cpu_us_a_record": cpu_us(given, rows),
         },
     )
-
-
-def _interval(ratios: list[float]) -> list[float]:
-    return [round(end, 3) for end in median_interval(ratios)]
 
 
 class _Runs:
@@ -149,13 +131,11 @@ class _Runs:
 
     def turn(self, number: int) -> Turn:
         """Write the log with ours, with Spark's sink of public rows, and of the same keys and values."""
-        found: dict[str, Pass] = {}
-        works = [("ours", self.ours), ("public", self.public), ("given", self.given)]
-        for name, work in works[number % 3 :] + works[: number % 3]:  # each is first in a third of the turns
-            found[name] = work()
+        ours, public, given = in_turn(number, self.ours, self.public, self.given)
+        found = {"ours": ours, "public": public, "given": given}
         log.info("a turn", number=number, of=TURNS,
                  **{name: round(self._rows / each.seconds) for name, each in found.items()})  # fmt: skip
-        return found["ours"], found["public"], found["given"]
+        return ours, public, given
 
     def ours(self) -> Pass:
         """Write the log exactly once, as a pipeline with a backlog does; opening the sink is not counted."""
@@ -200,12 +180,8 @@ class _Runs:
                 start = upto
 
     def _timed(self, name: str, work: Callable[[], object]) -> Pass:
-        cpu, began = self._cpu_s(), time.perf_counter()
-        work()
-        found = Pass(time.perf_counter() - began, self._cpu_s() - cpu)
-        topic = f"{name}.public.orders"
-        topics.require_rows(self._bootstrap, topic, self._rows)
-        topics.remove(self._bootstrap, topic)
+        found = timed(work, self._cpu_s)
+        topics.take_away(self._bootstrap, f"{name}.public.orders", self._rows)
         return found
 
     def _cpu_s(self) -> float:

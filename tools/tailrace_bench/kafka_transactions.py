@@ -11,23 +11,24 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
+from tailrace.changelog.directory import TASK
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
 from tailrace.config.kafka import KafkaSinkConfig
 from tailrace.config.source.column_policy import ColumnPolicy
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ValueModes
-from tailrace.pipeline.sink_worker import TASK, SinkWorker
+from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.sinks.build import build
 from tailrace_bench.support import backlog, table, topics
-from tailrace_bench.support.report import Result, machine, median, median_interval
+from tailrace_bench.support.passes import Pass, compared, in_turn, timed
+from tailrace_bench.support.report import Result, machine, median
 
 log = structlog.get_logger(__name__)
 
@@ -40,12 +41,8 @@ _TIMEOUT_S = 60.0
 Messages = Sequence[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerPass:
-    """From the start of the producer to the answer to the last commit."""
-
-    seconds: float
-    cpu_seconds: float
+#: From the start of a producer to the answer to its last commit: ours, a plain client's.
+Pair = tuple[Pass, Pass]
 
 
 def measure(rows: int | None = None) -> Result:
@@ -59,19 +56,16 @@ def measure(rows: int | None = None) -> Result:
         passes.ours()
         messages = passes.messages_of_first()
         passes.theirs(messages)
-        pairs: list[tuple[ProducerPass, ProducerPass]] = []
+        pairs: list[Pair] = []
         for number in range(PAIRS):
-            if number % 2:
-                theirs, ours = passes.theirs(messages), passes.ours()
-            else:
-                ours, theirs = passes.ours(), passes.theirs(messages)
+            ours, theirs = in_turn(number, passes.ours, lambda: passes.theirs(messages))
             pairs.append((ours, theirs))
             log.info("a pair", number=number + 1, of=PAIRS, ours=round(transactions / ours.seconds),
                      plain_client=round(transactions / theirs.seconds))  # fmt: skip
     return _result(transactions, pairs)
 
 
-def _result(transactions: int, pairs: list[tuple[ProducerPass, ProducerPass]]) -> Result:
+def _result(transactions: int, pairs: list[Pair]) -> Result:
     ratios = [theirs.seconds / ours.seconds for ours, theirs in pairs]
     ours, theirs = zip(*pairs, strict=True)
     return Result(
@@ -88,9 +82,8 @@ def _result(transactions: int, pairs: list[tuple[ProducerPass, ProducerPass]]) -
             "partitions": topics.PARTITIONS,
             "pairs": len(pairs),
         },
-        details={
-            "ratios": [round(ratio, 3) for ratio in ratios],
-            "ratio_interval_95": [round(end, 3) for end in median_interval(ratios)],
+        details=compared(ratios)
+        | {
             "plain_client_transactions_s": round(transactions / median([each.seconds for each in theirs])),
             "cpu_ms_a_transaction": _cpu_ms(transactions, ours),
             "plain_client_cpu_ms_a_transaction": _cpu_ms(transactions, theirs),
@@ -98,7 +91,7 @@ def _result(transactions: int, pairs: list[tuple[ProducerPass, ProducerPass]]) -
     )
 
 
-def _cpu_ms(transactions: int, found: Sequence[ProducerPass]) -> float:
+def _cpu_ms(transactions: int, found: Sequence[Pass]) -> float:
     return round(median([each.cpu_seconds for each in found]) / transactions * 1e3, 2)
 
 
@@ -121,7 +114,7 @@ class _Passes:
         with LogReader.open(path, TASK) as reader:
             self._end = reader.end().offset
 
-    def ours(self) -> ProducerPass:
+    def ours(self) -> Pass:
         """Write the log as a pipeline does: its feed, with the readers' file in the log's folder."""
         name = f"ours-{next(self._names)}"
         topics.create(self._bootstrap, f"{name}.public.orders")
@@ -137,17 +130,19 @@ class _Passes:
             SparkHost(None),  # type: ignore[arg-type]
         )
         feed.finish_at(self._end)
-        cpu, began = time.process_time(), time.perf_counter()
-        feed.run()
-        found = ProducerPass(time.perf_counter() - began, time.process_time() - cpu)
+        found = timed(feed.run)
         topics.require_rows(self._bootstrap, f"{name}.public.orders", self._rows)
         return found
 
-    def theirs(self, transactions: Sequence[Messages]) -> ProducerPass:
+    def theirs(self, transactions: Sequence[Messages]) -> Pass:
         """Write the same with a plain client."""
         topic = f"plain-{next(self._names)}"
         topics.create(self._bootstrap, topic)
-        cpu, began = time.process_time(), time.perf_counter()
+        found = timed(lambda: self._write_plainly(topic, transactions))
+        topics.require_rows(self._bootstrap, topic, self._rows)
+        return found
+
+    def _write_plainly(self, topic: str, transactions: Sequence[Messages]) -> None:
         producer = Producer(
             {
                 "bootstrap.servers": self._bootstrap,
@@ -162,9 +157,6 @@ class _Passes:
             for key, value in messages:
                 producer.produce(topic, value, key)
             producer.commit_transaction(_TIMEOUT_S)
-        found = ProducerPass(time.perf_counter() - began, time.process_time() - cpu)
-        topics.require_rows(self._bootstrap, topic, self._rows)
-        return found
 
     def messages_of_first(self) -> list[Messages]:
         """Return what the first pass has written, by transaction of the source.

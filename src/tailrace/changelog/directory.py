@@ -28,6 +28,8 @@ __all__ = ["LogDirectory", "LogIdentity", "decode_name", "encode_name", "write_a
 
 _IDENTITY = "identity.json"
 _TASKS = "tasks"
+#: The one task that the sources of today write their log in.
+TASK = "0"
 #: What a new log's directory may already hold: the root of a file system has it.
 _IGNORED = frozenset({"lost+found"})
 

@@ -130,6 +130,14 @@ def block(error: TailraceError) -> str:
     return "\n".join(lines) + "\n"
 
 
+def error_lines(error: dict[str, Any], indent: str) -> list[str]:
+    """Return an error's JSON as lines for a person, each behind an indent."""
+    lines = [f"{indent}error: {error['kind']}: {printable(str(error['message']))}"]
+    if error.get("hint"):
+        lines.append(f"{indent}hint:  {printable(str(error['hint']))}")
+    return lines
+
+
 def printable(text: str) -> str:
     """Return `text` with control characters escaped: names come from others, terminals obey."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.cli.conversation import print_json, printable
 from tailrace.config import ColumnPolicy
@@ -17,7 +17,6 @@ from tailrace.decode.column_policy import TablePolicy
 from tailrace.model import format_lsn
 from tailrace.pipeline.log.inspection import Selection, follow, json_lines
 from tailrace.pipeline.log.schemas import SchemaVersion, versions
-from tailrace.pipeline.sink_worker import TASK
 
 _WORDS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete", "t": "truncate", "m": "message"}
 

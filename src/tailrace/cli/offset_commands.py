@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.conversation import print_json, printable, speaking
+from tailrace.cli.conversation import error_lines, print_json, printable, speaking
 from tailrace.cli.parameters import AsJson, ConfigFile, SourceName, group
 from tailrace.errors import Kind, TailraceError
 
@@ -206,9 +206,7 @@ def _words(entry: dict[str, Any]) -> list[str]:
     where = f"topic {entry['topic']}" if "topic" in entry else str(entry["store"])
     head = f"{source}{owner}{task} ({printable(where)}): "
     if entry["error"]:
-        error = entry["error"]
-        lines = [f"{head}can't be read", f"  error: {error['kind']}: {printable(str(error['message']))}"]
-        return [*lines, f"  hint:  {printable(str(error['hint']))}"] if error.get("hint") else lines
+        return [f"{head}can't be read", *error_lines(entry["error"], "  ")]
     if entry["log_offset"] is None:
         return [f"{head}nothing committed"]
     words = [f"at {entry['log_offset']:,}"]

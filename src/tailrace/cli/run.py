@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from tailrace import config
 from tailrace.changelog.directory import LogDirectory
 from tailrace.config import EngineConfig
-from tailrace.config.subscriptions import SubscriptionsConfig
+from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.log.positions import parse_point
 from tailrace.pipeline.replay import Replay, choose_sink

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace import config
-from tailrace.cli.conversation import print_json, printable
+from tailrace.cli.conversation import error_lines, print_json, printable
 from tailrace.errors import Kind, TailraceError
 
 if TYPE_CHECKING:
@@ -86,7 +86,4 @@ def _words(snapshot: dict[str, Any]) -> list[str]:
     for table in snapshot["tables"]:
         chunks = f", {table['chunks_done']} of {table['chunks']} chunks" if table["chunks"] else ""
         lines.append(f"    {printable(table['name'])}: {table['rows']:,} rows{chunks}")
-    if snapshot["error"]:
-        lines.append(f"    error: {snapshot['error']['kind']}: {printable(snapshot['error']['message'])}")
-        lines.append(f"    hint:  {printable(snapshot['error']['hint'])}")
-    return lines
+    return lines + (error_lines(snapshot["error"], "    ") if snapshot["error"] else [])

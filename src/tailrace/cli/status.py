@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import config
-from tailrace.cli.conversation import print_json, printable
+from tailrace.cli.conversation import error_lines, print_json, printable
 
 #: Tables of an unfinished snapshot; `--json` has them all.
 _TABLES_SHOWN = 10
@@ -35,7 +35,7 @@ def words(found: dict[str, Any]) -> list[str]:
         name = task.get("name", "source")
         lines.append(f"  {name:<15} {task['state']:<10} {end}, {behind} behind the source")
         if task.get("name") and task.get("error"):
-            lines += _error(task["error"], "    ")
+            lines += error_lines(task["error"], "    ")
         lines += _snapshot(task)
         lines += _slot(task)
     for sink in found["sinks"]:
@@ -48,9 +48,9 @@ def words(found: dict[str, Any]) -> list[str]:
         if "realtime" in sink:
             lines.append(f"    {_realtime(sink['realtime'])}")
         if sink["error"]:
-            lines += _error(sink["error"], "    ")
+            lines += error_lines(sink["error"], "    ")
     if found["error"]:
-        lines += _error(found["error"], "  ")
+        lines += error_lines(found["error"], "  ")
     return lines
 
 
@@ -94,10 +94,3 @@ def _lag(size: int | None, seconds: float | None) -> str:
     if size is None:
         return "unknown"
     return f"{size:,} bytes" + ("" if seconds is None else f" ({seconds:,.1f} s)")
-
-
-def _error(error: dict[str, Any], indent: str) -> list[str]:
-    lines = [f"{indent}error: {error['kind']}: {printable(str(error['message']))}"]
-    if error.get("hint"):
-        lines.append(f"{indent}hint:  {printable(str(error['hint']))}")
-    return lines

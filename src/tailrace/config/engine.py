@@ -16,18 +16,19 @@ from pydantic import Field, model_validator
 from tailrace.config.engine_options import EngineOptions
 from tailrace.config.fields import Name
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.config.realtime import RealtimeConfig, RealtimeSection
 from tailrace.config.sections import (
     LogConfig,
     PipelineConfig,
+    RealtimeConfig,
+    RealtimeSection,
     Sink,
     SparkConfig,
+    SubscriptionsConfig,
     named_sinks,
 )
 from tailrace.config.sinks import FolderSink
 from tailrace.config.source.postgres import SLOT_BYTES_MAX, slot_named_after
 from tailrace.config.source.types import AnyNamedSource, AnySource
-from tailrace.config.subscriptions import SubscriptionsConfig
 from tailrace.config.transformations.predicates import WithTransformations
 from tailrace.errors import Kind, TailraceError
 

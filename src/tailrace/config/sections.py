@@ -1,21 +1,20 @@
-"""The sections `log`, `sinks` and `spark`, and the pipeline of one source that they make up."""
+"""The sections `log`, `sinks`, `spark`, `realtime` and `subscriptions`, and the pipeline of one source."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from tailrace.config.converters import ConverterSection
 from tailrace.config.fields import MIB, ByteCount, LocalPath, Name, Section, Setting
 from tailrace.config.kafka import KafkaSinkConfig
-from tailrace.config.realtime import RealtimeConfig, RealtimeSection
 from tailrace.config.sinks import FolderSink, SinkConfig
 from tailrace.config.source.types import PipelineSource
-from tailrace.secrets import resolved
+from tailrace.secrets import Secret, resolved
 
 
 class RetentionConfig(Section):
@@ -192,6 +191,66 @@ class SparkConfig(Section):
         :raises TailraceError: `SECRET_MISSING`.
         """
         return {name: resolved(value) for name, value in self.conf.items()}
+
+
+class RealtimeConfig(Section):
+    """Whether a consumer is fed from memory, and what happens when it can't keep up."""
+
+    enabled: bool = Field(
+        default=False,
+        description="Whether real time is on. What `tailrace realtime` has said comes before this.",
+    )
+    buffer_bytes: Annotated[ByteCount, Field(ge=64 * 1024)] | None = Field(
+        default=None,
+        description="Most bytes of changes that wait in memory; beyond it a consumer is fed from the log. "
+        "Default: twice `log.segment_bytes`.",
+    )
+    return_automatically: bool = Field(
+        default=False,
+        description="After such a fall-back, begin again by itself: after a second, then after twice as long "
+        "each time, at most a minute. `false`: wait for `tailrace realtime on`.",
+    )
+
+
+def _from_switch(value: Any) -> Any:
+    return {"enabled": value} if isinstance(value, bool) else value
+
+
+#: The section, or `on` or `off` in its place.
+RealtimeSection = Annotated[RealtimeConfig, BeforeValidator(_from_switch)]
+
+
+#: Where the token is looked for if nothing else is said.
+TOKEN = Secret("${env:TAILRACE_TOKEN}")
+
+
+def _origin(value: str) -> str:
+    if not re.fullmatch(r"https?://[^/?#@\s*]+", value):
+        raise ValueError(
+            "must be scheme and host, with a port if it is not the scheme's: http://localhost:3000"
+        )
+    return value.lower()
+
+
+class SubscriptionsConfig(Section):
+    """Changes for other processes, over HTTP on this machine."""
+
+    port: Annotated[int, Field(ge=0, le=65_535)] = Field(
+        default=8765, description="Port on 127.0.0.1; 0: any that is free; it is logged."
+    )
+    token: Secret = Field(
+        default=TOKEN,
+        description="What every client has to send; a reference, `${env:NAME}` or `${file:/path}`. "
+        "Default: `${env:TAILRACE_TOKEN}`.",
+    )
+    origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = Field(
+        default=(),
+        description="Web sites whose pages may subscribe, as `http://localhost:3000`. Other programs than "
+        "browsers need none.",
+    )
+    subscribers_max: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=1000, description="Most subscribers at a time."
+    )
 
 
 class PipelineConfig(BaseModel):

@@ -34,10 +34,10 @@ from tailrace.engine.contracts import (
     RunsElsewhere,
     Settings,
     SourceConnector,
-    TaskCommits,
 )
 from tailrace.engine.failures import backoff_of
 from tailrace.engine.offsets import stores
+from tailrace.engine.offsets.commits import TaskCommits
 from tailrace.engine.offsets.committer import OffsetCommitter
 from tailrace.engine.processing import Handler, ProcessingConfig, on_batch, on_record
 from tailrace.engine.processing.handlers import Manual
@@ -277,7 +277,7 @@ def _processor(
 ) -> NewProcessor:
     if options.kafka is not None:
         return lambda stopping, name, counts, commits: runner.processor_for(
-            _terms(on_batch(commits.send), options, clock, stopping, name, counts)  # type: ignore[attr-defined]
+            _terms(on_batch(commits.send), options, clock, stopping, name, counts)  # type: ignore[union-attr]
         )
     batch, record, processor = arguments.on_batch, arguments.on_record, arguments.processor
     all_three: dict[str, Any] = {"on_batch": batch, "on_record": record, "processor": processor}

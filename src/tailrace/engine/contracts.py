@@ -202,58 +202,6 @@ class Committer(Protocol):
         ...
 
 
-class TaskCommits(Committer, OffsetWriter, Protocol):
-    """The engine's own committer, as the engine drives it: an object for each attempt of a task.
-
-    Everything here on the task's thread, unless it says otherwise.
-    """
-
-    @property
-    def policy(self) -> CommitPolicy:
-        """What decides when it commits."""
-        ...
-
-    @property
-    def committed(self) -> int:
-        """Records up to the last commit of each partition, of this attempt. Any thread."""
-        ...
-
-    @property
-    def processed(self) -> int:
-        """Records before which everything is processed, dropped ones included. Any thread."""
-        ...
-
-    def begin(self) -> OffsetReader:
-        """Make ready, before the task is started, and return what reads the offsets that were committed.
-
-        :raises TailraceError: this attempt of the task ends.
-        """
-        ...
-
-    def take(self, batch: Batch) -> None:
-        """Take note of a batch that was polled, before it is processed; in the order of the polls."""
-        ...
-
-    def tick(self) -> None:
-        """Commit if the policy wants it now; called when nothing was polled."""
-        ...
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why the last write to the store failed; None if it did not, or has not ended. Any thread.
-
-        Where `take` and `tick` raise it, nothing more of this attempt is committed, and another one goes on.
-        """
-        ...
-
-    def finish(self, timeout_s: float) -> bool:
-        """Commit what can be committed, whatever the policy says; return whether all of that is kept.
-
-        Nothing is marked or committed after it: what threads that were given up mark later is not heard.
-        """
-        ...
-
-
 @runtime_checkable
 class RecordProcessor(Protocol):
     """Takes the batches of one task through transformation and conversion to their handler.

@@ -32,12 +32,12 @@ from tailrace.engine.contracts import (
     SourceConnector,
     SourceTask,
     SwitchesRealtime,
-    TaskCommits,
 )
 from tailrace.engine.failures import as_engine_failure, timed_out
 from tailrace.engine.lifecycle import EngineEvent, EngineLifecycle, State
 from tailrace.engine.logs import to_logging
 from tailrace.engine.metrics import EngineMetrics, MetricsEndpoint
+from tailrace.engine.offsets.commits import TaskCommits
 from tailrace.engine.offsets.partitions import ConnectorOffsets
 from tailrace.engine.processing.in_flight import TaskCounts
 from tailrace.engine.supervision import Phase, Supervision

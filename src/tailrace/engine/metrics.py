@@ -255,9 +255,6 @@ class BoundMetrics:
         return self._metrics.series(kind, name, description, {**labels, **self._own}, **settings)
 
 
-log = structlog.get_logger(__name__)
-
-
 class MetricsEndpoint:
     """Serves numbers at `http://<host>:<port>/metrics` while an engine runs.
 

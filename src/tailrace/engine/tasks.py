@@ -25,7 +25,6 @@ from tailrace.engine.contracts import (
     Settings,
     SourceTask,
     StopEngine,
-    TaskCommits,
     TaskContext,
 )
 from tailrace.engine.failures import (
@@ -37,6 +36,7 @@ from tailrace.engine.failures import (
     timed_out,
     unkept,
 )
+from tailrace.engine.offsets.commits import TaskCommits
 from tailrace.engine.processing.in_flight import TaskCounts
 from tailrace.engine.supervision import Phase, Supervision
 from tailrace.engine.threads import adopt

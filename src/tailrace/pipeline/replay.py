@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
@@ -23,7 +23,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.log.positions import LogPoint, locate
 from tailrace.pipeline.log.schemas import versions
-from tailrace.pipeline.sink_worker import TASK, SinkWorker
+from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.views import CaptureView, PipelineState, PipelineView, SourceView
 from tailrace.protocol.renames import Renames

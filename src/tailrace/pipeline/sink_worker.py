@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tailrace.backoff import Backoff
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import disclosure_is_kept
 from tailrace.changelog.format import BlockRef, HeldBlock
 from tailrace.changelog.reader import LogReader
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from tailrace.ranges.plan import Piece
 
 log = structlog.get_logger(__name__)
-
-#: PostgreSQL's stream is one task.
-TASK = "0"
 
 #: Retries in a row of a run that is to end (`--until-caught-up`, `replay`), where the file says nothing.
 ATTEMPTS_AT_END_MAX = 8
@@ -281,8 +278,6 @@ class SinkWorker:
                 bytes=self.view.bytes + span.size,
                 dead_letters=self.view.dead_letters + commit.dead_letters,
                 batches=self.view.batches + 1,
-                last_batch_s=took_s,
-                seconds=commit.seconds,
             )
             log.debug(
                 "batch written", sink=self.view.name, rows=commit.rows, end=start, seconds=commit.seconds

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import structlog
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.lock import refuse_if_written, wait_until_unwritten
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.policy import RetentionRules
@@ -29,7 +29,7 @@ from tailrace.fair_semaphore import FairSemaphore
 from tailrace.pipeline.background import Background
 from tailrace.pipeline.log.consumer import LogConsumer
 from tailrace.pipeline.remote.capture import RemoteCapture
-from tailrace.pipeline.sink_worker import TASK, SinkWorker
+from tailrace.pipeline.sink_worker import SinkWorker
 from tailrace.pipeline.spark_host import SparkHost
 from tailrace.pipeline.status.views import (
     CaptureView,

@@ -9,8 +9,6 @@ from typing import Any
 from tailrace.changelog.directory import LogDirectory, encode_name
 from tailrace.realtime.switching import Kept
 
-#: Every log has one task.
-TASK = "0"
 _FOLDER = "realtime"
 
 

@@ -17,10 +17,10 @@ import structlog
 
 from tailrace import failpoints
 from tailrace.backoff import Backoff
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.format import HeldBlock
 from tailrace.changelog.writer import Insertion
-from tailrace.config.realtime import RealtimeConfig
+from tailrace.config.sections import RealtimeConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.realtime import control
 from tailrace.realtime.buffer import BlockBuffer
@@ -391,5 +391,5 @@ class RealtimePath:
 
     def _count_segments(self) -> None:
         if self._directory is not None:
-            segments = self._directory.segments(control.TASK)
+            segments = self._directory.segments(TASK)
             self._lag_segments = sum(offset > self._handled for offset in segments)

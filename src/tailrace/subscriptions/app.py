@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
-from tailrace.config.subscriptions import SubscriptionsConfig
+from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.subscriptions.events import EventLines
 from tailrace.subscriptions.filters import ChangeFilter

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure
 from tailrace.changelog.reader import LogReader
 from tailrace.config import ColumnPolicy, EngineConfig, PostgresSource
@@ -28,7 +28,6 @@ from tailrace.pipeline.log.consumer import next_piece
 from tailrace.pipeline.log.inspection import origin_of
 from tailrace.pipeline.log.positions import locate, parse_point
 from tailrace.pipeline.log.root import log_folders
-from tailrace.pipeline.sink_worker import TASK
 from tailrace.protocol.metadata_frames import schema_frames
 from tailrace.ranges.changes import stretches_of, with_renames
 from tailrace.ranges.plan import MIB, Piece

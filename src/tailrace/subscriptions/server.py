@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tailrace.config.subscriptions import SubscriptionsConfig
+from tailrace.config.sections import SubscriptionsConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.subscriptions.requests import resolved_token
 from tailrace.subscriptions.served_log import LogPlace, ServedLog

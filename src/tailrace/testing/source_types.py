@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.format import BlockHeader, Tail
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.writer import LogListener, LogWriter
@@ -22,7 +22,6 @@ from tailrace.testing.contexts import require
 #: How long a check waits for what the contract promises.
 WAIT_S = 60.0
 _LOOK_S = 0.02
-_TASK = "0"
 
 
 def check_source(source: Source, section: SourceSection, log: Path, commit: Callable[[], int]) -> None:
@@ -127,7 +126,7 @@ def _rows(log: Path) -> int:
         if error.kind is not Kind.LOG_MISSING:
             raise
         return 0
-    with LogReader.open(directory, _TASK) as reader:
+    with LogReader.open(directory, TASK) as reader:
         return sum(block.header.rows for block in reader.blocks(reader.start, reader.end().offset))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from tailrace.changelog.directory import TASK
 from tailrace.changelog.reader import LogReader
 from tailrace.ranges import plan
 from tailrace.ranges.plan import Piece
@@ -16,8 +17,6 @@ from tailrace.ranges.plan import Piece
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-TASK = "0"
 
 
 class EventsSource(DataSource):

@@ -80,6 +80,12 @@ def reader(bootstrap: str, topic: str) -> Iterator[Consumer]:
         consumer.close()
 
 
+def take_away(bootstrap: str, topic: str, rows: int) -> None:
+    """Require that a topic has so many records, as `require_rows`, and delete it."""
+    require_rows(bootstrap, topic, rows)
+    remove(bootstrap, topic)
+
+
 def remove(bootstrap: str, topic: str) -> None:
     """Delete a topic that is not needed any more: a run's records are as much as its log."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})

@@ -6,7 +6,7 @@ One small file a reader, which only that reader writes: `<log>/readers/<name>.js
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,8 @@ class RegisteredReader:
 class Readers:
     """The registered readers of one log."""
 
-    def __init__(
-        self,
-        directory: LogDirectory,
-        *,
-        wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
-    ) -> None:
+    def __init__(self, directory: LogDirectory) -> None:
         self._path = directory.path / READERS
-        self._wall_clock_us = wall_clock_us
 
     @classmethod
     def open(cls, path: Path | str) -> Readers:
@@ -152,7 +146,7 @@ class Readers:
         return None if content is None else RegisteredReader(**content)
 
     def _write(self, reader: RegisteredReader) -> RegisteredReader:
-        written = replace(reader, updated_us=self._wall_clock_us())
+        written = replace(reader, updated_us=time.time_ns() // 1000)
         durable.make_directory(self._path)
         durable.write_state(
             self._file(reader.name),

@@ -22,7 +22,8 @@ import structlog
 
 from tailrace import failpoints
 from tailrace.engine.contracts import Clock, CommitPolicy, OffsetReader, OffsetStore
-from tailrace.engine.offsets.partitions import Points, TrackedPartitions, are_transaction_ends, uncommitted
+from tailrace.engine.offsets.commits import Commits
+from tailrace.engine.offsets.partitions import Points, are_transaction_ends, uncommitted
 from tailrace.engine.threads import belonging
 from tailrace.errors import Kind, TailraceError
 from tailrace.records.batch import Batch, Offset, Partition
@@ -46,15 +47,13 @@ class _Write:
     is_late: bool = False  # somebody has waited for it in vain: nobody does again
 
 
-class OffsetCommitter:
-    """Takes note of what a task has processed, and commits its offsets (`contracts.TaskCommits`).
+class OffsetCommitter(Commits):
+    """Takes note of what a task has processed, and commits its offsets.
 
     Any thread. `take`, `tick` and `finish` are the engine's.
 
-    :param committed: is called with each offset once the store has it (`SourceTask.commit`), on the writing
-        thread; never after `finish` has returned.
+    :param committed: is called on the writing thread; never after `finish` has returned.
     :param timeout_s: longest that a commit holds up the thread that finishes a batch.
-    :param claim: is called with each partition before its first batch is taken, or its first offset.
     """
 
     def __init__(
@@ -68,16 +67,10 @@ class OffsetCommitter:
         name: str = "task",
         claim: Callable[[Partition], None] = lambda _: None,
     ) -> None:
+        super().__init__(policy, clock, committed=committed, name=name, claim=claim)
         self._store = store
-        self._policy = policy
-        self._clock = clock
-        self._on_committed = committed
         self._timeout_s = timeout_s
-        self._name = name
-        self._partitions = TrackedPartitions(claim)
-        self._lock = self._partitions.lock
         self._notifying = threading.Lock()  # held while the task is notified of a commit
-        self._last_s = clock.monotonic()
         self._write: _Write | None = None
         self._writes: queue.SimpleQueue[_Write | Literal["look", "end"]] | None = None
         self._marked = 0  # records, since the policy was asked
@@ -87,29 +80,11 @@ class OffsetCommitter:
         self._work_as_engine = belonging(self._work)
         self._failures = 0
         self._failed_s = 0.0
-        self._failed: BaseException | None = None  # nothing more is committed
-        self._failure: BaseException | None = None  # of the last write
-
-    @property
-    def policy(self) -> CommitPolicy:
-        """What decides when it commits."""
-        return self._policy
-
-    @property
-    def committed(self) -> int:
-        """Records of this attempt up to the last commit, of all partitions."""
-        return self._partitions.committed_records
 
     @property
     def failures(self) -> int:
         """How many commits have failed in a row."""
         return self._failures
-
-    @property
-    def processed(self) -> int:
-        """Records of this attempt before which everything is processed, of all partitions."""
-        with self._lock:
-            return self._partitions.processed
 
     @property
     def open_batches(self) -> int:
@@ -120,23 +95,6 @@ class OffsetCommitter:
     def begin(self) -> OffsetReader:
         """Return what reads the offsets that were committed."""
         return self._store
-
-    def take(self, batch: Batch) -> None:
-        """Take note of a batch as it was polled, in the order of its partition, before it is processed.
-
-        :raises TailraceError: `ENGINE_MISUSED` if far too many batches were not marked;
-            `OFFSETS_PREEMPTED`, as `tick`.
-        """
-        self._raise_failure()
-        self._partitions.take(batch)
-
-    def write(self, partition: Partition, offset: Offset) -> None:
-        """Have an offset committed that no record brings, once all that was taken before is processed.
-
-        :raises TailraceError: as `take`.
-        """
-        self._raise_failure()
-        self._partitions.write(partition, offset)
 
     def mark_processed(self, batch: Batch, place: int | None = None, offset: Offset | None = None) -> None:
         """Count a record of `batch`, or all of it, as processed; after `finish` nothing any more."""
@@ -194,10 +152,6 @@ class OffsetCommitter:
         self._raise_failure()
         self._commit_if_due()
 
-    def _raise_failure(self) -> None:
-        if self._failed is not None:
-            raise self._failed
-
     def _commit_if_due(self) -> None:
         with self._lock:
             earlier = self._write
@@ -216,11 +170,6 @@ class OffsetCommitter:
             return
         if not self._failures or self._clock.monotonic() - self._failed_s >= AGAIN_S:
             self._begin_write(self._due())
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why the last write failed; None if it did not, or has not ended."""
-        return self._failure
 
     def finish(self, timeout_s: float) -> bool:
         """Commit what can be committed, and take note of nothing any more; return whether all of it is kept.
@@ -356,13 +305,8 @@ class OffsetCommitter:
                 self._last_s = self._clock.monotonic()
                 failures, self._failures, self._failure = self._failures, 0, None
                 self._write = None
-                is_heard = not self._partitions.is_closed
             write.succeeded = True
-            for kept, point in write.points if is_heard else ():
-                try:
-                    self._on_committed(kept.partition, point.offset)
-                except BaseException as error:  # noqa: BLE001 - the offset is kept all the same
-                    log.warning("a task failed to take a commit", task=self._name, error=type(error).__name__)
+            self._notify(write.points)
         if failures:
             log.info("offsets are stored again", task=self._name, failures=failures)
         write.done.set()

@@ -21,7 +21,8 @@ import structlog
 
 from tailrace import failpoints
 from tailrace.engine.contracts import Clock, CommitPolicy, OffsetReader
-from tailrace.engine.offsets.partitions import Points, TrackedPartitions, are_transaction_ends, uncommitted
+from tailrace.engine.offsets.commits import Commits
+from tailrace.engine.offsets.partitions import Points, are_transaction_ends, uncommitted
 from tailrace.errors import TailraceError
 from tailrace.kafka.client.failures import LIMIT_S
 from tailrace.kafka.producer.account import too_long
@@ -38,15 +39,13 @@ _TIME_SHARE = 4
 _RECORDS = 4096
 
 
-class TransactionCommits:
-    """Sends what a task polled, and commits it with its offsets (`contracts.TaskCommits`).
+class TransactionCommits(Commits):
+    """Sends what a task polled, and commits it with its offsets.
 
     Any thread. `begin`, `take`, `tick` and `finish` are the engine's.
 
     :param policy: says where transactions end.
     :param splits: whether a transaction of the source may be split, which one that is large or takes long is.
-    :param committed: is called with each offset that was committed (`SourceTask.commit`).
-    :param claim: is called with each partition before its first batch is taken, or its first offset.
     """
 
     def __init__(
@@ -60,40 +59,12 @@ class TransactionCommits:
         name: str,
         claim: Callable[[Partition], None],
     ) -> None:
+        super().__init__(policy, clock, committed=committed, name=name, claim=claim)
         self._producer = producer
-        self._policy = policy
-        self._clock = clock
         self._splits = splits
-        self._on_committed = committed
-        self._name = name
         # The first is held, perhaps for long, while something is sent or committed; the other within it.
         self._writing = threading.Lock()
-        self._partitions = TrackedPartitions(claim)
-        self._lock = self._partitions.lock
-        self._last_s = clock.monotonic()
-        self._failure: BaseException | None = None
         self._is_over = False  # the producer is closed
-
-    @property
-    def policy(self) -> CommitPolicy:
-        """What decides where transactions end."""
-        return self._policy
-
-    @property
-    def committed(self) -> int:
-        """Records of this attempt that were committed."""
-        return self._partitions.committed_records
-
-    @property
-    def processed(self) -> int:
-        """Records of this attempt that were sent or dropped."""
-        with self._lock:
-            return self._partitions.processed
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What ended the transaction, and this attempt."""
-        return self._failure
 
     def begin(self) -> OffsetReader:
         """Fence the attempt before, and return what reads the offsets that were committed.
@@ -103,19 +74,6 @@ class TransactionCommits:
         with self._held():
             self._producer.open()
         return self._producer
-
-    def take(self, batch: Batch) -> None:
-        """Take note of a batch as it was polled.
-
-        :raises BaseException: what ended the transaction.
-        """
-        self._raise_failure()
-        self._partitions.take(batch)
-
-    def write(self, partition: Partition, offset: Offset) -> None:
-        """Have an offset committed that no record brings; as `take`."""
-        self._raise_failure()
-        self._partitions.write(partition, offset)
 
     def send(self, events: Events) -> None:
         """Send a batch, and mark it: the task's handler, on its delivering thread."""
@@ -241,24 +199,14 @@ class TransactionCommits:
         with self._lock:
             self._partitions.committed(points)
         self._last_s = self._clock.monotonic()
-        for kept, point in points:
-            if self._partitions.is_closed:
-                return
-            try:
-                self._on_committed(kept.partition, point.offset)
-            except BaseException as error:  # noqa: BLE001 - the offset is kept all the same
-                log.warning("a task failed to take a commit", task=self._name, error=type(error).__name__)
+        self._notify(points)
 
     def _fail(self, error: BaseException) -> None:
         if not self._splits and isinstance(error, TailraceError) and LIMIT_S in error.context:
             error = too_long(error, "let it be split: transaction_boundary: poll")
-        self._failure = error
+        self._failure = self._failed = error
         log.warning(
             "a transaction was not committed: its records come again, behind the last commit in the topic",
             task=self._name,
             kind=str(error.kind) if isinstance(error, TailraceError) else type(error).__name__,
         )
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure

@@ -111,11 +111,6 @@ class InFlightLimiter:
         self.shut = threading.Event()
         self.is_shut = False
 
-    @property
-    def batches(self) -> int:
-        """Batches under way."""
-        return self._batches
-
     def take(self, size_bytes: int) -> None:
         """Wait until there is room for a batch, and take it. One batch always has room."""
         while not self._taken(size_bytes):

@@ -61,11 +61,6 @@ class Flow:
         self._limiter = terms.new_limiter()
         self._thread: threading.Thread | None = None
 
-    @property
-    def batches_under_way(self) -> int:
-        """Batches that were taken and are not done."""
-        return self._limiter.batches
-
     def initialize(
         self,
         executor: Executor,

@@ -227,15 +227,6 @@ class OffsetsTopic:
         """
         return self._values([key], lambda numbers: self._read_settled(numbers, isolation)).get(key)
 
-    def read_on(self, keys: Collection[bytes], isolation: str) -> None:
-        """Read what is decided now, for who is given `history` and looks for these keys.
-
-        :raises TailraceError: `SINK_WRITE_FAILED`.
-        """
-        self._read_settled({self.partition(key) for key in keys}, isolation)
-        if not all(map(self._is_at_home, keys)):
-            self._read_settled(range(self._partitions), isolation)
-
     def read_each(self, keys: Collection[bytes], isolation: str) -> dict[bytes, dict[str, Any]]:
         """Return the newest value of each key that has one, read up to the very end.
 

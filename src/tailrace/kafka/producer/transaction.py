@@ -124,8 +124,3 @@ class Transaction(StateMachine[ProducerState, ProducerEvent]):
         """
         state, commands = self.found(TRANSITIONS, event)
         return self.moved(event, state), commands
-
-    @property
-    def is_over(self) -> bool:
-        """Whether this producer has come to its end."""
-        return self.state in FINAL

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tailrace import __version__
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import disclosure_is_kept
 from tailrace.changelog.format import HeldBlock
 from tailrace.changelog.reader import LogReader
@@ -26,7 +26,6 @@ from tailrace.config.engine_options import BATCH_RECORDS_MAX
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.sink_worker import TASK
 from tailrace.pipeline.status.views import HANDLER, SinkState, SinkView
 from tailrace.ranges.batches import LOG_OFFSET, REMOVE_OFFSETS, batches_of, log_offset_of, offset_of
 from tailrace.ranges.changes import stretches_of

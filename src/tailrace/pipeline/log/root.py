@@ -14,11 +14,10 @@ import os
 from pathlib import Path
 
 from tailrace.changelog import durable
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.lock import LOCK_NAME, is_locked, is_written, take_lock
 from tailrace.config import EngineConfig
 from tailrace.errors import Kind, TailraceError
-from tailrace.pipeline.sink_worker import TASK
 from tailrace.sinks import names as layout
 
 _IDENTITY = "identity.json"

@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.lock import take_lock
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
@@ -30,7 +30,6 @@ from tailrace.pipeline.log.consumer import partition_of
 from tailrace.pipeline.log.positions import LogPoint, locate
 from tailrace.pipeline.offsets.log_store import LogOffsetStore
 from tailrace.pipeline.replay import choose_sink
-from tailrace.pipeline.sink_worker import TASK
 from tailrace.ranges.batches import LOG, LOG_OFFSET, offset_of
 from tailrace.sinks.kafka import offsets
 from tailrace.sinks.kafka.sink import offset_at
@@ -156,24 +155,6 @@ class CommittedPlace:
     log_offset: int
 
 
-class OffsetHolder(Protocol):
-    """Whose offset is changed."""
-
-    @property
-    def role(self) -> str:
-        """`sink` or `engine`."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the file."""
-
-    def places(self) -> Sequence[CommittedPlace]:
-        """Return what is committed now; nobody is disturbed."""
-
-    def put(self, tasks: Sequence[str], log_id: str, log_offset: int | None) -> None:
-        """Commit this for these tasks, and fence the producers that did so far; None takes it back."""
-
-
 @dataclass(frozen=True, slots=True)
 class SinkOffsets:
     """The offset of a sink `kafka`."""
@@ -184,13 +165,16 @@ class SinkOffsets:
 
     @property
     def name(self) -> str:
+        """The sink's name in the file."""
         return self.sink.name
 
     def places(self) -> Sequence[CommittedPlace]:
+        """Return what is committed now; nobody is disturbed."""
         found = offsets.committed(self.sink, self.pipeline.name, lenient=True)
         return [CommittedPlace(each.task, each.log_id, each.log_offset) for each in found]
 
     def put(self, tasks: Sequence[str], log_id: str, log_offset: int | None) -> None:
+        """Commit this for these tasks, and fence the producers that did so far; None takes it back."""
         offset: Mapping[str, Any] | None = None
         if log_offset is not None:
             offset = offset_at(log_id, log_offset)
@@ -211,6 +195,7 @@ class EngineOffsets:
     role: str = "engine"
 
     def places(self) -> Sequence[CommittedPlace]:
+        """As `SinkOffsets.places`."""
         store = self._store()
         try:
             found = store.read([partition_of(self.pipeline)]).get(0)
@@ -222,6 +207,7 @@ class EngineOffsets:
         return [CommittedPlace(TASK, str(found.get(LOG, "")), at if isinstance(at, int) else -1)]
 
     def put(self, tasks: Sequence[str], log_id: str, log_offset: int | None) -> None:
+        """As `SinkOffsets.put`."""
         partition, store = partition_of(self.pipeline), self._store()
         try:
             store.start()
@@ -234,6 +220,10 @@ class EngineOffsets:
 
     def _store(self) -> KafkaOffsetStore:
         return KafkaOffsetStore(self.storage, self.name, atomic=self.atomic)
+
+
+#: Whose offset is changed.
+OffsetHolder: TypeAlias = SinkOffsets | EngineOffsets
 
 
 @dataclass(frozen=True, slots=True)

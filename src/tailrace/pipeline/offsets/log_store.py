@@ -10,13 +10,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.changelog.retention.readers import Readers
 from tailrace.config import PipelineConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.log.consumer import partition_of, reader_name
-from tailrace.pipeline.sink_worker import TASK
 from tailrace.ranges.batches import log_offset_of
 from tailrace.records.batch import Offset, Partition
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import EngineConfig, PipelineConfig, SinkConfig
 from tailrace.errors import Kind, TailraceError
 from tailrace.pipeline.background import Background, as_failure
 from tailrace.pipeline.log.root import is_running
-from tailrace.pipeline.sink_worker import TASK
 from tailrace.pipeline.status.views import (
     ENDED,
     CaptureView,

@@ -66,12 +66,9 @@ class SourceMetrics:
             if not number.rises:
                 self._metrics.gauge(number.name, number.description, labels).set(float(number.value))
                 continue
-            place, now = (source.name, number.name), number.value
-            then = self._counted.get(place, 0)
-            # One that is captured again begins with nothing.
-            counter = self._metrics.counter(number.name, number.description, labels)
-            counter.inc(now - then if now >= then else now)
-            self._counted[place] = now
+            place = source.name, number.name
+            self._rise((number.name, number.description), labels, number.value, self._counted.get(place, 0))
+            self._counted[place] = number.value
 
     def _note(self, source: SourceView, sink: SinkView, before: SinkView | None) -> None:
         labels = {"source": source.name, "sink": sink.name, "type": sink.type}
@@ -93,7 +90,9 @@ class SourceMetrics:
     def _count(
         self, counters: Mapping[str, tuple[str, str]], labels: dict[str, str], view: object, before: object
     ) -> None:
-        for name, (metric, description) in counters.items():
-            now, then = getattr(view, name), getattr(before, name, 0)
-            # A source that is captured again begins with sinks that have counted nothing.
-            self._metrics.counter(metric, description, labels).inc(now - then if now >= then else now)
+        for name, metric in counters.items():
+            self._rise(metric, labels, getattr(view, name), getattr(before, name, 0))
+
+    def _rise(self, metric: tuple[str, str], labels: dict[str, str], now: int, then: int) -> None:
+        # A source that is captured again begins with nothing, and with sinks that have counted nothing.
+        self._metrics.counter(*metric, labels).inc(now - then if now >= then else now)

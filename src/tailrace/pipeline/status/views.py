@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -102,8 +102,6 @@ class SinkView:
     bytes: int = 0  # of the log
     dead_letters: int = 0  # records that the target can't hold, since the start
     batches: int = 0
-    last_batch_s: float = 0.0
-    seconds: dict[str, float] = field(default_factory=dict)  # of the last batch, by step
     error: TailraceError | None = None
     is_empty: bool = False
     realtime: RealtimeView | None = None

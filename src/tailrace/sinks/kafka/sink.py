@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tailrace import __version__, failpoints
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.converters.contract import Converter
 from tailrace.decode.column_policy import TablePolicy
@@ -56,9 +56,6 @@ if TYPE_CHECKING:
     from tailrace.config.source.column_policy import ColumnPolicy
 
 says = structlog.get_logger(__name__)
-
-#: The one task of a log that a sink is fed from.
-TASK = "0"
 
 #: A transaction of the source that does not fit into the longest of Kafka's is tried so often.
 _ATTEMPTS = 3

@@ -37,7 +37,6 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 UPSERT, LOG_OFFSET, UNCHANGED, SPECIAL, ORIGIN = "_upsert", "_log_offset", "_unchanged", "_special", "_origin"
-_NAMES = pa.list_(pa.string())
 _TEXTS = pa.map_(pa.string(), pa.string())
 
 

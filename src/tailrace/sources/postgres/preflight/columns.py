@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import kept_disclosure, kept_renames
 from tailrace.config import ColumnPolicy, PostgresSource, matches, matches_any
 from tailrace.decode.column_policy import TablePolicy
@@ -23,7 +23,6 @@ from tailrace.sources.postgres.schema.column_patterns import unmatched_patterns
 from tailrace.sources.postgres.schema.column_selection import TableColumns
 from tailrace.sources.postgres.schema.published_tables import COLUMN_LISTS_VERSION_MIN
 from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
-from tailrace.sources.postgres.streaming.capture_task import TASK
 
 #: A shorter salt can be found by trying, and with it the values.
 SALT_LENGTH_MIN = 16

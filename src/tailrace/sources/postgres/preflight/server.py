@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.lock import is_written
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource
@@ -25,7 +25,7 @@ from tailrace.sources.postgres.preflight.capacity import SourceCapacity
 from tailrace.sources.postgres.slot.health import RENEWAL, OpenTransaction, concerns, mib, with_way_out
 from tailrace.sources.postgres.slot.monitor import holders, look
 from tailrace.sources.postgres.snapshot.exported_snapshot import temporary_prefix
-from tailrace.sources.postgres.streaming.capture_task import STATE_NAME, TASK
+from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
 from tailrace.sources.postgres.streaming.reconcile import CaptureState, LogFacts, decide
 from tailrace.sources.progress import SourceWarning
 

@@ -6,25 +6,25 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.reader import LogReader
 from tailrace.config import PipelineConfig, PostgresSource, is_exact
 from tailrace.config.source.postgres import postgres_source
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.findings import Finding, Severity, error, from_failure, warning
-from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier
 from tailrace.sources.postgres.preflight.columns import column_findings
 from tailrace.sources.postgres.preflight.server import server_findings, slot_findings
 from tailrace.sources.postgres.schema.publication import (
     add_command,
     all_operations_command,
     create_command,
-    made_elsewhere,
     matching_tables,
     not_meant,
     operations_left_out,
-    publication_exists,
+    publication_row,
     published_names,
+    read_only,
     refusal,
     refusal_repair,
     snapshot_command,
@@ -41,7 +41,7 @@ from tailrace.sources.postgres.schema.replica_identity import (
 )
 from tailrace.sources.postgres.schema.source_tables import Name, SourceTable
 from tailrace.sources.postgres.snapshot.requests import check_condition
-from tailrace.sources.postgres.streaming.capture_task import STATE_NAME, TASK
+from tailrace.sources.postgres.streaming.capture_task import STATE_NAME
 from tailrace.sources.postgres.streaming.reconcile import CapturePhase, CaptureState
 
 _TABLES = """
@@ -55,11 +55,6 @@ SELECT n.nspname AS schema, c.relname AS table, c.relreplident AS identity,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident) AS has_identity_index
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
-"""
-
-_PUBLICATION = """
-SELECT pubviaroot AS via_root
-  FROM pg_publication WHERE pubname = {name}
 """
 
 
@@ -84,7 +79,7 @@ def source_findings(
     tables = tables_as_set(tables, changes)
     published = published_names(session, source.publication)
     tables, left = split_refused(source, tables, published)
-    publish = publication_exists(session, source.publication)
+    publish = publication_row(session, source.publication) is not None
     for table in left:
         repair = refusal_repair(session, source, table, publish=publish)
         yield (warning if tables else error)(
@@ -159,8 +154,8 @@ def _publication_findings(
     source = postgres_source(pipeline.source)
     name = source.publication
     begun = _has_begun(log)
-    found = session.run(_PUBLICATION.format(name=quote_literal(name)), "look at the publication")
-    if not found:
+    publication = publication_row(session, name)
+    if publication is None:
         if begun:
             yield error(
                 Kind.PUBLICATION_MISSING,
@@ -168,16 +163,11 @@ def _publication_findings(
                 "begin a new log with a new snapshot: set log.path (and the sinks' paths) to new directories",
             )
         elif server.flag("standby"):
-            yield from_failure(
-                made_elsewhere(
-                    source,
-                    create_command(session, source, tables),
-                )
-            )
+            command = create_command(session, source, tables)
+            yield from_failure(read_only(f"create the publication {name!r}", command))
         elif not server.flag("superuser"):
             yield from _may_publish(session, server, source, tables, rows)
         return
-    publication = found[0]
     if left_out := operations_left_out(session, name):
         yield warning(
             Kind.PUBLICATION_MISMATCH,

@@ -62,21 +62,14 @@ SELECT r.prrelid AS oid, pg_get_expr(r.prqual, r.prrelid) AS filter
  WHERE p.pubname = {publication} AND r.prrelid IN ({oids})
 """
 
-_NAME = """
-SELECT n.nspname AS schema, c.relname AS table
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = {oid}
-"""
-
-_FILE = "SELECT relfilenode AS file FROM pg_class WHERE oid = {oid}"
-
 #: A digest of a relation's name and columns: `c` of `pg_class`, `n` of `pg_namespace`.
 SHAPE = """md5(concat_ws(' ', n.nspname, c.relname, c.relkind, (
          SELECT string_agg(concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod), ','
                            ORDER BY a.attnum)
            FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)))"""
 
-_SHAPE = f"""
-SELECT {SHAPE} AS shape, c.relfilenode AS file
+_RELATION = f"""
+SELECT n.nspname AS schema, c.relname AS table, {SHAPE} AS shape, c.relfilenode AS file
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = {{oid}}
 """  # noqa: S608 - a constant
@@ -230,27 +223,14 @@ def published_oids(session: Session, source: PostgresSource) -> dict[tuple[str, 
     return {row.name: row.number("oid") for row in _listed(session, source)}
 
 
-def shape_of(session: Session, oid: int) -> tuple[str | None, str | None]:
-    """Return a digest of a relation's name and columns, and its file as `file_of`; None for one that is
-    not there.
+def relation_row(session: Session, oid: int) -> Row | None:
+    """Return a relation as the session's snapshot sees it, None if it is gone: its name, a digest of that and
+    its columns as `shape`, and as `file` what holds its rows.
+
+    A statement that rewrites the table, or empties it, gives it another file.
     """
-    rows = session.run(_SHAPE.format(oid=oid), "look at the columns of a table")
-    return (rows[0]["shape"], rows[0]["file"]) if rows else (None, None)
-
-
-def name_of(session: Session, oid: int) -> tuple[str, str] | None:
-    """Return schema and name of a relation, None if it is gone."""
-    rows = session.run(_NAME.format(oid=oid), "look at a table")
-    return (rows[0]["schema"] or "", rows[0]["table"] or "") if rows else None
-
-
-def file_of(session: Session, oid: int) -> str | None:
-    """Return which file holds a relation's rows, as the session's snapshot sees it.
-
-    A statement that rewrites the table, or empties it, gives it another one.
-    """
-    rows = session.run(_FILE.format(oid=oid), "look at a table")
-    return rows[0]["file"] if rows else None
+    rows = session.run(_RELATION.format(oid=oid), "look at a table")
+    return rows[0] if rows else None
 
 
 def _tables(session: Session, source: PostgresSource, rows: list[Row]) -> list[PublishedTable]:
@@ -350,7 +330,3 @@ def _column(row: Row) -> PublishedColumn:
         key_place=None if row["key_place"] is None else int(row["key_place"]),
         required=row.flag("required"),
     )
-
-
-def _text(value: str) -> bytes:
-    return value.encode() + b"\0"

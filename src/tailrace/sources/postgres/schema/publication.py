@@ -22,7 +22,7 @@ import structlog
 from tailrace.config.patterns import is_exact, matches
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.postgres.connection.session import Session, quote_identifier, quote_literal
+from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.schema.column_selection import TableColumns, columns_of, require_disclosable
 from tailrace.sources.postgres.schema.published_tables import (
     GENERATED_VERSION_MIN,
@@ -38,6 +38,7 @@ log = structlog.get_logger(__name__)
 #: SQLSTATE of a write where nothing may be written.
 READ_ONLY = "25006"
 
+_OPERATIONS = ("insert", "update", "delete", "truncate")
 
 # What a change may lack of the old row is decided by each table that holds rows: a partition's
 # replica identity is its own, whatever its root's.
@@ -92,10 +93,9 @@ SELECT n.nspname AS schema, c.relname AS table
   JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 """
 
-_PUBLISHES_OLD_ROWS = "SELECT FROM pg_publication WHERE pubname = {name} AND (pubupdate OR pubdelete)"
-
-_OPERATIONS = """
-SELECT pubinsert AS insert, pubupdate AS update, pubdelete AS delete, pubtruncate AS truncate
+_PUBLICATION = """
+SELECT pubinsert AS insert, pubupdate AS update, pubdelete AS delete, pubtruncate AS truncate,
+       pubviaroot AS via_root
   FROM pg_publication WHERE pubname = {name}
 """
 _OTHER_THINGS = """
@@ -204,13 +204,12 @@ def why_missing(session: Session, source: PostgresSource, pattern: str) -> str:
     return f"no table matches {pattern!r}"
 
 
-def publication_exists(session: Session, publication: str) -> bool:
-    """Return whether there is a publication of this name."""
-    rows = session.run(
-        f"SELECT pubname FROM pg_publication WHERE pubname = {quote_literal(publication)}",  # noqa: S608 - quoted
-        "look for the publication",
-    )
-    return bool(rows)
+def publication_row(session: Session, publication: str) -> Row | None:
+    """Return which operations the publication publishes, and whether under the names of roots (`via_root`);
+    None if there is none.
+    """
+    rows = session.run(_PUBLICATION.format(name=quote_literal(publication)), "look for the publication")
+    return rows[0] if rows else None
 
 
 def require_publication(session: Session, publication: str) -> None:
@@ -218,7 +217,7 @@ def require_publication(session: Session, publication: str) -> None:
 
     :raises TailraceError: `PUBLICATION_MISSING`.
     """
-    if not publication_exists(session, publication):
+    if publication_row(session, publication) is None:
         raise TailraceError(
             Kind.PUBLICATION_MISSING,
             f"resume: the publication {publication!r} does not exist any more",
@@ -248,10 +247,8 @@ def refusing(session: Session, source: PostgresSource) -> list[SourceTable]:
     """Return the published tables of which the server refuses updates and deletes, now or since they were
     published: a partition came without an identity, an index or a key was dropped.
     """
-    rows = session.run(
-        _PUBLISHES_OLD_ROWS.format(name=quote_literal(source.publication)), "look at the publication"
-    )
-    if not rows:
+    publication = publication_row(session, source.publication)
+    if publication is None or not (publication.flag("update") or publication.flag("delete")):
         return []
     published = published_names(session, source.publication)
     return [
@@ -261,14 +258,14 @@ def refusing(session: Session, source: PostgresSource) -> list[SourceTable]:
 
 def operations_left_out(session: Session, publication: str) -> list[str]:
     """Return which operations the publication does not publish."""
-    rows = session.run(_OPERATIONS.format(name=quote_literal(publication)), "look at the publication")
-    return [name for row in rows for name, published in row.items() if published != "t"]
+    found = publication_row(session, publication)
+    return [] if found is None else [name for name in _OPERATIONS if not found.flag(name)]
 
 
 def all_operations_command(publication: str) -> str:
     """Return the SQL that has the publication publish every operation."""
     alter = f"ALTER PUBLICATION {quote_identifier(publication)}"
-    return f"{alter} SET (publish = 'insert, update, delete, truncate')"
+    return f"{alter} SET (publish = '{', '.join(_OPERATIONS)}')"
 
 
 def snapshot_command(schema: str, name: str) -> str:
@@ -349,7 +346,7 @@ def create_publication(session: Session, source: PostgresSource) -> None:
     require_matches(session, source, tables)
     tables = _without_refused(session, source, tables)
     try:
-        _publish(session, source, tables, create_command, "create the publication")
+        _publish(session, source, tables, create_command, f"create the publication {source.publication!r}")
     except TailraceError as error:
         if error.context.get("sqlstate") not in _EXISTS:
             raise
@@ -418,25 +415,33 @@ def _publish(
     if not source.discloses_all:
         require_disclosable(source, table_columns(session, tables).values())
     command = command_for(session, source, tables)
+    run_or_delegate(session, command, attempted)
+
+
+def run_or_delegate(session: Session, command: str, attempted: str, *, before: str = "") -> None:
+    """Run a command that changes the source; where it may not be run, the error says who may.
+
+    :param before: commands that are run with it.
+    :raises TailraceError: `SOURCE_MISCONFIGURED` on a standby, `SOURCE_PRIVILEGE_MISSING`, both with the
+        command; what else the server refused with.
+    """
     try:
-        session.run(command, attempted)
+        session.run(before + command, attempted)
     except TailraceError as error:
         if error.context.get("sqlstate") == READ_ONLY:
-            raise made_elsewhere(source, command) from None
+            raise read_only(attempted, command) from None
         if error.kind is not Kind.SOURCE_PRIVILEGE_MISSING:
             raise
-        raise TailraceError(
-            error.kind, error.message, f"let somebody who may run: {command}", error.context
-        ) from None
+        hint = f"let somebody who may, such as the owner, run: {command};"
+        raise TailraceError(error.kind, error.message, hint, error.context) from None
 
 
-def made_elsewhere(source: PostgresSource, command: str) -> TailraceError:
-    """Return the error for a server on which no publication can be made, as on a standby."""
+def read_only(attempted: str, command: str) -> TailraceError:
+    """Return the error for a command on a standby, which nothing can be written on."""
     return TailraceError(
         Kind.SOURCE_MISCONFIGURED,
-        f"create the publication {source.publication!r}: the server is read only, as a standby is",
+        f"{attempted}: the server is read only, as a standby is",
         f"on the primary: {command};",
-        {"publication": source.publication},
     )
 
 

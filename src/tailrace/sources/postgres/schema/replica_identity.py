@@ -19,7 +19,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE
 from tailrace.sources.postgres.connection.session import Row, Session, quote_identifier, quote_literal
 from tailrace.sources.postgres.schema.column_selection import TableColumns
-from tailrace.sources.postgres.schema.publication import READ_ONLY, matching_tables, published_names
+from tailrace.sources.postgres.schema.publication import matching_tables, published_names, run_or_delegate
 from tailrace.sources.postgres.schema.published_tables import tree
 from tailrace.sources.postgres.schema.source_tables import Name, Part, SourceTable
 
@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 #: `ALTER TABLE … REPLICA IDENTITY` locks a table against reading: others wait behind it.
 LOCK_WAIT_S = 1.0
+_LOCK_WAIT = f"SET LOCAL lock_timeout = {LOCK_WAIT_S * 1000:.0f}; "
 
 _LETTERS = {"default": "d", "full": "f", "index": "i"}
 
@@ -199,7 +200,8 @@ def set_identities(session: Session, source: PostgresSource, *, begins: bool) ->
             if not change.happens:
                 raise change.failure
             for (schema, name), command in change.commands.items():
-                _run(session, command, f"set the replica identity of {schema}.{name}")
+                attempted = f"set the replica identity of {schema}.{name}"
+                run_or_delegate(session, command, attempted, before=_LOCK_WAIT)
         except TailraceError as error:
             if begins and not (change.refused and not change.named):
                 raise
@@ -213,21 +215,6 @@ def set_identities(session: Session, source: PostgresSource, *, begins: bool) ->
                 raise
         else:
             log.info("set a replica identity", table=change.table.qualified_name, sql=change.sql)
-
-
-def _run(session: Session, command: str, attempted: str) -> None:
-    try:
-        session.run(f"SET LOCAL lock_timeout = {LOCK_WAIT_S * 1000:.0f}; {command}", attempted)
-    except TailraceError as error:
-        if error.context.get("sqlstate") == READ_ONLY:
-            raise TailraceError(
-                Kind.SOURCE_MISCONFIGURED,
-                f"{attempted}: the server is read only, as a standby is",
-                f"on the primary: {command};",
-            ) from None
-        if error.kind is not Kind.SOURCE_PRIVILEGE_MISSING:
-            raise
-        raise TailraceError(error.kind, error.message, f"have its owner run: {command};") from None
 
 
 def tables_as_set(tables: Iterable[SourceTable], changes: Iterable[IdentityChange]) -> list[SourceTable]:

@@ -32,8 +32,8 @@ from tailrace.model import parse_lsn
 from tailrace.sources.postgres.connection import server
 from tailrace.sources.postgres.connection.errors import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, connection_lost
 from tailrace.sources.postgres.connection.server import CreatedSlot
-from tailrace.sources.postgres.connection.session import Session, quote_literal
-from tailrace.sources.postgres.schema.catalog import file_of, name_of, shape_of
+from tailrace.sources.postgres.connection.session import Row, Session, quote_literal
+from tailrace.sources.postgres.schema.catalog import relation_row
 from tailrace.sources.postgres.schema.published_tables import terms_digest
 from tailrace.sources.postgres.snapshot.chunk_writer import Postponed
 from tailrace.sources.postgres.snapshot.chunks import ChunkedRelation
@@ -121,13 +121,13 @@ class Observer:
 
     def name_of(self, oid: int) -> tuple[str, str] | None:
         """Return what a relation is called as of now, None if it is gone."""
-        with self._lock:
-            return name_of(self._session, oid)
+        row = self.relation(oid)
+        return None if row is None else row.name
 
-    def shape(self, oid: int) -> tuple[str | None, str | None]:
-        """Return a relation's shape and file as of now, None if it is gone."""
+    def relation(self, oid: int) -> Row | None:
+        """Return a relation as of now, as `relation_row`."""
         with self._lock:
-            return shape_of(self._session, oid)
+            return relation_row(self._session, oid)
 
 
 def lock_and_check(session: Session, observer: Observer, relation: ChunkedRelation) -> None:
@@ -144,10 +144,11 @@ def lock_and_check(session: Session, observer: Observer, relation: ChunkedRelati
         if error.context.get("sqlstate") != UNDEFINED_TABLE:
             raise
         raise Postponed(planned_anew=True) from None
-    shape, file = observer.shape(relation.oid)
-    if shape != relation.shape:
+    now = observer.relation(relation.oid)
+    if now is None or now["shape"] != relation.shape:
         raise Postponed(planned_anew=True)
-    if file != file_of(session, relation.oid):
+    seen = relation_row(session, relation.oid)
+    if seen is None or now["file"] != seen["file"]:
         raise Postponed
 
 

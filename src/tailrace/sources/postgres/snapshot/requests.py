@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.lock import is_written
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, Policy, Stopped, TailraceError
@@ -116,19 +116,13 @@ class Requests:
         with self.settling():
             if self._state.plans.find(request.id) is not None:
                 return  # the engine was killed before it could remove the file
-            # Nothing of a table that the log does not know yet is in it: changes wait for the rows,
-            # all of which must then be read.
-            known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
-            # One that another snapshot is to read first is in the log by then.
+            # Nothing of a table that the log does not know yet is in it: changes wait for the rows, all of
+            # which must then be read. One that another snapshot is to read first is in the log by then.
+            known = self._tables_in_log()
             known |= {table.oid for each in self._state.plans.open for table in each.tables}
-            tables = [
-                TableSnapshotPlan(
-                    number, *published[name], fresh=not request.where and published[name][0] not in known
-                )
-                for number, name in enumerate(names)
-            ]
-            doubled = [table.qualified_name for table in tables if not table.fresh]
-            if doubled := [name for name in doubled if name in keyless]:
+            wanted = [published[name] for name in names]
+            tables = _table_plans(wanted, {oid for oid, *_ in wanted} if request.where else known)
+            if doubled := [t.qualified_name for t in tables if not t.fresh and t.qualified_name in keyless]:
                 raise _doubled(doubled)
             self._state.plans.open.append(_plan_of(request, tables))
             self._state.write()
@@ -148,32 +142,27 @@ class Requests:
             for snapshot in [each for each in self._state.plans.open if each.origin is Origin.NEEDED]:
                 self._state.finish(snapshot, SnapshotOutcome.CANCELLED)
             awaited = self._state.plans.awaiting()
-            known = {int(key[1:]) for key in self._in_force() if key.startswith("F")}
+            known = self._tables_in_log()
         wanted = [(oid, *name) for name, oid in sorted(published.items()) if oid not in awaited]
         keyless = [each for each in wanted if each[0] in known and self._is_keyless(session, *each)]
         if keyless:
             raise _doubled([f"{schema}.{name}" for _, schema, name in keyless])
-        tables = [
-            TableSnapshotPlan(number, oid, schema, name, fresh=oid not in known)
-            for number, (oid, schema, name) in enumerate(wanted)
-        ]
+        tables = _table_plans(wanted, known)
         with self._state.lock:
             self._state.plans.open.append(
                 SnapshotPlan(secrets.token_hex(8), Origin.NEEDED, tables, requested_us=time.time_ns() // 1000)
             )
             self._state.write()
 
+    def _tables_in_log(self) -> set[int]:
+        return {int(key[1:]) for key in self._in_force() if key.startswith("F")}
+
     def _refuse(self, request: Request, refusal: TailraceError) -> None:
         """End a request, and keep the reason for `tailrace snapshot --list`."""
         with self._state.lock:
             snapshot = self._state.plans.find(request.id)
             if snapshot is None:
-                named = (name.partition(".") for name in dict.fromkeys(request.tables))
-                tables = [
-                    TableSnapshotPlan(number, 0, schema, name, fresh=False)
-                    for number, (schema, _, name) in enumerate(named)
-                ]
-                snapshot = _plan_of(request, tables)
+                snapshot = _not_taken(request)
             elif snapshot.outcome is not SnapshotOutcome.OPEN:
                 return
         log.error("a snapshot can't be taken", snapshot=request.id, error=str(refusal))
@@ -286,6 +275,17 @@ def _plan_of(request: Request, tables: list[TableSnapshotPlan]) -> SnapshotPlan:
     )
 
 
+def _not_taken(request: Request) -> SnapshotPlan:
+    # Of a request that nobody has looked for the tables of.
+    named = (name.partition(".") for name in dict.fromkeys(request.tables))
+    return _plan_of(request, _table_plans([(0, schema, name) for schema, _, name in named], {0}))
+
+
+def _table_plans(tables: Iterable[tuple[int, str, str]], known: Container[int]) -> list[TableSnapshotPlan]:
+    # Of oid, schema and name; those not known by their oid are fresh.
+    return [TableSnapshotPlan(at, *table, fresh=table[0] not in known) for at, table in enumerate(tables)]
+
+
 def _doubled(tables: Sequence[str]) -> TailraceError:
     return TailraceError(
         Kind.SINK_KEY_MISSING,
@@ -294,9 +294,6 @@ def _doubled(tables: Sequence[str]) -> TailraceError:
         "give it a primary key, or name columns that identify its rows in source.message_keys",
         {"tables": ", ".join(tables)},
     )
-
-
-_TASK = "0"
 
 
 class SnapshotControl:
@@ -312,27 +309,23 @@ class SnapshotControl:
                 "ask for a snapshot of what is lost: PostgreSQL has no shards, of which one could be",
                 "name tables: tailrace snapshot FILE --table schema.table",
             )
-        return self._asked(ask(self._directory(), _TASK, tables=tables, where=where))
+        return self._asked(ask(self._directory(), TASK, tables=tables, where=where))
 
     def cancel(self, tables: Sequence[str]) -> dict[str, Any]:
-        return self._asked(ask(self._directory(), _TASK, tables=tables, cancels=True))
+        return self._asked(ask(self._directory(), TASK, tables=tables, cancels=True))
 
     def pause(self, *, pauses: bool) -> dict[str, Any]:
-        return self._asked(ask(self._directory(), _TASK, pauses=pauses))
+        return self._asked(ask(self._directory(), TASK, pauses=pauses))
 
     def known(self) -> list[dict[str, Any]]:
         directory = self._directory()
         plans = _plans(directory)
         taken = [_shown(each, paused=plans.paused) for each in (*plans.finished, *plans.open)]
         not_taken = [
-            {
-                "id": request.id, "origin": str(Origin.REQUESTED), "state": "waiting",
-                "where": request.where, "tables": [_shown_table(name) for name in request.tables],
-                "requested_us": request.requested_us, "finished_us": None, "error": None,
-            }
-            for request in waiting(directory, _TASK)
+            _shown(_not_taken(request), paused=False) | {"state": "waiting"}
+            for request in waiting(directory, TASK)
             if request.wants_rows and plans.find(request.id) is None
-        ]  # fmt: skip
+        ]
         return [*taken, *not_taken]
 
     @property
@@ -375,11 +368,11 @@ class SnapshotControl:
         return LogDirectory.open(self._log)
 
     def _asked(self, request: Request) -> dict[str, Any]:
-        return {"id": request.id, "engine_runs": is_written(self._log, _TASK)}
+        return {"id": request.id, "engine_runs": is_written(self._log, TASK)}
 
 
 def _plans(directory: LogDirectory) -> SnapshotPlans:
-    content = directory.state_read(plans_name(_TASK))
+    content = directory.state_read(plans_name(TASK))
     return SnapshotPlans() if content is None else SnapshotPlans.from_json(content)
 
 
@@ -390,14 +383,15 @@ def _shown(snapshot: SnapshotPlan, *, paused: bool) -> dict[str, Any]:
         "state": "paused" if paused and snapshot.outcome is SnapshotOutcome.OPEN else str(snapshot.outcome),
         "where": snapshot.where,
         "tables": [
-            _shown_table(table.qualified_name, table.rows, table.chunks or 0, len(table.done))
+            {
+                "name": table.qualified_name,
+                "rows": table.rows,
+                "chunks": table.chunks or 0,
+                "chunks_done": len(table.done),
+            }
             for table in snapshot.tables
         ],
         "requested_us": snapshot.requested_us,
         "finished_us": snapshot.finished_us or None,
         "error": snapshot.error,
     }
-
-
-def _shown_table(name: str, rows: int = 0, chunks: int = 0, chunks_done: int = 0) -> dict[str, Any]:
-    return {"name": name, "rows": rows, "chunks": chunks, "chunks_done": chunks_done}

@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from tailrace import failpoints
-from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.directory import TASK, LogDirectory
 from tailrace.changelog.disclosure import keep_disclosure, kept_disclosure
 from tailrace.changelog.writer import LogListener, LogOptions, LogWriter, Tail
 from tailrace.config.sections import LogConfig
@@ -32,7 +32,7 @@ from tailrace.sources.postgres.schema.publication import (
     check_publication,
     complete_publication,
     create_publication,
-    publication_exists,
+    publication_row,
     publication_warnings,
     require_publication,
 )
@@ -69,7 +69,6 @@ from tailrace.sources.reconnection import Reconnection
 
 log = structlog.get_logger(__name__)
 
-TASK = "0"
 STATE_NAME = f"tasks/{TASK}/capture.state"
 START_DEADLINE_S = 60.0
 #: A small snapshot begins again when DDL comes into it, so many times.
@@ -306,7 +305,7 @@ class CaptureTask:
         self._phase = "snapshot"
         self._snapshot.clear()
         source = self._source
-        exists = publication_exists(session, source.publication)
+        exists = publication_row(session, source.publication) is not None
         state = CaptureState(
             phase=CapturePhase.BEGINNING,
             system_identifier=facts.system_identifier,

@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PROTO := src/tailrace/sources/vitess/connection/vstream.proto
-KERNELS := $(shell grep -rl njit src tools --include='*.py')
+KERNELS := $(shell grep -rlE 'njit|@compiled' src tools --include='*.py')
 BENCHMARKS := capture snapshot tables decode convert replay e2e stages idle engine records realtime subscriptions latency kafka kafka_peer kafka_spark join join_spark vitess_rows
 # Of `make torture`; empty: a hundred for each sink, two hundred for Kafka, an hour of chaos, five hundred
 # fall-backs of real time for a handler and for Kafka. CYCLES=10: ten of each, and ten minutes.

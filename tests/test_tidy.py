@@ -201,9 +201,15 @@ def test_every_module_with_a_kernel_is_warmed():
     with_kernels = {
         ".".join(path.relative_to(SOURCE if SOURCE in path.parents else TOOLS).with_suffix("").parts)
         for path in modules()
-        if re.search(r"^@nb\.njit|^@njit", path.read_text("utf-8"), re.MULTILINE)
+        if re.search(r"^@nb\.njit|^@compiled", path.read_text("utf-8"), re.MULTILINE)
     }
     assert set(KERNEL_MODULES) == with_kernels
+
+
+def test_what_is_not_inlined_is_compiled_for_declared_signatures():
+    others = re.compile(r"njit\((?!inline=\"always\"\))|\bnjit$|@(nb|numba)\.jit|@compiled\(\)", re.MULTILINE)
+    users = [named(path) for path in modules() if others.search(path.read_text("utf-8"))]
+    assert users == ["src/tailrace/compiled.py"]
 
 
 def test_pickle_is_not_used_on_disk():

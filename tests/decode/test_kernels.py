@@ -1,34 +1,134 @@
-"""Kernels are loaded, not compiled: a worker must not spend seconds before its first row."""
+"""Kernels are loaded when they are called, not compiled: nobody must wait seconds for a first row."""
 
 from __future__ import annotations
 
+import importlib
+import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
 
+import numpy as np
 import pytest
 
-COUNT = """
-import importlib
-from numba.core.dispatcher import Dispatcher
-found = {}
-for name in ("decode.envelope", "decode.gather",
-             "decode.json.json_kernel", "decode.kernel",
-             "decode.values.literals",
-             "decode.values.floats", "converters.cells.connect_values"):
-    module = importlib.import_module(f"tailrace.{name}")
-    for thing in vars(module).values():
-        if isinstance(thing, Dispatcher) and thing.nopython_signatures:
-            found[thing.py_func.__qualname__] = sum(thing.stats.cache_misses.values())
-print(len(found), sum(found.values()))
+MADE = """
+import numba as nb
+import numpy as np
+from tailrace.compiled import compiled
+from tailrace.protocol.frames import FROZEN_BYTES
+
+@compiled(*[nb.int64(FROZEN_BYTES, whole[::1], nb.int64) for whole in (nb.int32, nb.int64)])
+def total(frozen, whole, factor):
+    return (frozen.sum() + whole.sum()) * factor
+
+@compiled(nb.int64(nb.int64, nb.int64), allocates=True)
+def callee(size, divisor):
+    return len(np.empty(size, np.uint8)) // divisor
+
+@compiled(nb.int64(nb.int64, nb.int64), error_model="numpy")
+def caller(size, divisor):
+    return callee(size, divisor)
+
+@compiled(nb.int64(nb.int64))
+def factorial(number):
+    return number * factorial(number - 1) if number > 1 else 1
 """
 
 
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of kernels that no cache has."""
+    (tmp_path / "made_kernels.py").write_text(MADE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("made_kernels")
+    del sys.modules["made_kernels"]
+
+
+def output(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout.strip()
+
+
 @pytest.mark.slow
-def test_a_second_process_compiles_nothing() -> None:
-    subprocess.run([sys.executable, "-c", COUNT], check=True, capture_output=True, timeout=120)
-    second = subprocess.run(
-        [sys.executable, "-c", COUNT], check=True, capture_output=True, text=True, timeout=120
+def test_after_warm_no_process_compiles_a_kernel() -> None:
+    subprocess.run([sys.executable, "-m", "tailrace.warm"], check=True, capture_output=True, timeout=600)
+    missed = output(
+        "from tailrace.compiled import KERNELS\n"
+        "from tailrace.warm import load_kernels\n"
+        "load_kernels()\n"
+        "assert all(kernel.signatures for kernel in KERNELS)\n"
+        "print(len(KERNELS), sum(sum(kernel.stats.cache_misses.values()) for kernel in KERNELS))"
     )
-    kernels, compiled = map(int, second.stdout.split())
-    assert kernels > 20
+    kernels, compiled = map(int, missed.split())
+    assert kernels > 100
     assert compiled == 0
+
+
+def test_a_command_that_calls_no_kernel_loads_none() -> None:
+    code = (
+        "import tailrace.cli.run\n"
+        "from tailrace.compiled import KERNELS\n"
+        "print(len(KERNELS) > 50, [kernel.__name__ for kernel in KERNELS if kernel.signatures])"
+    )
+    assert output(code) == "True []"
+
+
+def test_a_kernel_takes_what_its_signatures_say(made: Any) -> None:
+    writable, frozen = np.ones(3, np.uint8), np.ones(3, np.uint8)
+    frozen.flags.writeable = False
+    refused: list[tuple[Any, ...]] = [
+        (frozen, np.ones(2, np.int16), 1),
+        (frozen, np.ones(2, np.float64), 1),
+        (frozen, np.ones((2, 2), np.int64), 1),
+        (frozen, np.frombuffer(bytes(16), np.int64), 1),
+        (frozen, np.ones(2, np.int64), "1"),
+        (frozen, np.ones(2, np.int64)),
+    ]
+    for arguments in refused * 2:
+        with pytest.raises(TypeError):
+            made.total(*arguments)
+    assert made.total(writable, np.ones(2, np.int32), np.int32(2)) == 10
+    assert made.total(frozen, whole=np.ones(2, np.int64), factor=True) == 5
+    assert len(made.total.signatures) == 2
+
+
+def test_a_callee_that_its_caller_has_compiled_keeps_its_own_options(made: Any) -> None:
+    assert made.caller(12, 3) == 4
+    with pytest.raises(ZeroDivisionError):
+        made.caller(12, 0)
+    assert made.callee(12, 4) == 3
+    assert len(made.callee.signatures) == len(made.caller.signatures) == 1
+
+
+def test_a_kernel_may_call_itself(made: Any) -> None:
+    assert made.factorial(5) == 120
+    assert len(made.factorial.signatures) == 1
+
+
+def test_a_kernel_that_was_not_called_is_pickled_with_its_signatures(made: Any) -> None:
+    pickled = pickle.dumps(made.factorial)
+    assert len(made.factorial.signatures) == 1
+    assert pickle.loads(pickled) is made.factorial  # noqa: S301 - its own
+
+
+def test_threads_may_call_a_kernel_first_at_the_same_time(made: Any) -> None:
+    threads = 8
+    together = Barrier(threads)
+
+    def call(number: int) -> int:
+        # Arguments that have to be converted, of a type that was not seen before.
+        array = np.ones(3, np.int32)
+        together.wait(timeout=60)
+        return int(made.total(np.ones(3, np.uint8), array, np.uint16(number)))
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            found = list(pool.map(call, range(threads)))
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert found == [6 * number for number in range(threads)]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.gather import (
     TEXT_BYTES_MAX,
     Cells,
@@ -54,10 +54,7 @@ SCHEMA = pa.schema(
 _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
 
-@nb.njit(
-    TRIPLE(nb.uint8[::1], nb.boolean[:, ::1], nb.int32[::1], *_SPANS, nb.int32[::1]),
-    **KERNEL,
-)
+@compiled(TRIPLE(nb.uint8[::1], nb.boolean[:, ::1], nb.int32[::1], *_SPANS, nb.int32[::1]))
 def _measure_maps(choice, wanted, name_at, start, length, kind, offsets):  # type: ignore[no-untyped-def]
     # Entries, bytes of names and bytes of values of maps, one a change. choice[r] is 0 for no
     # map, else the row of `wanted` (from 1) that says which columns count.
@@ -79,12 +76,11 @@ def _measure_maps(choice, wanted, name_at, start, length, kind, offsets):  # typ
     return entries, name_bytes, value_bytes
 
 
-@nb.njit(
+@compiled(
     nb.void(
         FROZEN_BYTES, nb.uint8[::1], nb.boolean[:, ::1], FROZEN_BYTES, nb.int32[::1], *_SPANS,
         nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.uint8[::1], nb.uint8[::1],
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def _write_maps(  # type: ignore[no-untyped-def]
     b, choice, wanted, names, name_at, start, length, kind, key_ends, keys, value_ends, values, valid

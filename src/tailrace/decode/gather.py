@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.kernel import TEXT
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
@@ -107,10 +107,7 @@ def _copy_bytes(typing_context, target, to, source, at, length):  # type: ignore
 copy_bytes: Any = _copy_bytes
 
 
-@nb.njit(
-    nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.int32[::1], nb.uint8[::1]),
-    **KERNEL,
-)
+@compiled(nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.int32[::1], nb.uint8[::1]))
 def _copy(b, start, length, offsets, out):  # type: ignore[no-untyped-def]
     # Lays the texts end to end. Returns whether a byte outside ASCII may be among them.
     seen = np.uint64(0)

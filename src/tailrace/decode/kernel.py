@@ -15,7 +15,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.frames import (
     COMMIT_LSN,
@@ -102,11 +102,10 @@ def _listed(values, value):  # type: ignore[no-untyped-def]
     return k < len(values) and values[k] == value
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1], nb.int64[:, ::1], nb.int64[::1], nb.boolean
-    ),
-    **KERNEL,
+    )
 )
 def _group_of(key, schemas, count, forgotten, groups, slots, tables, every_table):  # type: ignore[no-untyped-def]
     # A hash table with open addressing: slots hold (key + 1, group, schema messages seen when it
@@ -131,7 +130,7 @@ def _group_of(key, schemas, count, forgotten, groups, slots, tables, every_table
     return count
 
 
-@nb.njit(nb.void(nb.int64, nb.int64[:, ::1]), **KERNEL)
+@compiled(nb.void(nb.int64, nb.int64[:, ::1]))
 def _forget(key, slots):  # type: ignore[no-untyped-def]
     mask = len(slots) - 1
     slot = (key * 0x9E3779B1) & mask
@@ -231,10 +230,7 @@ def _put_change(b, i, op, group, place, at, end, state, changes, n):  # type: ig
         changes[AT_XID, n] = NONE
 
 
-@nb.njit(
-    nb.boolean(FROZEN_BYTES, *[nb.int64] * 5, nb.int64[::1], nb.int64[:, ::1], nb.int64),
-    **KERNEL,
-)
+@compiled(nb.boolean(FROZEN_BYTES, *[nb.int64] * 5, nb.int64[::1], nb.int64[:, ::1], nb.int64))
 def _put_lines(b, group, log_offset, at, end, rows, state, changes, first):  # type: ignore[no-untyped-def]
     # Returns whether there are just `rows` lines.
     for n in range(first, first + rows):
@@ -257,7 +253,7 @@ def _put_lines(b, group, log_offset, at, end, rows, state, changes, first):  # t
     return at == end
 
 
-@nb.njit(
+@compiled(
     nb.void(
         FROZEN_BYTES,
         nb.int64,
@@ -269,8 +265,7 @@ def _put_lines(b, group, log_offset, at, end, rows, state, changes, first):  # t
         nb.int64[:, ::1],
         nb.int64[::1],
         nb.int64[::1],
-    ),
-    **KERNEL,
+    )
 )
 def index_changes(b, log_offset, state, tables, every_table, changes, groups, slots, schema_at, result):  # type: ignore[no-untyped-def]
     """Find every change of whole frames, numbered and grouped, in log order.
@@ -343,10 +338,7 @@ def index_changes(b, log_offset, state, tables, every_table, changes, groups, sl
     result[ERROR_AT] = i
 
 
-@nb.njit(
-    nb.void(nb.int64[:, ::1], nb.int64, nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]),
-    **KERNEL,
-)
+@compiled(nb.void(nb.int64[:, ::1], nb.int64, nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]))
 def sort_by_group(changes, count, group_of, next_at, target):  # type: ignore[no-untyped-def]
     """Copy the first `count` changes, group after group and in log order within each.
 
@@ -404,7 +396,7 @@ def _clear(start, length, kind, r):  # type: ignore[no-untyped-def]
 _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
 
-@nb.njit(
+@compiled(
     nb.void(
         FROZEN_BYTES,
         nb.uint8[::1],
@@ -414,8 +406,7 @@ _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
         *_SPANS,
         nb.uint8[::1],
         nb.int64[::1],
-    ),
-    **KERNEL,
+    )
 )
 def tuple_cells(b, op, at, end, start, length, kind, old_start, old_length, old_kind, old_mark, result):  # type: ignore[no-untyped-def]
     """Find the cells of the new and old tuples of changes of one table.
@@ -477,7 +468,7 @@ def _unescaped(letter):  # type: ignore[no-untyped-def]
     return letter
 
 
-@nb.njit(nb.void(nb.uint8[::1], nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]), **KERNEL)
+@compiled(nb.void(nb.uint8[::1], nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]))
 def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-untyped-def]
     """Find the cells of lines in COPY's text format, and undo its escapes in place.
 
@@ -532,7 +523,7 @@ def copy_cells(b, at, end, start, length, kind, result):  # type: ignore[no-unty
             return
 
 
-@nb.njit(nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]), **KERNEL)
+@compiled(nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], *_SPANS, nb.int64[::1]))
 def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-untyped-def]
     """Find prefix and content of logical messages, as the two cells of a row."""
     result[0] = 0
@@ -554,10 +545,7 @@ def message_cells(b, at, end, start, length, kind, result):  # type: ignore[no-u
         kind[1, r] = TEXT
 
 
-@nb.njit(
-    nb.void(nb.uint8[::1], nb.uint8[::1], nb.boolean[::1], *_SPANS, *_SPANS),
-    **KERNEL,
-)
+@compiled(nb.void(nb.uint8[::1], nb.uint8[::1], nb.boolean[::1], *_SPANS, *_SPANS))
 def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_length, old_kind):  # type: ignore[no-untyped-def]
     """Complete the new cells from the old ones, in place.
 
@@ -575,9 +563,8 @@ def take_from_old(op, old_mark, in_key, start, length, kind, old_start, old_leng
                 kind[c, r] = old_kind[c, r]
 
 
-@nb.njit(
-    nb.void(FROZEN_BYTES, nb.uint8[::1], nb.uint8[::1], nb.int64[::1], *_SPANS, *_SPANS, nb.boolean[::1]),
-    **KERNEL,
+@compiled(
+    nb.void(FROZEN_BYTES, nb.uint8[::1], nb.uint8[::1], nb.int64[::1], *_SPANS, *_SPANS, nb.boolean[::1])
 )
 def mark_changed_keys(  # type: ignore[no-untyped-def]
     b, op, old_mark, columns, start, length, kind, old_start, old_length, old_kind, changed

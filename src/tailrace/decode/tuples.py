@@ -12,7 +12,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode import kernel
 from tailrace.decode.gather import Cells, Int32s
 from tailrace.decode.kernel import TEXT
@@ -164,7 +164,7 @@ _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 
 
-@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64))
 def _is_utf8(b, p, length):  # type: ignore[no-untyped-def]
     # Unicode 15, table 3-7: well-formed byte sequences.
     end = p + length
@@ -193,7 +193,7 @@ def _is_utf8(b, p, length):  # type: ignore[no-untyped-def]
     return True
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, *_SPANS), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, *_SPANS))
 def _hexadecimal_size(b, start, length, kind):  # type: ignore[no-untyped-def]
     # Bytes that the hexadecimal forms of all texts take that are not UTF-8.
     size = np.int64(0)
@@ -204,7 +204,7 @@ def _hexadecimal_size(b, start, length, kind):  # type: ignore[no-untyped-def]
     return size
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, *_SPANS, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, *_SPANS, nb.int64, nb.uint8[::1], nb.int64))
 def _write_hexadecimal(b, start, length, kind, first, out, to):  # type: ignore[no-untyped-def]
     # Lets the cells of such texts be what is written to `out`, which will lie at `first` behind the buffer.
     for c in range(start.shape[0]):

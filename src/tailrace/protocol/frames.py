@@ -45,7 +45,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import POSTGRES_EPOCH_US
 from tailrace.protocol import pgoutput as pg
@@ -302,10 +302,7 @@ def _close(after, state, result, units):  # type: ignore[no-untyped-def]
     result[_UNITS] += 1
 
 
-@nb.njit(
-    nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]),
-    **KERNEL,
-)
+@compiled(nb.void(FROZEN_BYTES, nb.int64[::1], nb.int64[::1], nb.int64[::1], nb.int64[:, ::1]))
 def _scan(b, state, result, tables, units):  # type: ignore[no-untyped-def]
     # units: one row (offset after it, rows so far, position, time_us) a closed unit, up to
     # the array's length; result[_UNITS] counts them all.

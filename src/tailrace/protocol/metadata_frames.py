@@ -9,7 +9,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.frames import (
     CONTROL,
@@ -56,7 +56,7 @@ def _is_same_shard(b, i, size, before):  # type: ignore[no-untyped-def]
     return False
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64[::1], nb.int64))
 def _find(b, places, wanted):  # type: ignore[no-untyped-def]
     # Returns how many frames are of a kind that is looked for, and where the first of them begin; or -1 - the
     # place where a length does not fit. Of frames about one shard in a row, only the last one counts.

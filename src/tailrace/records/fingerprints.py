@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.records.values import python_values
 
@@ -26,7 +26,7 @@ _NULL = np.uint64(0x9E3779B97F4A7C15)
 _NOTHING = np.zeros(0, np.uint8)
 
 
-@nb.njit(nb.void(FROZEN_BYTES, nb.int32[::1], nb.uint64[::1]), **KERNEL)
+@compiled(nb.void(FROZEN_BYTES, nb.int32[::1], nb.uint64[::1]))
 def _take_texts(data, ends, prints):  # type: ignore[no-untyped-def]
     # Goes on from `prints` with the bytes of each text, and its length.
     for r in range(len(prints)):

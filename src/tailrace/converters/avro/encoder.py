@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.converters.cells.json_values import Mask, Rows, array_mask, is_listed, lengths_of, text_buffers
 from tailrace.converters.connect_schemas import Document
 from tailrace.decode.gather import copy_bytes
@@ -79,13 +79,12 @@ def _write_long(value, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         nb.int64, nb.types.Array(nb.boolean, 1, "C", readonly=True), FROZEN_BYTES, nb.int64[:, ::1],
         nb.boolean[:, ::1], nb.int64[:, ::1], nb.int64[:, ::1], nb.int64[:, ::1], FROZEN_BYTES,
         nb.uint8[::1], nb.int64[::1],
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def write_records(count, rows, header, columns, there, numbers, start, length, b, out, ends):  # type: ignore[no-untyped-def]
     """Write `count` records, each behind `header`, and nothing for those that `rows` says are none.

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.converters.cells.json_values import (
     NO_ROWS,
     Rows,
@@ -213,7 +213,7 @@ def _with_odd(numbers: pa.Array, odd: Rows, array: pa.Array) -> Values:
     return Values(numbers, odd, render(text_cells(texts), forms.QUOTED))
 
 
-@nb.njit(nb.void(nb.uint64[:, ::1], nb.int32[::1], nb.uint8[::1]), **KERNEL)
+@compiled(nb.void(nb.uint64[:, ::1], nb.int32[::1], nb.uint8[::1]))
 def _write_unscaled(words, ends, out):  # type: ignore[no-untyped-def]
     # Numbers of 128 bits, the low word first, as two's complement, big-endian, in as few bytes as hold them.
     to = np.int64(0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import ALLOCATING, KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.kernel import NONE, NULL, TEXT, TRIPLE, UNCHANGED
 from tailrace.decode.values.decimals import trimmed, write_money, write_unscaled
@@ -86,7 +86,7 @@ _SPANS = (nb.int32[:, ::1], nb.int32[:, ::1], nb.uint8[:, ::1])
 _TEXTS = (FROZEN_BYTES, nb.int64[::1])  # laid end to end, and where each begins
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.uint8[::1], nb.int64))
 def _write_number(value, out, to):  # type: ignore[no-untyped-def]
     if value == NONE:
         for k in range(4):
@@ -110,7 +110,7 @@ def _is_whole(b, p, length):  # type: ignore[no-untyped-def]
     return good
 
 
-@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean), **KERNEL)
+@compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean))
 def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
     # The grammar of JSON: sign, digits without a leading zero, fraction, exponent.
     end = p + length
@@ -140,7 +140,7 @@ def _is_number(b, p, length, floating):  # type: ignore[no-untyped-def]
     return p == end
 
 
-@nb.njit(_WRITER, **KERNEL)
+@compiled(_WRITER)
 def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     # A number with a point or an exponent, so that every reader takes it for a double; -1 if it is none.
     if form_in(style) == AMOUNT_DOUBLE:
@@ -160,7 +160,7 @@ def _write_double(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     return end
 
 
-@nb.njit(_WRITER, **KERNEL)
+@compiled(_WRITER)
 def _write_variable_scale(b, p, length, _style, out, to):  # type: ignore[no-untyped-def]
     # Debezium's VariableScaleDecimal; -1 if it is no number.
     # Zeros at the end of the fraction are left out, as Debezium does.
@@ -176,7 +176,7 @@ def _write_variable_scale(b, p, length, _style, out, to):  # type: ignore[no-unt
     return to
 
 
-@nb.njit(_WRITER, **ALLOCATING)
+@compiled(_WRITER, allocates=True)
 def _write_form(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     # A value in a form that is not the text as it is; -1 if it does not have it.
     form = form_in(style)
@@ -203,7 +203,7 @@ def _write_form(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     return end
 
 
-@nb.njit(_WRITER, **KERNEL)
+@compiled(_WRITER)
 def _write_scalar(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     form = form_in(style)
     if form == INTEGER or form == FLOATING:
@@ -237,10 +237,7 @@ def _write_scalar(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     return write_quoted(b, p, length, out, to)
 
 
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.uint8[::1], nb.int64),
-    **KERNEL,
-)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.uint8[::1], nb.int64))
 def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
     # Arrays of any depth, without recursion. What is no array, or has its own bounds
     # (`[0:1]={…}`), is written as text.
@@ -291,11 +288,10 @@ def _write_array(b, p, length, style, scratch, out, to):  # type: ignore[no-unty
     return to
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.uint8[::1], nb.int64
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def _write_value(b, p, length, style, scratch, out, to):  # type: ignore[no-untyped-def]
     if delimiter_in(style) != 0:
@@ -326,12 +322,11 @@ def _write_cell(b, p, length, style, scratch, out, to):  # type: ignore[no-untyp
     return end
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         FROZEN_BYTES, nb.int64, nb.boolean[::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS, *_SPANS,
         nb.uint8[::1], nb.uint8[::1], nb.int64,
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def _write_object(  # type: ignore[no-untyped-def]
     b, r, wanted, names, name_at, styles, unavailable, unavailable_at, absent, absent_at,
@@ -371,8 +366,8 @@ def _write_object(  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(
-    nb.int64(nb.int64, nb.int64[:, ::1], nb.int64, nb.uint8[::1], nb.int64), **KERNEL
+@compiled(
+    nb.int64(nb.int64, nb.int64[:, ::1], nb.int64, nb.uint8[::1], nb.int64)
 )  # fmt: skip
 def _write_slot(slot, numbers, r, out, to):  # type: ignore[no-untyped-def]
     value = numbers[slot & 63, r]
@@ -417,13 +412,12 @@ def _values_need(r, styles, length, old_length):  # type: ignore[no-untyped-def]
     return need
 
 
-@nb.njit(
+@compiled(
     TRIPLE(
         FROZEN_BYTES, nb.int64, nb.int64[::1], nb.uint8[::1], nb.int64[:, ::1], *_TEXTS, nb.int64[::1],
         nb.uint8[:, ::1], nb.boolean[:, ::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS,
         *_SPANS, *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def write_documents(  # type: ignore[no-untyped-def]
     b, first, rows, op, numbers, texts, text_at, slots, choice, wanted, names, name_at, styles,
@@ -494,12 +488,11 @@ def write_documents(  # type: ignore[no-untyped-def]
     return np.int64(len(rows)), to, np.int64(0)
 
 
-@nb.njit(
+@compiled(
     TRIPLE(
         FROZEN_BYTES, nb.int64, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int64, nb.uint8[::1],
         nb.uint8[::1], nb.int64[::1],
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def write_values(b, first, start, length, kind, style, scratch, out, ends):  # type: ignore[no-untyped-def]
     """Write one column's values from `first` on, as far as `out` has room; nothing for what is no text.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import ALLOCATING, KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.kernel import PAIR
 from tailrace.decode.values.text_writers import RAW_BYTES, write_base64, write_triple
 from tailrace.protocol.frames import FROZEN_BYTES
@@ -23,7 +23,7 @@ _BILLION = 1_000_000_000
 _SHORT_MAX = 18
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
 def scale_of(b, p, length):  # type: ignore[no-untyped-def]
     """Return the digits after a number's point."""
     for k in range(p, p + length):
@@ -32,7 +32,7 @@ def scale_of(b, p, length):  # type: ignore[no-untyped-def]
     return np.int64(0)
 
 
-@nb.njit(nb.int64(nb.int64[::1], nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64[::1], nb.int64, nb.int64, nb.int64))
 def _take(limbs, used, factor, more):  # type: ignore[no-untyped-def]
     # number * factor + more, in limbs of 32 bits, the lowest first; returns how many there are.
     carry = more
@@ -46,7 +46,7 @@ def _take(limbs, used, factor, more):  # type: ignore[no-untyped-def]
     return used
 
 
-@nb.njit(nb.int64(nb.int64[::1], nb.int64, nb.boolean, nb.uint8[::1]), **KERNEL)
+@compiled(nb.int64(nb.int64[::1], nb.int64, nb.boolean, nb.uint8[::1]))
 def _two_complement(limbs, used, negative, out):  # type: ignore[no-untyped-def]
     # The bytes of the number, big-endian, as few as hold it and its sign; returns how many.
     size = 4 * (used + 1)
@@ -68,7 +68,7 @@ def _two_complement(limbs, used, negative, out):  # type: ignore[no-untyped-def]
     return size - first
 
 
-@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def trimmed(b, p, length):  # type: ignore[no-untyped-def]
     """Return a number's letters without zeros at the end of its fraction, and the digits of that then."""
     scale = scale_of(b, p, length)
@@ -83,7 +83,7 @@ def trimmed(b, p, length):  # type: ignore[no-untyped-def]
 _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
 
 
-@nb.njit(_WRITER, **KERNEL)
+@compiled(_WRITER)
 def _write_short(b, p, length, scale, letters, out, to):  # type: ignore[no-untyped-def]
     # `write_unscaled` of a number that 64 bits hold: nothing is allocated.
     end = p + length
@@ -125,7 +125,7 @@ def _write_short(b, p, length, scale, letters, out, to):  # type: ignore[no-unty
     return to
 
 
-@nb.njit(_WRITER, **ALLOCATING)
+@compiled(_WRITER, allocates=True)
 def write_unscaled(b, p, length, scale, letters, out, to):  # type: ignore[no-untyped-def]
     """Write base64 (or `RAW_BYTES`) of the number times 10^scale; -1 if it has not that many digits after
     its point.
@@ -167,7 +167,7 @@ def write_unscaled(b, p, length, scale, letters, out, to):  # type: ignore[no-un
     return write_base64(raw, 0, size, False, letters, out, to)
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **ALLOCATING)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), allocates=True)
 def write_money(b, p, length, scale, out, to):  # type: ignore[no-untyped-def]
     """Write an amount of money, in whatever locale's form, as a number with `scale` digits after
     the point (half a unit is rounded away from zero); -1 if it is none.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.kernel import TEXT
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, i64_at, u8_at
@@ -160,10 +160,7 @@ def _nearest_double(w, exponent):  # type: ignore[no-untyped-def]
 _CELLS = (FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
 
 
-@nb.njit(
-    [nb.boolean(*_CELLS, nb.int64, whole[::1]) for whole in (nb.int16, nb.int32, nb.int64)],
-    **KERNEL,
-)
+@compiled(*[nb.boolean(*_CELLS, nb.int64, whole[::1]) for whole in (nb.int16, nb.int32, nb.int64)])
 def read_integers(buffer, start, length, kind, highest, values):  # type: ignore[no-untyped-def]
     """Read a column of integers from `-highest - 1` to `highest`; false if a cell is none."""
     b = address_of(buffer)
@@ -181,10 +178,7 @@ def read_integers(buffer, start, length, kind, highest, values):  # type: ignore
     return True
 
 
-@nb.njit(
-    nb.boolean(*_CELLS, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1]),
-    **KERNEL,
-)
+@compiled(nb.boolean(*_CELLS, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1]))
 def read_decimals(buffer, start, length, kind, scale, unit, bound, values):  # type: ignore[no-untyped-def]
     """Read a column of numbers with `scale` digits after the point, which is missing if that is 0;
     false if a cell is none.
@@ -236,7 +230,7 @@ def _exponent_at(b, first, end):  # type: ignore[no-untyped-def]
     return np.int64(0), end
 
 
-@nb.njit(nb.boolean(*_CELLS, nb.uint64[::1]), **KERNEL)
+@compiled(nb.boolean(*_CELLS, nb.uint64[::1]))
 def read_doubles(buffer, start, length, kind, values):  # type: ignore[no-untyped-def]
     """Read a column of floating-point numbers as the bits of doubles; false if a cell is none, is
     not finite, or is too close to 0 to be a normal double.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import ALLOCATING, KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.values.text_writers import write_base64, write_integer
 from tailrace.protocol.frames import FROZEN_BYTES
@@ -48,8 +48,8 @@ def _write_zeros(count, out, to):  # type: ignore[no-untyped-def]
     return to + count
 
 
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL
+@compiled(
+    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
 )  # fmt: skip
 def _write_digits(b, p, count, out, to):  # type: ignore[no-untyped-def]
     # `count` digits from `p` on, over a point among them.
@@ -62,7 +62,7 @@ def _write_digits(b, p, count, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def _write_smallest(digit, power, is_real, out, to):  # type: ignore[no-untyped-def]
     # One of the smallest numbers; -1 if it is none of those that have other digits.
     for row in _OF_REAL if is_real else _OF_DOUBLE:
@@ -129,7 +129,7 @@ def _write_arranged(b, first_at, count, power, out, to):  # type: ignore[no-unty
     return to
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
     """Write a decimal number as `Double.toString`, or `Float.toString`: `1.0`, `1.0E23`; -1 if the text is
     none.
@@ -172,8 +172,8 @@ def write_java(b, p, length, is_real, out, to):  # type: ignore[no-untyped-def]
     return _write_arranged(b, first_at, count, power, out, to)
 
 
-@nb.njit(
-    nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1]), **KERNEL
+@compiled(
+    nb.boolean(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
 )  # fmt: skip
 def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
     """Return whether there may be a number of which PostgreSQL writes more digits than Java: one that lies
@@ -188,7 +188,7 @@ def has_long_and_large(b, start, length, kind):  # type: ignore[no-untyped-def]
     return False
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **ALLOCATING)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), allocates=True)
 def write_bits(b, p, length, letters, out, to):  # type: ignore[no-untyped-def]
     """Write bits as base64 (or the bytes) of as few bytes as hold them, the lowest first; -1 if the text
     is none.

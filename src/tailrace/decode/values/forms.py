@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import ALLOCATING, KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.kernel import PAIR, TEXT
 from tailrace.decode.values.decimals import trimmed, write_money, write_unscaled
@@ -131,7 +131,7 @@ def parameter_in(style):  # type: ignore[no-untyped-def]
     return style >> _PARAMETER_AT
 
 
-@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), **KERNEL, error_model="numpy")
+@compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), error_model="numpy")
 def read_number(b, p, length, form):  # type: ignore[no-untyped-def]
     """Return the number that a text is in a form of numbers, and `PLAIN`; else 0 and something else."""
     if form == DAYS or form == MICROSECONDS:
@@ -163,8 +163,8 @@ def read_number(b, p, length, form):  # type: ignore[no-untyped-def]
     return (value * 1000 if form == TIME_NS else value), np.int64(PLAIN)
 
 
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **ALLOCATING
+@compiled(
+    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), allocates=True
 )
 def _write_amount_unscaled(b, p, length, scale, letters, out, to):  # type: ignore[no-untyped-def]
     plain = np.empty(80, np.uint8)
@@ -172,7 +172,7 @@ def _write_amount_unscaled(b, p, length, scale, letters, out, to):  # type: igno
     return write_unscaled(plain, 0, end, scale, letters, out, to) if end >= 0 else np.int64(-1)
 
 
-@nb.njit(nb.int64(nb.uint8[::1], nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.uint8[::1], nb.int64, nb.int64, nb.int64))
 def _filled(out, begin, end, digits):  # type: ignore[no-untyped-def]
     # Zeros at the end of a stamp's fraction, up to so many digits; it ends with Z.
     if digits <= 0:
@@ -194,7 +194,7 @@ def _filled(out, begin, end, digits):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_text(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
     """Write what a text is in a form of texts, without quotes; -1 if it does not have that form."""
     form = form_in(style)
@@ -234,7 +234,7 @@ def write_text(b, p, length, style, out, to):  # type: ignore[no-untyped-def]
 _CELLS = (FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1])
 
 
-@nb.njit(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]), **KERNEL)
+@compiled(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_numbers(b, start, length, kind, form, values, valid, outcome):  # type: ignore[no-untyped-def]
     """Read a column in a form of numbers; returns how many cells have another form.
 
@@ -254,10 +254,7 @@ def read_numbers(b, start, length, kind, form, values, valid, outcome):  # type:
     return specials
 
 
-@nb.njit(
-    nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]),
-    **KERNEL,
-)
+@compiled(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_texts(b, start, length, kind, style, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
     """Read a column in a form of texts; returns how many cells have another form.
 
@@ -280,10 +277,7 @@ def read_texts(b, start, length, kind, style, offsets, out, valid, outcome):  # 
     return specials
 
 
-@nb.njit(
-    nb.int64(*_CELLS, nb.int32[::1], nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]),
-    **KERNEL,
-)
+@compiled(nb.int64(*_CELLS, nb.int32[::1], nb.int64[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_variable_scales(b, start, length, kind, scales, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
     """Read numbers of any scale: the digits after the point, and the bytes of the unscaled number.
 

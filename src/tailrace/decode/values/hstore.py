@@ -8,7 +8,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.kernel import TEXT, TRIPLE
 from tailrace.decode.values.literals import item_end, unquote_item
 from tailrace.decode.values.text_writers import write_letter
@@ -17,7 +17,7 @@ from tailrace.protocol.frames import FROZEN_BYTES
 _COMMA = 44
 
 
-@nb.njit(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64))
 def _pair(b, p, end):  # type: ignore[no-untyped-def]
     # Where the key that begins at `p` ends, where its value begins, and where that ends; the
     # last is -1 if there is no pair.
@@ -36,7 +36,7 @@ def _pair(b, p, end):  # type: ignore[no-untyped-def]
     return nothing
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
 def _next_pair(b, p, end):  # type: ignore[no-untyped-def]
     # The place of the pair after the one that ended at `p`; `end` if there is none, -1 if
     # something else follows.
@@ -47,7 +47,7 @@ def _next_pair(b, p, end):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def _write_string(b, p, end, out, to):  # type: ignore[no-untyped-def]
     # A quoted text as a JSON string.
     out[to] = 34
@@ -62,7 +62,7 @@ def _write_string(b, p, end, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_object(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write an hstore as a JSON object, without white space; -1 if it is none."""
     end = p + length
@@ -91,11 +91,10 @@ def write_object(b, p, length, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int32[::1], nb.uint8[::1], nb.uint8[::1]
-    ),
-    **KERNEL,
+    )
 )
 def measure_maps(b, start, length, kind, offsets, valid, outcome):  # type: ignore[no-untyped-def]
     """Count the pairs of a column of hstores in `offsets`; returns how many cells are none.
@@ -124,12 +123,11 @@ def measure_maps(b, start, length, kind, offsets, valid, outcome):  # type: igno
     return specials
 
 
-@nb.njit(
+@compiled(
     nb.void(
         FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.int32[::1], nb.int32[::1], nb.uint8[::1],
         nb.int32[::1], nb.uint8[::1], nb.uint8[::1],
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def read_maps(b, start, length, offsets, key_ends, keys, value_ends, values, valid):  # type: ignore[no-untyped-def]
     """Write keys and values of hstores that `measure_maps` accepted; `valid` is of the values."""

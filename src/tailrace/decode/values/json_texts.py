@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 
 _BYTES: Any = nb.types.Array(nb.uint8, 1, "C", readonly=True)
 
@@ -23,14 +23,14 @@ _COMMA, _COLON, _MINUS, _PLUS, _POINT, _ZERO, _NINE = 44, 58, 45, 43, 46, 48, 57
 _LETTER_U = 117
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def _after_space(b, p, end):  # type: ignore[no-untyped-def]
     while p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
     return p
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def _hexadecimal(b, p, end):  # type: ignore[no-untyped-def]
     """The value of four hexadecimal digits, -1 if there are none."""
     if p + 4 > end:
@@ -50,7 +50,7 @@ def _hexadecimal(b, p, end):  # type: ignore[no-untyped-def]
     return value
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def _string_end(b, p, end):  # type: ignore[no-untyped-def]
     """The place after the string whose quote is at `p`, -1 if it is none."""
     if p >= end or b[p] != _QUOTE:
@@ -79,7 +79,7 @@ def _string_end(b, p, end):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def _digits_end(b, p, end):  # type: ignore[no-untyped-def]
     """The place after one digit or more, -1 if there is none."""
     first = p
@@ -88,7 +88,7 @@ def _digits_end(b, p, end):  # type: ignore[no-untyped-def]
     return p if p > first else np.int64(-1)
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def _number_end(b, p, end):  # type: ignore[no-untyped-def]
     if p < end and b[p] == _MINUS:
         p += 1
@@ -106,7 +106,7 @@ def _number_end(b, p, end):  # type: ignore[no-untyped-def]
     return p
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def _word_end(b, p, end):  # type: ignore[no-untyped-def]
     if p + 4 <= end and b[p] == 116 and b[p + 1] == 114 and b[p + 2] == 117 and b[p + 3] == 101:
         return p + 4
@@ -117,7 +117,7 @@ def _word_end(b, p, end):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def _key_end(b, p, end):  # type: ignore[no-untyped-def]
     """The place after a member's name and colon, -1 if that is not what stands at `p`."""
     p = _string_end(b, _after_space(b, p, end), end)
@@ -127,7 +127,7 @@ def _key_end(b, p, end):  # type: ignore[no-untyped-def]
     return p + 1 if p < end and b[p] == _COLON else np.int64(-1)
 
 
-@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64, nb.uint8[::1]), **KERNEL)
+@compiled(nb.int64(_BYTES, nb.int64, nb.int64, nb.uint8[::1]))
 def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
     """Return the place after the JSON value that begins at `p` or after spaces; -1: there is none.
 
@@ -180,7 +180,7 @@ def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
             p += 1
 
 
-@nb.njit(nb.void(_BYTES, nb.int64[::1], nb.boolean[::1], nb.boolean[::1], nb.uint8[::1]), **KERNEL)
+@compiled(nb.void(_BYTES, nb.int64[::1], nb.boolean[::1], nb.boolean[::1], nb.uint8[::1]))
 def _check(b, offsets, present, valid, stack):  # type: ignore[no-untyped-def]
     for r in range(len(offsets) - 1):
         valid[r] = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.kernel import PAIR, TEXT, TRIPLE
 from tailrace.decode.values.digits import eight
@@ -67,7 +67,7 @@ def _two(b, p):  # type: ignore[no-untyped-def]
     return tens * 10 + ones if 0 <= tens <= 9 and 0 <= ones <= 9 else np.int64(-1)
 
 
-@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def zone(b, p, end):  # type: ignore[no-untyped-def]
     """Return the seconds that the zone `+hh[:mm[:ss]]` at `p` is ahead of UTC, and the place after
     it, or -1.
@@ -87,11 +87,7 @@ def zone(b, p, end):  # type: ignore[no-untyped-def]
     return seconds, p
 
 
-@nb.njit(
-    PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64),
-    **KERNEL,
-    error_model="numpy",
-)
+@compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), error_model="numpy")
 def read_temporal(b, p, length, flavour):  # type: ignore[no-untyped-def]
     """Read a date (days since 1970) or timestamp (microseconds since 1970, UTC if it has a zone).
 
@@ -192,7 +188,7 @@ def _usual_stamp(b, p, end):  # type: ignore[no-untyped-def]
     return days * US_A_DAY + seconds * 1_000_000 + np.int64(fraction), bad
 
 
-@nb.njit(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1]), **KERNEL)
+@compiled(nb.int64(*_CELLS, nb.int64, nb.int64[::1], nb.uint8[::1]))
 def read_temporals(buffer, start, length, kind, flavour, values, outcome):  # type: ignore[no-untyped-def]
     """Read a column of dates or timestamps; returns how many cells are not `PLAIN`."""
     specials = 0
@@ -219,7 +215,7 @@ def read_temporals(buffer, start, length, kind, flavour, values, outcome):  # ty
     return specials
 
 
-@nb.njit(nb.int64(*_CELLS, nb.uint8[::1], nb.uint8[::1]), **KERNEL)
+@compiled(nb.int64(*_CELLS, nb.uint8[::1], nb.uint8[::1]))
 def read_booleans(buffer, start, length, kind, values, outcome):  # type: ignore[no-untyped-def]
     """Read a column of booleans; returns how many cells are none."""
     specials = 0
@@ -247,7 +243,7 @@ def hex_digit(letter):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64))
 def is_hex(b, p, length):  # type: ignore[no-untyped-def]
     """Return whether a text is bytea in hex form."""
     if length < 2 or length % 2 or b[p] != 92 or b[p + 1] != 120:
@@ -258,7 +254,7 @@ def is_hex(b, p, length):  # type: ignore[no-untyped-def]
     return True
 
 
-@nb.njit(nb.int64(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]), **KERNEL)
+@compiled(nb.int64(*_CELLS, nb.int32[::1], nb.uint8[::1], nb.uint8[::1], nb.uint8[::1]))
 def read_byteas(b, start, length, kind, offsets, out, valid, outcome):  # type: ignore[no-untyped-def]
     """Read a column of bytea in hex form; `out` has room for half of the cells' lengths."""
     specials = 0
@@ -279,7 +275,7 @@ def read_byteas(b, start, length, kind, offsets, out, valid, outcome):  # type: 
     return specials
 
 
-@nb.njit(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(TRIPLE(FROZEN_BYTES, nb.int64, nb.int64, nb.int64))
 def item_end(b, p, end, delimiter):  # type: ignore[no-untyped-def]
     """Find the end of the array item that begins at `p`.
 
@@ -305,7 +301,7 @@ def item_end(b, p, end, delimiter):  # type: ignore[no-untyped-def]
     return (p if p > first else np.int64(-1)), p - first, np.int64(0)
 
 
-@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.int64))
 def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
     """Return whether an array item is NULL, which PostgreSQL writes bare and reads in any case."""
     return (
@@ -318,7 +314,7 @@ def is_null_item(b, p, length, quoted):  # type: ignore[no-untyped-def]
     )
 
 
-@nb.njit(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(PAIR(FROZEN_BYTES, nb.int64, nb.int64, nb.int64))
 def measure_array(b, p, length, delimiter):  # type: ignore[no-untyped-def]
     """Return the number of items and of their bytes; -1 if it is no plain one-dimensional array."""
     end = p + length - 1
@@ -337,10 +333,7 @@ def measure_array(b, p, length, delimiter):  # type: ignore[no-untyped-def]
     return items, size
 
 
-@nb.njit(
-    TRIPLE(*_CELLS, nb.int64, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]),
-    **KERNEL,
-)
+@compiled(TRIPLE(*_CELLS, nb.int64, nb.int32[::1], nb.uint8[::1], nb.uint8[::1]))
 def measure_arrays(b, start, length, kind, delimiter, offsets, valid, outcome):  # type: ignore[no-untyped-def]
     """Measure a column of arrays: specials, items, bytes of items; `offsets` counts items."""
     specials = np.int64(0)
@@ -362,7 +355,7 @@ def measure_arrays(b, start, length, kind, delimiter, offsets, valid, outcome): 
     return specials, items, size
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
     """Write a quoted item's text, which begins at the quote `p`; returns the place after it."""
     p += 1
@@ -375,7 +368,7 @@ def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(
+@compiled(
     nb.void(
         FROZEN_BYTES,
         nb.int32[::1],
@@ -386,8 +379,7 @@ def unquote_item(b, p, end, out, to):  # type: ignore[no-untyped-def]
         nb.int32[::1],
         nb.int32[::1],
         nb.uint8[::1],
-    ),
-    **KERNEL,
+    )
 )
 def read_arrays(b, start, length, delimiter, offsets, out, item_start, item_length, item_kind):  # type: ignore[no-untyped-def]
     """Write the items of arrays that `measure_arrays` accepted as cells over `out`."""

@@ -14,7 +14,7 @@ import numba as nb
 import numpy as np
 import pyarrow as pa
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.gather import Cells, gather
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.decode.tuples import Spans, Tuples
@@ -87,7 +87,7 @@ def nulled(tuples: Tuples, place: int) -> None:
         side.length[place][there] = 0
 
 
-@nb.njit(nb.void(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.void(FROZEN_BYTES, nb.int32[::1], nb.int32[::1], nb.uint8[::1], nb.int64))
 def _shorten(b, start, length, kind, characters):  # type: ignore[no-untyped-def]
     # A character begins at a byte that does not continue another one.
     for r in range(len(start)):

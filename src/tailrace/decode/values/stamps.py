@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.protocol.frames import Numbers
 
 #: Of a text: at most seven digits of a year, what follows in UTC, and ` BC`.
@@ -26,7 +26,7 @@ _ROWS_MAX = 1 << 24
 _US_OF = {"s": 1_000_000, "ms": 1000}
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.uint8[::1], nb.int64))
 def write_fraction(us, out, to):  # type: ignore[no-untyped-def]
     """Write `.789` for 789000 millionths; nothing for none."""
     if us == 0:
@@ -50,7 +50,7 @@ def write_two(value, out, to):  # type: ignore[no-untyped-def]
     return to + 2
 
 
-@nb.njit(nb.int64(nb.int64, nb.boolean, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.boolean, nb.uint8[::1], nb.int64))
 def write_date(days, is_iso, out, to):  # type: ignore[no-untyped-def]
     """Write days since 1970 as `2018-06-20`.
 
@@ -91,12 +91,11 @@ def write_date(days, is_iso, out, to):  # type: ignore[no-untyped-def]
 _FIRST_DAY = -719_162  # of year 1
 
 
-@nb.njit(
+@compiled(
     nb.void(
         nb.types.Array(nb.int64, 1, "C", readonly=True), nb.boolean, nb.boolean, nb.int64, nb.int32[::1],
         nb.uint8[::1],
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def _write_stamps(values, is_date, in_utc, iso_digits, ends, out):  # type: ignore[no-untyped-def]
     """Write days or microseconds since 1970 as PostgreSQL does: `2018-06-20 15:13:16.945+00`, ` BC`,

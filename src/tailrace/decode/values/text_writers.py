@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.gather import copy_bytes
 from tailrace.decode.values.literals import hex_digit
 from tailrace.protocol.frames import FROZEN_BYTES
@@ -34,7 +34,7 @@ for _code, _letter in ((8, "b"), (9, "t"), (10, "n"), (12, "f"), (13, "r")):
     _SHORT[_code] = ord(_letter)
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.uint8[::1], nb.int64))
 def write_integer(value, out, to):  # type: ignore[no-untyped-def]
     """Write a whole number of 64 bits."""
     if value < 0:
@@ -92,7 +92,7 @@ def write_string(b, p, length, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_quoted(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write a JSON string: at most six bytes for each, and the quotes."""
     return write_string(b, p, length, out, to)
@@ -117,10 +117,7 @@ def _byte(b, p, place, from_hex):  # type: ignore[no-untyped-def]
     return np.int64(b[p + place])
 
 
-@nb.njit(
-    nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean, nb.int64, nb.uint8[::1], nb.int64),
-    **KERNEL,
-)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.boolean, nb.int64, nb.uint8[::1], nb.int64))
 def write_base64(b, p, length, from_hex, letters, out, to):  # type: ignore[no-untyped-def]
     """Write base64 of bytes, or of bytea in hex form, with padding; no quotes. Or `RAW_BYTES`."""
     size = (length - 2) // 2 if from_hex else length

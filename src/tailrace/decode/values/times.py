@@ -10,7 +10,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.values.literals import TIMESTAMPTZ, US_A_DAY, zone
 from tailrace.decode.values.stamps import write_date, write_fraction, write_two
 from tailrace.decode.values.text_writers import write_integer
@@ -24,7 +24,7 @@ _PAIR: Any = nb.types.UniTuple(nb.int64, 2)  # type: ignore[no-untyped-call]
 _WRITER = nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64)
 
 
-@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(_PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def _digits(b, p, end):  # type: ignore[no-untyped-def]
     # A number of up to twelve digits and the place after it, or -1.
     value = np.int64(0)
@@ -35,7 +35,7 @@ def _digits(b, p, end):  # type: ignore[no-untyped-def]
     return value, (p if p > first else np.int64(-1))
 
 
-@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(_PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def _after_hours(b, p, end):  # type: ignore[no-untyped-def]
     # Microseconds of `:mm:ss[.ffffff]` and the place after it, or -1.
     nothing = np.int64(0), np.int64(-1)
@@ -59,7 +59,7 @@ def _after_hours(b, p, end):  # type: ignore[no-untyped-def]
     return value, p
 
 
-@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(_PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def _time_of_day(b, p, end):  # type: ignore[no-untyped-def]
     # Microseconds since midnight, up to 24:00:00, and the place after it, or -1.
     if end - p < 8:
@@ -72,14 +72,14 @@ def _time_of_day(b, p, end):  # type: ignore[no-untyped-def]
     return value, (after if value <= US_A_DAY else np.int64(-1))
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
 def read_time(b, p, length):  # type: ignore[no-untyped-def]
     """Return the microseconds since midnight of a time without zone, or -1."""
     value, after = _time_of_day(b, p, p + length)
     return value if after == p + length else np.int64(-1)
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
 def read_time_utc(b, p, length):  # type: ignore[no-untyped-def]
     """Return the microseconds since midnight UTC of a time with zone, or -1; 24:00:00 in UTC
     stays that, all else is below.
@@ -96,7 +96,7 @@ def read_time_utc(b, p, length):  # type: ignore[no-untyped-def]
     return (value - ahead * 1_000_000) % US_A_DAY
 
 
-@nb.njit(_QUAD(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(_QUAD(FROZEN_BYTES, nb.int64, nb.int64))
 def read_interval(b, p, length):  # type: ignore[no-untyped-def]
     """Return months, days and microseconds of an interval, and 1; or a last 0 if it is none."""
     end = p + length
@@ -140,7 +140,7 @@ def read_interval(b, p, length):  # type: ignore[no-untyped-def]
     return months, days, us, np.int64(1)
 
 
-@nb.njit(_PAIR(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(_PAIR(FROZEN_BYTES, nb.int64, nb.int64))
 def interval_us(b, p, length):  # type: ignore[no-untyped-def]
     """Return an interval's microseconds, a month taken as `US_A_MONTH`, and 1; 0 and 0 if it is
     none or they are more than 64 bits hold.
@@ -152,7 +152,7 @@ def interval_us(b, p, length):  # type: ignore[no-untyped-def]
     return months * US_A_MONTH + days * US_A_DAY + us, np.int64(1)
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.uint8[::1], nb.int64))
 def write_time_iso(us, out, to):  # type: ignore[no-untyped-def]
     """Write microseconds since midnight as `04:05:11.789Z`."""
     seconds = us // 1_000_000
@@ -166,7 +166,7 @@ def write_time_iso(us, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(nb.int64(nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.uint8[::1], nb.int64))
 def write_stamp_iso(ms, out, to):  # type: ignore[no-untyped-def]
     """Write milliseconds since 1970 as `2018-06-20T15:13:16.945Z`; years from 1 on."""
     days = ms // 86_400_000
@@ -186,7 +186,7 @@ def write_stamp_iso(ms, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(_WRITER, **KERNEL)
+@compiled(_WRITER)
 def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
     """Write an interval as `P1Y2M3DT4H5M6.78S`, every part there, each with its own sign; -1 if
     it is none.
@@ -219,7 +219,7 @@ def write_interval_iso(b, p, length, out, to):  # type: ignore[no-untyped-def]
     return to + 1
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, nb.int64, nb.uint8[::1], nb.int64))
 def write_iso(b, p, length, flavour, out, to):  # type: ignore[no-untyped-def]
     """Write a date or timestamp that `read_temporal` has accepted: `2024-01-01 00:00:00+00` as
     `2024-01-01T00:00:00Z`; years before 1 and after 9999 as ISO's signed years.

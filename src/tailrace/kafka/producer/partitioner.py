@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.decode.kernel import NONE
 from tailrace.protocol.frames import FROZEN_BYTES, Numbers
 from tailrace.records.events import Converted
@@ -37,7 +37,7 @@ _SEED, _M = np.uint64(0x9747B28C), np.uint64(0x5BD1E995)
 _LOW = np.uint64(0xFFFFFFFF)  # 32 bits, in numbers that don't overflow into a sign
 
 
-@nb.njit(nb.uint64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.uint64(FROZEN_BYTES, nb.int64, nb.int64))
 def _murmur2(b, first, length):  # type: ignore[no-untyped-def]
     h = _SEED ^ np.uint64(length)
     whole = length & ~3
@@ -56,7 +56,7 @@ def _murmur2(b, first, length):  # type: ignore[no-untyped-def]
     return h ^ (h >> np.uint64(15))
 
 
-@nb.njit(nb.void(FROZEN_BYTES, _FROZEN_INT64S, nb.int64, nb.int32[::1]), **KERNEL)
+@compiled(nb.void(FROZEN_BYTES, _FROZEN_INT64S, nb.int64, nb.int32[::1]))
 def _place(b, offsets, partitions, out):  # type: ignore[no-untyped-def]
     for r in range(len(out)):
         h = _murmur2(b, offsets[r], offsets[r + 1] - offsets[r])

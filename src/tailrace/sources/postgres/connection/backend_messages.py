@@ -16,7 +16,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.protocol.frames import COPY_DATA, KIND_AT, XLOG, XLOG_PAYLOAD_AT, Bytes, Numbers
 from tailrace.protocol.memory import address_of, i64_at, move_bytes, u8_at, u32_at
 
@@ -70,7 +70,7 @@ def _fault_of(length, size_max):  # type: ignore[no-untyped-def]
     return 0
 
 
-@nb.njit(nb.void(nb.uint8[::1], nb.int64, nb.int64, nb.int64, nb.boolean, nb.int64[::1]), **KERNEL)
+@compiled(nb.void(nb.uint8[::1], nb.int64, nb.int64, nb.int64, nb.boolean, nb.int64[::1]))
 def _split_wire(buffer, start, end, size_max, copies, result):  # type: ignore[no-untyped-def]
     b = address_of(buffer)
     result[:] = 0
@@ -110,7 +110,7 @@ def _split_wire(buffer, start, end, size_max, copies, result):  # type: ignore[n
     result[CONSUMED] = i
 
 
-@nb.njit(nb.void(nb.uint8[::1], nb.int64[::1]), **KERNEL)
+@compiled(nb.void(nb.uint8[::1], nb.int64[::1]))
 def _lines(b, result):  # type: ignore[no-untyped-def]
     # Without a branch the loop is compiled to wide comparisons: a tenth of the time.
     count = np.int64(0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import format_lsn
@@ -70,7 +70,7 @@ def place_of(relations, relation):  # type: ignore[no-untyped-def]
     return low if low < len(relations) and relations[low] == relation else np.int64(-1)
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.boolean, nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.boolean, nb.int64))
 def _before(b, unit_open, limit):  # type: ignore[no-untyped-def]
     i = np.int64(0)
     while True:
@@ -97,7 +97,7 @@ def _before(b, unit_open, limit):  # type: ignore[no-untyped-def]
     return np.int64(len(b))
 
 
-@nb.njit(nb.int64(nb.uint8[::1], nb.int64[::1]), **KERNEL)
+@compiled(nb.int64(nb.uint8[::1], nb.int64[::1]))
 def _without(b, relations):  # type: ignore[no-untyped-def]
     i = np.int64(0)
     target = np.int64(0)
@@ -118,7 +118,7 @@ def _without(b, relations):  # type: ignore[no-untyped-def]
     return keep(b, i, len(b), target)
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64[::1]), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64[::1]))
 def _snapshot_marks(b, found):  # type: ignore[no-untyped-def]
     i = np.int64(0)
     count = np.int64(0)
@@ -158,7 +158,7 @@ def _leaves_out(b, i, end):  # type: ignore[no-untyped-def]
     return False
 
 
-@nb.njit(nb.void(FROZEN_BYTES, nb.int64[::1], nb.boolean[::1]), **KERNEL)
+@compiled(nb.void(FROZEN_BYTES, nb.int64[::1], nb.boolean[::1]))
 def _moved(b, relations, found):  # type: ignore[no-untyped-def]
     i = np.int64(0)
     while True:
@@ -173,7 +173,7 @@ def _moved(b, relations, found):  # type: ignore[no-untyped-def]
         i += size
 
 
-@nb.njit(nb.int64(nb.uint8[::1], nb.int64, nb.int64[::1]), **KERNEL)
+@compiled(nb.int64(nb.uint8[::1], nb.int64, nb.int64[::1]))
 def _new_since(b, position, state):  # type: ignore[no-untyped-def]
     i = np.int64(0)
     target = np.int64(0)
@@ -219,10 +219,7 @@ def _prefix_among(b, begin, end, known, ends, count):  # type: ignore[no-untyped
     return np.int64(-1)
 
 
-@nb.njit(
-    nb.boolean(nb.uint8[::1], FROZEN_BYTES, nb.int64[::1], nb.boolean[::1], nb.int64, nb.int64[::1]),
-    **KERNEL,
-)
+@compiled(nb.boolean(nb.uint8[::1], FROZEN_BYTES, nb.int64[::1], nb.boolean[::1], nb.int64, nb.int64[::1]))
 def _without_messages(b, known, ends, captured, count, state):  # type: ignore[no-untyped-def]
     # False: the prefix of the message at state[_AT] is not known, and ends before state[_UNKNOWN_END].
     i = state[_AT]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.config.source.column_policy import ColumnRoles
 from tailrace.config.source.postgres import PostgresSource
 from tailrace.model import Relation, ReplicaIdentity
@@ -28,7 +28,7 @@ from tailrace.sources.postgres.schema.table_metadata import KnownFacts
 from tailrace.sources.postgres.streaming.frame_filters import keep, place_of
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
 def _tuple_end(b, at, end):  # type: ignore[no-untyped-def]
     # `at` is that of the number of columns. -1: the tuple does not fit.
     if at + 2 > end:
@@ -49,7 +49,7 @@ def _tuple_end(b, at, end):  # type: ignore[no-untyped-def]
     return np.int64(at) if at <= end else np.int64(-1)
 
 
-@nb.njit(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64, nb.int64), **KERNEL)
+@compiled(nb.boolean(FROZEN_BYTES, nb.int64, nb.int64, nb.uint8[::1], nb.int64, nb.int64))
 def _is_unchanged(b, at, end, counts, first, columns):  # type: ignore[no-untyped-def]
     # Whether an Update, whose tuples begin at `at`, has a whole old row that agrees with the new one.
     if at >= end or b[at] != pg.OLD_ROW:
@@ -75,7 +75,7 @@ def _is_unchanged(b, at, end, counts, first, columns):  # type: ignore[no-untype
     return True
 
 
-@nb.njit(nb.int64(nb.uint8[::1], nb.int64[::1], nb.int64[::1], nb.uint8[::1]), **KERNEL)
+@compiled(nb.int64(nb.uint8[::1], nb.int64[::1], nb.int64[::1], nb.uint8[::1]))
 def _without_unchanged(b, relations, firsts, counts):  # type: ignore[no-untyped-def]
     # The columns of relation k are counts[firsts[k] : firsts[k + 1]].
     i = np.int64(0)

@@ -13,7 +13,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, u8_at
 
@@ -59,7 +59,7 @@ def varint(b, p, end):  # type: ignore[no-untyped-def]
     return np.int64(0), np.int64(-1)
 
 
-@nb.njit(TRIPLE(nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(TRIPLE(nb.int64, nb.int64, nb.int64))
 def field(b, p, end):  # type: ignore[no-untyped-def]
     """Return the tag of the field at `p`, its value, and the place after it, or -1.
 
@@ -93,10 +93,7 @@ def same(b, p, length, name, size):  # type: ignore[no-untyped-def]
     return True
 
 
-@nb.njit(
-    nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[::1]),
-    **KERNEL,
-)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[::1]))
 def read_event(b, p, end, keyspace, keyspace_size, shard, shard_size, event):  # type: ignore[no-untyped-def]
     """Read the event of the response at `p` into `event`; returns the place after it, or -1.
 
@@ -142,7 +139,7 @@ def read_event(b, p, end, keyspace, keyspace_size, shard, shard_size, event):  #
 IS_OPEN = 0
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, FROZEN_BYTES, FROZEN_BYTES, nb.int64[::1], nb.int64[::1]), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, FROZEN_BYTES, FROZEN_BYTES, nb.int64[::1], nb.int64[::1]))
 def last_boundary(buffer, keyspace, shard, is_open, event):  # type: ignore[no-untyped-def]
     """Return the place after the last event behind which no transaction of the shard is open; 0 if there is
     none; -1 if the responses make no sense.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.memory import move_bytes, put_u8, u8_at
 from tailrace.sources.vitess.rows.events import BYTES, field, varint
@@ -69,7 +69,7 @@ def _bit(b, at, end, number):  # type: ignore[no-untyped-def]
     return (u8_at(b, place) >> (number & 7)) & 1 if place < end else np.int64(0)
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1], nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1], nb.int64))
 def _find_values(b, p, end, first, count, sources, begin_field):  # type: ignore[no-untyped-def]
     # Where the values of a Row lie; returns how many bytes they have, or -1 (broken), -2 (other columns).
     lengths = np.int64(0)
@@ -129,12 +129,11 @@ def _cell(b, patch, source, begin_field, points, out, to):  # type: ignore[no-un
     return to
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         nb.int64, nb.int64, nb.int64, nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1], nb.int64, nb.boolean,
         nb.boolean, POINTS, nb.int64, nb.int64,
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def _write_tuple(b, patch, texts, table, sources, targets, begin_field, only_key, keeps, points, out, to):  # type: ignore[no-untyped-def]
     # `keeps`: a column that this shard does not have stays as it is. Else it has what a row from before has;
@@ -161,7 +160,7 @@ def _write_tuple(b, patch, texts, table, sources, targets, begin_field, only_key
     return to
 
 
-@nb.njit(nb.boolean(nb.int64, nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1]), **KERNEL)
+@compiled(nb.boolean(nb.int64, nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1]))
 def _key_changed(b, table, sources, targets):  # type: ignore[no-untyped-def]
     for k in range(table[FIRST_TARGET], table[FIRST_TARGET] + table[TARGETS]):
         if targets[k, IN_KEY] == 0 or targets[k, SOURCE_OF] < 0:
@@ -176,7 +175,7 @@ def _key_changed(b, table, sources, targets):  # type: ignore[no-untyped-def]
     return False
 
 
-@nb.njit(nb.int64(nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64))
 def _escape_of(letter):  # type: ignore[no-untyped-def]
     # What stands behind a backslash for a letter of COPY's; -1: the letter stands for itself.
     if letter == _TAB:
@@ -188,7 +187,7 @@ def _escape_of(letter):  # type: ignore[no-untyped-def]
     return np.int64(_BACKSLASH) if letter == _BACKSLASH else np.int64(-1)
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64))
 def _escaped(out, begin, end):  # type: ignore[no-untyped-def]
     # Escapes a text where it stands; returns its new end.
     more = 0
@@ -210,11 +209,10 @@ def _escaped(out, begin, end):  # type: ignore[no-untyped-def]
     return end + more
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         nb.int64, nb.int64, nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1], POINTS, nb.int64, nb.int64
-    ),
-    **KERNEL,
+    )
 )
 def write_line(b, texts, table, sources, targets, points, out, to):  # type: ignore[no-untyped-def]
     """Write a row as a line of COPY's text format; returns the place after it."""
@@ -242,12 +240,11 @@ def write_line(b, texts, table, sources, targets, points, out, to):  # type: ign
     return to
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         nb.int64, nb.int64[::1], nb.int64[:, ::1], nb.int64, nb.int64, nb.int64, nb.int64, nb.boolean,
         nb.boolean, nb.int64[::1],
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def _mark_partial(b, table, sources, data, data_end, json, json_end, has_old, is_patched, state):  # type: ignore[no-untyped-def]
     """Say of each value of an image whether it was sent; returns what stops, or `DONE`.
@@ -288,7 +285,7 @@ def _mark_partial(b, table, sources, data, data_end, json, json_end, has_old, is
 BEFORE_AT, AFTER_AT, _DATA, _JSON = range(0, 8, 2)
 
 
-@nb.njit(nb.boolean(nb.int64, nb.int64, nb.int64, nb.int64[::1]), **KERNEL)
+@compiled(nb.boolean(nb.int64, nb.int64, nb.int64, nb.int64[::1]))
 def read_change(b, p, end, parts):  # type: ignore[no-untyped-def]
     """Find where the parts of a RowChange lie; return whether it is one."""
     for k in range(8):
@@ -320,12 +317,11 @@ def read_change(b, p, end, parts):  # type: ignore[no-untyped-def]
     return True
 
 
-@nb.njit(
+@compiled(
     nb.void(
         nb.int64, nb.int64, nb.int64, nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1], nb.int64[::1],
         POINTS, nb.int64, nb.int64[::1],
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def write_change(b, patch, texts, table, sources, targets, parts, points, out, state):  # type: ignore[no-untyped-def]
     """Write the frame of a transaction's row."""
@@ -349,7 +345,7 @@ def write_change(b, patch, texts, table, sources, targets, parts, points, out, s
     state[ROWS] += 1
 
 
-@nb.njit(nb.int64(nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1], nb.int64, nb.int64[::1]), **KERNEL)
+@compiled(nb.int64(nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1], nb.int64, nb.int64[::1]))
 def _lacking_key(table, sources, targets, size_field, state):  # type: ignore[no-untyped-def]
     for k in range(table[FIRST_TARGET], table[FIRST_TARGET] + table[TARGETS]):
         source = targets[k, SOURCE_OF]
@@ -359,10 +355,7 @@ def _lacking_key(table, sources, targets, size_field, state):  # type: ignore[no
     return DONE
 
 
-@nb.njit(
-    nb.int64(nb.int64, nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1], nb.int64[::1], nb.int64[::1]),
-    **KERNEL,
-)
+@compiled(nb.int64(nb.int64, nb.int64[::1], nb.int64[:, ::1], nb.int64[:, ::1], nb.int64[::1], nb.int64[::1]))
 def find_images(b, table, sources, targets, parts, state):  # type: ignore[no-untyped-def]
     """Find where the values of a change's images lie; return what stops, or `DONE`."""
     first, count = table[FIRST_SOURCE], table[SOURCES]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.protocol import frames
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, u8_at
@@ -93,7 +93,7 @@ _ROWS_FRAME_BYTES = 1 << 20
 _ROW_HEAD = 160
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64))
 def name_hash(buffer, at, end):  # type: ignore[no-untyped-def]
     """Return a number from 0 for the name of a table between two places."""
     b = address_of(buffer)
@@ -103,7 +103,7 @@ def name_hash(buffer, at, end):  # type: ignore[no-untyped-def]
     return found
 
 
-@nb.njit(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, FROZEN_BYTES, nb.int64[:, ::1], nb.int64[::1]), **KERNEL)
+@compiled(nb.int64(FROZEN_BYTES, nb.int64, nb.int64, FROZEN_BYTES, nb.int64[:, ::1], nb.int64[::1]))
 def _table_of(buffer, at, end, names, tables, slots):  # type: ignore[no-untyped-def]
     # `slots` is a hash table with open addressing and room to spare; -1: the table is not described.
     mask = len(slots) - 1
@@ -121,9 +121,7 @@ def _table_of(buffer, at, end, names, tables, slots):  # type: ignore[no-untyped
 _NAME_AT, _NAME_END, _IS_FOREIGN, _IS_INTERNAL = range(4)
 
 
-@nb.njit(
-    nb.boolean(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[::1]), **KERNEL
-)
+@compiled(nb.boolean(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[::1]))
 def _read_head(b, p, end, keyspace, keyspace_size, shard, shard_size, head):  # type: ignore[no-untyped-def]
     for k in range(4):
         head[k] = 0
@@ -151,7 +149,7 @@ def _read_head(b, p, end, keyspace, keyspace_size, shard, shard_size, head):  # 
 _FRAME_AT, _FRAME_TABLE, _FRAME_ROWS, _LAST_TABLE = range(4)
 
 
-@nb.njit(nb.void(nb.int64, nb.int64[::1], nb.int64[::1]), **KERNEL)
+@compiled(nb.void(nb.int64, nb.int64[::1], nb.int64[::1]))
 def _end_rows(out, frame, state):  # type: ignore[no-untyped-def]
     # Completes the frame of a copy's rows, if one is begun.
     if frame[_FRAME_AT] >= 0 and frame[_FRAME_ROWS] > 0:
@@ -160,7 +158,7 @@ def _end_rows(out, frame, state):  # type: ignore[no-untyped-def]
     frame[_FRAME_AT] = -1
 
 
-@nb.njit(nb.void(nb.int64, nb.int64, nb.int64, nb.int64[::1], nb.int64[::1]), **KERNEL)
+@compiled(nb.void(nb.int64, nb.int64, nb.int64, nb.int64[::1], nb.int64[::1]))
 def _begin_line(out, table, relation, frame, state):  # type: ignore[no-untyped-def]
     # Begins what has to be begun before a row of a copy: the snapshot, and a frame of rows of its table.
     if state[OPEN] != SNAPSHOT:
@@ -197,13 +195,12 @@ def _find_table(  # type: ignore[no-untyped-def]
     return table, DONE if table >= 0 else NO_TABLE
 
 
-@nb.njit(
+@compiled(
     nb.boolean(
         nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[:, ::1],
         nb.int64[:, ::1], nb.int64[:, ::1], POINTS, nb.int64, nb.int64, nb.int64[::1], nb.int64[::1],
         nb.int64[::1],
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def _write_row_event(  # type: ignore[no-untyped-def]
     b, at, stop, is_copy, patch, patch_size, texts, tables, sources, targets, points, out, room, parts, frame,
@@ -313,7 +310,7 @@ _CALL = nb.void(
 )  # fmt: skip
 
 
-@nb.njit(_CALL, **KERNEL)
+@compiled(_CALL)
 def transcode(  # type: ignore[no-untyped-def]
     buffer, keyspace_name, shard_name, before_state, patched, names, tables, slots, sources, targets, points,
     target, facts, state, scratch,

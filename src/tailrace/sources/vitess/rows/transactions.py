@@ -8,7 +8,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.model import POSTGRES_EPOCH_US
 from tailrace.protocol import frames
 from tailrace.protocol import pgoutput as pg
@@ -79,7 +79,7 @@ def end_frame(out, begin, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def write_control(out, to, subtype, lsn, time_us):  # type: ignore[no-untyped-def]
     """Write a control frame whose content is `{}`; return the place after it."""
     begin = to
@@ -90,7 +90,7 @@ def write_control(out, to, subtype, lsn, time_us):  # type: ignore[no-untyped-de
     return end_frame(out, begin, _put_all(out, to, _EMPTY_OBJECT))
 
 
-@nb.njit(nb.void(nb.int64, nb.int64[::1], nb.int64), **KERNEL)
+@compiled(nb.void(nb.int64, nb.int64[::1], nb.int64))
 def open_transaction(out, state, time_us):  # type: ignore[no-untyped-def]
     """Write the Begin of a transaction; its time may be put right by `close`."""
     to = state[TO]
@@ -105,7 +105,7 @@ def open_transaction(out, state, time_us):  # type: ignore[no-untyped-def]
     state[TO] = end_frame(out, to, at)
 
 
-@nb.njit(nb.void(nb.int64, nb.int64[::1], nb.int64), **KERNEL)
+@compiled(nb.void(nb.int64, nb.int64[::1], nb.int64))
 def close(out, state, time_us):  # type: ignore[no-untyped-def]
     """End what is open, with a frame if its rows have frames.
 
@@ -135,7 +135,7 @@ def close(out, state, time_us):  # type: ignore[no-untyped-def]
     state[OPEN] = CLOSED
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_base64(b, p, length, out, to):  # type: ignore[no-untyped-def]
     for k in range(0, length, 3):
         word = np.int64(0)
@@ -149,11 +149,10 @@ def _write_base64(b, p, length, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         FROZEN_BYTES, nb.int64, nb.int64, FROZEN_BYTES, nb.int64, nb.int64,
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def write_shard_state(buffer, at, end, before, out, to):  # type: ignore[no-untyped-def]
     """Write the frame that says how far the shard is: of the ShardGtid between `at` and `end`.
@@ -202,16 +201,13 @@ def write_shard_state(buffer, at, end, before, out, to):  # type: ignore[no-unty
     return end_frame(out, begin, to)
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64))
 def state_room(size, before):  # type: ignore[no-untyped-def]
     """Return the bytes that a shard's state takes at most, of a ShardGtid of `size` bytes."""
     return _STATE_HEAD + before + 3 * size
 
 
-@nb.njit(
-    nb.boolean(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[::1]),
-    **KERNEL,
-)
+@compiled(nb.boolean(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64[::1]))
 def find_own(b, p, end, keyspace, keyspace_size, shard, shard_size, state):  # type: ignore[no-untyped-def]
     """Find the ShardGtid of the stream's own shard in a VGTID, which names all shards of its stream.
 

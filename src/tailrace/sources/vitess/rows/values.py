@@ -13,7 +13,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from tailrace.compiled import KERNEL
+from tailrace.compiled import compiled
 from tailrace.protocol.frames import FROZEN_BYTES
 from tailrace.protocol.memory import address_of, move_bytes, put_u8, u8_at, u16_at, u32_at
 from tailrace.sources.vitess.rows import layout
@@ -43,7 +43,7 @@ def _copied(b, p, length, out, to):  # type: ignore[no-untyped-def]
     return to + length
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_number(b, p, length, out, to):  # type: ignore[no-untyped-def]
     # `000042` as 42, `.50` as 0.50, `-.00` as 0.00: binary logs and ZEROFILL have such.
     end = p + length
@@ -135,7 +135,7 @@ def _write_scientific(digits_at, count, exponent, out, to):  # type: ignore[no-u
     return to + 2
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_float(b, p, length, highest, out, to):  # type: ignore[no-untyped-def]
     # `1.5E+00` as 1.5, `1E+20` as 1e+20. The digits are put behind the text first.
     begin = to
@@ -179,7 +179,7 @@ def _digit(value):  # type: ignore[no-untyped-def]
     return value + (48 if value < 10 else 87)
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_hex(b, p, length, size, out, to):  # type: ignore[no-untyped-def]
     # As bytea's text; zeros fill it up to `size` bytes, which binary logs leave out.
     put_u8(out, to, _BACKSLASH)
@@ -196,7 +196,7 @@ def _write_hex(b, p, length, size, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_bits(b, p, length, bits, out, to):  # type: ignore[no-untyped-def]
     # The last `bits` bits of a number whose most significant byte comes first.
     for k in range(bits - 1, -1, -1):
@@ -207,7 +207,7 @@ def _write_bits(b, p, length, bits, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64))
 def _put_point(point, out, to):  # type: ignore[no-untyped-def]
     # One code point in UTF-8.
     if point < 0x80:
@@ -228,12 +228,11 @@ def _put_point(point, out, to):  # type: ignore[no-untyped-def]
     return to + 2
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         nb.int64, nb.int64, nb.int64, nb.types.Array(nb.int32, 1, "C", readonly=True), nb.int64, nb.int64,
         nb.int64,
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def _write_by_table(b, p, length, points, table, out, to):  # type: ignore[no-untyped-def]
     end = p + length
@@ -254,7 +253,7 @@ def _write_by_table(b, p, length, points, table, out, to):  # type: ignore[no-un
     return to
 
 
-@nb.njit(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64), **KERNEL)
+@compiled(nb.int64(nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.int64))
 def _write_units(b, p, length, code, out, to):  # type: ignore[no-untyped-def]
     # UTF-16 in either order of bytes, and UTF-32.
     begin = to
@@ -280,12 +279,11 @@ def _write_units(b, p, length, code, out, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         nb.int64, nb.int64, nb.int64, nb.int64, nb.int64, nb.types.Array(nb.int32, 1, "C", readonly=True),
         nb.int64, nb.int64,
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def write_value(b, p, length, code, parameter, points, out, to):  # type: ignore[no-untyped-def]
     """Write a value of `length` bytes at `p` as PostgreSQL's text; returns the place after it.
@@ -315,11 +313,10 @@ def write_value(b, p, length, code, parameter, points, out, to):  # type: ignore
     return _write_units(b, p, length, code, out, to)
 
 
-@nb.njit(
+@compiled(
     nb.int64(
         FROZEN_BYTES, nb.int64, nb.int64, nb.types.Array(nb.int32, 1, "C", readonly=True), nb.uint8[::1]
-    ),
-    **KERNEL,
+    )
 )  # fmt: skip
 def write_alone(value, code, parameter, points, out):  # type: ignore[no-untyped-def]
     """Write one value to the start of `out`, as `write_value` does; returns how many bytes it takes."""

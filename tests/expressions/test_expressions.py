@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.decode.values.json_texts import are_json
+from tailrace.decode.values.texts import texts_of
 from tailrace.expressions import database
 from tailrace.expressions.computing import Expression, NoColumnError
 from tailrace.expressions.language import FUNCTIONS, TYPES, ExpressionError, require_type
-from tailrace.transforms.groups.values import cast, texts_of
+from tailrace.transforms.groups.values import cast
 
 UTC = dt.UTC
 MIDNIGHT = dt.datetime(2024, 2, 29)  # noqa: DTZ001 - a timestamp without a zone
@@ -178,7 +179,7 @@ def test_what_does_not_fit_is_said_with_its_place_and_no_value(text: str, at: in
     columns = Columns(
         i=pa.array([1]),
         s=pa.array(["secret"]),
-        l=pa.array([[1]]),
+        l=pa.array([{"a": 1}]),
     )
     with pytest.raises(ExpressionError, match=words) as caught:
         Expression(text, ("after",)).chosen(columns)

@@ -23,6 +23,7 @@ from tailrace.decode.json.debezium import SourceInfo, json_lines
 from tailrace.decode.rows import old_key_texts, old_keys, old_rows, typed_rows
 from tailrace.decode.schemas import Catalog
 from tailrace.decode.tuples import EMPTY_CELLS_MAX, Tuples, find_tuples, in_utf8
+from tailrace.decode.types import as_text
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import OWN_FORMS, Op, Relation, ValueModes
 from tailrace.protocol import frames
@@ -227,6 +228,15 @@ class TableChanges:
         :raises TailraceError: as `rows`.
         """
         return self._decoded(lambda tuples: image_column(tuples, image, name))
+
+    def image_texts(self, image: str, name: str) -> pa.StringArray | None:
+        """As `image_column`, the values as the source sent them."""
+
+        def texts(tuples: Tuples) -> pa.StringArray | None:
+            assert tuples.relation is not None, "messages have no columns"
+            return image_column(replace(tuples, relation=as_text(tuples.relation, {name})), image, name)
+
+        return None if self._relation is None else self._decoded(texts)
 
     def source(self) -> pa.StructArray:
         """Return the column `source` of `images` alone; no row is looked at."""

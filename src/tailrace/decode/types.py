@@ -11,7 +11,8 @@ How a column's cells are read is in `columns`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ import pyarrow as pa
 from tailrace.decode import columns, kernel
 from tailrace.decode.columns import ColumnType
 from tailrace.decode.gather import Cells
-from tailrace.decode.postgres_types import item_of
+from tailrace.decode.postgres_types import OIDS, item_of
 from tailrace.decode.values import forms, literals
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Column, Relation, ValueModes, ValueType
@@ -74,6 +75,20 @@ def column_types(relation: Relation) -> tuple[ColumnType, ...]:
 def known_type(column: Column) -> ValueType:
     """Return what is known of a column's type: what the log says of it beyond the Relation message."""
     return column.value_type or ValueType(column.type_oid, column.type_modifier)
+
+
+def cast_as_sent(relation: Relation) -> frozenset[str]:
+    """Return the columns whose values, cast to text, are what the source sends: all but booleans."""
+    return frozenset(c.name for c in relation.columns if known_type(c).oid != OIDS["bool"])
+
+
+def as_text(relation: Relation, names: Collection[str]) -> Relation:
+    """Return a table with `text` in the place of some columns' types."""
+    columns = (
+        replace(c, type_oid=OIDS["text"], type_modifier=-1, value_type=None) if c.name in names else c
+        for c in relation.columns
+    )
+    return replace(relation, columns=tuple(columns))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -19,6 +19,7 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.model import Relation
 from tailrace.records.group import Group
 from tailrace.transforms.groups.rows import described
+from tailrace.transforms.groups.texts import entries
 from tailrace.transforms.groups.values import edited
 
 Fields = dict[str, pa.Array]
@@ -42,7 +43,7 @@ def field_names(group: Group, part: str) -> tuple[str, ...]:
         row = ("prefix", "content") if relation is None else tuple(c.name for c in relation.columns)
         key = () if relation is None else tuple(name for name in row if name in relation.key)
         return row if part == ROW else key if part == KEY else row
-    columns = [group.column(name).type for name in _columns_of(group, part)]
+    columns = [group.column(name).type for name in images_of(group, part)]
     found = (field.name for arrow in columns if pa.types.is_struct(arrow) for field in arrow)
     return tuple(dict.fromkeys(found))
 
@@ -66,13 +67,17 @@ def with_edited(
     :param special: the same for the texts of values that a column does not hold, if it differs.
     """
     columns = group.columns
-    for name in _columns_of(group, part):
+    for name in images_of(group, part):
         at = columns.schema.get_field_index(name)
         if at >= 0:
             columns = columns.set_column(at, name, edited(columns.column(at), edit))
-    if part != KEY:
-        columns = _with_notes(columns, naming, special or naming)
-    return group.with_columns(columns)
+    found = group.with_columns(columns)
+    return found if part == KEY else with_notes(found, naming, special)
+
+
+def with_notes(group: Group, naming: Naming = same_name, special: Naming | None = None) -> Group:
+    """Return records with what is noted of their columns; `naming` and `special` as for `with_edited`."""
+    return group.with_columns(_with_notes(group.columns, naming, special or naming))
 
 
 def with_relation(group: Group, relation: Relation | None) -> Group:
@@ -80,7 +85,8 @@ def with_relation(group: Group, relation: Relation | None) -> Group:
     return replace(group, relation=relation)
 
 
-def _columns_of(group: Group, part: str) -> tuple[str, ...]:
+def images_of(group: Group, part: str) -> tuple[str, ...]:
+    """Return the names of the columns that a part of the records is."""
     rows = ("before", "after") if group.is_change else ("value",)
     return rows if part == ROW else ("key",) if part == KEY else (*rows, "key")
 
@@ -110,19 +116,9 @@ def _renamed_keys(maps: pa.MapArray, naming: Naming) -> pa.MapArray:
 
     if maps.null_count == len(maps):
         return maps
-    keys, items, parents = _entries(maps)
+    keys, items, parents = entries(maps)
     names, kept = _renamed(keys, renamed)
     return _maps(parents[kept], len(maps), names, items.filter(pa.array(kept)))
-
-
-def specials(maps: pa.Array) -> dict[str, tuple[npt.NDArray[np.int64], pa.StringArray]]:
-    """Return the rows (rising) and texts of values that columns don't hold, by `before.<column>` …"""
-    if maps.null_count == len(maps):
-        return {}
-    keys, items, parents = _entries(maps)
-    names = keys.to_numpy(zero_copy_only=False)
-    places = {str(name): np.flatnonzero(names == name) for name in set(names)}
-    return {name: (parents[at], items.take(pa.array(at))) for name, at in places.items()}
 
 
 def with_values(group: Group, image: str, name: str, rows: npt.NDArray[np.int64], values: pa.Array) -> Group:
@@ -141,20 +137,12 @@ def specials_of_values(maps: pa.Array, old: pa.Array) -> pa.Array:
     """Return the texts of rows that become values: those of the row before where `old`, else after."""
     if maps.null_count == len(maps):
         return maps
-    keys, items, parents = _entries(maps)
+    keys, items, parents = entries(maps)
     of_old = old.to_numpy(zero_copy_only=False)[parents]
     is_before = pc.starts_with(keys, "before.").to_numpy(zero_copy_only=False)
     kept = of_old == is_before
     names = pc.replace_substring_regex(keys.filter(pa.array(kept)), r"^(before|after)\.", "value.")
     return _maps(parents[kept], len(maps), names, items.filter(pa.array(kept)))
-
-
-def _entries(maps: pa.MapArray) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int64]]:
-    """Return the keys and items of all maps, and the place of the map of each."""
-    offsets = maps.offsets.fill_null(0).to_numpy() if maps.offsets.null_count else maps.offsets.to_numpy()
-    first, last = int(offsets[0]), int(offsets[-1])
-    parents = np.repeat(np.arange(len(maps)), np.diff(offsets))
-    return maps.keys.slice(first, last - first), maps.items.slice(first, last - first), parents
 
 
 def _renamed(names: pa.StringArray, naming: Naming) -> tuple[pa.StringArray, np.ndarray]:

@@ -30,6 +30,7 @@ from tailrace.decode.computed import ComputedColumn, ComputedColumns
 from tailrace.decode.json.debezium import SourceInfo
 from tailrace.decode.kernel import UNCHANGED
 from tailrace.decode.postgres_types import OIDS
+from tailrace.decode.values.texts import texts_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.sql import inputs_of
 from tailrace.model import Column, Op, Relation, ReplicaIdentity
@@ -39,7 +40,6 @@ from tailrace.transforms.contract import Transformation
 from tailrace.transforms.factory import build
 from tailrace.transforms.fields import BOTH, failure, fitting
 from tailrace.transforms.groups.columns import AddFields, Cast, DropFields, Mask, Rename
-from tailrace.transforms.groups.values import texts_of
 from tailrace.transforms.timestamps import Timestamps
 
 #: Schema and table, after which a target names its folder.
@@ -266,10 +266,12 @@ class ComputedStep:
         found = {}
         for name in given.meant(column.name for column in relation.columns):
             place = next(at for at, column in enumerate(relation.columns) if column.name == name)
-            after, before = (wire.image_column(image, name) for image in ("after", "before"))
-            assert after is not None
-            assert before is not None
-            new, old = (given.converted(group, name, values) for values in (after, before))
+            made = []
+            for image in ("after", "before"):
+                values = wire.image_column(image, name)
+                assert values is not None
+                made.append(given.converted(group, image, name, values))
+            new, old = made
             texts = _texts(group, name, new), _texts(group, name, old)
             # Of a delete, the row is the one before.
             current = pc.if_else(pa.array(wire.op == ord(Op.DELETE)), texts[1], texts[0])
@@ -385,11 +387,6 @@ def _texts(group: Group, name: str, values: pa.Array) -> pa.StringArray:
     arrow = values.type
     if pa.types.is_boolean(arrow):
         return pc.if_else(values, "t", "f")
-    if pa.types.is_floating(arrow):
-        texts = values.cast(pa.string())
-        for here, there in (("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")):
-            texts = pc.if_else(pc.equal(texts, here), there, texts)
-        return texts
     try:
         return texts_of(values)
     except pa.ArrowNotImplementedError:

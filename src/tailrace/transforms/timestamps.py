@@ -52,7 +52,7 @@ class Timestamps:
             return [group]
 
         def edit(found: Fields) -> Fields:
-            return {n: self.converted(group, n, v) if n in meant else v for n, v in found.items()}
+            return {n: self.converted(group, "", n, v) if n in meant else v for n, v in found.items()}
 
         return [with_edited(group, self.part, edit)]
 
@@ -60,7 +60,7 @@ class Timestamps:
         """Return those of the columns that get another form."""
         return fitting(self.patterns, names)
 
-    def converted(self, group: Group, name: str, values: pa.Array) -> pa.Array:
+    def converted(self, group: Group, _image: str, name: str, values: pa.Array) -> pa.Array:
         """Return values of a column as they are to be.
 
         :raises TailraceError: as `apply`.

@@ -10,8 +10,7 @@ Pure: Arrow tables in, Arrow tables out.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.decode.values.stamps import stamp_texts
+from tailrace.decode.values.texts import texts_of
 from tailrace.sinks.delta.type_changes import SAME, Coercion
 
 #: PostgreSQL's infinities are the outermost values of their types.
 _OUTERMOST_DAYS = pa.array([2**31 - 1, -(2**31)], pa.int32())
 _OUTERMOST_US = (2**63 - 1, -(2**63))
-
-#: What makes an array's item stand in quotes.
-_QUOTED = re.compile(r'[{},"\\\s]')
 
 UNCHANGED, SPECIAL, POSITION, ORIGIN = "_unchanged", "_special", "_position", "_origin"
 _TEXTS_BY_NAME = (SPECIAL, "_old_key")
@@ -65,27 +61,59 @@ def reshaped(rows: pa.Table, steps: Sequence[ShapeStep], kept: Mapping[str, pa.D
     """Return `rows` in the shape of `steps`, then their columns named in `kept`, as they are.
 
     Lists of names (`_unchanged`) and texts by name (`_special`, also in `_position` and `_origin`)
-    follow the renaming; what belongs to a column that is gone goes with it.
+    follow the renaming; what belongs to a column that is gone goes with it. A text that a column could not
+    hold moves into the column when that becomes text.
 
     :raises Unfit: if a value does not fit, and its step is not lenient.
     """
     names = {step.source: step.field.name for step in steps if step.source is not None}
-    columns: list[pa.Array | pa.ChunkedArray] = [_made(rows, step) for step in steps]
+    special = _special_of(rows)
+    columns: list[pa.Array | pa.ChunkedArray] = [_made(rows, step, special) for step in steps]
     fields = [step.field.remove_metadata() for step in steps]
+    texts = {
+        step.source
+        for step in steps
+        if step.source in rows.column_names and _becomes_text(rows[step.source].type, step)
+    }
     for name, kind in kept.items():
         column = rows[name] if name in rows.column_names else pa.nulls(len(rows), kind)
-        columns.append(_followed(name, _one(column), names, steps))
+        columns.append(_followed(name, _one(column), names, texts, steps))
         fields.append(pa.field(name, columns[-1].type))
+    if texts and SPECIAL in names:  # of a history, whose own columns are steps, too
+        at = next(at for at, step in enumerate(steps) if step.source == SPECIAL)
+        columns[at] = _maps(_one(columns[at]), {name: name for name in names}, texts)
     return pa.table(columns, schema=pa.schema(fields))
 
 
-def _made(rows: pa.Table, step: ShapeStep) -> pa.Array | pa.ChunkedArray:
+def _special_of(rows: pa.Table) -> pa.MapArray | None:
+    """Return the texts of values that the rows' columns can't hold, by column."""
+    if SPECIAL in rows.column_names:
+        return _one(rows[SPECIAL])
+    return _one(rows[POSITION]).field("special") if POSITION in rows.column_names else None
+
+
+def _becomes_text(held: pa.DataType, step: ShapeStep) -> bool:
+    is_text = pa.types.is_string(held) or pa.types.is_large_string(held) or pa.types.is_string_view(held)
+    return step.lenient and pa.types.is_string(step.field.type) and not is_text
+
+
+def _with_special(texts: Any, special: pa.MapArray | None, name: str) -> pa.Array:
+    """Return texts, and those of values that the column `name` could not hold in their place."""
+    texts = _one(texts)
+    if special is None or special.null_count == len(special):
+        return texts
+    return pc.coalesce(pc.map_lookup(special, pa.scalar(name, pa.string()), "last"), texts)
+
+
+def _made(rows: pa.Table, step: ShapeStep, special: pa.MapArray | None) -> pa.Array | pa.ChunkedArray:
     kind = step.field.type
     if step.source is None or step.source not in rows.column_names:
         if step.fill is None:
             return pa.nulls(len(rows), kind)
         return step.fill.cast(kind).take(pa.array(np.zeros(len(rows), np.int64)))
-    return _cast(rows[step.source], step)
+    values = rows[step.source]
+    found = _cast(values, step)
+    return _with_special(found, special, step.source) if _becomes_text(values.type, step) else found
 
 
 def _cast(values: Any, step: ShapeStep) -> Any:
@@ -120,7 +148,7 @@ def cast_exactly(values: Any, kind: pa.DataType, name: str, *, lenient: bool = F
             room = pa.decimal256(values.type.precision + 1, values.type.scale)
             values = pc.round(pc.cast(values, room), digits, "half_towards_infinity")
     if lenient and pa.types.is_string(kind):
-        return _texts(_one(values))
+        return texts_of(_one(values))
     if pa.types.is_date32(values.type) and pa.types.is_timestamp(kind):
         values = _one(values)
         outermost = pc.is_in(pc.cast(values, pa.int32()), _OUTERMOST_DAYS)
@@ -142,35 +170,6 @@ def cast_exactly(values: Any, kind: pa.DataType, name: str, *, lenient: bool = F
     return _each(_one(values), kind)
 
 
-def _texts(values: pa.Array) -> pa.Array:
-    """Return values as text: bytes, times and arrays as PostgreSQL writes them, others as Arrow does."""
-    if pa.types.is_binary(values.type):
-        return pa.array(
-            [None if value is None else f"\\x{value.hex()}" for value in values.to_pylist()], pa.string()
-        )
-    if pa.types.is_list(values.type):
-        items = _texts(values.flatten()).to_pylist()
-        ends = pc.cumulative_sum(pc.fill_null(values.value_lengths(), 0)).to_pylist()
-        return pa.array(
-            [
-                "{" + ",".join(map(_item, items[start:end])) + "}" if there else None
-                for start, end, there in zip([0, *ends], ends, values.is_valid().to_pylist(), strict=False)
-            ],
-            pa.string(),
-        )
-    if pa.types.is_date32(values.type) or pa.types.is_timestamp(values.type):
-        return stamp_texts(values)
-    return pc.cast(values, pa.string())
-
-
-def _item(text: str | None) -> str:
-    if text is None:
-        return "NULL"
-    if text and text.upper() != "NULL" and not _QUOTED.search(text):
-        return text
-    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
-
-
 def _each(values: pa.Array, kind: pa.DataType) -> pa.Array:
     # Values that don't fit are found by halving; usually there are few.
     if len(values) == 0:
@@ -190,20 +189,29 @@ def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _followed(name: str, column: pa.Array, names: Mapping[str, str], steps: Sequence[ShapeStep]) -> pa.Array:
-    """Return a column of our own, with the names in it as they are in the new shape."""
+def _followed(
+    name: str,
+    column: pa.Array,
+    names: Mapping[str, str],
+    texts: Collection[str | None],
+    steps: Sequence[ShapeStep],
+) -> pa.Array:
+    """Return a column of our own, with the names in it as they are in the new shape.
+
+    :param texts: old columns that became text, and hold what was noted of them.
+    """
     if name == UNCHANGED:
         return _lists(column, names)
     if name in _TEXTS_BY_NAME:
-        return _maps(column, names)
+        return _maps(column, names, texts if name == SPECIAL else ())
     if name == POSITION:
-        special = _maps(column.field("special"), names)
+        special = _maps(column.field("special"), names, texts)
         special = _marked(special, {step.field.name: step.text for step in steps if step.is_marked})
         return pa.StructArray.from_arrays(
             [column.field("log_offset"), special], fields=list(column.type), mask=column.is_null()
         )
     if name == ORIGIN:
-        return _origins(column, names, steps)
+        return _origins(column, names, texts, steps)
     return column
 
 
@@ -219,12 +227,17 @@ def _lists(column: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:
     )
 
 
-def _maps(column: pa.MapArray, names: Mapping[str, str]) -> pa.MapArray:
+def _maps(column: pa.MapArray, names: Mapping[str, str], texts: Collection[str | None] = ()) -> pa.MapArray:
     if column.null_count == len(column):
         return column
     return pa.array(
         [
-            [(names[name], text) for name, text in held or () if name in names] or None
+            [
+                (names[name], text)
+                for name, text in held or ()
+                if name in names and (text is None or name not in texts)
+            ]
+            or None
             for held in column.to_pylist()
         ],
         column.type,
@@ -246,16 +259,26 @@ def _marked(column: pa.MapArray, marks: Mapping[str, str | None]) -> pa.MapArray
     return pa.MapArray.from_arrays(offsets, keys, texts).cast(column.type)
 
 
-def _origins(column: pa.StructArray, names: Mapping[str, str], steps: Sequence[ShapeStep]) -> pa.StructArray:
+def _origins(
+    column: pa.StructArray,
+    names: Mapping[str, str],
+    texts: Collection[str | None],
+    steps: Sequence[ShapeStep],
+) -> pa.StructArray:
     """Return the keys that rows came from; those have the columns that the key has there."""
     kinds = {step.field.name: step for step in steps}
+    special = column.field(SPECIAL) if column.type.get_field_index(SPECIAL) >= 0 else None
     arrays, fields = [], []
     for field in column.type:
         if field.name == SPECIAL:
-            arrays.append(_maps(column.field(SPECIAL), names))
+            arrays.append(_maps(column.field(SPECIAL), names, texts))
             fields.append(field)
         elif field.name in names:
             step = kinds[names[field.name]]
-            arrays.append(_cast(column.field(field.name), step))
+            values = column.field(field.name)
+            found = _cast(values, step)
+            if _becomes_text(values.type, step):
+                found = _with_special(found, special, field.name)
+            arrays.append(found)
             fields.append(pa.field(step.field.name, step.field.type))
     return pa.StructArray.from_arrays(arrays, fields=fields, mask=column.is_null())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from tailrace.config.source.column_policy import ColumnMask
 from tailrace.config.transformations import options
 from tailrace.config.transformations.steps import ROOTS
 from tailrace.decode.column_policy import FIXED_TEXT, Salt, reshaped
+from tailrace.decode.types import as_text, cast_as_sent
 from tailrace.decode.values.masks import HASH_LENGTH, hashed_texts
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import Expression
@@ -32,13 +34,15 @@ from tailrace.transforms.fields import (
     failure,
     field_names,
     fitting,
-    specials,
+    images_of,
     with_edited,
+    with_notes,
     with_relation,
     with_values,
 )
 from tailrace.transforms.groups.rows import GroupRows, fitting_expression, metadata_column
-from tailrace.transforms.groups.values import TEXT, cast, struct_of
+from tailrace.transforms.groups.texts import column_texts, specials
+from tailrace.transforms.groups.values import TEXT, cast, edited, struct_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +253,9 @@ class AddFields:
         if self.part != ROW and pa.types.is_null(group.column("key").type):
             # A record without a key gets one of what is added.
             group = group.with_column("key", struct_of(added, None, len(group)))
-        return [with_edited(group, self.part, edit, lambda name: None if name in added else name)]
+        found = with_edited(group, self.part, edit, lambda name: None if name in added else name)
+        texts = [name for name, values in added.items() if pa.types.is_string(values.type)]
+        return [_with_texts(found, texts, self.part)]
 
     def added(self, group: Group) -> dict[str, pa.Array]:
         """Return the columns by name.
@@ -260,6 +266,14 @@ class AddFields:
         added = {name: _repeated(value, len(group)) for name, value in self.static.items()}
         added |= {name: _value(group, name, found, rows) for name, found in self.fields.items()}
         return added | {name: metadata_column(group, what) for name, what in self.metadata.items()}
+
+
+def _with_texts(group: Group, names: Iterable[str], part: str) -> Group:
+    """Return records whose table has texts under these names: no form of another type is theirs any more."""
+    if group.relation is None or part == KEY:
+        return group
+    kept = set(group.relation.key) if part == ROW else set()
+    return with_relation(group, as_text(group.relation, set(names) - kept))
 
 
 def _value(group: Group, name: str, expression: Expression, rows: GroupRows) -> pa.Array:
@@ -288,26 +302,51 @@ class Cast:
         :raises TailraceError: `TRANSFORM_FAILED` if a value does not fit.
         """
         meant = self.meant(field_names(group, self.part))
+        relation, wire = group.relation, group.wire
+        if wire is not None and relation is not None and self.part == BOTH:
+            texts = cast_as_sent(relation).intersection(self._texts(meant))
+            if texts:
+                group = group.with_wire(wire.named(as_text(relation, texts)))
+                meant = [name for name in meant if name not in texts]
         if not meant:
             return [group]
+        found = group
+        for image in images_of(group, self.part):
+            values = edited(group.column(image), partial(self._cast, group, image, set(meant)))
+            found = found.with_column(image, values)
+        if self.part == KEY:
+            return [found]
+        # Texts hold every value. That of a key's is noted with the row's.
+        noted = set(self._texts(meant))
+        if self.part == ROW:
+            noted -= set(field_names(group, KEY))
+        found = with_notes(found, special=lambda name: None if name in noted else name)
+        return [_with_texts(found, noted, self.part)]
 
-        def edit(found: Fields) -> Fields:
-            return {n: self.converted(group, n, v) if n in meant else v for n, v in found.items()}
+    def _cast(self, group: Group, image: str, meant: Collection[str], found: Fields) -> Fields:
+        return {n: self.converted(group, image, n, v) if n in meant else v for n, v in found.items()}
 
-        return [with_edited(group, self.part, edit)]
+    def _texts(self, names: Iterable[str]) -> list[str]:
+        return [name for name in self.meant(names) if self.types[name] == TEXT]
 
     def meant(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns that are cast."""
         return [name for name in names if name in self.types]
 
-    def converted(self, group: Group, name: str, values: pa.Array) -> pa.Array:
-        """Return values of a column as they are to be.
+    def converted(self, group: Group, image: str, name: str, values: pa.Array) -> pa.Array:
+        """Return values of a field of `key`, `before`, `after` or `value` as they are to be.
 
         :raises TailraceError: as `apply`.
         """
         to = self.types[name]
         try:
-            return cast(values, to)
+            return column_texts(group, image, name, values) if to == TEXT else cast(values, to)
+        except pa.ArrowNotImplementedError:
+            raise failure(
+                group,
+                f"cast the column {name!r} to text: {values.type} has none",
+                "leave it as it is, or give it only the records that it is for, by a predicate",
+            ) from None
         except ExpressionError as error:
             raise failure(
                 group,

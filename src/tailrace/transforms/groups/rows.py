@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.decode.gather import string_array
+from tailrace.decode.values.texts import texts_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import NoColumnError
 from tailrace.expressions.language import ExpressionError
 from tailrace.records.group import Group
-from tailrace.transforms.groups.values import texts_of
+from tailrace.transforms.groups.texts import column_texts
 
 
 class GroupRows:
@@ -58,7 +59,11 @@ class GroupRows:
         :raises NoColumnError: as `column`.
         :raises pyarrow.ArrowNotImplementedError: if its type has no text.
         """
-        return texts_of(self.column(parts))
+        root, *members = parts
+        if len(members) != 1 or root not in ("key", "before", "after", "value"):
+            return texts_of(self.column(parts))
+        image = "after" if root == "value" and self._group.is_change else root
+        return column_texts(self._group, image, members[0], self.column(parts))
 
     def was_sent(self, parts: tuple[str, ...]) -> pa.Array:
         """Return in which records the source sent a column of the row after.

@@ -1,0 +1,103 @@
+"""Arrow's values as PostgreSQL casts them to text: those that are not as the source sent them any more.
+
+Source: PostgreSQL manual, "Floating-Point Types", "Array Input and Output Syntax".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.decode.values.stamps import stamp_texts
+
+#: What makes an array's item stand in quotes, besides the delimiter; of blanks, those of ASCII do.
+_QUOTED = re.compile(r'[{}"\\ \t\n\r\v\f]')
+
+_ODD_FLOATS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+#: Powers of ten that are written without an exponent: from the first one, and before the second.
+_FIRST_FIXED, _FIXED_DIGITS, _FIXED_DIGITS_OF_REAL = -4, 15, 6
+
+
+def texts_of(values: pa.Array, delimiter: str = ",") -> pa.StringArray:
+    """Return the texts of values; a null stays one.
+
+    :param delimiter: between the items of arrays: that of their type.
+    :raises pyarrow.ArrowNotImplementedError: if the type has none, such as a map.
+    """
+    arrow, t = values.type, pa.types
+    if t.is_dictionary(arrow):
+        return texts_of(values.cast(arrow.value_type))
+    if isinstance(arrow, pa.BaseExtensionType):
+        return texts_of(values.cast(arrow.storage_type))
+    if t.is_date(arrow) or t.is_timestamp(arrow):
+        return stamp_texts(values)
+    if t.is_floating(arrow):
+        return _float_texts(values)
+    if t.is_list(arrow):
+        return _array_texts(values, delimiter)
+    if t.is_binary(arrow) or t.is_large_binary(arrow):
+        texts = [None if value is None else f"\\x{value.hex()}" for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
+    if t.is_nested(arrow):
+        raise pa.ArrowNotImplementedError(f"{arrow} has no text")
+    texts = values.cast(pa.string())
+    if t.is_time(arrow):
+        return pc.replace_substring_regex(texts, r"(:\d\d)\.?0*$|0+$", r"\1")
+    if t.is_decimal(arrow):
+        # Arrow writes numbers near zero with an exponent.
+        return _rewritten(texts, pc.match_substring(texts, "E"), lambda text: format(Decimal(text), "f"))
+    return texts
+
+
+def _float_texts(values: pa.Array) -> pa.StringArray:
+    # Both write the fewest digits that give the number back; Arrow has an exponent sooner.
+    is_real = values.type != pa.float64()
+    digits = _FIXED_DIGITS_OF_REAL if is_real else _FIXED_DIGITS
+    size = pc.abs(values)
+    odd = pc.or_(pc.is_nan(values), pc.greater_equal(size, 10.0**_FIXED_DIGITS_OF_REAL))
+    odd = pc.or_(odd, pc.and_(pc.less(size, 10.0**_FIRST_FIXED), pc.not_equal(size, 0.0)))
+    return _rewritten(values.cast(pa.string()), odd, lambda text: _float_text(text, digits))
+
+
+def _float_text(text: str, fixed_digits: int) -> str:
+    if text in _ODD_FLOATS:
+        return _ODD_FLOATS[text]
+    number = Decimal(text).normalize()
+    power = number.adjusted()
+    if _FIRST_FIXED <= power < fixed_digits:
+        return format(number, "f")
+    sign, digits, _ = number.as_tuple()
+    first, *rest = map(str, digits)
+    point = "." if rest else ""
+    return f"{'-' * sign}{first}{point}{''.join(rest)}e{power:+03d}"
+
+
+def _rewritten(texts: pa.StringArray, odd: pa.BooleanArray, write: Callable[[str], str]) -> pa.StringArray:
+    odd = odd.fill_null(False)
+    if not odd.true_count:
+        return texts
+    written = pa.array(map(write, texts.filter(odd).to_pylist()), pa.string())
+    return pc.replace_with_mask(texts, odd, written)
+
+
+def _array_texts(values: pa.ListArray, delimiter: str) -> pa.StringArray:
+    flat = values.flatten()
+    if pa.types.is_boolean(flat.type):
+        flat = pc.if_else(flat, "t", "f")  # a value's text is not that of its cast
+    items = [_item(text, delimiter) for text in texts_of(flat).to_pylist()]
+    ends = pc.cumulative_sum(pc.fill_null(values.value_lengths(), 0)).to_pylist()
+    spans = zip([0, *ends], ends, values.is_valid().to_pylist(), strict=False)
+    texts = ["{" + delimiter.join(items[start:end]) + "}" if there else None for start, end, there in spans]
+    return pa.array(texts, pa.string())
+
+
+def _item(text: str | None, delimiter: str) -> str:
+    if text is None:
+        return "NULL"
+    if text and text.upper() != "NULL" and delimiter not in text and not _QUOTED.search(text):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

@@ -1,0 +1,67 @@
+"""Columns of a group as PostgreSQL casts them to text.
+
+As long as a group is as the source sent it, the texts are the source's. Later they are made of the typed
+values, and of `special`, which has the text of a value that its column can't hold.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.decode.postgres_types import item_of
+from tailrace.decode.types import cast_as_sent, known_type
+from tailrace.decode.values.texts import texts_of
+from tailrace.model import Relation
+from tailrace.records.group import Group
+
+
+def column_texts(group: Group, image: str, name: str, values: pa.Array) -> pa.StringArray:
+    """Return the texts of a field of `key`, `before`, `after` or `value`, whose values are these.
+
+    :raises pyarrow.ArrowNotImplementedError: if the type has none, such as a map.
+    """
+    wire, relation = group.wire, group.relation
+    if wire is not None and relation is not None and name in cast_as_sent(relation):
+        sent = wire.image_texts(image, name)
+        if sent is not None:
+            return sent
+    texts = texts_of(values, _delimiter(relation, name))
+    noted = specials(group.column("special"))
+    # What is noted of a key's value is so of the row that it is of: that after, or before a delete.
+    places = [f"before.{name}", f"after.{name}", name] if image == "key" else [f"{image}.{name}"]
+    for place in (place for place in places if place in noted):
+        rows, held = noted[place]
+        chosen = np.zeros(len(texts), np.bool_)
+        chosen[rows] = True
+        if image == "key" and place.startswith("before."):
+            chosen &= group.column("after").is_null().to_numpy(zero_copy_only=False)
+            held = held.filter(pa.array(chosen[rows]))
+        texts = pc.replace_with_mask(texts, pa.array(chosen), held)
+    return texts
+
+
+def _delimiter(relation: Relation | None, name: str) -> str:
+    columns = () if relation is None else relation.columns
+    found = next((item_of(known_type(column)) for column in columns if column.name == name), None)
+    return "," if found is None else found[1]
+
+
+def specials(maps: pa.Array) -> dict[str, tuple[npt.NDArray[np.int64], pa.StringArray]]:
+    """Return the rows (rising) and texts of values that columns don't hold, by `before.<column>` …"""
+    if maps.null_count == len(maps):
+        return {}
+    keys, items, parents = entries(maps)
+    names = keys.to_numpy(zero_copy_only=False)
+    places = {str(name): np.flatnonzero(names == name) for name in set(names)}
+    return {name: (parents[at], items.take(pa.array(at))) for name, at in places.items()}
+
+
+def entries(maps: pa.MapArray) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int64]]:
+    """Return the keys and items of all maps, and the place of the map of each."""
+    offsets = maps.offsets.fill_null(0).to_numpy() if maps.offsets.null_count else maps.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    parents = np.repeat(np.arange(len(maps)), np.diff(offsets))
+    return maps.keys.slice(first, last - first), maps.items.slice(first, last - first), parents

@@ -38,6 +38,8 @@ class FakeShard:
     :param purged: so many transactions can't be had any more.
     :param lag: so many of the newest transactions its replicas do not have, if they are asked what they have.
     :param is_silent: its streams bring heartbeats alone.
+    :param is_cut: each event of a transaction comes in a response of its own.
+    :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
     :param loses_journal: the journal of several shards is lost on the way.
     :param errors: what its next streams end with at once: code and words.
     """
@@ -49,6 +51,8 @@ class FakeShard:
     purged: int = 0
     lag: int = 0
     is_silent: bool = False
+    is_cut: bool = False
+    allowed: int | None = None
     loses_journal: bool = False
     errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
 
@@ -256,6 +260,7 @@ class FakeVtgate:
         if shard.is_silent or name in following.over:
             return
         async for response in following.copied(name, shard):
+            await self._allowed(shard)
             yield response
         place = following.places[name]
         if place > len(shard.binlog):
@@ -268,7 +273,12 @@ class FakeVtgate:
         following.places[name] += 1
         entry = shard.binlog[place]
         if not isinstance(entry, pb.Journal):
-            yield following.transaction(name, shard, entry)
+            whole = following.transaction(name, shard, entry)
+            for part in map(_response, whole.events) if shard.is_cut else ():
+                await self._allowed(shard)
+                yield part
+            if not shard.is_cut:
+                yield whole
             return
         participants = {each.shard for each in entry.participants}
         is_alone = not participants <= following.names
@@ -279,6 +289,12 @@ class FakeVtgate:
             listed = " ".join(f'keyspace:"{KEYSPACE}" shard:"{each}"' for each in sorted(participants))
             words = f"not all journaling participants are in the stream: journal: [{listed}], stream: []"
             await context.abort(grpc.StatusCode.INTERNAL, words)
+
+    async def _allowed(self, shard: FakeShard) -> None:
+        while shard.allowed == 0:
+            await self._changed.wait()
+        if shard.allowed is not None:
+            shard.allowed -= 1
 
     async def _let_in(self, context: Any) -> None:
         if self._user is not None:

@@ -46,6 +46,7 @@ class Kind(enum.StrEnum):
     PUBLICATION_MISMATCH = "publication_mismatch"
     TABLE_MISSING = "table_missing"
     COLUMN_NOT_SENT = "column_not_sent"  # the stream lacks a column that the table has
+    SHARDS_LOST = "shards_lost"  # their changes come no further until their keys are copied again
     SNAPSHOT_FAILED = "snapshot_failed"
     SNAPSHOT_DELAYED = "snapshot_delayed"  # the stream is too far behind, or DDL came into it
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -147,7 +148,10 @@ def test_a_table_without_a_key_has_whole_old_rows() -> None:
     assert before == [{"id": 1, "what": None}, {"id": 1, "what": "b"}]
 
 
-def test_tables_of_vitess_own_and_tables_that_are_not_captured_are_left_out() -> None:
+@pytest.mark.parametrize("envelope", [ms.transaction, ms.copied])
+def test_w15_tables_of_vitess_own_and_tables_that_are_not_captured_are_left_out(
+    envelope: Callable[..., bytes],
+) -> None:
     names = [
         "_vt_vrp_6ace8bcef73211ea87e9f875a4d24e90_20200915120410_",
         "_vt_HOLD_6ace8bcef73211ea87e9f875a4d24e90_20200915120410",
@@ -156,7 +160,7 @@ def test_tables_of_vitess_own_and_tables_that_are_not_captured_are_left_out() ->
     ]  # fmt: skip
     transcoder = Transcoder(ms.KEYSPACE, ms.SHARD, LogTables({}), captures=lambda table: table != "other")
     described = [ms.described(name, COLUMNS) for name in names]
-    made = transcoder.transcode([ms.transaction(*described, *(_insert(1, table=name) for name in names))], 1)
+    made = transcoder.transcode([envelope(*described, *(_insert(1, table=name) for name in names))], 1)
     assert {change.table for change in read(made.frames)} == {"shop.t", "shop._vt_own"}
 
 
@@ -169,6 +173,28 @@ def test_events_of_other_shards_in_the_same_stream_are_passed_over() -> None:
     made = _transcoder().transcode([other, own, other], 1)
     assert [change.row["id"] for change in read(made.frames)] == ["1"]
     assert len(made.events) == 3
+
+
+def test_w17_a_table_that_was_not_there_at_the_start_is_taken_when_it_comes() -> None:
+    transcoder = _transcoder()
+    transcoder.transcode([ms.transaction(ms.described("t", COLUMNS), _insert(1))], 1)
+    later = ms.transaction(ms.described("later", COLUMNS), _insert(2, table="later"))
+    assert [change.table for change in read(transcoder.transcode([later], 2).frames)] == ["shop.later"]
+
+
+def test_w13_labels_are_told_by_each_description_not_by_the_end_of_another_shards_copy() -> None:
+    """A copy has labels, a stream of an old server numbers: these are refused, however much is copied."""
+    enum: ms.ColumnGiven = ("e", 2074, "enum('a','b')", 0, 255)
+    changes = ms.rows("t", [ms.change(after=[b"1", b"b"])], time_s=0)
+    transcoder = _transcoder()
+    completed = pb.VEvent(type=pb.COPY_COMPLETED, keyspace=ms.KEYSPACE, shard=OTHER)
+    copying = [
+        ms.copied(ms.described("t", [ms.ID, enum]), changes), ms.response(completed), ms.copied(changes)
+    ]  # fmt: skip
+    found = read(transcoder.transcode(copying, 1).frames)
+    assert [(change.op, change.row["e"]) for change in found] == [("r", "b"), ("r", "b")]
+    with pytest.raises(TailraceError, match="numbers of its labels"):
+        transcoder.transcode([ms.transaction(ms.described("t", [ms.ID, enum], labels=False), changes)], 9)
 
 
 def test_a_shard_without_changes_says_that_it_went_on() -> None:
@@ -400,7 +426,7 @@ def test_a_text_that_is_not_utf8_leaves_its_neighbours_readable() -> None:
     assert [change.row["what"] for change in read(made.frames)] == ["a", "\\xfffe", "b"]
 
 
-def test_what_an_image_lacks_is_unchanged_or_taken_from_the_row_before() -> None:
+def test_w12_what_an_image_lacks_is_unchanged_or_taken_from_the_row_before() -> None:
     columns = [ms.ID, ms.WHAT, ("big", ms.BLOB, "blob", 0, ms.BINARY)]
     changes = [
         ms.change([b"1", b"a", None], [b"1", b"b", None], [True, True, False]),
@@ -415,7 +441,7 @@ def test_what_an_image_lacks_is_unchanged_or_taken_from_the_row_before() -> None
     ]
 
 
-def test_documents_that_are_sent_as_changes_are_applied_to_those_before() -> None:
+def test_w12_documents_that_are_sent_as_changes_are_applied_to_those_before() -> None:
     columns = [ms.ID, *((name, ms.JSON, "json", 0, ms.BINARY) for name in "jkl")]
     change = b"JSON_REPLACE(%s, _utf8mb4'$.a', CAST(2 as JSON))"
     old = [b"1", b'{"a": 1}', b'{"a": 1}', b"[1]"]

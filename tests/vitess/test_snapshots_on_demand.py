@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.sources.vitess.snapshots import VitessSnapshots
+from tailrace.sources.vitess.streaming import keyspace_stream
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.vitess.capturing import capturing
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
@@ -142,4 +143,31 @@ def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVi
     tailrace("snapshot", file, "--lost")
     tailrace("run", file, "--until-caught-up")
     # All keys were read again, so what is not there any more is gone from the mirror, too.
+    assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)
+
+
+def test_a_shard_that_was_restored_from_a_backup_is_copied_anew(
+    tmp_path: Path, cluster: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyspace_stream, "PROBE_S", 2.0)
+    _insert(cluster, TABLE, range(100))
+    file = pipeline_file(tmp_path, cluster, TABLE, snapshot="initial")
+    tailrace("run", file, "--until-caught-up")
+    ((backup,),) = cluster.execute("select @@global.gtid_executed", target="shop/80-")
+    cluster.execute(f"update {TABLE} set counter = 1 where id < 50")
+    tailrace("run", file, "--until-caught-up")
+    cluster.mysql(
+        "80-",
+        "reset master",
+        f"set global gtid_purged = '{backup}'",
+        "set sql_log_bin = 0",
+        f"update vt_shop.{TABLE} set counter = 0",
+    )
+    with capturing(tmp_path, cluster.address, snapshot="initial") as found:
+        found.wait_for_mode("needs_snapshot", "80-")
+        assert "lacks transactions" in found.capture.progress().warnings[0].message
+    assert _mirrored(tmp_path, TABLE) != _there(cluster, TABLE)
+    tailrace("snapshot", file, "--lost")
+    cluster.execute(f"update {TABLE} set counter = counter + 1 where id < 20")
+    tailrace("run", file, "--until-caught-up")
     assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)

@@ -8,6 +8,7 @@ load; the ratio is what counts.
 from __future__ import annotations
 
 import importlib
+import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,10 +48,14 @@ NAMES: dict[str, str] = {
 def run(name: str, *, rows: int | None = None, as_json: bool = False) -> int:
     """Run the benchmark `name` and print its result; return the exit status.
 
+    It ends on SIGTERM as on Ctrl-C, also where a shell has it ignore that: so its servers end with it.
+
     :param rows: size of the table or backlog (for `latency`: rows a second; for `idle`: tasks; for
         `tables`: tables); `None` for the benchmark's own default.
     :raises KeyError: if there is no such benchmark.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     measurement(name)(rows).print(as_json=as_json)
     return 0
 

@@ -27,7 +27,9 @@ from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.vtgate import VSTREAM, Vtgate
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.streaming.capture_task import VitessCapture
+from tailrace.sources.vitess.streaming.keyspace_stream import table_rules
 from tailrace_bench.support.idle_vtgate import OPEN_STREAMS
+from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine, median
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 
@@ -41,7 +43,14 @@ TURNS = 3
 SHARDS = 1_000
 #: For how long a thousand shards are watched.
 WATCHED_S = 30.0
-DEADLINE_S = 600.0
+#: Of one pass over the backlog, and of whatever else is waited for.
+DEADLINE_S = 120.0
+_WATCH_S = 300.0
+#: How often the progress of loading is told.
+_SHOWN_S = 10.0
+#: Of the bytes that came the first time, so many come again at least. Each position in the stream names all
+#: shards, so how they take turns changes the sum by some digits: the rest is parsed to find the end.
+_UNPARSED = 0.98
 
 _VSCHEMA = {
     "sharded": True,
@@ -100,14 +109,18 @@ class _Backlog:
         """Return the rates of both, and the median of their ratios."""
         before = self._positions()
         with _captured(self._source, self._at) as capture:
-            _wait(lambda: capture.caught_up(time.time_ns() // 1000), "the start of a capture")
+            begun_us = time.time_ns() // 1000
+            _wait(lambda: capture.caught_up(begun_us), "the start of a capture")
         self._load()
-        wanted, expected = self._positions(), 0
-        ours, theirs = [], []
+        wanted = self._positions()
         expected = self._counted(before, wanted, 0)[0]
+        log.info("the backlog is there", table=self._table, rows=self._rows, bytes=expected)
+        ours, theirs = [], []
         for turn in range(TURNS):
-            theirs.append(self._counted(before, wanted, expected)[1])
+            theirs.append(self._counted(before, wanted, int(expected * _UNPARSED))[1])
             ours.append(self._ours(turn))
+            log.info("a turn", number=turn + 1, of=TURNS, ours=round(self._rows / ours[-1]),
+                     counting=round(self._rows / theirs[-1]))  # fmt: skip
         return {
             "rows_s": self._rows / median(ours),
             "client_rows_s": self._rows / median(theirs),
@@ -116,6 +129,7 @@ class _Backlog:
 
     def _load(self) -> None:
         what = "an order of some things, number"
+        shown_s = time.monotonic()
         with self._cluster.connection() as connection, connection.cursor() as cursor:
             for first in range(0, self._rows, self._each):
                 values = ", ".join(
@@ -123,6 +137,9 @@ class _Backlog:
                     for key in range(first, min(first + self._each, self._rows))
                 )
                 cursor.execute(f"insert into {self._table} values {values}")
+                if time.monotonic() > shown_s + _SHOWN_S:
+                    shown_s = time.monotonic()
+                    log.info("loading", table=self._table, rows=first + self._each, of=self._rows)
 
     def _positions(self) -> dict[str, str]:
         found = {}
@@ -132,13 +149,15 @@ class _Backlog:
             found[shard] = f"MySQL56/{gtid}".replace("\n", "")
         return found
 
-    def _counted(self, begin: dict[str, str], end: dict[str, str], expected: int) -> tuple[int, float]:
+    def _counted(self, begin: dict[str, str], end: dict[str, str], unparsed: int) -> tuple[int, float]:
         """Count the bytes of all shards in one stream; return them, and how long it took.
 
-        :param expected: how many there are; 0: not known, what comes is parsed until the end is there.
+        :param unparsed: so many are only counted. What comes then is parsed, too, until the end is there.
         """
         request = pb.VStreamRequest(
-            tablet_type=pb.PRIMARY, filter=pb.Filter(rules=[pb.Rule(match=self._table)])
+            tablet_type=pb.PRIMARY,
+            filter=pb.Filter(rules=table_rules(self._source)),
+            flags=pb.VStreamFlags(exclude_keyspace_from_table_name=True),
         )
         for shard, gtid in begin.items():
             request.vgtid.shard_gtids.add(keyspace=self._cluster.keyspace, shard=shard, gtid=gtid)
@@ -148,12 +167,16 @@ class _Backlog:
         with grpc.insecure_channel(self._cluster.address, options) as channel:
             method: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(VSTREAM)
             call = method(request.SerializeToString(), timeout=DEADLINE_S)
-            for response in call:
-                count += len(response)
-                if (count >= expected) if expected else _reaches(response, sets):
-                    call.cancel()
-                    return count, time.perf_counter() - started
-        raise TailraceError(Kind.INTERNAL, "count the bytes of a backlog: the stream ended")
+            try:
+                for response in call:
+                    count += len(response)
+                    if count > unparsed and _reaches(response, sets):
+                        call.cancel()
+                        return count, time.perf_counter() - started
+            except grpc.RpcError as error:
+                words = f"count the bytes of a backlog: {count} came, and then {error}"
+                raise TailraceError(Kind.INTERNAL, words) from None
+        raise TailraceError(Kind.INTERNAL, f"count the bytes of a backlog: the stream ended after {count}")
 
     def _ours(self, turn: int) -> float:
         at = self._at.with_name(f"{self._at.name}-{turn}")
@@ -213,9 +236,8 @@ def _thousand() -> dict[str, Any]:
             address = f"127.0.0.1:{int(vtgate.stdout.readline())}"
             found: dict[str, Any] = {}
             for _ in range(2):
-                ours = [sys.executable, "-m", "tailrace_bench.vitess", address, str(Path(name) / "log")]
-                done = subprocess.run(ours, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-                found = json.loads(done.stdout)
+                found = answer_of("tailrace_bench.vitess", address, Path(name) / "log", deadline_s=_WATCH_S)
+                log.info("a thousand idle shards", **found)
             return found
         finally:
             vtgate.kill()

@@ -143,7 +143,7 @@ class EmbeddedVitess:
                 "vtgate_mysql",
             )
         }
-        self._at_exit = weakref.finalize(self, _end_if_ours, os.getpid(), self._processes, self._mysql_pids)
+        self._at_exit = weakref.finalize(self, _end_if_ours, os.getpid(), self._processes, self.directory)
 
     @property
     def address(self) -> str:
@@ -178,7 +178,8 @@ class EmbeddedVitess:
 
     def close(self) -> None:
         """End all processes at once and remove the data. Idempotent."""
-        _end(self._processes, self._mysql_pids)
+        _end(self._processes, self.directory)
+        self._mysql_pids.clear()
         self._at_exit.detach()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -557,15 +558,26 @@ def _kill_pid(pid: int) -> None:
         time.sleep(_POLL_S)
 
 
-def _end(processes: dict[str, subprocess.Popen[bytes]], mysql_pids: dict[int, int]) -> None:
+def _mysql_servers(directory: Path) -> Iterator[int]:
+    """Yield MySQL's servers below a directory. They are no children of ours: mysqlctl may have been ended
+    before it told of the one that it started.
+    """
+    own = f"--defaults-file={directory}/".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(word.startswith(own) for word in (process / "cmdline").read_bytes().split(b"\0")):
+                yield int(process.name)
+
+
+def _end(processes: dict[str, subprocess.Popen[bytes]], directory: Path) -> None:
     for process in processes.values():
         _kill(process)
-    for pid in mysql_pids.values():
+    for pid in _mysql_servers(directory):
         _kill_pid(pid)
     processes.clear()
-    mysql_pids.clear()
 
 
-def _end_if_ours(pid: int, processes: dict[str, subprocess.Popen[bytes]], mysql_pids: dict[int, int]) -> None:
+def _end_if_ours(pid: int, processes: dict[str, subprocess.Popen[bytes]], directory: Path) -> None:
     if os.getpid() == pid:
-        _end(processes, mysql_pids)
+        _end(processes, directory)
+        shutil.rmtree(directory, ignore_errors=True)

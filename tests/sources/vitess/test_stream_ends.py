@@ -29,6 +29,7 @@ NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
         (Status("INTERNAL", JOURNAL), EndReason.PARTICIPANTS_ABSENT, ("-80", "80-c0")),
         (Status("INTERNAL", "stream terminated by RST_STREAM"), EndReason.INTERRUPTED, ()),
         (Status("UNKNOWN", PURGED), EndReason.PURGED, ()),
+        (Status("INVALID_ARGUMENT", "GTIDSet Mismatch: requested …"), EndReason.BEHIND, ()),
         (Status("UNKNOWN", "net.Dial(/tmp/mysql.sock) failed (errno 2002)"), EndReason.INTERRUPTED, ()),
         (Status("FAILED_PRECONDITION", NO_SHARD), EndReason.SHARD_UNKNOWN, ()),
         (Status("CANCELLED", "failed to find a RDONLY tablet for VStream"), EndReason.INTERRUPTED, ()),
@@ -54,7 +55,6 @@ def test_what_the_next_stream_is_opened_for(
         (Status("UNAUTHENTICATED", "username and password must be provided"), Kind.SOURCE_AUTH_FAILED),
         (Status("PERMISSION_DENIED", "auth failed"), Kind.SOURCE_AUTH_FAILED),
         (Status("RESOURCE_EXHAUSTED", "Received message larger than max (9 vs. 4)"), Kind.FRAME_TOO_LARGE),
-        (Status("INVALID_ARGUMENT", "GTIDSet Mismatch: requested …"), Kind.SOURCE_BEHIND_LOG),
         (Status("UNIMPLEMENTED", "unknown service"), Kind.SOURCE_MISCONFIGURED),
     ],
 )

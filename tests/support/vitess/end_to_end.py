@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace_servers.vitess import EmbeddedVitess
+from tests.support.vitess.fake_vtgate import FakeVtgate
 
 TIMEOUT_S = 240
 
@@ -23,7 +24,7 @@ _SINKS = {
 
 def pipeline_file(
     at: Path,
-    cluster: EmbeddedVitess,
+    cluster: EmbeddedVitess | FakeVtgate,
     table: str,
     *,
     sinks: Sequence[str] = ("jsonl", "mirror"),

@@ -36,7 +36,10 @@ class FakeShard:
 
     :param rows: what a copy reads.
     :param purged: so many transactions can't be had any more.
+    :param lag: so many of the newest transactions its replicas do not have, if they are asked what they have.
     :param is_silent: its streams bring heartbeats alone.
+    :param is_cut: each event of a transaction comes in a response of its own.
+    :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
     :param loses_journal: the journal of several shards is lost on the way.
     :param errors: what its next streams end with at once: code and words.
     """
@@ -46,7 +49,10 @@ class FakeShard:
     rows: dict[int, int] = field(default_factory=dict)
     serves: bool = True
     purged: int = 0
+    lag: int = 0
     is_silent: bool = False
+    is_cut: bool = False
+    allowed: int | None = None
     loses_journal: bool = False
     errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
 
@@ -62,6 +68,8 @@ class FakeVtgate:
     :param user: name and password that calls must bring; None: none.
     """
 
+    keyspace = KEYSPACE
+
     def __init__(
         self,
         *shards: str,
@@ -70,6 +78,7 @@ class FakeVtgate:
     ) -> None:
         self.shards = {name: FakeShard(_server(number)) for number, name in enumerate(shards)}
         self.requests: list[pb.VStreamRequest] = []
+        self.asked: list[str] = []  # the targets that were asked what they have
         self.peers: set[str] = set()
         self.open_streams = 0
         self._servers = len(shards)
@@ -130,6 +139,18 @@ class FakeVtgate:
             for name in sources:
                 del self.shards[name]
 
+    def restore(self, shard: str, transactions: int) -> None:
+        """Bring a shard back to its first transactions, as a backup does, or a failover that lost some."""
+        with self._changes():
+            found = self.shards[shard]
+            del found.binlog[transactions:]
+            found.rows = {
+                key: counter
+                for each in found.binlog
+                if not isinstance(each, pb.Journal)
+                for key, counter in each
+            }
+
     def change(self, shard: str, **fields: Any) -> None:
         """Set fields of a shard."""
         with self._changes():
@@ -173,13 +194,16 @@ class FakeVtgate:
                 for number, name in enumerate(self.shards)
             ]
         elif "gtid_executed" in sql:
-            name = request.session.target_string.partition(":")[2].partition("@")[0]
+            target = request.session.target_string
+            self.asked.append(target)
+            name, _, of = target.partition(":")[2].partition("@")
             shard = self.shards.get(name)
             if shard is None or not shard.serves:
                 found.error.code, found.error.message = 14, "no healthy tablet available"
                 return found
             purged = f"{shard.server}:1-{shard.purged}" if shard.purged else ""
-            rows = [[shard.gtid().partition("/")[2], purged]]
+            newest = len(shard.binlog) - (0 if of == "primary" else shard.lag)
+            rows = [[shard.gtid(newest).partition("/")[2], purged]]
         elif "binlog_row_image" in sql:
             rows = [["FULL", "ROW", "ON"]]
         elif "information_schema.statistics" in sql:
@@ -236,6 +260,7 @@ class FakeVtgate:
         if shard.is_silent or name in following.over:
             return
         async for response in following.copied(name, shard):
+            await self._allowed(shard)
             yield response
         place = following.places[name]
         if place > len(shard.binlog):
@@ -248,7 +273,12 @@ class FakeVtgate:
         following.places[name] += 1
         entry = shard.binlog[place]
         if not isinstance(entry, pb.Journal):
-            yield following.transaction(name, shard, entry)
+            whole = following.transaction(name, shard, entry)
+            for part in map(_response, whole.events) if shard.is_cut else ():
+                await self._allowed(shard)
+                yield part
+            if not shard.is_cut:
+                yield whole
             return
         participants = {each.shard for each in entry.participants}
         is_alone = not participants <= following.names
@@ -259,6 +289,12 @@ class FakeVtgate:
             listed = " ".join(f'keyspace:"{KEYSPACE}" shard:"{each}"' for each in sorted(participants))
             words = f"not all journaling participants are in the stream: journal: [{listed}], stream: []"
             await context.abort(grpc.StatusCode.INTERNAL, words)
+
+    async def _allowed(self, shard: FakeShard) -> None:
+        while shard.allowed == 0:
+            await self._changed.wait()
+        if shard.allowed is not None:
+            shard.allowed -= 1
 
     async def _let_in(self, context: Any) -> None:
         if self._user is not None:

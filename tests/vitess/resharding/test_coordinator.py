@@ -11,6 +11,7 @@ import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.resharding.coordinator import (
+    BEHIND_MAX,
     JUNCTION_DEADLINE_S,
     JUNCTION_WAIT_S,
     PURGED_MAX,
@@ -232,6 +233,51 @@ def test_a_silent_shard_is_asked_what_it_has(executed: str, purged: str, expecte
     found = _running("0", at=5)
     commands = found.step(Probed("0", found.shards["0"].attempt, executed, purged))
     assert [type(command) for command in commands] == expected
+
+
+def _lag(found: Coordinator, shard: str, executed: str) -> Sequence[Command]:
+    return found.step(Probed(shard, found.shards[shard].attempt, executed, ""))
+
+
+def test_a_shard_that_lacks_what_was_read_of_it_is_named_and_its_keys_alone_are_copied_again() -> None:
+    found = _running("-80", "80-", at=5)
+    for _ in range(BEHIND_MAX):
+        assert not found.needs_snapshot
+        _lag(found, "80-", _gtid(4))
+    assert [str(part) for part in found.needs_snapshot] == ["80-"]
+    (warning,) = shard_warnings(found)
+    assert "lacks transactions" in warning.message
+    assert "tailrace snapshot FILE --lost" in warning.repair
+    assert found.waits_for_snapshot("80-", ["-80", "80-"])
+    assert not found.waits_for_snapshot("-80", ["-80", "80-"])
+    found.step(SnapshotRequested())
+    assert not found.waits_for_snapshot("80-", ["-80", "80-"])
+    assert _opened(_listed(found, "-80", "80-")).keys() == {"80-"}
+
+
+def test_a_tablet_that_lags_is_no_loss() -> None:
+    found = _running("0", at=5)
+    _end(found, "0", EndReason.BEHIND)
+    assert found.shards["0"].behind == 1  # its primary is asked
+    for _ in range(BEHIND_MAX):
+        _lag(found, "0", _gtid(5))
+        assert found.shards["0"].behind == 0
+        _lag(found, "0", _gtid(4))
+    _lag(found, "0", _gtid(4))
+    _end(found, "0", EndReason.BEHIND)
+    assert found.step(PositionReached("0", found.shards["0"].attempt, _gtid(6)))
+    assert (found.shards["0"].behind, found.shards["0"].state) == (0, ShardMode.STREAMING)
+
+
+def test_serving_shards_wait_for_a_snapshot_only_when_nothing_of_theirs_moves_any_more() -> None:
+    found = _running("-40", "40-80", "80-")
+    for _ in range(PURGED_MAX):
+        _end(found, "-40", EndReason.PURGED)
+    serving = ["-80", "80-"]
+    assert not found.waits_for_snapshot("-80", serving)  # the other one goes on to its journal
+    _reach(found, "40-80", MERGE)
+    assert found.waits_for_snapshot("-80", serving)
+    assert not found.waits_for_snapshot("80-", serving)
 
 
 def test_a_lost_task_is_replaced_and_late_words_of_it_are_refused() -> None:

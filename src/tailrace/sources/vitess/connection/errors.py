@@ -31,10 +31,6 @@ class Status:
     words: str = ""
 
 
-_BEHIND = (
-    "the shard lacks transactions that are in the log: a restored backup, or a failover that lost some; "
-    "begin a new log with a new snapshot"
-)
 _AGAIN = "it is tried again"
 _NO_TABLET = f"no tablet of this type serves the shard; check source.tablet_type. {_AGAIN}"
 _TLS = "check source.tls_ca, tls_certificate and tls_key, and that vtgate serves TLS"
@@ -43,7 +39,6 @@ _TLS = "check source.tls_ca, tls_certificate and tls_key, and that vtgate serves
 _WORDS: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
     (re.compile(words, re.IGNORECASE), kind, hint)
     for words, kind, hint in (
-        (r"GTIDSet Mismatch", Kind.SOURCE_BEHIND_LOG, _BEHIND),
         (r"larger than max", Kind.FRAME_TOO_LARGE, "raise source.message_bytes_max"),
         (
             r"unknown table|table \S+ is not present|table \S+ doesn't exist",

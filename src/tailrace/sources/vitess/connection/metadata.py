@@ -69,9 +69,13 @@ def tablets(vtgate: Vtgate, source: VitessSource) -> list[Tablet]:
     ]
 
 
-def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str) -> Future[list[Row]]:
-    """Ask for the transactions that a shard has executed and those whose binlogs it has purged: one row."""
-    return vtgate.ask(_GTIDS, f"ask the shard {shard} what it has", _target(source, shard))
+def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str, tablet_type: str = "") -> Future[list[Row]]:
+    """Ask for the transactions that a shard has executed and those whose binlogs it has purged: one row.
+
+    :param tablet_type: of the tablet that is asked; empty: the one that is read from.
+    """
+    target = f"{source.keyspace}:{shard}@{tablet_type or source.tablet_type}"
+    return vtgate.ask(_GTIDS, f"ask the shard {shard} what it has", target)
 
 
 def newest_gtids(vtgate: Vtgate, source: VitessSource) -> dict[str, str]:

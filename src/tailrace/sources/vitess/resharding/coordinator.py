@@ -64,6 +64,9 @@ JUNCTION_WAIT_S, JUNCTION_DEADLINE_S = 1.0, 5.0
 #: So often in a row a server must say that it has purged what follows: another tablet may have it.
 PURGED_MAX = 3
 
+#: So often in a row a shard must lack what was read of it. A replica may just lag: its primary is asked then.
+BEHIND_MAX = 3
+
 #: Waits before a stream that ended is opened again.
 _BACKOFF = Backoff(first_s=0.2, longest_s=10.0)
 
@@ -71,6 +74,7 @@ _ENDED = {
     EndReason.INTERRUPTED: ShardEvent.INTERRUPTED,
     EndReason.PARTICIPANTS_ABSENT: ShardEvent.PARTICIPANTS_ABSENT,
     EndReason.SHARD_UNKNOWN: ShardEvent.UNKNOWN,
+    EndReason.BEHIND: ShardEvent.INTERRUPTED,
 }
 
 
@@ -146,6 +150,15 @@ class Coordinator:
         """The key ranges that have to be copied again, as few as possible."""
         return merged(KeyRange.of_shard(name) for name in self._in({ShardMode.NEEDS_SNAPSHOT}))
 
+    def waits_for_snapshot(self, shard: str, listed: Iterable[str]) -> bool:
+        """Tell whether the changes of a shard that serves come no further before lost keys are copied again.
+
+        :param listed: the shards that serve.
+        """
+        held, _ = self._component(set(overlapping(shard, self._in(ACTIVE))), tuple(listed))
+        modes = {self.shards[name].state for name in held}
+        return not self.requested and ShardMode.NEEDS_SNAPSHOT in modes and modes <= _STANDING
+
     # ------------------------------------------------------------------ streams
 
     def _of_a_stream(
@@ -174,7 +187,7 @@ class Coordinator:
             return
         # The way of every transaction: no step is remembered.
         shard.found(TRANSITIONS, ShardEvent.POSITION)
-        self.shards[event.shard] = replace(shard, kept=kept, failures=0, purges=0, trouble="")
+        self.shards[event.shard] = replace(shard, kept=kept, failures=0, purges=0, behind=0, trouble="")
         self._kept[event.shard] = kept
 
     def _at_journal(self, event: JournalReached) -> None:
@@ -192,6 +205,7 @@ class Coordinator:
         changes = {
             "failures": shard.failures + 1,
             "purges": shard.purges + 1 if is_purged else 0,
+            "behind": max(shard.behind, int(event.reason is EndReason.BEHIND)),
             "trouble": event.trouble or event.reason.value,
         }
         if not is_purged:
@@ -224,15 +238,21 @@ class Coordinator:
                 event.shard, "it was created again: its server has none of the transactions that were read"
             )
         elif not executed.contains(ours):
-            self._interrupt(event.shard, _BEHIND)
+            if shard.behind + 1 >= BEHIND_MAX:
+                self._lose(event.shard, _BEHIND)
+            else:
+                self._interrupt(event.shard, _BEHIND, behind=shard.behind + 1)
         elif not ours.contains(executed):
             self._interrupt(event.shard, "its stream stood still, and the server had changes")
+        else:
+            self.shards[event.shard] = replace(shard, behind=0)
 
-    def _interrupt(self, name: str, trouble: str) -> None:
+    def _interrupt(self, name: str, trouble: str, behind: int = 0) -> None:
         shard = self.shards[name]
         if shard.task is not None:
             self._commands.append(CancelStream(name, shard.task, shard.attempt))
-        self._move(name, ShardEvent.INTERRUPTED, trouble=trouble, failures=shard.failures + 1)
+        failures = shard.failures + 1
+        self._move(name, ShardEvent.INTERRUPTED, trouble=trouble, failures=failures, behind=behind)
 
     # ------------------------------------------------------------------ reshards
 
@@ -377,8 +397,7 @@ class Coordinator:
 
     def _copy_component(self, lost: set[str], targets: set[str]) -> bool:
         """Have `targets` copied in place of `lost`; return whether it can be done already."""
-        held = {ShardMode.NEEDS_SNAPSHOT, ShardMode.AT_JOURNAL}
-        if any(self.shards[name].state not in held for name in lost):
+        if any(self.shards[name].state not in _STANDING for name in lost):
             return False  # it goes on to its journal by itself, or is found to be lost
         before = {name: self.shards[name].kept for name in lost}
         # At the newest position only if nothing counts of what was begun there.
@@ -511,11 +530,15 @@ def _is_begun_again(shard: Shard) -> bool:
     return shard.state is ShardMode.NEEDS_SNAPSHOT and bool(shard.kept.begun)
 
 
-_UNTROUBLED: dict[str, object] = {"participants": (), "failures": 0, "purges": 0, "trouble": ""}
+#: Modes of shards that come no further by themselves.
+_STANDING = {ShardMode.NEEDS_SNAPSHOT, ShardMode.AT_JOURNAL}
+
+_UNTROUBLED: dict[str, object] = {
+    "participants": (), "failures": 0, "purges": 0, "behind": 0, "trouble": ""
+}  # fmt: skip
 _PURGED = "the server has purged the changes after its position"
 _BEHIND = (
-    "the server has fewer transactions than were read of it: a restored backup, or a failover that lost "
-    "some. If it stays so, the shard is to be copied again"
+    "the server lacks transactions that were read of it: a restored backup, or a failover that lost some"
 )
 
 

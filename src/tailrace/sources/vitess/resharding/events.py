@@ -20,6 +20,7 @@ class EndReason(enum.StrEnum):
     PARTICIPANTS_ABSENT = "participants absent"  # it is at a journal of several shards
     SHARD_UNKNOWN = "shard unknown"  # vtgate has no such shard
     PURGED = "purged"  # the server has no longer what follows the position
+    BEHIND = "behind"  # the tablet lacks transactions that were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,10 @@ class ShardStreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a silent shard's server has: `@@global.gtid_executed` and `@@global.gtid_purged`."""
+    """What a shard's server has: `@@global.gtid_executed` and `@@global.gtid_purged`.
+
+    Of a shard that may be behind, its primary's; with nothing purged, unless that is who is read from.
+    """
 
     shard: str
     attempt: int

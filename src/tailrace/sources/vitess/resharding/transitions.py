@@ -128,6 +128,7 @@ class Shard(StateMachine[ShardMode, ShardEvent]):
     :param task: that reads it; None: no task is there.
     :param failures: ends of its stream in a row.
     :param purges: of these, since when the server says without a break that it has purged what follows.
+    :param behind: so often in a row its server lacked transactions that were read.
     :param participants: of its journal, which a junction has to bring.
     :param trouble: why its stream ended last, until it goes on.
     """
@@ -138,6 +139,7 @@ class Shard(StateMachine[ShardMode, ShardEvent]):
     task: int | None = None
     failures: int = 0
     purges: int = 0
+    behind: int = 0
     participants: tuple[str, ...] = ()
     trouble: str = ""
 

@@ -216,7 +216,7 @@ class Transcoder:
             raise failure(layout.BROKEN, self._keyspace, self._shard)
         if cut:
             found = len(came)
-        if found == 0:
+        if found == 0 and not cut:
             self._kept.append(came)
             self._kept_bytes += len(came)
             return b""

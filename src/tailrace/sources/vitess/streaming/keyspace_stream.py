@@ -57,6 +57,7 @@ from tailrace.sources.vitess.rows.copy_keys import common_key
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, Transcoder, state_of
 from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
+from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd
 from tailrace.sources.vitess.streaming.shard_streams import ShardResponses, ShardStreams
 
 log = structlog.get_logger(__name__)
@@ -88,6 +89,13 @@ class ShardProgress:
     probed_s: float = field(default_factory=time.monotonic)
     asked_us: int = 0
     whole_until_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    attempt: int
+    of: str  # the type of the tablet
+    answer: Future[list[Row]]
 
 
 class KeyspaceStream:
@@ -122,7 +130,7 @@ class KeyspaceStream:
             lambda event: self._carry_out(self.coordinator.step(event)),
         )  # fmt: skip
         self._transcoders: dict[str, Transcoder] = {}
-        self._probes: dict[str, tuple[int, Future[list[Row]]]] = {}  # asked and not answered: attempt, answer
+        self._probes: dict[str, _Probe] = {}  # asked and not answered
         self._open_shard: str | None = None  # whose transaction is open at the log's end
         self._open_position = 0
         self.shards: dict[str, ShardProgress] = {}
@@ -131,7 +139,7 @@ class KeyspaceStream:
         self._idle_since_s = 0.0
         self._list = 0  # the number of the list of shards that is asked for
         self._list_at_s: float | None = None
-        self._targets: list[_Target] = []
+        self._targets: list[AwaitedEnd] = []
         self._reached = 0
         self._lock = threading.Lock()
         self._wanted = 0
@@ -319,7 +327,8 @@ class KeyspaceStream:
             _beside_position(self.coordinator.shards[shard].kept),
             captures=self._source.captures,
         )
-        self.shards[shard] = ShardProgress()
+        before = self.shards.get(shard)
+        self.shards[shard] = ShardProgress() if before is None else ShardProgress(probed_s=before.probed_s)
         request = stream_request(self._source, command)
         self._streams.start(
             shard, command.attempt, request, wait_s=command.wait_s, deadline_s=command.deadline_s
@@ -395,23 +404,31 @@ class KeyspaceStream:
         self._carry_out(self.coordinator.step(ShardsListed(self._list, shards)))
 
     def _probe(self, now_s: float) -> None:
-        """Ask shards that are silent what they have, some at a time; take the answers that are there."""
+        """Ask shards that are silent what they have, some at a time; take the answers that are there.
+
+        Of one that may be behind the primary is asked, however often its stream was opened meanwhile.
+        """
         for shard, known in self.shards.items():
-            if len(self._probes) < PROBES_MAX and now_s - max(known.moved_s, known.probed_s) > PROBE_S:
+            held = self.coordinator.shards[shard]
+            since_s = known.probed_s if held.behind else max(known.moved_s, known.probed_s)
+            if len(self._probes) < PROBES_MAX and now_s - since_s > PROBE_S:
                 known.probed_s, known.asked_us = now_s, self._now_us()
-                attempt = self.coordinator.shards[shard].attempt
-                if self.coordinator.accepts(shard, attempt) and shard not in self._probes:
-                    self._probes[shard] = attempt, ask_gtids(self._vtgate, self._source, shard)
-        for shard, (attempt, answer) in list(self._probes.items()):
-            if not answer.done():
+                if self.coordinator.accepts(shard, held.attempt) and shard not in self._probes:
+                    of = "primary" if held.behind else self._source.tablet_type
+                    answer = ask_gtids(self._vtgate, self._source, shard, of)
+                    self._probes[shard] = _Probe(held.attempt, of, answer)
+        for shard, probe in list(self._probes.items()):
+            if not probe.answer.done():
                 continue
             del self._probes[shard]
             try:
-                executed, purged = (text or "" for text in answer.result()[0])
+                executed, purged = (text or "" for text in probe.answer.result()[0])
             except TailraceError as error:
                 log.warning("a silent shard does not say what it has", shard=shard, error=error.message)
             else:
-                self._carry_out(self.coordinator.step(Probed(shard, attempt, executed, purged)))
+                if probe.of != self._source.tablet_type:
+                    purged = ""  # what another tablet has purged is not missed
+                self._carry_out(self.coordinator.step(Probed(shard, probe.attempt, executed, purged)))
                 self._note_whole(shard, executed)
 
     def _note_whole(self, shard: str, executed: str) -> None:
@@ -426,34 +443,29 @@ class KeyspaceStream:
             wanted, self._wanted = self._wanted, 0
         if wanted:
             gtids = newest_gtids(self._vtgate, self._source)
+            for shard, gtid in gtids.items():
+                self._doubt_if_behind(shard, gtid)
             sets = {shard: GtidSet.parse(gtid) for shard, gtid in gtids.items()}
-            self._targets.append(_Target(wanted, sets))
-        for target in [target for target in self._targets if self._is_reached(target)]:
+            self._targets.append(AwaitedEnd(wanted, sets))
+        if not self._snapshots.is_idle:
+            return
+        for target in list(self._targets):
+            if missing := target.missing(self.coordinator):
+                target.refuse_if_lost(self.coordinator, missing)
+                continue
             self._targets.remove(target)
             self._write_idle()
             self._appender.append_progress(max(target.position, self._appender.tail.position))
             self._reached = max(self._reached, target.position)
 
-    def _is_reached(self, target: _Target) -> bool:
-        if not self._snapshots.is_idle:
-            return False
-        for shard, wanted in target.ends.items():
-            found = self.coordinator.shards.get(shard)
-            if found is None or not found.kept.is_read or found.kept.copy is not None:
-                return False
-            if found.kept.begun:
-                return False  # should the shard be gone at the next start, nothing of it would count
-            if not GtidSet.parse(found.kept.gtid).contains(wanted):
-                return False
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A position that the log is to have once each of these shards is so far."""
-
-    position: int
-    ends: Mapping[str, GtidSet]
+    def _doubt_if_behind(self, shard: str, executed: str) -> None:
+        """Have a shard that lacks what was read of it asked at once whether that is for good."""
+        held = self.coordinator.shards.get(shard)
+        if held is None or not self.coordinator.accepts(shard, held.attempt) or not held.kept.is_read:
+            return
+        if not GtidSet.parse(executed).contains(GtidSet.parse(held.kept.gtid)):
+            self._carry_out(self.coordinator.step(Probed(shard, held.attempt, executed, "")))
+            self.shards[shard].probed_s = -PROBE_S
 
 
 def _iso(time_us: int) -> str:
@@ -493,6 +505,7 @@ _PARTICIPANTS_ABSENT = re.compile(
     r"not all journaling participants.*?journal: \[(?P<participants>[^\]]*)", re.DOTALL
 )
 _SHARD_UNKNOWN = re.compile(r"shard provided in VGTID, .*, not found", re.DOTALL)
+_BEHIND = re.compile(r"GTIDSet Mismatch", re.IGNORECASE)
 _PURGED = re.compile(r"purged required binary logs|\(errno (1236|1789)\)|no longer has")
 _SHARD = re.compile(r'shard:"([^"]*)"')
 
@@ -514,6 +527,8 @@ def stream_ended(shard: str, attempt: int, status: Status) -> ShardStreamEnded:
         return ShardStreamEnded(shard, attempt, EndReason.SHARD_UNKNOWN, (), trouble)
     if _PURGED.search(words):
         return ShardStreamEnded(shard, attempt, EndReason.PURGED, (), trouble)
+    if _BEHIND.search(words):
+        return ShardStreamEnded(shard, attempt, EndReason.BEHIND, (), trouble)
     error = from_status(status, f"stream the shard {shard}", shard)
     if error.policy is not Policy.RETRY:
         raise error

@@ -1,0 +1,138 @@
+"""Shards that can't be gone on with: found, named with the command that helps, and right after it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import Kind, TailraceError
+from tailrace.sources.vitess.snapshots import VitessSnapshots
+from tailrace.sources.vitess.streaming import keyspace_stream
+from tests.support.vitess.capturing import Capturing, capturing
+from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
+from tests.support.vitess.fake_vtgate import TABLE, FakeVtgate
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyspace_stream, "PROBE_S", 0.3)
+
+
+def _end_of_catching_up(found: Capturing) -> TailraceError:
+    """Ask whether all is there until the capture ends by itself, with an error."""
+    now = time.time_ns() // 1000
+    wait_until(lambda: found.capture.caught_up(now) or found.failure is not None, 30)
+    assert isinstance(found.failure, TailraceError)
+    return found.failure
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_shard_that_was_restored_is_lost_and_its_keys_are_copied_anew(tmp_path: Path) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-80", "80-")
+            vtgate.write("80-", (2, 0))
+            vtgate.write("80-", (2, 1))
+            found.wait_for_rows(2)
+            vtgate.restore("80-", 2)
+            found.wait_for_mode("needs_snapshot", "80-")
+            (warning,) = found.capture.progress().warnings
+            assert "lacks transactions that were read" in warning.message
+            assert "tailrace snapshot FILE --lost" in warning.repair
+            vtgate.write("-80", (1, 0))
+            found.wait_for_rows(3)
+            VitessSnapshots(tmp_path / "log").request([], "")
+            found.wait_for_shards("-80", "80-")
+            vtgate.write("80-", (3, 0))
+            found.wait_for_rows(5)
+        assert found.counters() == {1: [0], 2: [0, 1, 0], 3: [0]}
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_replica_that_lags_is_no_loss_as_long_as_the_primary_has_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address, tablet_type="replica") as found:
+        found.wait_for_shards("0")
+        vtgate.write("0", (1, 0))
+        found.wait_for_rows(1)
+        vtgate.change("0", lag=1, is_silent=True)
+        wait_until(lambda: vtgate.asked.count("shop:0@primary") > 4, 30, "the primary is asked")
+        found.wait_for_shards("0")
+        monkeypatch.setattr(keyspace_stream, "PROBE_S", 60.0)  # the stream has to be opened first
+        vtgate.change("0", lag=0, is_silent=False)
+        vtgate.write("0", (1, 1))
+        found.wait_for_rows(2)
+    assert found.counters() == {1: [0, 1]}
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_shard_that_was_restored_is_not_caught_up_with_though_nothing_of_it_is_missing(
+    tmp_path: Path,
+) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-80", "80-")
+            vtgate.write("80-", (2, 0))
+            found.wait_for_rows(1)
+        vtgate.restore("80-", 1)
+        with capturing(tmp_path, vtgate.address) as found:
+            error = _end_of_catching_up(found)
+    assert (error.kind, error.context["key_ranges"]) == (Kind.SHARDS_LOST, "80-")
+
+
+def test_catching_up_waits_for_what_still_comes_before_it_gives_up_what_is_lost(tmp_path: Path) -> None:
+    with FakeVtgate("-40", "40-80", "80-") as vtgate:
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-40", "40-80", "80-")
+            vtgate.write("40-80", (2, 0))
+            found.wait_for_rows(1)
+        # One of two participants has changes and its journal still, the other one was purged before its own.
+        vtgate.write("40-80", (2, 1))
+        vtgate.write("-40", (1, 0))
+        vtgate.change("-40", purged=2)
+        vtgate.reshard(["-40", "40-80"], ["-80"])
+        vtgate.write("80-", (3, 0))
+        with capturing(tmp_path, vtgate.address) as found:
+            error = _end_of_catching_up(found)
+        assert error.kind is Kind.SHARDS_LOST
+        assert error.context == {"shards": "-40", "key_ranges": "-40"}
+        assert "purged" in error.message
+        assert "-40" in error.message
+    assert found.counters() == {2: [0, 1], 3: [0]}
+    assert found.states()["40-80"].journal is not None
+
+
+@pytest.mark.follows("shards_lost")
+def test_a_run_until_caught_up_ends_with_the_command_that_leads_on(tmp_path: Path) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        file = pipeline_file(tmp_path, vtgate, TABLE, sinks=["jsonl"], snapshot="initial")
+        vtgate.write("-80", (1, 0))
+        vtgate.write("80-", (2, 0))
+        tailrace("run", file, "--until-caught-up")
+        vtgate.write("80-", (2, 1))
+        vtgate.write("-80", (1, 1))
+        vtgate.reshard(["80-"], ["80-c0", "c0-"])
+        vtgate.change("80-c0", rows={})
+        vtgate.complete("80-")
+        said = tailrace("run", file, "--until-caught-up", status=1)
+        assert "shards_lost" in said
+        assert "tailrace snapshot FILE --lost" in said
+        # What is not lost is in the sinks.
+        counters = [(line["op"], line["after"]["counter"]) for line in _lines(tmp_path, 1)]
+        assert counters == [("r", 0), ("c", 1)]
+        status = json.loads(tailrace("status", file, "--json", status=None))
+        assert status["error"]["context"]["key_ranges"] == "80-"
+        tailrace("snapshot", file, "--lost")
+        tailrace("run", file, "--until-caught-up")
+    assert [line["after"]["counter"] for line in _lines(tmp_path, 2)] == [0, 1]
+
+
+def _lines(at: Path, key: int) -> list[dict[str, dict[str, int]]]:
+    return [line for line in lines_of(at, TABLE) if line["after"]["id"] == key]

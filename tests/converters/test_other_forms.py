@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,14 @@ def test_the_attributes_are_debeziums() -> None:
     assert event["data"] == {"before": None, "after": dict(zip(["id", "first_name", "last_name", "email"],
                                                                [1, *ANNE[1:]], strict=True))}  # fmt: skip
     assert all(name.isascii() and name.isalnum() for name in event)
+
+
+def test_the_attributes_are_those_of_the_source() -> None:
+    [group] = groups_of("create")
+    group = replace(group, origin=replace(FACTS, connector="vitess"))
+    event = json.loads(CloudEventsConverter().convert(group).values[0].as_py())
+    assert event["source"] == "/debezium/vitess/PostgreSQL_server"
+    assert event["type"] == "io.debezium.connector.vitess.DataChangeEvent"
 
 
 def source_of(case: str) -> pa.Array:

@@ -44,7 +44,6 @@ from tailrace.model import ReplicaIdentity
 from tailrace.records.events import Converted, EventKeys
 from tailrace.records.group import Group
 
-_TYPE = "io.debezium.connector.postgresql.DataChangeEvent"
 _DATA = "io.debezium.connector.postgresql.Data"
 _JSON = "application/json"
 
@@ -124,8 +123,8 @@ class CloudEventsConverter:
             (";txId:", XID),
             (';sequence:[\\"', COMMIT_LSN),
             ('\\",\\"', LSN),
-            (f'\\"]","source":"/debezium/postgresql/{name}","specversion":"1.0"', NOTHING),
-            (f',"type":"{_TYPE}","time":', AS_ISO | MS),
+            (f'\\"]","source":"/debezium/{facts.connector}/{name}","specversion":"1.0"', NOTHING),
+            (f',"type":"io.debezium.connector.{facts.connector}.DataChangeEvent","time":', AS_ISO | MS),
             (f',"datacontenttype":"{_JSON}"', NOTHING),
         ]  # fmt: skip
         if self._options.extension_attributes_enable:

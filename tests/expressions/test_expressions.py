@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import multiprocessing
 import pickle
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
@@ -342,6 +343,28 @@ def test_an_expression_travels_and_works_in_threads_and_forks() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert {tuple(found) for found in pool.map(again.chosen, [rows] * 40)} == {(False, True)}
     child = multiprocessing.get_context("fork").Process(target=again.chosen, args=(rows,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_a_thread_may_fork_while_another_has_a_database() -> None:
+    """As Spark's Java is started, after the main thread has read expressions from a file."""
+    assert value("after.a + 1", a=pa.array([1])) == 2
+
+    def forks() -> int:
+        # With something to do before it becomes another program, as PySpark gives it: else no hook runs.
+        return subprocess.run(["true"], check=False, preexec_fn=lambda: None).returncode
+
+    def forked_again() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(forks).result(60) == 0
+        assert value("after.a + 1", a=pa.array([1])) == 2
+        assert forks() == 0
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(forks).result(60) == 0
+    child = multiprocessing.get_context("fork").Process(target=forked_again)
     child.start()
     child.join(60)
     assert child.exitcode == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
@@ -51,10 +52,10 @@ def pipeline_file(directory: Path, pg: Database, sinks: str, beside: str) -> Pat
     return file
 
 
-def run(file: Path) -> subprocess.CompletedProcess[str]:
+def run(file: Path, environment: dict[str, str] = NO_JAVA) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tailrace", "run", str(file), "--until-caught-up"],
-        capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=NO_JAVA,
+        capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=environment,
     )  # fmt: skip
 
 
@@ -112,6 +113,24 @@ def test_every_sink_has_what_postgresql_computes(pg: Database, tmp_path: Path) -
     found = latest(lines(tmp_path / "lines" / "public.orders"))
     assert [row[:2] + row[3:6] for row in found] == [row[:2] + row[3:6] for row in expected]
     assert pa.types.is_decimal(mirror.schema.field("total").type)
+
+
+@pytest.mark.slow
+def test_a_large_range_is_computed_by_spark_which_starts_while_the_database_of_expressions_is_open(
+    pg: Database, tmp_path: Path
+) -> None:
+    pg.execute("create table orders (id int primary key, qty int, price numeric(10, 2), note text)")
+    pg.execute(
+        "insert into orders select n, n % 7, n / 4.0, repeat('x', 200) from generate_series(1, 200000) n"
+    )
+    steps = 'transformations: [{type: add_fields, computed: {total: "after.price * after.qty"}}]\n'
+    file = pipeline_file(tmp_path, pg, "{type: delta, mode: mirror, path: ./mirror}", steps)
+    assert run(file).returncode != 0, "it needs no Spark"
+    done = run(file, dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    mirror = DeltaTable(str(tmp_path / "mirror" / "public.orders")).to_pyarrow_table(columns=["id", "total"])
+    ((rows, total),) = pg.query("select count(*), sum(price * qty) from orders")
+    assert (mirror.num_rows, pc.sum(mirror["total"]).as_py()) == (rows, total)
 
 
 def test_a_key_that_a_mirror_would_lose_is_found_before_anything_is_written(

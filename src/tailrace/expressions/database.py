@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 
 import duckdb
 import pyarrow as pa
@@ -13,16 +14,20 @@ MEMORY_MAX = "512MB"
 DEADLINE_S = 60.0
 
 _threads = threading.local()
-_inherited: list[duckdb.DuckDBPyConnection | None] = []
+_open: weakref.WeakSet[duckdb.DuckDBPyConnection] = weakref.WeakSet()
+#: What a process that was forked never closes, at each fork: closing needs threads which it does not have. A
+#: fork on another thread, as Java is started by, would close it with that thread's variables, and die of it.
+_inherited: list[list[duckdb.DuckDBPyConnection]] = []
+
+os.register_at_fork(before=lambda: _inherited.append(list(_open)), after_in_parent=_inherited.pop)
 
 
 def database() -> duckdb.DuckDBPyConnection:
     """Return a database that only this thread uses."""
     if getattr(_threads, "process", None) != os.getpid():
-        # One inherited by a fork is kept: closing it waits for threads that this process does not have.
-        _inherited.append(getattr(_threads, "database", None))
         _threads.database = _opened()
         _threads.process = os.getpid()
+        _open.add(_threads.database)
     found: duckdb.DuckDBPyConnection = _threads.database
     return found
 

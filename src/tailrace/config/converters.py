@@ -186,7 +186,10 @@ def _checked(converter: Extension, info: ValidationInfo) -> Extension:
 def problems_of(error: ValidationError) -> str:
     """Return what is wrong with options, each by its name, and no value."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    said = [(one["loc"], instead_of(("converter", *one["loc"])) or one["msg"]) for one in found]
+    said = [
+        (one["loc"], instead_of(("converter", *one["loc"])) or one["msg"].removeprefix("Value error, "))
+        for one in found
+    ]
     return "; ".join(": ".join(filter(None, [".".join(map(str, path)), words])) for path, words in said)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import subprocess
 import sys
@@ -49,7 +50,10 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def output(code: str) -> str:
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout.strip()
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, env=environment)
+    return done.stdout.strip()
 
 
 @pytest.mark.slow
@@ -74,6 +78,22 @@ def test_a_command_that_calls_no_kernel_loads_none() -> None:
         "print(len(KERNELS) > 50, [kernel.__name__ for kernel in KERNELS if kernel.signatures])"
     )
     assert output(code) == "True []"
+
+
+@pytest.mark.slow
+def test_a_pipeline_that_has_begun_loads_them_before_the_first_change(tmp_path: Path) -> None:
+    code = (
+        "from tailrace.compiled import KERNELS\n"
+        "from tailrace.config.load import from_mapping\n"
+        "from tailrace.pipeline.run import PipelineResources\n"
+        "from tests.support.wait import wait_until\n"
+        f"config = from_mapping({{'name': 'shop', 'log': {{'path': {str(tmp_path / 'log')!r}}}, 'source': "
+        "{'dsn': 'postgresql://nobody@127.0.0.1:1/none', 'tables': ['public.a']}})\n"
+        "PipelineResources(config, on_spark=False).start()\n"
+        "wait_until(lambda: all(kernel.signatures for kernel in KERNELS), 120, 'the kernels')\n"
+        "print(len(KERNELS) > 50)"
+    )
+    assert output(code) == "True"
 
 
 def test_a_kernel_takes_what_its_signatures_say(made: Any) -> None:

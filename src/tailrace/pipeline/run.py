@@ -17,6 +17,7 @@ from typing import TypeVar
 import structlog
 
 from tailrace.backoff import Backoff
+from tailrace.compiled import load_all
 from tailrace.config import EngineConfig
 from tailrace.config.engine_options import TASK_RESTARTS_MAX
 from tailrace.engine.lifecycle import State
@@ -88,6 +89,8 @@ class PipelineResources:
         if self._config.has_several:
             self._root_lock = take_root(self._config)
         self._started = True
+        # While the source is being connected to: the first change would wait for them.
+        Background("kernels", load_all).start()
         self.status.start()
 
     def start_spark(self) -> None:

@@ -24,7 +24,7 @@ DEADLINE_S = 600.0
 
 def answer_of(module: str, *arguments: object, deadline_s: float = DEADLINE_S) -> Any:
     """Run a module as a program, and return the JSON document that is the last line of its output."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+    command = [sys.executable, "-m", "tailrace_bench.support.child", module, *map(str, arguments)]
     done = subprocess.run(command, check=True, timeout=deadline_s, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 

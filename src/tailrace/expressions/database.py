@@ -14,12 +14,16 @@ MEMORY_MAX = "512MB"
 DEADLINE_S = 60.0
 
 _threads = threading.local()
-_open: weakref.WeakSet[duckdb.DuckDBPyConnection] = weakref.WeakSet()
+_open: weakref.WeakValueDictionary[int, duckdb.DuckDBPyConnection] = weakref.WeakValueDictionary()
 #: What a process that was forked never closes, at each fork: closing needs threads which it does not have. A
 #: fork on another thread, as Java is started by, would close it with that thread's variables, and die of it.
-_inherited: list[list[duckdb.DuckDBPyConnection]] = []
+_inherited: list[list[duckdb.DuckDBPyConnection | None]] = []
 
-os.register_at_fork(before=lambda: _inherited.append(list(_open)), after_in_parent=_inherited.pop)
+os.register_at_fork(
+    # One list at once: another thread may open a database meanwhile.
+    before=lambda: _inherited.append([held() for held in _open.valuerefs()]),
+    after_in_parent=_inherited.pop,
+)
 
 
 def database() -> duckdb.DuckDBPyConnection:
@@ -27,7 +31,7 @@ def database() -> duckdb.DuckDBPyConnection:
     if getattr(_threads, "process", None) != os.getpid():
         _threads.database = _opened()
         _threads.process = os.getpid()
-        _open.add(_threads.database)
+        _open[id(_threads.database)] = _threads.database
     found: duckdb.DuckDBPyConnection = _threads.database
     return found
 

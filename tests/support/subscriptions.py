@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx2
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
@@ -199,7 +199,8 @@ class Returning(threading.Thread):
         while self.numbers[-1:] != [self._last]:
             try:
                 (self._take_messages if self._by_socket else self._take_events)()
-            except (httpx2.TransportError, ConnectionClosed, OSError):
+            # Also a server that is killed while it is connected to.
+            except (httpx2.TransportError, ConnectionClosed, InvalidMessage, OSError):
                 time.sleep(0.05)  # as `retry` asks of a browser
             except (AssertionError, InvalidStatus) as error:
                 self.refused = f"from {self._place}: {error}"

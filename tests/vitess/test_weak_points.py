@@ -5,6 +5,8 @@ W12 and W15 are about single values: `test_rows` has them.
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tailrace.changelog.writer import LogWriter, Tail
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.streaming import keyspace_stream
@@ -139,4 +142,37 @@ def test_w19_a_capture_knows_when_it_has_what_was_committed_before_it_was_asked(
         assert not found.capture.caught_up(asked_us)
         vtgate.change("80-", is_silent=False)
         wait_until(lambda: found.capture.caught_up(asked_us), 30, "all is there")
+        assert found.counters() == {1: [0], 2: [0]}
+
+
+def test_w19_a_row_that_is_not_durable_yet_is_not_there_though_its_time_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_sync, sync = threading.Event(), LogWriter.sync
+    may_sync.set()
+
+    def held_back(writer: LogWriter) -> Tail:
+        assert may_sync.wait(60)
+        return sync(writer)
+
+    monkeypatch.setattr(LogWriter, "sync", held_back)
+    with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("-80", "80-")
+        asked_us = time.time_ns() // 1000
+        vtgate.write("-80", (1, 0))
+        found.wait_for_rows(1)
+        assert found.capture.progress().durable.position > asked_us
+        vtgate.change("80-", is_silent=True)
+        vtgate.write("80-", (2, 0))
+        asked = vtgate.asked.count("shop:80-@primary")
+        assert not found.capture.caught_up(asked_us)
+        wait_until(lambda: vtgate.asked.count("shop:80-@primary") > asked, 30, "the shards are asked")
+        may_sync.clear()
+        vtgate.change("80-", is_silent=False)
+        stream = found.capture._stream
+        assert stream is not None
+        wait_until(lambda: stream.has_reached(asked_us, sys.maxsize), 30, "the row is appended")
+        assert not found.capture.caught_up(asked_us)
+        may_sync.set()
+        wait_until(lambda: found.capture.caught_up(asked_us), 30, "all is durable")
         assert found.counters() == {1: [0], 2: [0]}

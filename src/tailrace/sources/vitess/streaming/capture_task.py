@@ -101,9 +101,9 @@ class VitessCapture:
         if stream is not None and is_new:
             stream.want(position)
         appender = self._appender
-        if appender is None or stream is None or not stream.has_reached(position):
+        if appender is None or stream is None:
             return False
-        return appender.durable.position >= position
+        return stream.has_reached(position, appender.durable.offset)
 
     def progress(self) -> CaptureProgress:
         """Return how far the task is."""

@@ -21,6 +21,7 @@ import numpy as np
 import structlog
 
 from tailrace.changelog.directory import LogDirectory
+from tailrace.changelog.writer import Tail
 from tailrace.config.patterns import table_expression
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Policy, TailraceError
@@ -140,7 +141,7 @@ class KeyspaceStream:
         self._list = 0  # the number of the list of shards that is asked for
         self._list_at_s: float | None = None
         self._targets: list[AwaitedEnd] = []
-        self._reached = 0
+        self._reached = Tail(0, 0, 0)  # by `offset`, the log has what was asked for up to `position`
         self._lock = threading.Lock()
         self._wanted = 0
 
@@ -171,9 +172,13 @@ class KeyspaceStream:
         with self._lock:
             self._wanted = max(self._wanted, position)
 
-    def has_reached(self, position: int) -> bool:
-        """Return whether the log has what `want` asked for; not yet durable, perhaps."""
-        return position <= self._reached
+    def has_reached(self, position: int, durable: int) -> bool:
+        """Return whether the log has what `want` asked for, up to the log offset `durable`.
+
+        Positions would not do: they are times, and what was written before may have later ones.
+        """
+        reached = self._reached
+        return position <= reached.position and reached.offset <= durable
 
     @property
     def waiting_bytes(self) -> int:
@@ -456,7 +461,8 @@ class KeyspaceStream:
             self._targets.remove(target)
             self._write_idle()
             self._appender.append_progress(max(target.position, self._appender.tail.position))
-            self._reached = max(self._reached, target.position)
+            position = max(self._reached.position, target.position)
+            self._reached = replace(self._appender.tail, position=position)
 
     def _doubt_if_behind(self, shard: str, executed: str) -> None:
         """Have a shard that lacks what was read of it asked at once whether that is for good."""

@@ -45,7 +45,7 @@ def admin(kafka: EmbeddedKafka) -> AdminClient:
 
 
 def grow(admin: AdminClient, topic: str, *keys: bytes, among: int = 25, but: int = -1) -> int:
-    """Add partitions until every one of `keys` has another place, not `but`; return how many there are then."""
+    """Add partitions until each of `keys` has another place, not `but`; return how many there are then."""
     count = among + 1
     while any(partition_of(key, count) in (partition_of(key, among), but) for key in keys):
         count += 1

@@ -55,6 +55,7 @@ def test_a_benchmark_prints_one_document(name: str, rows: int, monkeypatch: pyte
     monkeypatch.setattr(topics, "SERVER_JVM", QUICK_JVM)
     monkeypatch.setattr(idle, "WATCHED_S", 0.2)
     monkeypatch.setattr(realtime, "PEER_LONGER_S", 3.0)
+    monkeypatch.setattr(realtime, "TURNS", 1)
     for name_of_time in ("WARM_UP_S", "MEASURED_S"):
         monkeypatch.setattr(realtime, name_of_time, 1.0)
         monkeypatch.setattr(subscriptions, name_of_time, 1.0)

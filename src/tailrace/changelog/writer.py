@@ -298,6 +298,7 @@ class LogWriter:
                     raise
             if self._listener is not None:
                 self._listener.cut(self._place.offset)
+                self._listener.durable(self._durable)  # recovery has made that durable
 
     def close(self) -> None:
         """Make durable what was appended, seal the segment, let go of the lock.

@@ -17,7 +17,8 @@ from tailrace.changelog.format import HeldBlock
 class BlockBuffer:
     """Holds blocks of one log in its order, at most `capacity_bytes` of frames, for one consumer.
 
-    Blocks without changes are left out; those of several buffers are the same memory.
+    Blocks without changes are left out, unless a transaction that is held goes on in them: it is given out when
+    its end is there. Those of several buffers are the same memory.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -64,7 +65,7 @@ class BlockBuffer:
         self._empty(fills=False, lost=self._lost)
 
     def append(self, block: HeldBlock) -> None:
-        """Take a block that was just appended, if there is a change or a table's description in it."""
+        """Take a block that was just appended, if anything in it is for a consumer."""
         header = block.header
         with self._lock:
             if not self.fills:
@@ -73,7 +74,8 @@ class BlockBuffer:
                 self._lose("capture began again elsewhere in the log")
                 return
             self._goes_on_at = header.end
-            if not (header.rows or header.has_schema):
+            is_within_held = bool(self._blocks) and self._blocks[-1].header.open_at_end is not None
+            if not (header.rows or header.has_schema or is_within_held):
                 return
             if self.size_bytes + header.raw_size > self.capacity_bytes:
                 self._lose("buffer full")

@@ -53,7 +53,7 @@ class Handover:
         if not wanting:
             return
         held = frames
-        if header.rows or header.has_schema:
+        if header.rows or header.has_schema or header.open_at_start is not None:
             held = np.array(frames)
             held.flags.writeable = False
         block = HeldBlock(header, held, schema)

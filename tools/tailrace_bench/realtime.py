@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 ROWS_A_SECOND = 5_000
 WARM_UP_S = 5.0
 MEASURED_S = 20.0
-BACKLOG_ROWS = 500_000
+#: Enough that the start of an engine, which differs from one to the next, is a small part of a pass.
+BACKLOG_ROWS = 2_000_000
 #: Of a backlog, each with a pass of every way.
 TURNS = 3
 #: Of a handler that hangs: the backlog does not fit, so that memory is given up while capture goes on.

@@ -67,10 +67,23 @@ def gone(number, *, later=False):
         ("ab", [there(1, "a"), gone(2)], {}, [1, 0]),
         # names changed places since
         ("ab", [there(1, "b", later=True), there(2, "a", later=True)], {"a": 1, "b": 2}, [1, 2]),
+        # renamed since, and its name taken by what an older transaction added, which ended after the message
+        ("a", [there(1, "c", later=True), there(2, "a")], {"a": 1}, [1]),
     ],
 )
 def test_columns_of_a_message_are_found_in_a_catalogue_that_is_ahead(message, catalog, before, numbers):
     assert aligned(sent(*((name, INT) for name in message)), catalog, before) == numbers
+
+
+def test_the_first_and_the_last_of_as_many_columns_as_a_table_can_have_are_renamed():
+    names = [f"c{number}" for number in range(1, 1601)]
+    renamed = ("c2", "c1599")
+    catalog = [
+        there(at, f"new_{name}" if name in renamed else name, later=name in renamed)
+        for at, name in enumerate(names, 1)
+    ]
+    known = {name: at for at, name in enumerate(names, 1)}
+    assert aligned(sent(*((name, INT) for name in names)), catalog, known) == [*range(1, 1601)]
 
 
 def test_a_column_of_another_name_and_type_is_not_taken_for_one_that_was_dropped():

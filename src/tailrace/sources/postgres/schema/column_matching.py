@@ -58,21 +58,31 @@ def aligned(sent: Sequence[Column], catalog: Sequence[CatalogColumn], before: Ma
         if direct is not None:
             return direct
     there = [column for column in catalog if not column.dropped or column.later or column.number in known]
-    first, last = _anchored(sent, there), _anchored(sent[::-1], there[::-1])
-    last = min(last, len(sent) - first, len(there) - first)
-    numbers = [column.number for column in there]
-    return [
-        *numbers[:first],
-        *_best(sent[first : len(sent) - last], there[first : len(there) - last], before, ended=not last),
-        *numbers[len(there) - last :],
-    ]
+    numbers: list[int] = []
+    row = at = 0
+    for fixed_row, fixed_at in _anchors(sent, there, before):
+        numbers += _best(sent[row:fixed_row], there[at:fixed_at], before, ended=False)
+        numbers.append(there[fixed_at].number)
+        row, at = fixed_row + 1, fixed_at + 1
+    return numbers + _best(sent[row:], there[at:], before, ended=True)
 
 
-def _anchored(sent: Sequence[Column], there: Sequence[CatalogColumn]) -> int:
-    """Return how many columns from the first on are in their places for sure."""
-    pairs = zip(sent, there, strict=False)
-    alike = (not (o.later or o.dropped or o.not_sent) and o.name == c.name for c, o in pairs)
-    return sum(1 for _ in itertools.takewhile(bool, alike))
+def _anchors(
+    sent: Sequence[Column], there: Sequence[CatalogColumn], before: Mapping[str, int]
+) -> list[tuple[int, int]]:
+    """Return the places in both of columns that are the same for sure, if all of these are in order.
+
+    What lies between two of them is matched alone: the time that matching takes grows with the square of it.
+    """
+    places = {
+        other.name: at
+        for at, other in enumerate(there)
+        if not (other.later or other.dropped or other.not_sent)
+    }
+    found = [(row, places[column.name]) for row, column in enumerate(sent) if column.name in places]
+    if any(first[1] >= second[1] for first, second in itertools.pairwise(found)):
+        return []
+    return [(row, at) for row, at in found if before.get(sent[row].name) in (None, there[at].number)]
 
 
 def _direct(
@@ -100,6 +110,8 @@ def _best(
 ) -> list[int]:
     # As the alignment of two texts: rows for what was sent, columns for the catalogue's. What the best that
     # takes a pair is worth is the best of what lies before it, the pair, and the best of what lies behind.
+    if not sent:
+        return []
     fits = [[_fit(column, other, before) for other in there] for column in sent]
     known = frozenset(before.values())
     within = [_skipping(other, known, last=False) for other in there]

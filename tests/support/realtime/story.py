@@ -123,6 +123,8 @@ class Story:
         if self.starts[1:] and self.log.exists():
             self.command(on=True)  # it may have been killed when it was switched off
         self.wait(lambda: self.is_on and self.count(MarkerKind.TRY_START_REALTIME) > self._begun, "real time")
+        if self._to_file and self.shard.count:
+            self.wait_for_all()  # what the process before has left may be more than memory takes
 
     def turn(self, choose: random.Random) -> None:
         """Do one thing, drawn at random."""
@@ -171,6 +173,7 @@ class Story:
 
     def overflow(self) -> None:
         """Commit more than memory takes at a time, while the handler stalls, and let it go on."""
+        self.wait(lambda: self.is_on, "real time, which returns by itself")
         stops = self.count(MarkerKind.STOP_REALTIME)
         self.stall.touch()
         self.shard.commit(2, WIDE)

@@ -1,15 +1,16 @@
 """A capture task: all shards of one keyspace into one task of the change log.
 
-`VitessCapture.run` connects, streams, and connects again after anything that may pass. The thread that calls
-it appends; gRPC's thread receives; the appender's makes durable. vtgate wants no acknowledgement: what is
-durable in the log is where the next start goes on.
+`VitessCapture.run` connects, streams, and connects again after anything that may pass. gRPC's thread
+receives; the thread that calls `run` appends, in turn with those of the source's further tasks; the
+appender's makes durable. vtgate wants no acknowledgement: what is durable in the log is where the next start
+goes on.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tailrace.changelog.directory import LogDirectory
@@ -150,10 +151,13 @@ class VitessCapture:
         self._phase = "connecting"
         self._appender.check_fence()
         self._appender.discard_open_unit()
-        with closing(Vtgate.connect(self._source, self._hosts_tried)) as vtgate:
+        with ExitStack() as stack:
+            vtgates = Vtgate.connect_each(self._source, self._source.tasks_max, self._hosts_tried)
+            for vtgate in vtgates:
+                stack.enter_context(closing(vtgate))
             # The next connection begins with another one.
-            self._hosts_tried = self._source.hosts.index(vtgate.address) + 1
-            stream = KeyspaceStream(self._source, vtgate, self._appender, self._stopping, self._directory)
+            self._hosts_tried = self._source.hosts.index(vtgates[0].address) + 1
+            stream = KeyspaceStream(self._source, vtgates, self._appender, self._stopping, self._directory)
             with self._lock:
                 self._stream = stream
                 stream.want(self._wanted)

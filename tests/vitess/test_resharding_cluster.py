@@ -1,4 +1,6 @@
-"""Reshards of a real cluster under a writer: each counter is in the log as 0, 1, 2 …, once and in order."""
+"""Reshards of a real cluster under a writer, read by several tasks: each counter is in the log as 0, 1, 2 …,
+once and in order.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ TABLE = "orders"
 def test_n_to_m_split_merge_and_back_lose_no_change(tmp_path: Path) -> None:
     with EmbeddedVitess(find_vitess(), vschema=VSCHEMA) as cluster:
         add_table(cluster, TABLE, ORDERS)
-        with capturing(tmp_path, cluster.address, receive_timeout_s=30) as found:
+        with capturing(tmp_path, cluster.address, receive_timeout_s=30, tasks_max=3) as found:
             found.wait_for_shards("-80", "80-", timeout_s=STEP_S)
             with Writer(cluster, TABLE) as writer:
                 writer.more()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -28,6 +26,7 @@ from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.vitess.capturing import shard_states_of
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
+from tests.support.vitess.life import Life
 from tests.support.vitess.writer import KEYS, STEP_S, Writer
 from tests.support.wait import wait_until
 
@@ -81,34 +80,6 @@ def planned(rng: random.Random, steps: int) -> Iterator[Step]:
                 for moment in ("tablets", "copied", "switched")
             },
         )
-
-
-class Life:
-    """Our process, which runs the pipeline until it is killed."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
-        self.lives = 0
-
-    def start(self) -> None:
-        """Begin a life, if there is none."""
-        with self._lock:
-            if self._process is None:
-                self.lives += 1
-                with (self._file.parent / "run.log").open("ab") as out:
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-m", "tailrace", "run", str(self._file)], stdout=out, stderr=out
-                    )
-
-    def kill(self) -> None:
-        """End it with SIGKILL."""
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait(30)
-                self._process = None
 
 
 class Campaign:

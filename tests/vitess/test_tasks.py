@@ -89,7 +89,8 @@ def test_tasks_max_changes_between_lives_that_end_with_kill_9_and_shards_merge_a
                 written[key] += 1
 
     with FakeVtgate(*QUARTERS) as vtgate:
-        life = Life(_file(tmp_path, vtgate, 1))
+        tasks = iter([1, 3, 2])
+        life = Life(lambda: _file(tmp_path, vtgate, next(tasks)))
         try:
             life.start()
             wait_until(lambda: _streamed(tmp_path) == set(QUARTERS), 60, "four shards, one task")
@@ -99,13 +100,11 @@ def test_tasks_max_changes_between_lives_that_end_with_kill_9_and_shards_merge_a
             vtgate.reshard(["40-80", "80-c0"], ["40-c0"])  # of different tasks in the next life
             after = ["-40", "-40", "40-c0", "40-c0", "40-c0", "40-c0", "c0-", "c0-"]
             write(vtgate, after)
-            _file(tmp_path, vtgate, 3)
             life.start()
             write(vtgate, after)
             wait_until(lambda: _streamed(tmp_path) == {"-40", "40-c0", "c0-"}, 60, "a merge, three tasks")
             life.kill()
             kept, opened = _kept(tmp_path), len(vtgate.requests)
-            _file(tmp_path, vtgate, 2)
             life.start()
             wait_until(lambda: len(vtgate.requests) >= opened + 3, 60, "three shards, two tasks")
             positions = [each.vgtid.shard_gtids[0] for each in vtgate.requests[opened:]]
@@ -178,14 +177,14 @@ def test_what_came_together_with_a_large_transaction_waits_for_its_end(
     monkeypatch.setattr(keyspace_stream, "APPEND_INTERVAL_S", 0.5)  # so that one turn brings much of both
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("-80", "80-")
-        vtgate.change("-80", is_cut=True, allowed=300)
-        for counter in range(5):
-            vtgate.write("80-", (1000, counter))
-            vtgate.write("-80", *((key, counter) for key in range(60)))
-        found.wait_for_rows(5)
-        vtgate.change("-80", allowed=None)
-        found.wait_for_rows(5 * 61)
-    assert found.counters() == {key: list(range(5)) for key in [*range(60), 1000]}
+        for turn in range(3):
+            vtgate.change("-80", is_cut=True, allowed=200)
+            vtgate.write("-80", *((key, turn) for key in range(400)))
+            vtgate.write("80-", (1000, turn))
+            found.wait_for_rows(turn * 401 + 150)
+            vtgate.change("-80", allowed=None)
+            found.wait_for_rows(turn * 401 + 401)
+    assert found.counters() == {key: [0, 1, 2] for key in [*range(400), 1000]}
 
 
 def test_what_ends_one_task_ends_all_and_names_the_shard(tmp_path: Path) -> None:

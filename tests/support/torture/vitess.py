@@ -1,8 +1,9 @@
 """Random campaigns on a real keyspace: reshards under a writer, with processes killed at any moment.
 
 A campaign splits and merges shards at random, N to M, back and forth; kills our process, vtgate, a tablet
-and its MySQL server; has our process asleep during a whole switch. Then each key's counter must have come
-as 0, 1, 2 … once and in order, and the mirror must equal the table.
+and its MySQL server; has our process asleep during a whole switch; gives each life of it another number of
+tasks. Then each key's counter must have come as 0, 1, 2 … once and in order in JSON lines and Kafka, and the
+mirror must equal the table.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from deltalake import DeltaTable
 
 from tailrace.sources.vitess.resharding.transitions import ShardMode, mode_of
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
+from tests.support.kafka.reading import read_topic
 from tests.support.vitess.capturing import shard_states_of
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
@@ -34,6 +36,8 @@ TABLE = "orders"
 #: Where shards may be cut; so many serve at most.
 CUTS = ("20", "40", "60", "80", "a0", "c0", "e0")
 SHARDS_MAX = 3
+#: A life of our process has so many tasks at most.
+TASKS_MAX = 8
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Step:
     goes_back: bool
     #: By step of the reshard, what is killed after it.
     kills: dict[str, str]
+    #: What is killed at some moment during it.
+    during: str
 
 
 def shards_between(cuts: Sequence[str]) -> tuple[str, ...]:
@@ -70,35 +76,41 @@ def planned(rng: random.Random, steps: int) -> Iterator[Step]:
                 break
         before, now = shards_between(cuts), shards_between(after)
         cuts = after
+        during = rng.choice(("us", "us", "vtgate"))
+        killed = ("us", "us", "tablet", "nothing") if during == "vtgate" else ("us", "vtgate", "tablet")
         yield Step(
             tuple(shard for shard in before if shard not in now),
             tuple(shard for shard in now if shard not in before),
             rng.random() < 0.2,
             rng.random() < 0.25,
-            {
-                moment: rng.choice(("us", "us", "vtgate", "tablet", "nothing"))
-                for moment in ("tablets", "copied", "switched")
-            },
+            {moment: rng.choice(killed) for moment in ("tablets", "copied", "switched")},
+            during,
         )
 
 
 class Campaign:
-    """One campaign on a cluster of its own. `run` once."""
+    """One campaign on a cluster of its own. `run` once.
 
-    def __init__(self, at: Path, seed: int, steps: int) -> None:
+    :param kafka: brokers; empty: none.
+    :param launcher: of `planted`, in place of the command line.
+    """
+
+    def __init__(self, at: Path, seed: int, steps: int, kafka: str = "", launcher: str = "") -> None:
         self._at = at
         self._rng = random.Random(seed)
         self._steps = steps
+        self._kafka = kafka
+        self._module = f"tests.support.torture.planted.{launcher}" if launcher else "tailrace"
+        self._tasks = random.Random(seed)
 
     def run(self, cluster: EmbeddedVitess) -> int:
         """Do it, and judge what came; return in how many lives it came."""
         add_table(cluster, TABLE, ORDERS)
-        file = pipeline_file(self._at, cluster, TABLE, sinks=("jsonl",), snapshot="initial", **_QUICK)
-        life = Life(file)
+        life = Life(lambda: self._file(cluster), self._module)
         serving = set(shards_between(["80"]))
         try:
             life.start()
-            with Writer(cluster, TABLE) as writer:
+            with Writer(cluster, TABLE, 2) as writer:
                 for number, step in enumerate(planned(self._rng, self._steps)):
                     writer.more()
                     self._reshard(cluster, life, f"w{number}", step)
@@ -113,6 +125,12 @@ class Campaign:
         self._judge(cluster)
         return life.lives
 
+    def _file(self, cluster: EmbeddedVitess) -> Path:
+        """Write the pipeline for its next life."""
+        tasks_max = self._tasks.randint(1, TASKS_MAX)
+        settings: dict[str, Any] = {"snapshot": "initial", "tasks_max": tasks_max, **_QUICK}
+        return pipeline_file(self._at, cluster, TABLE, kafka=self._kafka, **settings)
+
     def _reshard(self, cluster: EmbeddedVitess, life: Life, workflow: str, step: Step) -> None:
         def disturb(moment: str) -> None:
             what = step.kills[moment]
@@ -122,15 +140,16 @@ class Campaign:
             elif what == "vtgate":
                 cluster.kill_vtgate()
                 cluster.start_vtgate()
-            elif what == "tablet" and moment == "tablets":
-                shard = self._rng.choice(step.sources)
+            elif what == "tablet" and moment != "copied":
+                serving = step.targets if moment == "switched" else step.sources
+                shard = self._rng.choice(serving)
                 cluster.kill_tablet(shard)
                 cluster.kill_mysql(shard)
                 cluster.start_servers(shard)
 
         if step.sleeps:
             life.kill()
-        with self._killer(life, after_s=self._rng.uniform(0, 8), is_on=not step.sleeps):
+        with self._killer(cluster, life, step, after_s=self._rng.uniform(0, 8)):
             cluster.reshard(workflow, step.sources, step.targets, disturb)
             if step.goes_back:
                 time.sleep(self._rng.uniform(0, 2))  # how far we have come by then is left to chance
@@ -138,12 +157,17 @@ class Campaign:
                 cluster.switch(workflow)
 
     @contextmanager
-    def _killer(self, life: Life, after_s: float, *, is_on: bool) -> Iterator[None]:
-        """Kill our process after a while, at whatever step that is; begin the next life."""
+    def _killer(self, cluster: EmbeddedVitess, life: Life, step: Step, after_s: float) -> Iterator[None]:
+        """Kill our process or vtgate after a while, at whatever step that is, and begin its next life."""
         over = threading.Event()
 
         def kill() -> None:
-            if not over.wait(after_s) and is_on:
+            if over.wait(after_s):
+                return
+            if step.during == "vtgate":
+                cluster.kill_vtgate()
+                cluster.start_vtgate()
+            elif not step.sleeps:
                 life.kill()
                 life.start()
 
@@ -166,25 +190,30 @@ class Campaign:
     def _judge(self, cluster: EmbeddedVitess) -> None:
         there = {key: int(row[3]) for key, row in rows_of(cluster, TABLE).items()}
         assert len(there) == KEYS
-        # A sink that comes later reads the log from its start.
-        file = pipeline_file(self._at, cluster, TABLE, snapshot="initial", **_QUICK)
-        tailrace("run", file, "--until-caught-up")
-        counters: dict[int, list[int]] = defaultdict(list)
-        for line in lines_of(self._at, TABLE):
-            counters[line["after"]["id"]].append(line["after"]["counter"])
-        for key, last in there.items():
-            found = counters[key]
-            # Rows that were there at the start begin later than 0.
-            assert found == list(range(found[0], last + 1)), (key, last, found)
+        tailrace("run", self._file(cluster), "--until-caught-up")
+        self._judge_changes("jsonl", (line["after"] for line in lines_of(self._at, TABLE)), there)
+        if self._kafka:
+            messages = read_topic(self._kafka, f"{self._at.name}.shop.{TABLE}")
+            self._judge_changes("kafka", (each.document["after"] for each in messages), there)
         mirrored = DeltaTable(str(self._at / "mirror" / f"shop.{TABLE}")).to_pyarrow_table().to_pylist()
         assert {row["id"]: row["counter"] for row in mirrored} == there
         assert "sound" in tailrace("log", "verify", self._at / "log")
+
+    @staticmethod
+    def _judge_changes(sink: str, rows: Iterable[dict[str, int]], there: dict[int, int]) -> None:
+        counters: dict[int, list[int]] = defaultdict(list)
+        for row in rows:
+            counters[row["id"]].append(row["counter"])
+        for key, last in there.items():
+            found = counters[key]
+            # Rows that were there at the start begin later than 0.
+            assert found == list(range(min(found, default=0), last + 1)), (sink, key, last, found)
 
 
 _QUICK: dict[str, Any] = {"reconnect_delay_s": 0.1, "receive_timeout_s": 20}
 
 
-def campaign(at: Path, seed: int, steps: int = 3) -> int:
+def campaign(at: Path, seed: int, steps: int = 3, *, kafka: str = "", launcher: str = "") -> int:
     """Run a campaign on a cluster that is made for it; return the count of our process' lives."""
     with EmbeddedVitess(find_vitess(), vschema=VSCHEMA) as cluster:
-        return Campaign(at, seed, steps).run(cluster)
+        return Campaign(at, seed, steps, kafka, launcher).run(cluster)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 
 class Life:
-    """Lives of one pipeline, one after another. Any thread."""
+    """Lives of one pipeline, one after another. Any thread.
 
-    def __init__(self, file: Path) -> None:
+    :param file: returns the pipeline's file, before each life.
+    :param module: that is the command line.
+    """
+
+    def __init__(self, file: Callable[[], Path], module: str = "tailrace") -> None:
         self._file = file
+        self._module = module
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self.lives = 0
@@ -22,9 +28,10 @@ class Life:
         with self._lock:
             if self._process is None:
                 self.lives += 1
-                with (self._file.parent / "run.log").open("ab") as out:
+                file = self._file()
+                with (file.parent / "run.log").open("ab") as out:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-m", "tailrace", "run", str(self._file)], stdout=out, stderr=out
+                        [sys.executable, "-m", self._module, "run", str(file)], stdout=out, stderr=out
                     )
 
     def kill(self) -> None:

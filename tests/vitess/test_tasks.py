@@ -200,6 +200,45 @@ def test_what_ends_one_task_ends_all_and_names_the_shard(tmp_path: Path) -> None
         assert not [each for each in threading.enumerate() if each.name.startswith("tailrace-vitess")]
 
 
+def test_a_shard_without_a_tablet_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyspace_stream, "PROBE_S", 1.0)
+
+    def told() -> list[str]:
+        return [each.message for each in found.capture.progress().warnings]
+
+    with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address, tasks_max=2) as found:
+        found.wait_for_shards("-80", "80-")
+        vtgate.change("80-", has_tablet=False)
+        vtgate.write("80-", (2, 0))
+        (message,) = wait_until(told, 15, "the shard is named after one question")
+        assert "the shard 80- does not go on" in message
+        assert "no healthy tablet" in message
+        vtgate.write("-80", (1, 0))
+        found.wait_for_rows(1)
+        vtgate.change("80-", has_tablet=True)
+        found.wait_for_rows(2)
+        wait_until(lambda: not told(), 15)
+        # With nothing to send, an answer alone shows that the shard is there again.
+        vtgate.change("80-", has_tablet=False)
+        wait_until(told, 15)
+        vtgate.change("80-", has_tablet=True)
+        wait_until(lambda: not told(), 15)
+    assert found.counters() == {1: [0], 2: [0]}
+
+
+def test_a_stream_that_a_tablet_throttles_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyspace_stream, "PROBE_S", 0.5)
+    with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("-80", "80-")
+        vtgate.change("80-", is_silent=True)
+        vtgate.write("80-", (2, 0))
+        (warning,) = wait_until(lambda: found.capture.progress().warnings, 15, "it is named")
+        assert warning.key == "shard_delayed 80-"
+        assert "throttled" in warning.message
+
+
 def test_all_tasks_go_on_when_vtgate_was_restarted(tmp_path: Path) -> None:
     with FakeVtgate(*QUARTERS) as vtgate, capturing(tmp_path, vtgate.address, tasks_max=3) as found:
         found.wait_for_shards(*QUARTERS)

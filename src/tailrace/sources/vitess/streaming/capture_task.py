@@ -24,7 +24,7 @@ from tailrace.sources.appender import Appender
 from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth, SourceWarning
 from tailrace.sources.reconnection import Reconnection
 from tailrace.sources.vitess.connection.vtgate import Vtgate
-from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.coordinator import FAILURES_TOLD, Coordinator
 from tailrace.sources.vitess.resharding.transitions import ShardMode
 from tailrace.sources.vitess.streaming.keyspace_stream import KeyspaceStream
 
@@ -177,7 +177,7 @@ def shard_warnings(coordinator: Coordinator) -> Iterator[SourceWarning]:
                 f"the shard {name} can't be gone on with: {shard.kept.lost}",
                 "its changes come no further until its keys are copied again: tailrace snapshot FILE --lost",
             )
-        elif shard.trouble and shard.failures > 1:
+        elif shard.trouble and shard.failures >= FAILURES_TOLD:
             yield SourceWarning(
                 f"shard_delayed {name}",
                 f"the shard {name} does not go on: {shard.trouble}",

@@ -46,6 +46,7 @@ from tailrace.sources.vitess.resharding.events import (
     OpenStream,
     PositionReached,
     Probed,
+    ProbeFailed,
     ShardsListed,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
@@ -492,6 +493,7 @@ class KeyspaceStream:
                 executed, purged = (text or "" for text in probe.answer.result()[0])
             except TailraceError as error:
                 log.warning("a silent shard does not say what it has", shard=shard, error=error.message)
+                self._carry_out(self.coordinator.step(ProbeFailed(shard, probe.attempt, error.message)))
             else:
                 if probe.of != self._source.tablet_type:
                     purged = ""  # what another tablet has purged is not missed

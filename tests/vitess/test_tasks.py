@@ -125,7 +125,7 @@ def test_tasks_max_changes_between_lives_that_end_with_kill_9_and_shards_merge_a
 
 
 def _file(at: Path, vtgate: FakeVtgate, tasks_max: int) -> Path:
-    quick = {"snapshot": "never", "reconnect_delay_s": 0.1}
+    quick: dict[str, Any] = {"snapshot": "never", "reconnect_delay_s": 0.1}
     return pipeline_file(at, vtgate, TABLE, sinks=("jsonl",), tasks_max=tasks_max, **quick)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.transitions import ShardMode, mode_of
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.kafka.reading import read_topic
@@ -29,6 +30,7 @@ from tests.support.vitess.capturing import shard_states_of
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
 from tests.support.vitess.life import Life
+from tests.support.vitess.streams import position_now
 from tests.support.vitess.writer import KEYS, STEP_S, Writer
 from tests.support.wait import wait_until
 
@@ -117,7 +119,9 @@ class Campaign:
                     serving = serving - set(step.sources) | set(step.targets)
                     life.start()
                     writer.more()
-                    wait_until(functools.partial(self._reads, serving), STEP_S, f"{serving} read")
+                    # Only then: we may be at an earlier journal still, that had the same shards serve.
+                    ends = {shard: GtidSet.parse(position_now(cluster, shard)) for shard in serving}
+                    wait_until(functools.partial(self._reads, ends), STEP_S, f"{serving} read")
                     cluster.complete(f"w{number}", step.sources)
                 writer.more()
         finally:
@@ -179,13 +183,16 @@ class Campaign:
             over.set()
             thread.join(60)
 
-    def _reads(self, serving: set[str]) -> bool:
+    def _reads(self, ends: dict[str, GtidSet]) -> bool:
+        """Tell whether just these shards are read, and are so far."""
         states = shard_states_of(self._at / "log")
         modes = {name: mode_of(state) for name, state in states.items()}
         lost = [name for name, mode in modes.items() if mode is ShardMode.NEEDS_SNAPSHOT]
         assert not lost, f"lost: {lost}"
         read = {name for name, mode in modes.items() if mode is ShardMode.STREAMING and states[name].is_read}
-        return read == serving
+        return read == ends.keys() and all(
+            GtidSet.parse(states[shard].gtid).contains(end) for shard, end in ends.items()
+        )
 
     def _judge(self, cluster: EmbeddedVitess) -> None:
         there = {key: int(row[3]) for key, row in rows_of(cluster, TABLE).items()}

@@ -6,7 +6,9 @@ It is what a connector does that keeps offsets by task, and has another number o
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+from tailrace.config.source.vitess import VitessSource
 from tailrace.sources.vitess.resharding.events import OpenStream
 from tailrace.sources.vitess.streaming import keyspace_stream
 from tailrace.sources.vitess.streaming.stream_requests import stream_request
@@ -14,10 +16,10 @@ from tailrace.sources.vitess.streaming.stream_requests import stream_request
 if __name__ == "__main__":
     from tailrace.cli.main import app
 
-    def _request(source: object, opened: OpenStream) -> object:
+    def _request(source: VitessSource, opened: OpenStream) -> Any:
         if opened.task > 0 and opened.attempt == 1 and not opened.is_copied:
             opened = dataclasses.replace(opened, positions={opened.shard: "current"})
-        return stream_request(source, opened)  # type: ignore[arg-type]
+        return stream_request(source, opened)
 
-    keyspace_stream.stream_request = _request  # type: ignore[assignment]
+    keyspace_stream.stream_request = _request  # type: ignore[attr-defined]
     app()

@@ -88,7 +88,7 @@ class Vtgate:
 
     def ask(self, sql: str, attempted: str, target: str = "") -> Future[list[Row]]:
         """As `query`, but return at once; the answer, or what it raises, comes later."""
-        return submit(self._rows(sql, attempted, target))
+        return submit(self.rows(sql, attempted, target))
 
     def ask_result(self, sql: str, attempted: str, target: str) -> Future[pb.QueryResult]:
         """As `ask`, for the answer as the wire has it."""
@@ -122,7 +122,8 @@ class Vtgate:
         """As `close`; on the loop."""
         await self._channel.close()
 
-    async def _rows(self, sql: str, attempted: str, target: str) -> list[Row]:
+    async def rows(self, sql: str, attempted: str, target: str) -> list[Row]:
+        """As `query`; on the loop."""
         return [_values(row) for row in (await self._execute(sql, attempted, target)).rows]
 
     async def _execute(self, sql: str, attempted: str, target: str) -> pb.QueryResult:

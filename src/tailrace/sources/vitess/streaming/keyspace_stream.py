@@ -32,7 +32,7 @@ from tailrace.sources.appender import SYNC_DEADLINE_S, Appender
 from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, from_status
-from tailrace.sources.vitess.connection.metadata import ask_gtids, newest_gtids, serving_shards
+from tailrace.sources.vitess.connection.metadata import ask_gtids_of_any, newest_gtids, serving_shards
 from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
@@ -483,7 +483,7 @@ class KeyspaceStream:
                 known.probed_s, known.asked_us = now_s, self._now_us()
                 if self.coordinator.accepts(shard, held.attempt) and shard not in self._probes:
                     of = "primary" if held.behind else self._source.tablet_type
-                    answer = ask_gtids(self._vtgate, self._source, shard, of)
+                    answer = ask_gtids_of_any(self._vtgate, self._source, shard, of)
                     self._probes[shard] = _Probe(held.attempt, of, answer)
         for shard, probe in list(self._probes.items()):
             if not probe.answer.done():

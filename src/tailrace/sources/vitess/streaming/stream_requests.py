@@ -7,12 +7,11 @@ import base64
 from tailrace.config.patterns import table_expression
 from tailrace.config.source.vitess import VitessSource
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.connection.metadata import TABLET_TYPES
 from tailrace.sources.vitess.resharding.events import OpenStream
 
 #: From this size on, a server that can (24 and later) sends a transaction in pieces, and need not hold it.
 CHUNK_BYTES = 16 << 20
-
-_TABLET_TYPES = {"primary": pb.PRIMARY, "replica": pb.REPLICA, "rdonly": pb.RDONLY}
 
 
 def table_rules(source: VitessSource) -> list[pb.Rule]:
@@ -30,7 +29,7 @@ def table_rules(source: VitessSource) -> list[pb.Rule]:
 def stream_request(source: VitessSource, opened: OpenStream) -> pb.VStreamRequest:
     """Return the request for a shard's stream; with other shards in it, where it is a junction."""
     request = pb.VStreamRequest(
-        tablet_type=_TABLET_TYPES[source.tablet_type],
+        tablet_type=TABLET_TYPES[source.tablet_type],
         filter=pb.Filter(rules=table_rules(source)),
         flags=pb.VStreamFlags(
             heartbeat_interval=source.heartbeat_interval_s,

@@ -187,6 +187,24 @@ def test_what_came_together_with_a_large_transaction_waits_for_its_end(
     assert found.counters() == {key: [0, 1, 2] for key in [*range(400), 1000]}
 
 
+def test_a_copy_that_was_cut_short_goes_on_in_other_tasks_with_no_row_twice(tmp_path: Path) -> None:
+    with FakeVtgate(*QUARTERS) as vtgate:
+        for number, shard in enumerate(QUARTERS):
+            for key in range(50):
+                vtgate.write(shard, (100 * number + key, 0))
+            vtgate.change(shard, allowed=20)
+        with capturing(tmp_path, vtgate.address, tasks_max=3, snapshot="initial") as found:
+            found.wait_for_rows(4 * 15)
+        for shard in QUARTERS:
+            vtgate.change(shard, allowed=None)
+        with capturing(tmp_path, vtgate.address, tasks_max=2, snapshot="initial") as found:
+            found.wait_for_shards(*QUARTERS)
+            vtgate.write("-40", (7, 1))
+            wait_until(lambda: found.counters().get(7) == [0, 1], 30)
+        keys = [100 * number + key for number in range(4) for key in range(50)]
+        assert found.counters() == {key: [0, 1] if key == 7 else [0] for key in keys}
+
+
 def test_what_ends_one_task_ends_all_and_names_the_shard(tmp_path: Path) -> None:
     with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address, tasks_max=2) as found:
         found.wait_for_shards("-80", "80-")

@@ -174,7 +174,9 @@ class KeyspaceStream:
         :raises TailraceError: if the connection is lost, or a person must act.
         """
         threads = [
-            threading.Thread(target=self._work, args=(task,), name=f"tailrace-vitess-{task.number}")
+            threading.Thread(
+                target=self._work, args=(task,), name=f"tailrace-vitess-{task.number}", daemon=True
+            )
             for task in self._tasks[1:]
         ]
         try:

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from tailrace.errors import TailraceError
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.transitions import ShardMode, mode_of
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
@@ -157,8 +158,8 @@ class Campaign:
             cluster.reshard(workflow, step.sources, step.targets, disturb)
             if step.goes_back:
                 time.sleep(self._rng.uniform(0, 2))  # how far we have come by then is left to chance
-                cluster.reverse(workflow)
-                cluster.switch(workflow)
+                _insist(functools.partial(cluster.reverse, workflow))
+                _insist(functools.partial(cluster.switch, workflow))
 
     @contextmanager
     def _killer(self, cluster: EmbeddedVitess, life: Life, step: Step, after_s: float) -> Iterator[None]:
@@ -215,6 +216,22 @@ class Campaign:
             found = counters[key]
             # Rows that were there at the start begin later than 0.
             assert found == list(range(min(found, default=0), last + 1)), (sink, key, last, found)
+
+
+def _insist(action: Callable[[], None]) -> None:
+    """Do it again until Vitess takes it: it refuses while its own streams look for a tablet that was killed."""
+
+    def is_taken() -> bool:
+        try:
+            action()
+        except TailraceError as error:
+            if "cannot switch traffic" in error.message:
+                time.sleep(1.0)
+                return False
+            raise
+        return True
+
+    wait_until(is_taken, STEP_S, "the switch of traffic")
 
 
 _QUICK: dict[str, Any] = {"reconnect_delay_s": 0.1, "receive_timeout_s": 20}

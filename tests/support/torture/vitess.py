@@ -219,7 +219,7 @@ class Campaign:
 
 
 def _insist(action: Callable[[], None]) -> None:
-    """Do it again until Vitess takes it: it refuses while its own streams look for a tablet that was killed."""
+    """Do it until Vitess takes it: it refuses while its own streams look for a tablet that was killed."""
 
     def is_taken() -> bool:
         try:

@@ -209,7 +209,12 @@ class Campaign:
         there = {key: int(row[3]) for key, row in rows_of(cluster, TABLE).items()}
         assert len(there) == KEYS
         tailrace("run", self._file(cluster), "--until-caught-up")
-        self._judge_changes("jsonl", (line["after"] for line in lines_of(self._at, TABLE)), there)
+        # Rows of a snapshot are in files of their own: the place in the log tells what came before them.
+        lines = sorted(
+            lines_of(self._at, TABLE),
+            key=lambda line: (line["position"]["log_offset"], line["position"]["ordinal"]),
+        )
+        self._judge_changes("jsonl", (line["after"] for line in lines), there)
         if self._kafka:
             messages = read_topic(self._kafka, f"{self._at.name}.shop.{TABLE}")
             self._judge_changes("kafka", (each.document["after"] for each in messages), there)

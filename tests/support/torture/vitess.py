@@ -196,6 +196,8 @@ class Campaign:
 
     def _reads(self, ends: dict[str, GtidSet]) -> bool:
         """Tell whether just these shards are read, and are so far."""
+        if not (self._at / "log" / "tasks" / "0").exists():
+            return False  # no life has come so far
         states = shard_states_of(self._at / "log")
         modes = {name: mode_of(state) for name, state in states.items()}
         lost = [name for name, mode in modes.items() if mode is ShardMode.NEEDS_SNAPSHOT]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tailrace_servers.kafka import EmbeddedKafka
 from tests.support.torture.vitess import SHARDS_MAX, campaign, planned, shards_between
 
 #: Of the torture.
@@ -31,6 +32,14 @@ def test_a_random_campaign_loses_no_change(tmp_path: Path) -> None:
 
 @pytest.mark.torture
 @pytest.mark.vitess
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(2, 2 + CAMPAIGNS))
-def test_random_campaigns_lose_no_change(tmp_path: Path, seed: int) -> None:
-    assert campaign(tmp_path, seed) >= 1
+def test_random_campaigns_lose_no_change(tmp_path: Path, kafka: EmbeddedKafka, seed: int) -> None:
+    assert campaign(tmp_path, seed, kafka=kafka.bootstrap) >= 1
+
+
+@pytest.mark.torture
+@pytest.mark.vitess
+def test_positions_that_belong_to_tasks_are_caught(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="jsonl"):
+        campaign(tmp_path, seed=1, steps=1, launcher="vitess_state_by_task")

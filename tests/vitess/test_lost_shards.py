@@ -55,6 +55,26 @@ def test_a_shard_that_was_restored_is_lost_and_its_keys_are_copied_anew(tmp_path
 
 
 @pytest.mark.usefixtures("hurried")
+def test_a_shard_that_was_made_again_and_ceased_to_serve_holds_up_no_reshard(tmp_path: Path) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-80", "80-")
+            vtgate.write("-80", (1, 0))
+            found.wait_for_rows(1)
+        vtgate.change("-80", server="0000beef-0000-11eb-b894-04ed332e05c2")
+        vtgate.reshard(["-80", "80-"], ["0"])
+        with capturing(tmp_path, vtgate.address) as found:
+            # vtgate refuses to ask it, and sends heartbeats alone: its position is beyond what it has.
+            found.wait_for_mode("needs_snapshot", "-80")
+            assert found.shards()["80-"] == "at_journal"
+            VitessSnapshots(tmp_path / "log").request([], "")
+            found.wait_for_shards("0")
+            vtgate.write("0", (1, 1))
+            found.wait_for_rows(2)
+        assert found.counters() == {1: [0, 0, 1]}
+
+
+@pytest.mark.usefixtures("hurried")
 def test_a_replica_that_lags_is_no_loss_as_long_as_the_primary_has_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

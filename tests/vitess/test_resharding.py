@@ -175,10 +175,12 @@ def test_w5_w6_a_copy_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
         _assert_once_and_in_order(found, {key: 2 if key == 7 else 1 for key in range(50)})
 
 
-def test_a_thousand_shards_share_few_connections(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tasks_max", [1, 16])
+def test_a_thousand_shards_share_few_connections(tmp_path: Path, tasks_max: int) -> None:
     bounds = ["", *(f"{number:03x}0" for number in range(4, 0x1000, 4)), ""]
     shards = [f"{start}-{end}" for start, end in itertools.pairwise(bounds)]
-    with FakeVtgate(*shards) as vtgate, capturing(tmp_path, vtgate.address, heartbeat_interval_s=30) as found:
+    settings = {"heartbeat_interval_s": 30, "tasks_max": tasks_max}
+    with FakeVtgate(*shards) as vtgate, capturing(tmp_path, vtgate.address, **settings) as found:
         assert len(shards) == 1024
         found.wait_for_shards(*shards, timeout_s=240)
         for number, shard in enumerate(shards):
@@ -186,5 +188,5 @@ def test_a_thousand_shards_share_few_connections(tmp_path: Path) -> None:
             if number % 100 == 0:
                 vtgate.write(shard, (number, 0))
         found.wait_for_rows(11, 120)
-        assert len(vtgate.peers) <= 20
+        assert len(vtgate.peers) == tasks_max <= 20
         assert vtgate.open_streams <= len(shards)

@@ -18,7 +18,7 @@ from tailrace.changelog.writer import LogWriter, Tail
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.streaming import keyspace_stream
-from tailrace.sources.vitess.streaming.keyspace_stream import table_rules
+from tailrace.sources.vitess.streaming.stream_requests import table_rules
 from tests.support.kafka_cluster import Authority
 from tests.support.vitess.capturing import capturing
 from tests.support.vitess.fake_vtgate import FakeVtgate

@@ -27,7 +27,7 @@ from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.vtgate import VSTREAM, Vtgate
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.streaming.capture_task import VitessCapture
-from tailrace.sources.vitess.streaming.keyspace_stream import table_rules
+from tailrace.sources.vitess.streaming.stream_requests import table_rules
 from tailrace_bench.support.idle_vtgate import OPEN_STREAMS
 from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine, median

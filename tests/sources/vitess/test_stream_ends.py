@@ -8,7 +8,7 @@ import pytest
 from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.sources.vitess.connection.errors import Status, from_status
 from tailrace.sources.vitess.resharding.events import EndReason
-from tailrace.sources.vitess.streaming.keyspace_stream import stream_ended
+from tailrace.sources.vitess.streaming.stream_ends import stream_ended
 
 JOURNAL = (
     "vttablet: rpc error: code = Internal desc = not all journaling participants are in the stream: journal: "

@@ -1,8 +1,9 @@
 """Random campaigns on a real keyspace: reshards under a writer, with processes killed at any moment.
 
 A campaign splits and merges shards at random, N to M, back and forth; kills our process, vtgate, a tablet
-and its MySQL server; has our process asleep during a whole switch. Then each key's counter must have come
-as 0, 1, 2 … once and in order, and the mirror must equal the table.
+and its MySQL server; has our process asleep during a whole switch; gives each life of it another number of
+tasks. Then each key's counter must have come as 0, 1, 2 … once and in order in JSON lines and Kafka, and the
+mirror must equal the table.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,16 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from tailrace.errors import TailraceError
+from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.transitions import ShardMode, mode_of
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
+from tests.support.kafka.reading import read_topic
 from tests.support.vitess.capturing import shard_states_of
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
+from tests.support.vitess.life import Life
+from tests.support.vitess.streams import position_now
 from tests.support.vitess.writer import KEYS, STEP_S, Writer
 from tests.support.wait import wait_until
 
@@ -35,6 +39,8 @@ TABLE = "orders"
 #: Where shards may be cut; so many serve at most.
 CUTS = ("20", "40", "60", "80", "a0", "c0", "e0")
 SHARDS_MAX = 3
+#: A life of our process has so many tasks at most.
+TASKS_MAX = 8
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class Step:
     goes_back: bool
     #: By step of the reshard, what is killed after it.
     kills: dict[str, str]
+    #: What is killed at some moment during it.
+    during: str
 
 
 def shards_between(cuts: Sequence[str]) -> tuple[str, ...]:
@@ -55,8 +63,13 @@ def shards_between(cuts: Sequence[str]) -> tuple[str, ...]:
 
 
 def planned(rng: random.Random, steps: int) -> Iterator[Step]:
-    """Yield reshards that follow each other, from `-80` and `80-` on."""
+    """Yield reshards that follow each other, from `-80` and `80-` on.
+
+    None of them leads back to shards from which traffic was switched to and fro: Vitess 22 gives the last
+    switch the id of the one back then, finds that journal, and writes no other. Nobody can follow that.
+    """
     cuts = ["80"]
+    reversed_: set[str] = set()
     for _ in range(steps):
         while True:
             first = rng.randrange(len(cuts) + 1)
@@ -67,80 +80,71 @@ def planned(rng: random.Random, steps: int) -> Iterator[Step]:
             room = [cut for cut in CUTS if low < cut < high]
             chosen = sorted(rng.sample(room, min(len(room), rng.randrange(3))))
             after = [*cuts[:first], *chosen, *cuts[last:]]
-            if not set(chosen) & set(inside) and chosen != inside and len(after) < SHARDS_MAX:
+            before, now = shards_between(cuts), shards_between(after)
+            is_back = bool(reversed_.intersection(set(now) - set(before)))
+            if not set(chosen) & set(inside) and chosen != inside and len(after) < SHARDS_MAX and not is_back:
                 break
-        before, now = shards_between(cuts), shards_between(after)
         cuts = after
+        during = rng.choice(("us", "us", "vtgate"))
+        killed = ("us", "us", "tablet", "nothing") if during == "vtgate" else ("us", "vtgate", "tablet")
+        sources = tuple(shard for shard in before if shard not in now)
+        goes_back = rng.random() < 0.25
+        if goes_back:
+            reversed_.update(sources)
         yield Step(
-            tuple(shard for shard in before if shard not in now),
+            sources,
             tuple(shard for shard in now if shard not in before),
             rng.random() < 0.2,
-            rng.random() < 0.25,
-            {
-                moment: rng.choice(("us", "us", "vtgate", "tablet", "nothing"))
-                for moment in ("tablets", "copied", "switched")
-            },
+            goes_back,
+            {moment: rng.choice(killed) for moment in ("tablets", "copied", "switched")},
+            during,
         )
 
 
-class Life:
-    """Our process, which runs the pipeline until it is killed."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
-        self.lives = 0
-
-    def start(self) -> None:
-        """Begin a life, if there is none."""
-        with self._lock:
-            if self._process is None:
-                self.lives += 1
-                with (self._file.parent / "run.log").open("ab") as out:
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-m", "tailrace", "run", str(self._file)], stdout=out, stderr=out
-                    )
-
-    def kill(self) -> None:
-        """End it with SIGKILL."""
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait(30)
-                self._process = None
-
-
 class Campaign:
-    """One campaign on a cluster of its own. `run` once."""
+    """One campaign on a cluster of its own. `run` once.
 
-    def __init__(self, at: Path, seed: int, steps: int) -> None:
+    :param kafka: brokers; empty: none.
+    :param launcher: of `planted`, in place of the command line.
+    """
+
+    def __init__(self, at: Path, seed: int, steps: int, kafka: str = "", launcher: str = "") -> None:
         self._at = at
         self._rng = random.Random(seed)
         self._steps = steps
+        self._kafka = kafka
+        self._module = f"tests.support.torture.planted.{launcher}" if launcher else "tailrace"
+        self._tasks = random.Random(seed)
 
     def run(self, cluster: EmbeddedVitess) -> int:
         """Do it, and judge what came; return in how many lives it came."""
         add_table(cluster, TABLE, ORDERS)
-        file = pipeline_file(self._at, cluster, TABLE, sinks=("jsonl",), snapshot="initial", **_QUICK)
-        life = Life(file)
+        life = Life(lambda: self._file(cluster), self._module)
         serving = set(shards_between(["80"]))
         try:
             life.start()
-            with Writer(cluster, TABLE) as writer:
+            with Writer(cluster, TABLE, 2) as writer:
                 for number, step in enumerate(planned(self._rng, self._steps)):
                     writer.more()
                     self._reshard(cluster, life, f"w{number}", step)
                     serving = serving - set(step.sources) | set(step.targets)
                     life.start()
                     writer.more()
-                    wait_until(functools.partial(self._reads, serving), STEP_S, f"{serving} read")
+                    # Only then: we may be at an earlier journal still, that had the same shards serve.
+                    ends = {shard: GtidSet.parse(position_now(cluster, shard)) for shard in serving}
+                    wait_until(functools.partial(self._reads, ends), STEP_S, f"{serving} read")
                     cluster.complete(f"w{number}", step.sources)
                 writer.more()
         finally:
             life.kill()
         self._judge(cluster)
         return life.lives
+
+    def _file(self, cluster: EmbeddedVitess) -> Path:
+        """Write the pipeline for its next life."""
+        tasks_max = self._tasks.randint(1, TASKS_MAX)
+        settings: dict[str, Any] = {"snapshot": "initial", "tasks_max": tasks_max, **_QUICK}
+        return pipeline_file(self._at, cluster, TABLE, kafka=self._kafka, **settings)
 
     def _reshard(self, cluster: EmbeddedVitess, life: Life, workflow: str, step: Step) -> None:
         def disturb(moment: str) -> None:
@@ -151,28 +155,34 @@ class Campaign:
             elif what == "vtgate":
                 cluster.kill_vtgate()
                 cluster.start_vtgate()
-            elif what == "tablet" and moment == "tablets":
-                shard = self._rng.choice(step.sources)
+            elif what == "tablet" and moment != "copied":
+                serving = step.targets if moment == "switched" else step.sources
+                shard = self._rng.choice(serving)
                 cluster.kill_tablet(shard)
                 cluster.kill_mysql(shard)
                 cluster.start_servers(shard)
 
         if step.sleeps:
             life.kill()
-        with self._killer(life, after_s=self._rng.uniform(0, 8), is_on=not step.sleeps):
+        with self._killer(cluster, life, step, after_s=self._rng.uniform(0, 8)):
             cluster.reshard(workflow, step.sources, step.targets, disturb)
             if step.goes_back:
                 time.sleep(self._rng.uniform(0, 2))  # how far we have come by then is left to chance
-                cluster.reverse(workflow)
-                cluster.switch(workflow)
+                _insist(functools.partial(cluster.reverse, workflow))
+                _insist(functools.partial(cluster.switch, workflow))
 
     @contextmanager
-    def _killer(self, life: Life, after_s: float, *, is_on: bool) -> Iterator[None]:
-        """Kill our process after a while, at whatever step that is; begin the next life."""
+    def _killer(self, cluster: EmbeddedVitess, life: Life, step: Step, after_s: float) -> Iterator[None]:
+        """Kill our process or vtgate after a while, at whatever step that is, and begin its next life."""
         over = threading.Event()
 
         def kill() -> None:
-            if not over.wait(after_s) and is_on:
+            if over.wait(after_s):
+                return
+            if step.during == "vtgate":
+                cluster.kill_vtgate()
+                cluster.start_vtgate()
+            elif not step.sleeps:
                 life.kill()
                 life.start()
 
@@ -184,36 +194,67 @@ class Campaign:
             over.set()
             thread.join(60)
 
-    def _reads(self, serving: set[str]) -> bool:
+    def _reads(self, ends: dict[str, GtidSet]) -> bool:
+        """Tell whether just these shards are read, and are so far."""
+        if not (self._at / "log" / "tasks" / "0").exists():
+            return False  # no life has come so far
         states = shard_states_of(self._at / "log")
         modes = {name: mode_of(state) for name, state in states.items()}
         lost = [name for name, mode in modes.items() if mode is ShardMode.NEEDS_SNAPSHOT]
         assert not lost, f"lost: {lost}"
         read = {name for name, mode in modes.items() if mode is ShardMode.STREAMING and states[name].is_read}
-        return read == serving
+        return read == ends.keys() and all(
+            GtidSet.parse(states[shard].gtid).contains(end) for shard, end in ends.items()
+        )
 
     def _judge(self, cluster: EmbeddedVitess) -> None:
         there = {key: int(row[3]) for key, row in rows_of(cluster, TABLE).items()}
         assert len(there) == KEYS
-        # A sink that comes later reads the log from its start.
-        file = pipeline_file(self._at, cluster, TABLE, snapshot="initial", **_QUICK)
-        tailrace("run", file, "--until-caught-up")
-        counters: dict[int, list[int]] = defaultdict(list)
-        for line in lines_of(self._at, TABLE):
-            counters[line["after"]["id"]].append(line["after"]["counter"])
-        for key, last in there.items():
-            found = counters[key]
-            # Rows that were there at the start begin later than 0.
-            assert found == list(range(found[0], last + 1)), (key, last, found)
+        tailrace("run", self._file(cluster), "--until-caught-up")
+        # Rows of a snapshot are in files of their own: the place in the log tells what came before them.
+        lines = sorted(
+            lines_of(self._at, TABLE),
+            key=lambda line: (line["position"]["log_offset"], line["position"]["ordinal"]),
+        )
+        self._judge_changes("jsonl", (line["after"] for line in lines), there)
+        if self._kafka:
+            messages = read_topic(self._kafka, f"{self._at.name}.shop.{TABLE}")
+            self._judge_changes("kafka", (each.document["after"] for each in messages), there)
         mirrored = DeltaTable(str(self._at / "mirror" / f"shop.{TABLE}")).to_pyarrow_table().to_pylist()
         assert {row["id"]: row["counter"] for row in mirrored} == there
         assert "sound" in tailrace("log", "verify", self._at / "log")
+
+    @staticmethod
+    def _judge_changes(sink: str, rows: Iterable[dict[str, int]], there: dict[int, int]) -> None:
+        counters: dict[int, list[int]] = defaultdict(list)
+        for row in rows:
+            counters[row["id"]].append(row["counter"])
+        for key, last in there.items():
+            found = counters[key]
+            # Rows that were there at the start begin later than 0.
+            assert found == list(range(min(found, default=0), last + 1)), (sink, key, last, found)
+
+
+def _insist(action: Callable[[], None]) -> None:
+    """Do it until Vitess takes it: it refuses while its own streams look for a tablet that was killed."""
+
+    def is_taken() -> bool:
+        try:
+            action()
+        except TailraceError as error:
+            if "cannot switch traffic" in error.message:
+                time.sleep(1.0)
+                return False
+            raise
+        return True
+
+    wait_until(is_taken, STEP_S, "the switch of traffic")
 
 
 _QUICK: dict[str, Any] = {"reconnect_delay_s": 0.1, "receive_timeout_s": 20}
 
 
-def campaign(at: Path, seed: int, steps: int = 3) -> int:
+def campaign(at: Path, seed: int, steps: int = 3, *, kafka: str = "", launcher: str = "") -> int:
     """Run a campaign on a cluster that is made for it; return the count of our process' lives."""
     with EmbeddedVitess(find_vitess(), vschema=VSCHEMA) as cluster:
-        return Campaign(at, seed, steps).run(cluster)
+        return Campaign(at, seed, steps, kafka, launcher).run(cluster)

@@ -28,9 +28,13 @@ def pipeline_file(
     table: str,
     *,
     sinks: Sequence[str] = ("jsonl", "mirror"),
+    kafka: str = "",
     **settings: object,
 ) -> Path:
-    """Write a pipeline of one table into JSON lines and a mirror, in `at`."""
+    """Write a pipeline of one table into JSON lines and a mirror, in `at`.
+
+    :param kafka: brokers that get it, too, exactly once.
+    """
     section = {
         "type": "vitess",
         "hosts": [cluster.address],
@@ -40,10 +44,21 @@ def pipeline_file(
         **settings,
     }
     file = at / "pipeline.yaml"
-    file.write_text(
-        f"name: shop\nsource: {json.dumps(section)}\nlog: {{path: ./log}}\nsinks:\n"
-        + "".join(_SINKS[sink] for sink in sinks)
-    )
+    text = f"name: shop\nsource: {json.dumps(section)}\nlog: {{path: ./log}}\nsinks:\n"
+    text += "".join(_SINKS[sink] for sink in sinks)
+    if kafka:
+        sink = {
+            "type": "kafka",
+            "bootstrap_servers": kafka,
+            "atomic_source_offset_commit": True,
+            "topic_prefix": at.name,
+            "group": at.name,
+            "offsets_topic": f"{at.name}-offsets",
+            "converter": {"type": "json", "schemas_enable": False},
+            "topics": [{"tables": ["*.*"], "partitions": 3, "replication_factor": 1}],
+        }
+        text += f"  - {json.dumps(sink)}\n"
+    file.write_text(text)
     return file
 
 

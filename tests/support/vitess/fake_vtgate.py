@@ -38,6 +38,7 @@ class FakeShard:
     :param purged: so many transactions can't be had any more.
     :param lag: so many of the newest transactions its replicas do not have, if they are asked what they have.
     :param is_silent: its streams bring heartbeats alone.
+    :param has_tablet: else its streams are silent, and it answers nothing.
     :param is_cut: each event of a transaction comes in a response of its own.
     :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
     :param loses_journal: the journal of several shards is lost on the way.
@@ -51,6 +52,7 @@ class FakeShard:
     purged: int = 0
     lag: int = 0
     is_silent: bool = False
+    has_tablet: bool = True
     is_cut: bool = False
     allowed: int | None = None
     loses_journal: bool = False
@@ -198,7 +200,7 @@ class FakeVtgate:
             self.asked.append(target)
             name, _, of = target.partition(":")[2].partition("@")
             shard = self.shards.get(name)
-            if shard is None or not shard.serves:
+            if shard is None or not shard.serves or not shard.has_tablet:
                 found.error.code, found.error.message = 14, "no healthy tablet available"
                 return found
             purged = f"{shard.server}:1-{shard.purged}" if shard.purged else ""
@@ -257,7 +259,7 @@ class FakeVtgate:
         if shard.errors:
             code, words = shard.errors.pop(0)
             await context.abort(code, words)
-        if shard.is_silent or name in following.over:
+        if shard.is_silent or not shard.has_tablet or name in following.over:
             return
         async for response in following.copied(name, shard):
             await self._allowed(shard)

@@ -15,42 +15,51 @@ STEP_S = 180.0
 
 
 class Writer:
-    """Inserts keys, and raises their counters one after another, until it is stopped.
+    """Some connections, each of which inserts its keys, and raises their counters one after another, until it
+    is stopped.
 
     A write that fails while traffic is being switched is not tried again.
     """
 
-    def __init__(self, cluster: EmbeddedVitess, table: str) -> None:
+    def __init__(self, cluster: EmbeddedVitess, table: str, connections: int = 1) -> None:
         self._cluster = cluster
         self._table = table
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.rounds = 0
+        self._rounds = [0] * connections
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(connections)
+        ]
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._thread.join(60)
+        for thread in self._threads:
+            thread.join(60)
 
     def more(self) -> None:
         """Wait until every key was written once more."""
-        rounds = self.rounds
-        wait_until(lambda: self.rounds > rounds + 1, STEP_S, "another round of writes")
+        before = list(self._rounds)
 
-    def _run(self) -> None:
+        def is_done() -> bool:
+            return all(now > then + 1 for then, now in zip(before, self._rounds, strict=True))
+
+        wait_until(is_done, STEP_S, "another round of writes")
+
+    def _run(self, number: int) -> None:
         while not self._stopping.is_set():
             try:
                 with self._cluster.connection() as connection, connection.cursor() as cursor:
                     connection.autocommit(True)
                     while not self._stopping.wait(0.02):
-                        for key in range(KEYS):
+                        for key in range(number, KEYS, len(self._rounds)):
                             cursor.execute(
                                 f"insert into {self._table} (id) values ({key}) "
                                 "on duplicate key update counter = counter + 1"
                             )
-                        self.rounds += 1
+                        self._rounds[number] += 1
             except (pymysql.MySQLError, OSError):
                 self._stopping.wait(0.2)

@@ -28,6 +28,7 @@ from tailrace.sources.vitess.resharding.events import (
     OpenStream,
     PositionReached,
     Probed,
+    ProbeFailed,
     ShardsListed,
     ShardStreamEnded,
     SnapshotRequested,
@@ -237,6 +238,26 @@ def test_a_silent_shard_is_asked_what_it_has(executed: str, purged: str, expecte
 
 def _lag(found: Coordinator, shard: str, executed: str) -> Sequence[Command]:
     return found.step(Probed(shard, found.shards[shard].attempt, executed, ""))
+
+
+def test_a_silent_shard_that_gives_no_answer_is_told_at_once_and_no_more_when_it_answers() -> None:
+    found = _running("-80", "80-", at=5)
+    before = found.shards["80-"].attempt
+    commands = found.step(ProbeFailed("80-", before, "no healthy tablet"))
+    # It is opened again, with nothing lost: what comes of the former stream does not count any more.
+    assert _opened(commands)["80-"].positions == {"80-": _gtid(5)}
+    assert not found.accepts("80-", before)
+    assert [warning.key for warning in shard_warnings(found)] == ["shard_delayed 80-"]
+    assert found.step(ProbeFailed("80-", before, "no healthy tablet")) == ()
+    found.step(Probed("80-", found.shards["80-"].attempt, _gtid(5), ""))
+    assert not [*shard_warnings(found)]
+
+
+def test_a_junction_is_over_by_its_deadline_whether_its_shard_answers_or_not() -> None:
+    found = _running("-40", "40-80", "80-")
+    _end(found, "-40", EndReason.PARTICIPANTS_ABSENT, "-40", "40-80")
+    assert found.step(ProbeFailed("-40", found.shards["-40"].attempt, "it is being resharded")) == ()
+    assert found.shards["-40"].state is ShardMode.JUNCTION
 
 
 def test_a_shard_that_lacks_what_was_read_of_it_is_named_and_its_keys_alone_are_copied_again() -> None:

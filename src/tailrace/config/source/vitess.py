@@ -37,7 +37,8 @@ class VitessSource(SourceSection):
     type: Literal["vitess"] = Field(default="vitess", description="Kind of the source.")
     hosts: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(
         min_length=1,
-        description="vtgates, each as `host:port` of its gRPC. One is used; the next if it can't be reached.",
+        description="vtgates, each as `host:port` of its gRPC. Each task uses one; the next if it can't be "
+        "reached.",
     )
     keyspace: Annotated[str, AfterValidator(_keyspace)] = Field(description="Keyspace that is captured.")
     tables: Patterns = Field(
@@ -71,6 +72,13 @@ class VitessSource(SourceSection):
     snapshot: Literal["initial", "never"] = Field(
         default="initial",
         description="`initial`: existing rows first, then changes; `never`: changes from now on.",
+    )
+    tasks_max: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Tasks that the shards are dealt to, each with a connection to one of `hosts`. "
+        "See [tasks](#tasks).",
     )
     shard_column: str | None = Field(
         default=None,

@@ -36,6 +36,13 @@ class VitessCheck:
         if self._vtgate is None or not self._shards:
             return
         yield from self._tablet_findings(self._vtgate)
+        if self._source.tasks_max > len(self._shards):
+            yield warning(
+                Kind.SOURCE_MISCONFIGURED,
+                f"source.tasks_max is {self._source.tasks_max}, and the keyspace has {len(self._shards)} "
+                "shards: the other tasks have nothing to read before a reshard makes more",
+                "lower source.tasks_max, or leave it so for later",
+            )
         for shard in self._shards:
             try:
                 yield from self._shard_findings(self._vtgate, shard)

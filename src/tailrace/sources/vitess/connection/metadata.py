@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import grpc
+import grpc.aio
+
 from tailrace.backoff import Backoff
 from tailrace.config.source.vitess import VitessSource
-from tailrace.errors import Kind, TailraceError
+from tailrace.errors import Kind, Policy, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.connection.event_loop import submit
 from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
+
+TABLET_TYPES = {"primary": pb.PRIMARY, "replica": pb.REPLICA, "rdonly": pb.RDONLY}
 
 _GTIDS = "select @@global.gtid_executed, @@global.gtid_purged"
 _BINLOG = "select @@global.binlog_row_image, @@global.binlog_format, @@global.gtid_mode"
@@ -76,6 +84,43 @@ def ask_gtids(vtgate: Vtgate, source: VitessSource, shard: str, tablet_type: str
     """
     target = f"{source.keyspace}:{shard}@{tablet_type or source.tablet_type}"
     return vtgate.ask(_GTIDS, f"ask the shard {shard} what it has", target)
+
+
+def ask_gtids_of_any(
+    vtgate: Vtgate, source: VitessSource, shard: str, tablet_type: str = ""
+) -> Future[list[Row]]:
+    """As `ask_gtids`, also of a shard that does not serve: what it has purged is not told then.
+
+    vtgate refuses queries to such a shard, and streams it all the same.
+    """
+    return submit(_gtids_of_any(vtgate, source, shard, tablet_type or source.tablet_type))
+
+
+async def _gtids_of_any(vtgate: Vtgate, source: VitessSource, shard: str, tablet_type: str) -> list[Row]:
+    target = f"{source.keyspace}:{shard}@{tablet_type}"
+    try:
+        return await vtgate.rows(_GTIDS, f"ask the shard {shard} what it has", target)
+    except TailraceError as error:
+        if error.policy is not Policy.RETRY:
+            raise
+        request = pb.VStreamRequest(
+            tablet_type=TABLET_TYPES[tablet_type], filter=pb.Filter(rules=[pb.Rule(match="/.*")])
+        )
+        request.vgtid.shard_gtids.add(keyspace=source.keyspace, shard=shard, gtid="current")
+        try:
+            async with asyncio.timeout(source.connect_timeout):
+                return [(await _first_position(vtgate, request), "")]
+        except (TimeoutError, EOFError, grpc.aio.AioRpcError):
+            raise error from None
+
+
+async def _first_position(vtgate: Vtgate, request: pb.VStreamRequest) -> str:
+    async with contextlib.aclosing(vtgate.stream(request)) as responses:
+        async for response in responses:
+            for event in pb.VStreamResponse.FromString(response).events:
+                for position in event.vgtid.shard_gtids:
+                    return position.gtid
+    raise EOFError
 
 
 def newest_gtids(vtgate: Vtgate, source: VitessSource) -> dict[str, str]:

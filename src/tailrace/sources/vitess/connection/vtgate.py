@@ -1,6 +1,6 @@
 """A connection to vtgate: by TLS or not, with a user or not, to the first of several that answers.
 
-All calls and streams of a source go over this one HTTP/2 connection.
+A source has one such HTTP/2 connection for each of its tasks, whatever the number of shards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -32,6 +32,8 @@ VSTREAM = "/vtgateservice.Vitess/VStream"
 EXECUTE = "/vtgateservice.Vitess/Execute"
 #: What is left to a call's own deadline before its thread gives up waiting for the loop.
 _GRACE_S = 5.0
+#: Of several connections, so much longer than the first one a vtgate may take; else another one gets it.
+_LATE_S = 1.0
 
 T = TypeVar("T")
 
@@ -66,8 +68,15 @@ class Vtgate:
             `SECRET_MISSING`; `CONFIG_INVALID` if a file of TLS can't be read.
         """
         credentials = _credentials(source)
-        hosts = [source.hosts[(first + turn) % len(source.hosts)] for turn in range(len(source.hosts))]
-        return _wait(_connected(source, hosts, credentials), source.connect_timeout * len(hosts))
+        timeout_s = source.connect_timeout * len(source.hosts)
+        return _wait(_connected(source, first, credentials), timeout_s)
+
+    @classmethod
+    def connect_each(cls, source: VitessSource, count: int, first: int = 0) -> tuple[Vtgate, ...]:
+        """Make so many connections, dealt over the vtgates that answer soon. Raises as `connect` does."""
+        credentials = _credentials(source)
+        timeout_s = source.connect_timeout * len(source.hosts)
+        return _wait(_each_connected(source, first, credentials, count), timeout_s + _LATE_S)
 
     def query(self, sql: str, attempted: str, target: str = "") -> list[Row]:
         """Return the rows of a statement, values as text.
@@ -79,7 +88,7 @@ class Vtgate:
 
     def ask(self, sql: str, attempted: str, target: str = "") -> Future[list[Row]]:
         """As `query`, but return at once; the answer, or what it raises, comes later."""
-        return submit(self._rows(sql, attempted, target))
+        return submit(self.rows(sql, attempted, target))
 
     def ask_result(self, sql: str, attempted: str, target: str) -> Future[pb.QueryResult]:
         """As `ask`, for the answer as the wire has it."""
@@ -107,9 +116,14 @@ class Vtgate:
     def close(self) -> None:
         """End the connection and all that goes over it. Idempotent."""
         with contextlib.suppress(FutureTimeoutError):
-            submit(self._channel.close()).result(_GRACE_S)
+            submit(self.end()).result(_GRACE_S)
 
-    async def _rows(self, sql: str, attempted: str, target: str) -> list[Row]:
+    async def end(self) -> None:
+        """As `close`; on the loop."""
+        await self._channel.close()
+
+    async def rows(self, sql: str, attempted: str, target: str) -> list[Row]:
+        """As `query`; on the loop."""
         return [_values(row) for row in (await self._execute(sql, attempted, target)).rows]
 
     async def _execute(self, sql: str, attempted: str, target: str) -> pb.QueryResult:
@@ -136,9 +150,36 @@ def _wait(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
     return submit(work).result(timeout_s + _GRACE_S)
 
 
-async def _connected(source: VitessSource, hosts: Sequence[str], credentials: _Credentials) -> Vtgate:
+async def _each_connected(
+    source: VitessSource, first: int, credentials: _Credentials, count: int
+) -> tuple[Vtgate, ...]:
+    async def connect(hosts: int) -> Vtgate:
+        return await _connected(source, hosts, credentials)
+
+    attempts = [asyncio.ensure_future(connect(first + number)) for number in range(count)]
+    try:
+        await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
+        done, late = await asyncio.wait(attempts, timeout=_LATE_S)
+        found = [attempt.result() for attempt in attempts if attempt in done]
+        for place, attempt in enumerate(attempts):
+            if attempt in late:
+                attempt.cancel()  # its vtgate does not answer
+                answers = source.hosts.index(found[place % len(found)].address)
+                attempts[place] = asyncio.ensure_future(connect(answers))
+        return tuple(await asyncio.gather(*attempts))
+    except BaseException:
+        for attempt in attempts:
+            attempt.cancel()
+        for ended in await asyncio.gather(*attempts, return_exceptions=True):
+            if isinstance(ended, Vtgate):
+                await ended.end()
+        raise
+
+
+async def _connected(source: VitessSource, first: int, credentials: _Credentials) -> Vtgate:
     tried = []
-    for address in hosts:
+    for turn in range(len(source.hosts)):
+        address = source.hosts[(first + turn) % len(source.hosts)]
         channel = _channel(source, address, credentials)
         began = time.monotonic()
         try:
@@ -146,6 +187,9 @@ async def _connected(source: VitessSource, hosts: Sequence[str], credentials: _C
         except TimeoutError:
             await channel.close()
             tried.append(f"{address} ({time.monotonic() - began:.0f} s)")
+        except asyncio.CancelledError:
+            await channel.close()
+            raise
         else:
             return Vtgate(source, address, channel, credentials)
     raise TailraceError(

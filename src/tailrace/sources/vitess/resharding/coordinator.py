@@ -30,6 +30,7 @@ from tailrace.sources.vitess.resharding.events import (
     OpenStream,
     PositionReached,
     Probed,
+    ProbeFailed,
     ShardsListed,
     ShardStreamEnded,
     SnapshotRequested,
@@ -66,6 +67,9 @@ PURGED_MAX = 3
 
 #: So often in a row a shard must lack what was read of it. A replica may just lag: its primary is asked then.
 BEHIND_MAX = 3
+
+#: After so many ends in a row a shard's trouble is told: one is no more than a tablet that was restarted.
+FAILURES_TOLD = 2
 
 #: Waits before a stream that ended is opened again.
 _BACKOFF = Backoff(first_s=0.2, longest_s=10.0)
@@ -162,7 +166,8 @@ class Coordinator:
     # ------------------------------------------------------------------ streams
 
     def _of_a_stream(
-        self, event: PositionReached | CopyCompleted | JournalReached | ShardStreamEnded | Probed
+        self,
+        event: PositionReached | CopyCompleted | JournalReached | ShardStreamEnded | Probed | ProbeFailed,
     ) -> None:
         match event:
             case PositionReached():
@@ -176,6 +181,9 @@ class Coordinator:
                 self._ended(event)
             case Probed():
                 self._probed(event)
+            case ProbeFailed() if self.shards[event.shard].state is not ShardMode.JUNCTION:
+                # It has been silent for long: a person is told at once.
+                self._interrupt(event.shard, event.trouble, told=True)
 
     def _reached(self, event: PositionReached) -> None:
         shard = self.shards[event.shard]
@@ -243,15 +251,15 @@ class Coordinator:
             else:
                 self._interrupt(event.shard, _BEHIND, behind=shard.behind + 1)
         elif not ours.contains(executed):
-            self._interrupt(event.shard, "its stream stood still, and the server had changes")
+            self._interrupt(event.shard, _STILL)
         else:
-            self.shards[event.shard] = replace(shard, behind=0)
+            self.shards[event.shard] = replace(shard, behind=0, failures=0, trouble="")
 
-    def _interrupt(self, name: str, trouble: str, behind: int = 0) -> None:
+    def _interrupt(self, name: str, trouble: str, behind: int = 0, *, told: bool = False) -> None:
         shard = self.shards[name]
         if shard.task is not None:
             self._commands.append(CancelStream(name, shard.task, shard.attempt))
-        failures = shard.failures + 1
+        failures = max(shard.failures + 1, FAILURES_TOLD if told else 0)
         self._move(name, ShardEvent.INTERRUPTED, trouble=trouble, failures=failures, behind=behind)
 
     # ------------------------------------------------------------------ reshards
@@ -537,6 +545,10 @@ _UNTROUBLED: dict[str, object] = {
     "participants": (), "failures": 0, "purges": 0, "behind": 0, "trouble": ""
 }  # fmt: skip
 _PURGED = "the server has purged the changes after its position"
+_STILL = (
+    "its stream stood still, and the server had changes. If it stays so, its tablet may be throttled: "
+    "vtctldclient GetThrottlerStatus"
+)
 _BEHIND = (
     "the server lacks transactions that were read of it: a restored backup, or a failover that lost some"
 )

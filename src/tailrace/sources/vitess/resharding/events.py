@@ -94,6 +94,18 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """A silent shard was asked what it has, and gave no answer.
+
+    :param trouble: what was said instead, for people.
+    """
+
+    shard: str
+    attempt: int
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
 class TasksChanged:
     """The tasks that there are now.
 
@@ -130,6 +142,7 @@ Event = (
     | JournalReached
     | ShardStreamEnded
     | Probed
+    | ProbeFailed
     | TasksChanged
     | SnapshotRequested
     | TablesRequested

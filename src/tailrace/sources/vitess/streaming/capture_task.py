@@ -1,15 +1,16 @@
 """A capture task: all shards of one keyspace into one task of the change log.
 
-`VitessCapture.run` connects, streams, and connects again after anything that may pass. The thread that calls
-it appends; gRPC's thread receives; the appender's makes durable. vtgate wants no acknowledgement: what is
-durable in the log is where the next start goes on.
+`VitessCapture.run` connects, streams, and connects again after anything that may pass. gRPC's thread
+receives; the thread that calls `run` appends, in turn with those of the source's further tasks; the
+appender's makes durable. vtgate wants no acknowledgement: what is durable in the log is where the next start
+goes on.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tailrace.changelog.directory import LogDirectory
@@ -23,7 +24,7 @@ from tailrace.sources.appender import Appender
 from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth, SourceWarning
 from tailrace.sources.reconnection import Reconnection
 from tailrace.sources.vitess.connection.vtgate import Vtgate
-from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.coordinator import FAILURES_TOLD, Coordinator
 from tailrace.sources.vitess.resharding.transitions import ShardMode
 from tailrace.sources.vitess.streaming.keyspace_stream import KeyspaceStream
 
@@ -150,10 +151,13 @@ class VitessCapture:
         self._phase = "connecting"
         self._appender.check_fence()
         self._appender.discard_open_unit()
-        with closing(Vtgate.connect(self._source, self._hosts_tried)) as vtgate:
+        with ExitStack() as stack:
+            vtgates = Vtgate.connect_each(self._source, self._source.tasks_max, self._hosts_tried)
+            for vtgate in vtgates:
+                stack.enter_context(closing(vtgate))
             # The next connection begins with another one.
-            self._hosts_tried = self._source.hosts.index(vtgate.address) + 1
-            stream = KeyspaceStream(self._source, vtgate, self._appender, self._stopping, self._directory)
+            self._hosts_tried = self._source.hosts.index(vtgates[0].address) + 1
+            stream = KeyspaceStream(self._source, vtgates, self._appender, self._stopping, self._directory)
             with self._lock:
                 self._stream = stream
                 stream.want(self._wanted)
@@ -173,7 +177,7 @@ def shard_warnings(coordinator: Coordinator) -> Iterator[SourceWarning]:
                 f"the shard {name} can't be gone on with: {shard.kept.lost}",
                 "its changes come no further until its keys are copied again: tailrace snapshot FILE --lost",
             )
-        elif shard.trouble and shard.failures > 1:
+        elif shard.trouble and shard.failures >= FAILURES_TOLD:
             yield SourceWarning(
                 f"shard_delayed {name}",
                 f"the shard {name} does not go on: {shard.trouble}",

@@ -1,17 +1,18 @@
-"""All shards of a keyspace, over one connection, into one log.
+"""All shards of a keyspace, dealt to some tasks, into one log.
 
-`KeyspaceStream.run` is the loop to read: take what came, make frames of it, append them with the state that
+`KeyspaceStream._work` is the loop to read: take what came, make frames of it, append them with the state that
 they lead to, let the coordinator of shards say what is done next. A chunk that is appended is one block of
 the log, which is there whole or not at all after a crash; so are its rows and its shard's position.
+
+Each task has a connection and a thread, and takes turns with the others at the log and at all that goes with
+it: tables, states, the coordinator. So whatever tasks shards are on, there is one order.
 """
 
 from __future__ import annotations
 
-import base64
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,23 +23,22 @@ import structlog
 
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import Tail
-from tailrace.config.patterns import table_expression
 from tailrace.config.source.vitess import VitessSource
-from tailrace.errors import Policy, TailraceError
+from tailrace.errors import TailraceError
+from tailrace.fair_semaphore import FairSemaphore
 from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.frames import Bytes
-from tailrace.sources.appender import Appender
+from tailrace.sources.appender import SYNC_DEADLINE_S, Appender
 from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.connection.errors import DISCONNECTED, Status, from_status
-from tailrace.sources.vitess.connection.metadata import ask_gtids, newest_gtids, serving_shards
+from tailrace.sources.vitess.connection.errors import DISCONNECTED, from_status
+from tailrace.sources.vitess.connection.metadata import ask_gtids_of_any, newest_gtids, serving_shards
 from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
     CancelStream,
     Command,
     CopyCompleted,
-    EndReason,
     Event,
     JournalReached,
     Keep,
@@ -46,12 +46,12 @@ from tailrace.sources.vitess.resharding.events import (
     OpenStream,
     PositionReached,
     Probed,
+    ProbeFailed,
     ShardsListed,
-    ShardStreamEnded,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
-from tailrace.sources.vitess.resharding.transitions import Shard, ShardMode
+from tailrace.sources.vitess.resharding.transitions import READ, Shard, ShardMode
 from tailrace.sources.vitess.rows import events as vevents
 from tailrace.sources.vitess.rows.column_defaults import asked_by
 from tailrace.sources.vitess.rows.copy_keys import common_key
@@ -59,7 +59,9 @@ from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, Transcoder, state_of
 from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd
-from tailrace.sources.vitess.streaming.shard_streams import ShardResponses, ShardStreams
+from tailrace.sources.vitess.streaming.shard_streams import BYTES_MAX, ShardResponses, ShardStreams
+from tailrace.sources.vitess.streaming.stream_ends import stream_ended
+from tailrace.sources.vitess.streaming.stream_requests import stream_request
 
 log = structlog.get_logger(__name__)
 
@@ -92,6 +94,19 @@ class ShardProgress:
     whole_until_us: int = 0
 
 
+@dataclass(slots=True)
+class _Task:
+    """A worker: it knows no shard's state, and any other can read its shards.
+
+    :ivar held: what it took while the log was inside the transaction of another shard.
+    """
+
+    number: int
+    vtgate: Vtgate
+    streams: ShardStreams
+    held: list[tuple[str, ShardResponses]] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class _Probe:
     attempt: int
@@ -100,30 +115,38 @@ class _Probe:
 
 
 class KeyspaceStream:
-    """See the module. `run` once; `progress` and `wants_end` from any thread.
+    """See the module. `run` once; `health`, `want` and `has_reached` from any thread.
 
-    :param states: of the shards, as the log has them.
+    :param vtgates: a connection for each task; the first is asked what vtgate is asked beside streams.
     """
 
     def __init__(
         self,
         source: VitessSource,
-        vtgate: Vtgate,
+        vtgates: Sequence[Vtgate],
         appender: Appender,
         stopping: threading.Event,
         directory: LogDirectory,
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._source = source
-        self._vtgate = vtgate
+        vtgate = self._vtgate = vtgates[0]
         self._appender = appender
         self._stopping = stopping
         self._now_us = now_us
         kept = metadata_frames.shard_states(appender.schema_in_force)
         prefix = f"{source.keyspace}/"
         states = {name.removeprefix(prefix): ShardState.from_json(state) for name, state in kept.items()}
-        self.coordinator = Coordinator(states, copies=source.snapshot == "initial", common_key=common_key)
-        self._streams = ShardStreams(vtgate, source.receive_timeout_s)
+        self.coordinator = Coordinator(
+            states, range(len(vtgates)), copies=source.snapshot == "initial", common_key=common_key
+        )
+        self._tasks = [
+            _Task(number, each, ShardStreams(each, source.receive_timeout_s, BYTES_MAX // len(vtgates)))
+            for number, each in enumerate(vtgates)
+        ]
+        self._turns = FairSemaphore(1)  # at all that is below, and at the log
+        self._over = threading.Event()
+        self._failure: BaseException | None = None
         ask = asked_by(vtgate.query, source.keyspace, source.tablet_type)
         self._tables = LogTables(appender.schema_in_force, ask, source.shard_column or "")
         self._snapshots = AskedSnapshots(
@@ -150,22 +173,63 @@ class KeyspaceStream:
 
         :raises TailraceError: if the connection is lost, or a person must act.
         """
+        threads = [
+            threading.Thread(
+                target=self._work, args=(task,), name=f"tailrace-vitess-{task.number}", daemon=True
+            )
+            for task in self._tasks[1:]
+        ]
         try:
             self._carry_out(self.coordinator.start())
-            while not self._stopping.is_set():
-                began_s = time.monotonic()
-                received = self._streams.take(TAKE_S, self._open_shard)
-                for shard, responses in received.items():
-                    self._take(shard, responses)
-                if self._open_shard is None:
-                    self._look_after(time.monotonic())
-                if received:
-                    time.sleep(max(0.0, APPEND_INTERVAL_S - (time.monotonic() - began_s)))
+            for thread in threads:
+                thread.start()
+            self._work(self._tasks[0])
+            self._end_of(threads)
+            if self._failure is not None:
+                raise self._failure
             if self._open_shard is None:
                 self._write_idle()
             self._appender.sync()
         finally:
-            self._streams.close()
+            self._end_of(threads)
+            for task in self._tasks:
+                task.streams.close()
+
+    def _end_of(self, threads: Iterable[threading.Thread]) -> None:
+        """Wait until no task is at the log any more."""
+        self._over.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(SYNC_DEADLINE_S)
+
+    def _work(self, task: _Task) -> None:
+        """Bring what comes of a task's shards into the log, until all tasks end. On its thread."""
+        try:
+            while not self._stopping.is_set() and not self._over.is_set():
+                began_s = time.monotonic()
+                received = task.streams.take(TAKE_S, self._open_shard)
+                with self._turns.turn(self._over) as is_given:
+                    if is_given:
+                        self._turn(task, received)
+                if received:
+                    time.sleep(max(0.0, APPEND_INTERVAL_S - (time.monotonic() - began_s)))
+        except BaseException as error:  # noqa: BLE001 - raised again on the thread of `run`
+            self._failure = self._failure or error
+            self._over.set()
+
+    def _turn(self, task: _Task, received: Mapping[str, ShardResponses]) -> None:
+        try:
+            held, task.held = task.held, []
+            for shard, responses in (*held, *received.items()):
+                if self._open_shard in {None, shard}:
+                    self._take(shard, responses)
+                else:
+                    task.held.append((shard, responses))
+            if self._open_shard is None and task is self._tasks[0]:
+                self._look_after(time.monotonic())
+        except BaseException:
+            self._over.set()  # tables may be ahead of the log: nobody has another turn
+            raise
 
     def want(self, position: int) -> None:
         """Have the log's position reach `position` as soon as all is in it that the shards have now."""
@@ -183,7 +247,7 @@ class KeyspaceStream:
     @property
     def waiting_bytes(self) -> int:
         """Bytes that were received and are not in the log."""
-        return self._streams.waiting_bytes
+        return sum(task.streams.waiting_bytes for task in self._tasks)
 
     def health(self) -> SourceHealth:
         """Return the state of the shards, one by one, and the time up to which all of them are here."""
@@ -200,7 +264,7 @@ class KeyspaceStream:
         if lost or any(shard.state is ShardMode.AT_JOURNAL for shard in known.values()):
             watermark_us = 0
         details = {
-            "vtgate": self._vtgate.address,
+            "tasks": {str(task.number): task.vtgate.address for task in self._tasks},
             "watermark": _iso(watermark_us) if watermark_us else None,
             "shards": shards,
         }
@@ -210,6 +274,7 @@ class KeyspaceStream:
         kept, progress = shard.kept, self.shards.get(name)
         found: dict[str, Any] = {
             "state": shard.state.value,
+            "task": shard.task if shard.state in READ else None,
             "gtid": kept.gtid,
             "quiet_s": round(time.monotonic() - progress.moved_s, 1) if progress is not None else None,
             "epoch": kept.epoch,
@@ -317,7 +382,7 @@ class KeyspaceStream:
                 case OpenStream():
                     self._open(command)
                 case CancelStream():
-                    self._streams.stop(command.shard, command.attempt)
+                    self._tasks[command.task].streams.stop(command.shard, command.attempt)
                 case ListShards():
                     self._list, self._list_at_s = command.number, time.monotonic() + command.wait_s
 
@@ -335,7 +400,7 @@ class KeyspaceStream:
         before = self.shards.get(shard)
         self.shards[shard] = ShardProgress() if before is None else ShardProgress(probed_s=before.probed_s)
         request = stream_request(self._source, command)
-        self._streams.start(
+        self._tasks[command.task].streams.start(
             shard, command.attempt, request, wait_s=command.wait_s, deadline_s=command.deadline_s
         )
 
@@ -420,7 +485,7 @@ class KeyspaceStream:
                 known.probed_s, known.asked_us = now_s, self._now_us()
                 if self.coordinator.accepts(shard, held.attempt) and shard not in self._probes:
                     of = "primary" if held.behind else self._source.tablet_type
-                    answer = ask_gtids(self._vtgate, self._source, shard, of)
+                    answer = ask_gtids_of_any(self._vtgate, self._source, shard, of)
                     self._probes[shard] = _Probe(held.attempt, of, answer)
         for shard, probe in list(self._probes.items()):
             if not probe.answer.done():
@@ -430,6 +495,7 @@ class KeyspaceStream:
                 executed, purged = (text or "" for text in probe.answer.result()[0])
             except TailraceError as error:
                 log.warning("a silent shard does not say what it has", shard=shard, error=error.message)
+                self._carry_out(self.coordinator.step(ProbeFailed(shard, probe.attempt, error.message)))
             else:
                 if probe.of != self._source.tablet_type:
                     purged = ""  # what another tablet has purged is not missed
@@ -505,75 +571,3 @@ def _end_of(made: Transcoded, vgtid: StreamEvent) -> int:
 def _journal(message: pb.Journal) -> Journal:
     participants = [each.shard for each in message.participants]
     return Journal.of(message.id, participants, {each.shard: each.gtid for each in message.shard_gtids})
-
-
-_PARTICIPANTS_ABSENT = re.compile(
-    r"not all journaling participants.*?journal: \[(?P<participants>[^\]]*)", re.DOTALL
-)
-_SHARD_UNKNOWN = re.compile(r"shard provided in VGTID, .*, not found", re.DOTALL)
-_BEHIND = re.compile(r"GTIDSet Mismatch", re.IGNORECASE)
-_PURGED = re.compile(r"purged required binary logs|\(errno (1236|1789)\)|no longer has")
-_SHARD = re.compile(r'shard:"([^"]*)"')
-
-#: Of the server's words so many go into what is told of a shard.
-_TROUBLE_MAX = 300
-
-
-def stream_ended(shard: str, attempt: int, status: Status) -> ShardStreamEnded:
-    """Return what the end of a shard's stream means for its next one.
-
-    :raises TailraceError: where no next one would fare better; names the shard.
-    """
-    words = status.words
-    trouble = f"{status.code}: {words[:_TROUBLE_MAX]}"
-    if (found := _PARTICIPANTS_ABSENT.search(words)) is not None:
-        participants = tuple(_SHARD.findall(found["participants"]))
-        return ShardStreamEnded(shard, attempt, EndReason.PARTICIPANTS_ABSENT, participants, trouble)
-    if _SHARD_UNKNOWN.search(words):
-        return ShardStreamEnded(shard, attempt, EndReason.SHARD_UNKNOWN, (), trouble)
-    if _PURGED.search(words):
-        return ShardStreamEnded(shard, attempt, EndReason.PURGED, (), trouble)
-    if _BEHIND.search(words):
-        return ShardStreamEnded(shard, attempt, EndReason.BEHIND, (), trouble)
-    error = from_status(status, f"stream the shard {shard}", shard)
-    if error.policy is not Policy.RETRY:
-        raise error
-    return ShardStreamEnded(shard, attempt, EndReason.INTERRUPTED, (), trouble)
-
-
-#: From this size on, a server that can (24 and later) sends a transaction in pieces, and need not hold it.
-CHUNK_BYTES = 16 << 20
-
-_TABLET_TYPES = {"primary": pb.PRIMARY, "replica": pb.REPLICA, "rdonly": pb.RDONLY}
-
-
-def table_rules(source: VitessSource) -> list[pb.Rule]:
-    """Return which tables the server sends: not fewer than are captured.
-
-    Its rules have no word for a table that is left out, and a regular expression of ours is for the whole
-    name in Python's language: where there is one, all tables are sent.
-    """
-    expressions = [table_expression(pattern, source.keyspace) for pattern in source.tables]
-    if None in expressions:
-        return [pb.Rule(match="/.*")]
-    return [pb.Rule(match=f"/{expression}") for expression in expressions if expression]
-
-
-def stream_request(source: VitessSource, opened: OpenStream) -> pb.VStreamRequest:
-    """Return the request for a shard's stream; with other shards in it, where it is a junction."""
-    request = pb.VStreamRequest(
-        tablet_type=_TABLET_TYPES[source.tablet_type],
-        filter=pb.Filter(rules=table_rules(source)),
-        flags=pb.VStreamFlags(
-            heartbeat_interval=source.heartbeat_interval_s,
-            include_reshard_journal_events=True,
-            exclude_keyspace_from_table_name=True,
-            transaction_chunk_size=CHUNK_BYTES,
-        ),
-    )
-    for shard, gtid in opened.positions.items():
-        position = request.vgtid.shard_gtids.add(keyspace=source.keyspace, shard=shard, gtid=gtid)
-        if shard == opened.shard:
-            for key in opened.keys.values():
-                position.table_pks.append(pb.TableLastPk.FromString(base64.b64decode(key)))
-    return request

@@ -1,4 +1,4 @@
-"""The streams of all shards: received on gRPC's loop, taken by the thread that appends to the log.
+"""The streams of a task's shards: received on gRPC's loop, taken by the task's thread.
 
 What was received and not taken yet is bounded, for each shard and in all: a stream that is ahead is not read
 on, and vtgate then waits, too.
@@ -21,7 +21,7 @@ from tailrace.sources.vitess.connection.errors import DISCONNECTED, SILENT, Stat
 from tailrace.sources.vitess.connection.event_loop import event_loop, submit
 from tailrace.sources.vitess.connection.vtgate import Vtgate, status_of
 
-#: Received and not taken yet: bytes and responses of one shard, and bytes of all.
+#: Received and not taken yet: bytes and responses of one shard, and bytes of all shards of all tasks.
 SHARD_BYTES_MAX = 8 << 20
 SHARD_RESPONSES_MAX = 4096
 BYTES_MAX = 64 << 20
@@ -45,14 +45,16 @@ class ShardResponses:
 
 
 class ShardStreams:
-    """The open streams of one capture, over one connection. For one thread, beside gRPC's.
+    """The open streams of one task, over one connection. `take` is for one thread, the rest for any.
 
     :param silence_s: after so long without any response, heartbeats among them, a stream is over.
+    :param bytes_max: received and not taken yet, of all its shards.
     """
 
-    def __init__(self, vtgate: Vtgate, silence_s: float) -> None:
+    def __init__(self, vtgate: Vtgate, silence_s: float, bytes_max: int = BYTES_MAX) -> None:
         self._vtgate = vtgate
         self._silence_s = silence_s
+        self._bytes_max = bytes_max
         self._changed = threading.Condition()
         self._received: dict[str, ShardResponses] = {}
         self._size = 0  # of all that was received and not taken
@@ -101,7 +103,7 @@ class ShardStreams:
                 found, self._received = self._received, {}
             else:
                 found = {only: self._received.pop(only)} if only in self._received else {}
-            was_full = self._size > BYTES_MAX or any(each.is_full for each in found.values())
+            was_full = self._size > self._bytes_max or any(each.is_full for each in found.values())
             self._size -= sum(each.size for each in found.values())
         if was_full:
             event_loop().call_soon_threadsafe(self._receive_on)
@@ -183,7 +185,7 @@ class ShardStreams:
     def _is_full(self, shard: str) -> bool:
         with self._changed:
             received = self._received.get(shard)
-            return self._size > BYTES_MAX or (received is not None and received.is_full)
+            return self._size > self._bytes_max or (received is not None and received.is_full)
 
     def _receive_on(self) -> None:
         for room in self._room.values():

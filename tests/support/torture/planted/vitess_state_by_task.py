@@ -1,0 +1,25 @@
+"""Planted bug: a shard's position is its task's. A task that did not read the shard begins at the newest one.
+
+It is what a connector does that keeps offsets by task, and has another number of tasks after a restart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tailrace.config.source.vitess import VitessSource
+from tailrace.sources.vitess.resharding.events import OpenStream
+from tailrace.sources.vitess.streaming import keyspace_stream
+from tailrace.sources.vitess.streaming.stream_requests import stream_request
+
+if __name__ == "__main__":
+    from tailrace.cli.main import app
+
+    def _request(source: VitessSource, opened: OpenStream) -> Any:
+        if opened.task > 0 and opened.attempt == 1 and not opened.is_copied:
+            opened = dataclasses.replace(opened, positions={opened.shard: "current"})
+        return stream_request(source, opened)
+
+    keyspace_stream.stream_request = _request  # type: ignore[attr-defined]
+    app()

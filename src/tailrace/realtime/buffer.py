@@ -17,8 +17,8 @@ from tailrace.changelog.format import HeldBlock
 class BlockBuffer:
     """Holds blocks of one log in its order, at most `capacity_bytes` of frames, for one consumer.
 
-    Blocks without changes are left out, unless a transaction that is held goes on in them: it is given out when
-    its end is there. Those of several buffers are the same memory.
+    Blocks without changes are left out, unless a transaction that is held goes on in them: it is given out
+    when its end is there. Those of several buffers are the same memory.
     """
 
     def __init__(self, capacity_bytes: int) -> None:

@@ -128,6 +128,7 @@ class Transcoder:
         self._keyspace, self._shard, self._tables = keyspace, shard, tables
         self._captures = captures
         self._names = tuple(np.frombuffer(name.encode(), np.uint8) for name in (keyspace, shard))
+        self._watermark_us = 0
         self.set_state(state or {})
         self.reset()
 
@@ -146,11 +147,21 @@ class Transcoder:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Let the shard's state in the log hold this from now on, beside `gtid` and `table_pks`."""
-        more = json.dumps(dict(state), separators=(",", ":"))[1:-1]
+        watermark = {"watermark": self._watermark_us} if self._watermark_us else {}
+        more = json.dumps({**state, **watermark}, separators=(",", ":"))[1:-1]
         name = json.dumps(f"{self._keyspace}/{self._shard}")
         text = f'{{"shard":{name},"state":{{{more}{"," if more else ""}"gtid":"'
         self._extra = dict(state)
         self._before_state = np.frombuffer(text.encode(), np.uint8)
+
+    def set_watermark(self, time_us: int) -> None:
+        """Let the transactions that come say that all shards' transactions before this time are in the log.
+
+        :param time_us: microseconds since 1970; 0: not known.
+        """
+        if time_us != self._watermark_us:
+            self._watermark_us = time_us
+            self.set_state(self._extra)
 
     @property
     def kept_bytes(self) -> int:

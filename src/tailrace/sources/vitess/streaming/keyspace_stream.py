@@ -342,6 +342,7 @@ class KeyspaceStream:
             self._tables,
             _beside_position(self.coordinator.shards[shard].kept),
             captures=self._source.captures,
+            left_out=self._source.disclosure.left_out,
         )
         before = self.shards.get(shard)
         self.shards[shard] = ShardProgress() if before is None else ShardProgress(probed_s=before.probed_s)

@@ -17,6 +17,7 @@ import pytest
 
 from tailrace.converters.avro.encoder import encoded
 from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
+from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.debezium import JsonConverter
 from tailrace.decode.changes import decode_block
 from tailrace.decode.json.debezium import SourceInfo
@@ -218,3 +219,39 @@ def test_names_with_quotes_stay_json() -> None:
         [event] = documents(form)
         assert event["source"]["shard"] == odd
         assert json.loads(event["source"]["vgtid"])[0]["shard"] == odd
+
+
+def test_cloudevents_have_the_vgtid_in_their_id_and_their_source_in_attributes() -> None:
+    [of_t, _] = groups_of(two_transactions())
+    first = vgtid("MySQL56/a-1:1-5,b-2:7:9-300")
+    for form in (of_t, as_columns(of_t)):
+        found = CloudEventsConverter(provide_transaction_metadata=True, schemas_enable=True).convert(form)
+        event = json.loads(found.values.to_pylist()[0])
+        data = event.pop("data")
+        assert event == {
+            "id": f"name:shop_server;vgtid:{first}",
+            "source": "/debezium/vitess/shop_server",
+            "specversion": "1.0",
+            "type": "io.debezium.connector.vitess.DataChangeEvent",
+            "time": "2023-11-14T22:13:20.000Z",
+            "datacontenttype": "application/json",
+            "iodebeziumop": "c",
+            "iodebeziumversion": "3.6.0",
+            "iodebeziumconnector": "vitess",
+            "iodebeziumname": "shop_server",
+            "iodebeziumtsms": str(MS),
+            "iodebeziumsnapshot": "false",
+            "iodebeziumdb": "",
+            "iodebeziumsequence": None,
+            "iodebeziumtsus": str(MS * 1000),
+            "iodebeziumtsns": str(MS * 1_000_000),
+            "iodebeziumkeyspace": "shop",
+            "iodebeziumtable": "t",
+            "iodebeziumshard": "-80",
+            "iodebeziumvgtid": first,
+            "iodebeziumtxid": first,
+            "iodebeziumtxtotalorder": "1",
+            "iodebeziumtxdatacollectionorder": "1",
+        }
+        require_fit(data["schema"], data["payload"])
+        assert data["schema"]["name"] == "io.debezium.connector.vitess.Data"

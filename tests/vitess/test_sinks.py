@@ -159,3 +159,28 @@ def _assert_boundaries(messages: list[Message], documents: list[Any]) -> None:
     assert len(set(ids)) == len(ids)
     assert sorted(ids) == sorted(each["source"]["vgtid"] for each in documents)
     assert [message.key_document for message in messages] == [{"id": each["id"]} for each in boundaries]
+
+
+def test_transactions_are_spread_over_partitions_each_whole_in_one(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str
+) -> None:
+    sink = {
+        "type": "kafka",
+        "bootstrap_servers": kafka.bootstrap,
+        "topic_prefix": topic_name,
+        "partition_by": "transaction",
+        "converter": {"type": "json", "schemas_enable": False},
+        "topics": [{"tables": [TABLE], "partitions": 3}],
+    }
+    with FakeVtgate("0") as vtgate:
+        file = _pipeline(tmp_path, vtgate, f"  - {json.dumps(sink)}\n")
+        tailrace("run", file, "--until-caught-up")
+        for number in range(12):
+            vtgate.write("0", *((key, number) for key in KEYS))
+        tailrace("run", file, "--until-caught-up")
+    partitions: dict[str, set[int]] = defaultdict(set)
+    for message in read_topic(kafka.bootstrap, f"{topic_name}.{TABLE}"):
+        partitions[message.document["source"]["vgtid"]].add(message.partition)
+    assert len(partitions) == 12
+    assert all(len(found) == 1 for found in partitions.values())
+    assert len(set.union(*partitions.values())) > 1

@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.compiled import compiled
+from tailrace.decode.gather import Cells, gather
+from tailrace.decode.kernel import TEXT
 from tailrace.protocol import frames
 from tailrace.protocol import pgoutput as pg
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers, OpenUnit, frame_size, message_type
@@ -30,6 +32,8 @@ _QUOTE, _BACKSLASH, _COMMA, _SLASH, _ZERO, _NINE = map(ord, '"\\,/09')
 _SHARD, _GTID, _EPOCH_IS, _WATERMARK_IS = (
     np.frombuffer(text, np.uint8) for text in (b'{"shard":"', b'"gtid":"', b'"epoch":', b'"watermark":')
 )
+#: A transaction with a row and such a frame takes about so many at least; of smaller ones there are few.
+_TRANSACTION_BYTES = 256
 #: More digits than these do not fit 64 bits.
 _DIGITS_MAX = 18
 
@@ -243,7 +247,7 @@ def find_shards(raw: Bytes, open_at_start: OpenUnit | None) -> ShardPositions:
 
     :param open_at_start: the unit that is open where they begin.
     """
-    found = np.empty((_FIELDS, 64), np.int64)
+    found = np.empty((_FIELDS, 1 + len(raw) // _TRANSACTION_BYTES), np.int64)
     count = _find(raw, frames.state_within(open_at_start, 0, 0), found)
     if count > found.shape[1]:
         found = np.empty((_FIELDS, count), np.int64)
@@ -260,12 +264,8 @@ def find_shards(raw: Bytes, open_at_start: OpenUnit | None) -> ShardPositions:
 
 
 def _texts(raw: Bytes, begin: Numbers, end: Numbers) -> pa.StringArray:
-    length = end - begin
-    offsets = np.concatenate(([0], np.cumsum(length)))
-    data = raw[np.repeat(begin - offsets[:-1], length) + np.arange(offsets[-1])]
-    return pa.StringArray.from_buffers(
-        len(begin), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(np.ascontiguousarray(data))
-    )
+    kind = np.full(len(begin), TEXT, np.uint8)
+    return gather(Cells(raw, begin.astype(np.int32), (end - begin).astype(np.int32), kind))
 
 
 class BlockShards:

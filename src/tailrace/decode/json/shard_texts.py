@@ -8,7 +8,9 @@ Source: Debezium 3.6, Vgtid, VitessSourceInfoStructMaker, VitessOrderedTransacti
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -29,18 +31,26 @@ SHARD_TEXT, VGTID_TEXT, EPOCH_TEXT, RANK_TEXT = range(4)
 NO_VGTID = "[]"
 
 # Made once: pyarrow looks for a module that may not be installed whenever it makes a scalar.
-_VGTID_END, _NOTHING = pa.scalar('","table_p_ks":[]}]'), pa.scalar("")
+_VGTID_END, _VGTID_END_ESCAPED, _NOTHING = (
+    pa.scalar(text) for text in ('","table_p_ks":[]}]', '\\",\\"table_p_ks\\":[]}]', "")
+)
 
 
-def vgtids(positions: ShardPositions) -> pa.StringArray:
-    """Return Debezium's VGTID of each transaction."""
+def vgtids(positions: ShardPositions, *, escaped: bool = False) -> pa.StringArray:
+    """Return Debezium's VGTID of each transaction.
+
+    :param escaped: as it stands within a JSON string. A position needs no escapes.
+    """
     names = full_names(positions)
     before = [
         f'[{{"keyspace":{json.dumps(keyspace)},"shard":{json.dumps(shard)},"gtid":"'
         for keyspace, _, shard in (name.partition("/") for name in names.dictionary.to_pylist())
     ]
+    end = _VGTID_END
+    if escaped:
+        before, end = [json.dumps(text)[1:-1] for text in before], _VGTID_END_ESCAPED
     opening = pa.array(before, pa.string()).take(names.indices)
-    return pc.binary_join_element_wise(opening, positions.gtid, _VGTID_END, _NOTHING)
+    return pc.binary_join_element_wise(opening, positions.gtid, end, _NOTHING)
 
 
 def ranks(positions: ShardPositions) -> pa.StringArray:
@@ -50,24 +60,30 @@ def ranks(positions: ShardPositions) -> pa.StringArray:
 
 def coded_texts(rows: RowShards, template: Template) -> CodedTexts:
     """Return what a template needs of the rows' shards."""
-    if not any(CELL < slot <= CODED for _, slot in template):
+    wanted = {CODED - slot for _, slot in template if CELL < slot <= CODED}
+    if not wanted:
         return NOTHING_CODED
     positions = rows.positions
-    names = full_names(positions)
-    shards = [json.dumps(name.partition("/")[2])[1:-1] for name in names.dictionary.to_pylist()]
-    lists = (
-        (pa.array(shards, pa.string()).take(names.indices), ""),
-        (_escaped(vgtids(positions)), NO_VGTID),
-        (pa.array(positions.epoch).cast(pa.string()), "0"),
-        (_as_decimals(ranks(positions)), '"AA=="'),
-    )
-    # The last of each list is of rows whose shard is not known.
-    texts = [pa.concat_arrays([found, pa.array([other])]) for found, other in lists]
+    # What each list has, and last for rows whose shard is not known.
+    lists: list[tuple[Callable[[ShardPositions], pa.Array], str]] = [
+        (_shards, ""),
+        (functools.partial(vgtids, escaped=True), NO_VGTID),
+        (lambda found: pa.array(found.epoch).cast(pa.string()), "0"),
+        (lambda found: _as_decimals(ranks(found)), '"AA=="'),
+    ]
+    texts = [
+        pa.concat_arrays([made(positions), pa.array([other])])
+        if number in wanted
+        else pa.repeat(_NOTHING, len(positions) + 1)
+        for number, (made, other) in enumerate(lists)
+    ]
     return CodedTexts(np.where(rows.places < 0, len(positions), rows.places), texts)
 
 
-def _escaped(texts: pa.StringArray) -> pa.StringArray:
-    return pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
+def _shards(positions: ShardPositions) -> pa.StringArray:
+    names = full_names(positions)
+    own = [json.dumps(name.partition("/")[2])[1:-1] for name in names.dictionary.to_pylist()]
+    return pa.array(own, pa.string()).take(names.indices)
 
 
 def _as_decimals(digits: pa.StringArray) -> pa.StringArray:

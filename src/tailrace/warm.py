@@ -31,6 +31,7 @@ KERNEL_MODULES = (
     "tailrace.decode.values.json_texts",
     "tailrace.decode.json.json_kernel",
     "tailrace.decode.kernel",
+    "tailrace.decode.shards",
     "tailrace.decode.values.text_writers",
     "tailrace.decode.values.literals",
     "tailrace.decode.values.masks",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
+from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace_servers.vitess import EmbeddedVitess
 from tests.support.vitess.cluster import rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
@@ -46,6 +49,16 @@ def test_each_change_is_once_in_every_target_after_kills_anywhere(
         tailrace("run", file, "--until-caught-up", failpoints=kill, status=-9 if kill else 0)
     lines = lines_of(tmp_path, orders)
     assert Counter(line["op"] for line in lines) == expected
+    gtids: dict[str, list[str]] = {}
+    for line in sorted(lines, key=lambda each: each["position"]["log_offset"]):
+        [position] = json.loads(line["source"]["vgtid"])
+        assert (position["keyspace"], position["shard"]) == (vitess.keyspace, line["source"]["shard"])
+        gtids.setdefault(position["shard"], []).append(position["gtid"])
+    assert set(gtids) == {"-80", "80-"}
+    for found in gtids.values():
+        # Each transaction has one row, and leads to a position of its own, as the server tells them.
+        assert len(set(found)) == len(found)
+        assert all(GtidSet.parse(later).contains(GtidSet.parse(each)) for each, later in pairwise(found))
     counters: dict[int, list[int]] = {}
     for line in lines:
         if line["after"] is not None:

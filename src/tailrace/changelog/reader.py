@@ -67,6 +67,11 @@ class LogReader:
         self._start: tuple[int, int] | None = None  # first segment, first boundary in it
         self._end = Tail(0, 0, 0)
 
+    @property
+    def source_type(self) -> str:
+        """The type of the source whose log it is."""
+        return self._directory.identity.source.type
+
     @classmethod
     def open(cls, directory: LogDirectory | Path | str, task: str) -> LogReader:
         """Open a task of a log for reading; nothing is written.
@@ -204,6 +209,20 @@ class LogReader:
         with self._lock:
             self._check_range(start, end)
             return self._boundary_within(start, rows_max, bytes_max, end)
+
+    def rest_of_unit(self, offset: int) -> list[BlockRef]:
+        """Return the runs from a place within a unit up to that in which it ends; nothing of them is read.
+
+        :raises TailraceError: `LOG_RANGE_GONE`, `LOG_CORRUPT`.
+        """
+        with self._lock:
+            self._see_end()
+            found = []
+            for ref in self._runs(offset, self._end.offset):
+                found.append(ref)
+                if ref.header.boundary > offset:
+                    break
+            return found
 
     def boundaries(self, start: int, end: int) -> Numbers:
         """Return the boundaries in `(start, end]`, in order; both are boundaries themselves.

@@ -1,6 +1,7 @@
 """The converter `cloudevents`: CloudEvents 1.0 with Debezium's attributes, in JSON.
 
-Source: Debezium 3.6, CloudEventsConverter, PostgresCloudEventsMaker; CloudEvents 1.0.2, "JSON Event Format".
+Source: Debezium 3.6, CloudEventsConverter, PostgresCloudEventsMaker, VitessCloudEventsMaker; CloudEvents
+1.0.2, "JSON Event Format".
 """
 
 from __future__ import annotations
@@ -35,17 +36,22 @@ from tailrace.decode.json.json_kernel import (
     AS_TEXT,
     BEFORE,
     CELL,
+    CODED,
     NOTHING,
     OP_LETTER,
     UNLESS,
 )
+from tailrace.decode.json.shard_texts import SHARD_TEXT, VGTID_TEXT
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import ReplicaIdentity
 from tailrace.records.events import Converted, EventKeys
 from tailrace.records.group import Group
 
-_DATA = "io.debezium.connector.postgresql.Data"
 _JSON = "application/json"
+
+_NO_TRANSACTION = (
+    ',"iodebeziumtxid":null,"iodebeziumtxtotalorder":null,"iodebeziumtxdatacollectionorder":null'
+)
 
 
 class CloudEventsConverter:
@@ -106,7 +112,7 @@ class CloudEventsConverter:
         opening, closing = "", ""
         if self._options.schemas_enable:
             filled = is_filled(self._options.rows_in_part, with_schema=True)
-            schema = _schema(table, group, facts.name, filled=filled)
+            schema = _schema(table, group, facts, filled=filled)
             opening, closing = f'{{"schema":{schema},"payload":', "}"
         if table.is_plain:
             parts = [(opening, CELL)]
@@ -118,12 +124,18 @@ class CloudEventsConverter:
 
     def _whole(self, table: ChangeTable, facts: SourceInfo, data: Template) -> Template:
         name = written(facts.name)[1:-1]
-        context: Template = [
+        place: Template = [
             (f'{{"id":"name:{name};lsn:', LSN),
             (";txId:", XID),
             (';sequence:[\\"', COMMIT_LSN),
             ('\\",\\"', LSN),
-            (f'\\"]","source":"/debezium/{facts.connector}/{name}","specversion":"1.0"', NOTHING),
+            ('\\"]', NOTHING),
+        ]
+        if facts.has_shards:
+            place = [(f'{{"id":"name:{name};vgtid:', CODED - VGTID_TEXT)]
+        context: Template = [
+            *place,
+            (f'","source":"/debezium/{facts.connector}/{name}","specversion":"1.0"', NOTHING),
             (f',"type":"io.debezium.connector.{facts.connector}.DataChangeEvent","time":', AS_ISO | MS),
             (f',"datacontenttype":"{_JSON}"', NOTHING),
         ]  # fmt: skip
@@ -134,7 +146,10 @@ class CloudEventsConverter:
 
 def _extensions(table: ChangeTable, facts: SourceInfo, *, transaction: bool) -> Template:
     # Attributes have no numbers of 64 bits, so these are texts.
-    second = {"snapshot": "true" if table.is_snapshot else "false", "db": facts.database}
+    database = "" if facts.has_shards else facts.database
+    second = {"snapshot": "true" if table.is_snapshot else "false", "db": database}
+    if facts.has_shards:
+        return _extensions_with_shard(table, facts, second, transaction=transaction)
     third = {"schema": table.schema, "table": table.table}
     first = {"version": facts.version, "connector": facts.connector, "name": facts.name}
     found: Template = [
@@ -149,8 +164,7 @@ def _extensions(table: ChangeTable, facts: SourceInfo, *, transaction: bool) -> 
         (',"iodebeziumxmin":null,"iodebeziumorigin":null,"iodebeziumoriginlsn":null', NOTHING),
     ]  # fmt: skip
     if not transaction or table.is_snapshot:
-        none = ("iodebeziumtxid", "iodebeziumtxtotalorder", "iodebeziumtxdatacollectionorder")
-        return [*found, ("".join(f',"{name}":null' for name in none), NOTHING)]
+        return [*found, (_NO_TRANSACTION, NOTHING)]
     return [
         *found,
         (',"iodebeziumtxid":', UNLESS | 3 << 8 | XID),
@@ -164,23 +178,48 @@ def _extensions(table: ChangeTable, facts: SourceInfo, *, transaction: bool) -> 
     ]
 
 
+def _extensions_with_shard(
+    table: ChangeTable, facts: SourceInfo, second: dict[str, str], *, transaction: bool
+) -> Template:
+    first = {"version": facts.version, "connector": facts.connector, "name": facts.name}
+    third = {"keyspace": table.schema, "table": table.table}
+    found: Template = [
+        (',"iodebeziumop":"', OP_LETTER),
+        (f'",{_prefixed(first)},"iodebeziumtsms":', AS_TEXT | MS),
+        (f',{_prefixed(second)},"iodebeziumsequence":null,"iodebeziumtsus":', AS_TEXT | US),
+        (',"iodebeziumtsns":', AS_TEXT | NS),
+        (f',{_prefixed(third)},"iodebeziumshard":"', CODED - SHARD_TEXT),
+        ('","iodebeziumvgtid":"', CODED - VGTID_TEXT),
+        ('"', NOTHING),
+    ]
+    if not transaction or table.is_snapshot:
+        return [*found, (_NO_TRANSACTION, NOTHING)]
+    return [
+        *found,
+        (',"iodebeziumtxid":"', CODED - VGTID_TEXT),
+        ('","iodebeziumtxtotalorder":', AS_TEXT | TOTAL_ORDER),
+        (',"iodebeziumtxdatacollectionorder":', AS_TEXT | TABLE_ORDER),
+    ]
+
+
 def _prefixed(values: dict[str, str]) -> str:
     return written({f"iodebezium{name}": value for name, value in values.items()})[1:-1]
 
 
-def _schema(table: ChangeTable, group: Group, prefix: str, *, filled: bool) -> str:
+def _schema(table: ChangeTable, group: Group, facts: SourceInfo, *, filled: bool) -> str:
     if table.is_plain:
         return written(table.row.fields[0].how.schema.document())
     if table.is_message:
         return _message_schema(tuple(table.fields))
     is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
     key = frozenset(() if table.key is None else (field.name for field in table.key.fields))
-    name = f"{prefix}.{table.schema}.{table.table}.Value"
-    return _data_schema(name, tuple(table.fields), key, filled or is_full)
+    name = f"{facts.name}.{table.schema}.{table.table}.Value"
+    return _data_schema(facts.connector, name, tuple(table.fields), key, filled or is_full)
 
 
 @functools.lru_cache(maxsize=256)
 def _data_schema(
+    connector: str,
     name: str,
     fields: tuple[Field, ...],
     key: frozenset[str],
@@ -188,7 +227,7 @@ def _data_schema(
 ) -> str:
     row = row_schema(name, fields, all_there=all_there, key=key)
     images = [row.document(optional=True, field=image) for image in ("before", "after")]
-    return written(struct(images, _DATA).document())
+    return written(struct(images, f"io.debezium.connector.{connector}.Data").document())
 
 
 @functools.lru_cache(maxsize=16)

@@ -104,18 +104,22 @@ _SNAPSHOT = Schema(
     default="false",
 )
 
+_SOURCE_OF_ANY = [
+    STRING.document(field="version"),
+    STRING.document(field="connector"),
+    STRING.document(field="name"),
+    INT64.document(field="ts_ms"),
+    _SNAPSHOT.document(optional=True, field="snapshot"),
+    STRING.document(field="db"),
+    STRING.document(optional=True, field="sequence"),
+    INT64.document(optional=True, field="ts_us"),
+    INT64.document(optional=True, field="ts_ns"),
+]
+
 #: Debezium's `source` of PostgreSQL.
 SOURCE = struct(
     [
-        STRING.document(field="version"),
-        STRING.document(field="connector"),
-        STRING.document(field="name"),
-        INT64.document(field="ts_ms"),
-        _SNAPSHOT.document(optional=True, field="snapshot"),
-        STRING.document(field="db"),
-        STRING.document(optional=True, field="sequence"),
-        INT64.document(optional=True, field="ts_us"),
-        INT64.document(optional=True, field="ts_ns"),
+        *_SOURCE_OF_ANY,
         STRING.document(field="schema"),
         STRING.document(field="table"),
         INT64.document(optional=True, field="txId"),
@@ -128,11 +132,31 @@ SOURCE = struct(
     1,
 )
 
-_TRANSACTION = struct(
+#: The same of Vitess.
+SOURCE_WITH_SHARD = struct(
     [
-        STRING.document(field="id"),
-        INT64.document(field="total_order"),
-        INT64.document(field="data_collection_order"),
+        *_SOURCE_OF_ANY,
+        *(STRING.document(field=name) for name in ("keyspace", "table", "shard", "vgtid")),
+    ],
+    "io.debezium.connector.vitess.Source",
+    1,
+)
+
+_TRANSACTION_OF_ANY = [
+    STRING.document(field="id"),
+    INT64.document(field="total_order"),
+    INT64.document(field="data_collection_order"),
+]
+_TRANSACTION = struct(_TRANSACTION_OF_ANY, "event.block", 1)
+
+#: A transaction's rank among those of its shard's epoch.
+RANK = Schema("bytes", "org.apache.kafka.connect.data.Decimal", 1, parameters=(("scale", "0"),))
+
+_TRANSACTION_WITH_RANK = struct(
+    [
+        *_TRANSACTION_OF_ANY,
+        INT64.document(field="transaction_epoch"),
+        RANK.document(field="transaction_rank"),
     ],
     "event.block",
     1,
@@ -141,12 +165,13 @@ _TRANSACTION = struct(
 
 def envelope(name: str, row: Schema, source: Schema) -> Schema:
     """Return the schema of a change; `name` is the table's, with all that stands before it."""
+    transaction = _TRANSACTION_WITH_RANK if source is SOURCE_WITH_SHARD else _TRANSACTION
     return struct(
         [
             row.document(optional=True, field="before"),
             row.document(optional=True, field="after"),
             source.document(field="source"),
-            _TRANSACTION.document(optional=True, field="transaction"),
+            transaction.document(optional=True, field="transaction"),
             STRING.document(field="op"),
             *(INT64.document(optional=True, field=unit) for unit in ("ts_ms", "ts_us", "ts_ns")),
         ],

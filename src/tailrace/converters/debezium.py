@@ -35,7 +35,8 @@ from tailrace.converters.factory import checked
 from tailrace.decode.json import debezium
 from tailrace.decode.json.debezium import LSN, MS, NS, US, XID, SourceInfo
 from tailrace.decode.json.documents import Template
-from tailrace.decode.json.json_kernel import AFTER, BEFORE, CELL, NOTHING, OP_LETTER, UNLESS
+from tailrace.decode.json.json_kernel import AFTER, BEFORE, CELL, CODED, NOTHING, OP_LETTER, UNLESS
+from tailrace.decode.json.shard_texts import EPOCH_TEXT, RANK_TEXT, VGTID_TEXT
 from tailrace.model import ReplicaIdentity
 from tailrace.records.events import Converted, EventKeys
 from tailrace.records.group import Group
@@ -124,7 +125,7 @@ class JsonConverter:
         return facts_of(group, self._options.topic_prefix)
 
     def _schemas(self, table: ChangeTable, group: Group, *, filled: bool) -> EventSchemas:
-        return _schemas(table, group, self._facts(group).name, filled=filled)
+        return _schemas(table, group, self._facts(group), filled=filled)
 
     def _events(
         self, group: Group, table: ChangeTable, schemas: EventSchemas | None, *, filled: bool
@@ -147,7 +148,7 @@ class JsonConverter:
     ) -> Template:
         opening, closing = ("", "") if schema is None else (f'{{"schema":{schema},"payload":', "}")
         times = event_times(self._options.event_time, now_ns)
-        transaction = transaction_parts(table, wanted=self._options.provide_transaction_metadata)
+        transaction = transaction_parts(table, facts, wanted=self._options.provide_transaction_metadata)
         source = source_parts(table, facts)
         ms, us, ns = ((f',"{name}":{text}', slot) for name, (text, slot) in times.items())
         middle = [(',"source":', NOTHING), *source, (',"transaction":', NOTHING), *transaction]
@@ -179,13 +180,24 @@ def source_parts(table: ChangeTable, facts: SourceInfo) -> Template:
     parts = debezium.source_parts(
         "", facts, table.schema, table.table, is_snapshot=table.is_snapshot, ensure_ascii=False
     )
+    if facts.has_shards:
+        return [*parts, ("}", NOTHING)]
     return [*parts, (',"xmin":null,"origin":null,"origin_lsn":null}', NOTHING)]
 
 
-def transaction_parts(table: ChangeTable, *, wanted: bool) -> Template:
+def transaction_parts(table: ChangeTable, facts: SourceInfo, *, wanted: bool) -> Template:
     """Return the template of `transaction`: null outside of one."""
     if not wanted or table.is_snapshot or table.source is not None:
         return [("null", NOTHING)]
+    if facts.has_shards:
+        return [
+            ('{"id":"', CODED - VGTID_TEXT),
+            ('","total_order":', TOTAL_ORDER),
+            (',"data_collection_order":', TABLE_ORDER),
+            (',"transaction_epoch":', CODED - EPOCH_TEXT),
+            (',"transaction_rank":', CODED - RANK_TEXT),
+            ("}", NOTHING),
+        ]
     return [
         ("", UNLESS | 5 << 8 | XID),
         ('{"id":"', XID),
@@ -196,11 +208,13 @@ def transaction_parts(table: ChangeTable, *, wanted: bool) -> Template:
     ]
 
 
-def _schemas(table: ChangeTable, group: Group, prefix: str, *, filled: bool) -> EventSchemas:
+def _schemas(table: ChangeTable, group: Group, facts: SourceInfo, *, filled: bool) -> EventSchemas:
     is_full = group.relation is not None and group.relation.identity is ReplicaIdentity.FULL
     key = None if table.key is None else tuple(table.key.fields)
+    prefix = facts.name
     name = f"{prefix}.{table.schema}.{table.table}" if table.schema else f"{prefix}.{table.table}"
-    source = schemas.SOURCE if table.source is None else table.source[1]
+    own = schemas.SOURCE_WITH_SHARD if facts.has_shards else schemas.SOURCE
+    source = own if table.source is None else table.source[1]
     if table.is_message:
         return _message_schemas(table.fields[1])
     return _table_schemas(name, tuple(table.fields), key, source, filled or is_full)

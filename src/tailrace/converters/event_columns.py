@@ -14,17 +14,24 @@ import pyarrow.compute as pc
 
 from tailrace.converters.avro.encoder import Members, Value, misfit
 from tailrace.converters.cells.change_table import TABLE_ORDER, TOTAL_ORDER, ChangeTable
-from tailrace.converters.cells.json_values import Mask, Values, array_mask, json_texts, replaced
+from tailrace.converters.cells.connect_values import of_cells
+from tailrace.converters.cells.json_values import Mask, Values, array_mask, json_texts, replaced, text_cells
 from tailrace.converters.cells.plain import PlainValues
 from tailrace.converters.cells.row_image import ColumnValues, Field, absent_text
-from tailrace.converters.connect_schemas import Document, EventSchemas
+from tailrace.converters.connect_schemas import RANK, Document, EventSchemas
+from tailrace.converters.debezium_types import TypeMapping
 from tailrace.converters.event_plan import Planned
 from tailrace.decode import kernel
 from tailrace.decode.json.debezium import COMMIT_LSN, LSN, MS, NS, US, XID, SourceInfo
 from tailrace.decode.json.json_kernel import AFTER_CHOICE, BEFORE_CHOICE
+from tailrace.decode.json.shard_texts import NO_VGTID, ranks, vgtids
+from tailrace.decode.shards import own_names
+from tailrace.decode.values import forms
 from tailrace.model import Op
 from tailrace.protocol.frames import Numbers
 from tailrace.records.group import Places
+
+_RANK = TypeMapping(forms.style_of(forms.UNSCALED), RANK, '"AA=="')
 
 # Made once: pyarrow looks for a module that may not be installed whenever it makes a scalar.
 _OPENING, _BETWEEN, _CLOSING, _COLON, _EMPTY = (pa.scalar(text) for text in ('["', '","', '"]', ":", ""))
@@ -69,7 +76,7 @@ def value_columns(
 
     members: dict[str, Value] = {
         "source": _source(table, facts, number, rows, count),
-        "transaction": _transaction(table, number, count) if transaction else None,
+        "transaction": _transaction(table, facts, number, rows, count) if transaction else None,
         "op": _letters(plan.op),
         "ts_ms": own_time("ts_ms", MS),
         "ts_us": own_time("ts_us", US),
@@ -192,23 +199,29 @@ def _source(
         if values.odd is not None:
             raise misfit("source", int(values.odd_rows[0]))
         return values.array if rows is None else values.array.take(pa.array(rows))
-    texts = {
+    of_any: dict[str, Value] = {
         "version": facts.version,
         "connector": facts.connector,
         "name": facts.name,
         "snapshot": "true" if table.is_snapshot else "false",
-        "db": facts.database,
-        "schema": table.schema,
         "table": table.table,
+        "ts_ms": number(MS),
+        "ts_us": number(US),
+        "ts_ns": number(NS),
     }
+    if facts.has_shards:
+        shards = table.shards
+        shard = shards.of(own_names(shards.positions)).fill_null("")
+        vgtid = shards.of(vgtids(shards.positions)).fill_null(NO_VGTID)
+        members = {"shard": _of_events(shard, rows), "vgtid": _of_events(vgtid, rows)}
+        return Members({**of_any, "db": "", "sequence": None, "keyspace": table.schema, **members}, count)
     lsns = [_texts(number(row)) for row in (COMMIT_LSN, LSN)]
     return Members(
         {
-            **texts,
-            "ts_ms": number(MS),
+            **of_any,
+            "db": facts.database,
+            "schema": table.schema,
             "sequence": pc.binary_join_element_wise(_OPENING, lsns[0], _BETWEEN, lsns[1], _CLOSING, _EMPTY),
-            "ts_us": number(US),
-            "ts_ns": number(NS),
             "txId": number(XID),
             "lsn": number(LSN),
             "xmin": None,
@@ -219,14 +232,36 @@ def _source(
     )
 
 
-def _transaction(table: ChangeTable, number: Callable[[int], pa.Array | Numbers], count: int) -> Value:
+def _of_events(values: pa.Array, rows: Places | None) -> pa.Array:
+    return values if rows is None else values.take(pa.array(rows))
+
+
+def _transaction(
+    table: ChangeTable,
+    facts: SourceInfo,
+    number: Callable[[int], pa.Array | Numbers],
+    rows: Places | None,
+    count: int,
+) -> Value:
     if table.is_snapshot or table.source is not None:
         return None
-    xid = number(XID)
-    values = {
-        "id": pc.binary_join_element_wise(_texts(xid), _texts(number(LSN)), _COLON),
+    orders: dict[str, Value] = {
         "total_order": number(TOTAL_ORDER),
         "data_collection_order": number(TABLE_ORDER),
+    }
+    if facts.has_shards:
+        shards, positions = table.shards, table.shards.positions
+        vgtid = shards.of(vgtids(positions)).fill_null(NO_VGTID)
+        epoch = shards.of(pa.array(positions.epoch)).fill_null(0)
+        rank = of_cells(text_cells(shards.of(ranks(positions)).fill_null("0")), _RANK).array
+        members = {"id": vgtid, "transaction_epoch": epoch, "transaction_rank": rank}
+        return Members(
+            {**orders, **{name: _of_events(values, rows) for name, values in members.items()}}, count
+        )
+    xid = number(XID)
+    values: dict[str, Value] = {
+        "id": pc.binary_join_element_wise(_texts(xid), _texts(number(LSN)), _COLON),
+        **orders,
     }
     return Members(values, count, array_mask(xid) if isinstance(xid, pa.Array) else None)
 

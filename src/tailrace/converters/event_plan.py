@@ -22,6 +22,7 @@ from tailrace.decode import kernel
 from tailrace.decode.json import json_kernel
 from tailrace.decode.json.debezium import MS, NS, US, SourceInfo
 from tailrace.decode.json.documents import Plan, Template, write
+from tailrace.decode.json.shard_texts import coded_texts
 from tailrace.decode.tuples import Spans
 from tailrace.model import Op
 from tailrace.protocol.frames import Bytes, Numbers
@@ -193,6 +194,7 @@ def write_values(
     return write(
         cells.buffer, planned.plan, template, with_times(table, now_ns),
         columns_of(table.row, unavailable, absent), cells.old, cells.current,
+        coded_texts(table.shards, template),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from tailrace.decode.images import image, image_column, images, source_of
 from tailrace.decode.json.debezium import SourceInfo, json_lines
 from tailrace.decode.rows import old_key_texts, old_keys, old_rows, typed_rows
 from tailrace.decode.schemas import Catalog
+from tailrace.decode.shards import BlockShards, ShardPositions
 from tailrace.decode.tuples import EMPTY_CELLS_MAX, Tuples, find_tuples, in_utf8
 from tailrace.decode.types import as_text
 from tailrace.errors import Kind, TailraceError
@@ -54,6 +55,7 @@ class TableChanges:
         log_offset: int,
         fields: Numbers,
         views: tuple[View, ...] = (),
+        shards: BlockShards | ShardPositions | None = None,
     ) -> None:
         # How the table is let out: shapes, computed columns and other names, one upon the other.
         last = views[-1] if views else relation
@@ -63,6 +65,7 @@ class TableChanges:
         self._raw = raw
         self._block_offset = log_offset
         self._fields = fields
+        self._shards = shards
         self._found: Tuples | None = None
         self._is_utf8 = False  # whether that was made sure of
 
@@ -78,7 +81,11 @@ class TableChanges:
         raw, at, end = _packed(self._raw, self._fields[kernel.AT], self._fields[kernel.END])
         fields = self._fields.copy()
         fields[kernel.AT], fields[kernel.END] = at, end
-        return TableChanges, (self._held, raw, self._block_offset, fields, self._views)
+        shards = self.shards
+        if shards is not None:
+            places = shards.places(np.unique(self.commit_lsn))
+            shards = shards.take(places[places >= 0])
+        return TableChanges, (self._held, raw, self._block_offset, fields, self._views, shards)
 
     @property
     def relation(self) -> Relation | None:
@@ -122,6 +129,13 @@ class TableChanges:
     def log_offset(self) -> Numbers:
         return self._field(kernel.LOG_OFFSET)
 
+    @property
+    def shards(self) -> ShardPositions | None:
+        """Where the shards of these changes stood, and of others; None: the source tells of none."""
+        if isinstance(self._shards, BlockShards):
+            self._shards = self._shards.positions
+        return self._shards if self._shards is not None and len(self._shards) else None
+
     def slice(self, from_offset: int, to_offset: int) -> TableChanges:
         """Return the changes with log offsets in `[from_offset, to_offset)`."""
         first, last = np.searchsorted(self.log_offset, [from_offset, to_offset])
@@ -135,7 +149,7 @@ class TableChanges:
         views = tuple(
             view.part(first, last) if isinstance(view, ComputedColumns) else view for view in self._views
         )
-        return TableChanges(self._held, self._raw, self._block_offset, part, views)
+        return TableChanges(self._held, self._raw, self._block_offset, part, views, self._shards)
 
     def take(self, places: Numbers) -> TableChanges:
         """Return the changes at `places` (rising)."""
@@ -143,7 +157,7 @@ class TableChanges:
         views = tuple(
             view.take(places) if isinstance(view, ComputedColumns) else view for view in self._views
         )
-        return TableChanges(self._held, self._raw, self._block_offset, part, views)
+        return TableChanges(self._held, self._raw, self._block_offset, part, views, self._shards)
 
     def named(self, relation: Relation) -> TableChanges:
         """Return the changes as those of `relation`: this table, as it is let out, its columns under
@@ -163,7 +177,7 @@ class TableChanges:
 
     def _viewed(self, view: View) -> TableChanges:
         views = (*self._views, view)
-        return TableChanges(self._held, self._raw, self._block_offset, self._fields, views)
+        return TableChanges(self._held, self._raw, self._block_offset, self._fields, views, self._shards)
 
     def rows(self, as_text: Collection[str] = ()) -> pa.RecordBatch:
         """Return typed rows in `types.row_schema`; columns named in `as_text` as PostgreSQL's
@@ -240,7 +254,7 @@ class TableChanges:
 
     def source(self) -> pa.StructArray:
         """Return the column `source` of `images` alone; no row is looked at."""
-        return source_of(self._relation, self._fields)
+        return source_of(self._relation, self._fields, self.shards)
 
     def json_lines(self, task: str, source: SourceInfo) -> pa.LargeStringArray:
         """Return one JSON document a change in Debezium's payload form, each ended by a newline:
@@ -269,7 +283,7 @@ class TableChanges:
         :raises TailraceError: `DECODE_FAILED` if tuples don't fit the table.
         """
         if self._found is None:
-            found = find_tuples(self._held, self._raw, self._block_offset, self._fields)
+            found = find_tuples(self._held, self._raw, self._block_offset, self._fields, self.shards)
             if self._views:
                 found = in_utf8(found)  # masks read texts
             for view in self._views:
@@ -307,6 +321,7 @@ def decode_block(
     modes: ValueModes = OWN_FORMS,
     table_policy: TablePolicy = EVERYTHING,
     settled: Mapping[tuple[int, int], bytes] | None = None,
+    beyond: ShardPositions | None = None,
 ) -> list[TableChanges]:
     """Return the changes in whole frames, by table and version of the table.
 
@@ -318,6 +333,7 @@ def decode_block(
     :param modes: how values are given.
     :param table_policy: what of the tables is let out.
     :param settled: as `Catalog` takes it.
+    :param beyond: of the unit that is open at the end, if its shard is told behind these frames.
     :raises TailraceError: `SCHEMA_PENDING` if facts are pending; `PROTOCOL_VIOLATION` if the frames
         make no sense, `SCHEMA_MISSING` if no Relation message describes a table, `CONFIG_INVALID` as
         `TablePolicy.shape`.
@@ -350,10 +366,14 @@ def decode_block(
         groups[: result[kernel.GROUPS]], Catalog(schema, modes, settled), in_block
     )
     parts = _by_group(changes, int(result[kernel.CHANGES]), group_of, len(relations))
+    has_shards = summary.has_schema or beyond is not None
+    shards = BlockShards(raw, open_at_start, beyond) if has_shards else None
     return [
         changes
         for relation, part in zip(relations, parts, strict=True)
-        for changes in _bounded(TableChanges(relation, raw, log_offset, part, _views(relation, table_policy)))
+        for changes in _bounded(
+            TableChanges(relation, raw, log_offset, part, _views(relation, table_policy), shards)
+        )
     ]
 
 

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from tailrace.compiled import compiled
 from tailrace.decode.kernel import TEXT
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol.frames import FROZEN_BYTES, Bytes
+from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
 
 Int32s = npt.NDArray[np.int32]
 
@@ -177,3 +177,20 @@ def require_utf8(array: pa.Array) -> None:
             NOT_UTF8,
             "exclude the column (source.columns_exclude); nothing was dropped from the log",
         ) from None
+
+
+def text_buffers(texts: pa.Array) -> tuple[Bytes, Numbers]:
+    """Return the bytes of an array of texts, and where each begins (with the end of the last)."""
+    arrow = texts.type
+    width: type = np.int64
+    if pa.types.is_string(arrow) or pa.types.is_binary(arrow):
+        width = np.int32
+    elif not pa.types.is_large_string(arrow) and not pa.types.is_large_binary(arrow):
+        texts = texts.cast(pa.large_binary())
+    _, places, data = texts.buffers()
+    if not places or not len(texts):
+        return np.empty(0, np.uint8), np.zeros(1, np.int64)
+    offsets: Numbers = np.frombuffer(places, width)[texts.offset : texts.offset + len(texts) + 1].astype(
+        np.int64
+    )
+    return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), offsets

@@ -7,6 +7,7 @@ it was sent) and the row after it, as structs of the table's typed columns.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,12 +26,14 @@ from tailrace.decode.rows import (
     typed_column,
     unchanged_names,
 )
+from tailrace.decode.shards import RowShards, ShardPositions, own_names, rows_of
 from tailrace.decode.tuples import Tuples
 from tailrace.decode.types import column_types
 from tailrace.model import Op, Relation
 from tailrace.protocol.frames import Numbers
 
-#: What a source tells of each change. `schema_version` counts the shapes of the table in the log.
+#: What a source tells of each change. `schema_version` counts the shapes of the table in the log. What comes
+#: from `shard` on is of sources with shards: see `decode.shards`.
 SOURCE = pa.struct(
     [
         pa.field("schema", pa.string()),
@@ -42,6 +45,11 @@ SOURCE = pa.struct(
         pa.field("xid", pa.int64()),
         pa.field("commit_ts", pa.timestamp("us", tz="UTC")),
         pa.field("schema_version", pa.int32()),
+        pa.field("shard", pa.string()),
+        pa.field("gtid", pa.string()),
+        pa.field("epoch", pa.int64()),
+        pa.field("rank", pa.int64()),
+        pa.field("watermark", pa.timestamp("us", tz="UTC")),
     ]
 )
 
@@ -83,7 +91,7 @@ def _image(tuples: Tuples, name: str, specials: Specials) -> pa.Array:
     if name == "op":
         return metadata(tuples)[0]
     if name == "source":
-        return source_of(relation, tuples.fields)
+        return source_of(relation, tuples.fields, tuples.shards)
     if name == "partial":
         return pa.array(np.zeros(count, np.bool_) if relation is None else image_choices(tuples)[0] == 2)
     if name == "unchanged":
@@ -163,7 +171,7 @@ def image_column(tuples: Tuples, image: str, name: str) -> pa.Array | None:
     )
 
 
-def source_of(relation: Relation | None, fields: Numbers) -> pa.StructArray:
+def source_of(relation: Relation | None, fields: Numbers, shards: ShardPositions | None) -> pa.StructArray:
     """Return what the source tells of changes, in `SOURCE`; `fields` are the kernel's numbers of each."""
     count = fields.shape[1]
     schema, table, version = (
@@ -179,5 +187,40 @@ def source_of(relation: Relation | None, fields: Numbers) -> pa.StructArray:
         or_null(fields[kernel.AT_XID]),
         or_null(fields[kernel.AT_COMMIT_TIME]).cast(pa.timestamp("us", tz="UTC")),
         pa.repeat(pa.scalar(version, pa.int32()), count),
+        *_shard_columns(fields[kernel.AT_COMMIT_LSN], shards),
     ]
     return pa.StructArray.from_arrays(arrays, fields=list(SOURCE))
+
+
+def _shard_columns(commit_lsn: Numbers, shards: ShardPositions | None) -> list[pa.Array]:
+    # The columns of `SOURCE` from `shard` on.
+    if shards is None:
+        return [pa.nulls(len(commit_lsn), field.type) for field in list(SOURCE)[-5:]]
+    rows = rows_of(shards, commit_lsn)
+    watermark = or_null(np.where(shards.watermark_us < 0, kernel.NONE, shards.watermark_us))
+    columns = [
+        own_names(shards),
+        shards.gtid,
+        pa.array(shards.epoch),
+        pa.array(shards.rank),
+        watermark.cast(pa.timestamp("us", tz="UTC")),
+    ]
+    return [rows.of(column) for column in columns]
+
+
+def shards_of(source: pa.Array) -> RowShards:
+    """Return the transactions of rows from their `source`, whatever it is."""
+    count = len(source)
+    of_shards = pa.types.is_struct(source.type) and source.type.get_field_index("gtid") >= 0
+    if not of_shards or source.field("gtid").null_count == count:
+        return rows_of(None, np.zeros(count, np.int64))
+    known = source.filter(source.field("gtid").is_valid())
+    lsns, first = np.unique(known.field("commit_lsn").to_numpy(), return_index=True)
+    units = known.take(pa.array(first))
+    shards = zip(units.field("schema").to_pylist(), units.field("shard").to_pylist(), strict=True)
+    names = pa.array([json.dumps(f"{keyspace}/{shard}")[1:-1] for keyspace, shard in shards], pa.string())
+    epoch, rank = (units.field(name).to_numpy(zero_copy_only=False) for name in ("epoch", "rank"))
+    unknown = np.full(len(lsns), -1, np.int64)
+    found = ShardPositions(lsns, names, units.field("gtid"), epoch, rank, unknown)
+    commit_lsn = source.field("commit_lsn").fill_null(kernel.NONE).to_numpy(zero_copy_only=False)
+    return rows_of(found, commit_lsn)

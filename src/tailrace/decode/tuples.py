@@ -16,6 +16,7 @@ from tailrace.compiled import compiled
 from tailrace.decode import kernel
 from tailrace.decode.gather import Cells, Int32s
 from tailrace.decode.kernel import TEXT
+from tailrace.decode.shards import ShardPositions
 from tailrace.errors import Kind, TailraceError
 from tailrace.model import Op, Relation
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes, Numbers
@@ -60,6 +61,7 @@ class Tuples:
     old: Spans
     old_mark: Bytes
     in_key: npt.NDArray[np.bool_]
+    shards: ShardPositions | None = None  # of all their transactions
 
     def __len__(self) -> int:
         return len(self.op)
@@ -92,7 +94,13 @@ class Tuples:
         return replace(self, buffer=np.concatenate((self.buffer, *texts)))
 
 
-def find_tuples(relation: Relation | None, raw: Bytes, log_offset: int, fields: Numbers) -> Tuples:
+def find_tuples(
+    relation: Relation | None,
+    raw: Bytes,
+    log_offset: int,
+    fields: Numbers,
+    shards: ShardPositions | None = None,
+) -> Tuples:
     """Find the cells of changes that `kernel.index_changes` found in the block `raw`.
 
     :raises TailraceError: `DECODE_FAILED` if a tuple does not fit its frame or its table.
@@ -129,7 +137,7 @@ def find_tuples(relation: Relation | None, raw: Bytes, log_offset: int, fields: 
             in_key[:] = True
             old.kind[(old.kind == kernel.NULL) & (old_mark != WHOLE_ROW)] = kernel.ABSENT
         kernel.take_from_old(op, old_mark, in_key, *spans, old.start, old.length, old.kind)
-    return Tuples(relation, fields, op, raw, log_offset, buffer, current, old, old_mark, in_key)
+    return Tuples(relation, fields, op, raw, log_offset, buffer, current, old, old_mark, in_key, shards)
 
 
 def _require_room(

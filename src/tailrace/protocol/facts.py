@@ -51,6 +51,7 @@ class Facts:
     written, if it is still there. `read_from`: a snapshot has read the whole table, and each row that it
     has here was read or changed at this log offset or later; 0: not known. `numbered`: the highest number
     that a column of the table has ever had, where the source's own catalogue does not count; 0: not told.
+    `left_out`: columns that the source sends and the settings keep out of the log.
     """
 
     relation: int
@@ -65,6 +66,7 @@ class Facts:
     read_from: int = 0
     pending: int = 0
     numbered: int = 0
+    left_out: tuple[str, ...] = ()
 
     @property
     def qualified_name(self) -> str:
@@ -101,6 +103,7 @@ class Facts:
             **replaced,
             **({"pending": self.pending} if self.pending else {}),
             **({"numbered": self.numbered} if self.numbered else {}),
+            **({"left_out": list(self.left_out)} if self.left_out else {}),
         }
 
     @classmethod
@@ -112,7 +115,8 @@ class Facts:
         key = content.get("primary_key") or []
         columns = content.get("columns") or []
         replaced_name = content.get("replaced_name")
-        if not _are(key, str) or not _are(columns, dict):
+        left_out = content.get("left_out") or []
+        if not _are(key, str) or not _are(columns, dict) or not _are(left_out, str):
             raise _violation("its primary key or columns are no lists of what they should be")
         try:
             return cls(
@@ -128,6 +132,7 @@ class Facts:
                 read_from=int(content.get("read_from", 0)),
                 pending=int(content.get("pending", 0)),
                 numbered=int(content.get("numbered", 0)),
+                left_out=tuple(left_out),
             )
         except (KeyError, TypeError, ValueError, IndexError, OverflowError):
             raise _violation("a number or name is missing") from None

@@ -17,6 +17,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.decode.changes import TableChanges, decode_block
 from tailrace.decode.column_policy import EVERYTHING, TablePolicy
 from tailrace.decode.schemas import Catalog, pending_version
+from tailrace.decode.shards import ShardPositions, find_shards
 from tailrace.model import OWN_FORMS, ValueModes
 from tailrace.protocol.facts import Facts
 from tailrace.protocol.frames import Bytes, OpenUnit, control_json
@@ -84,6 +85,7 @@ def stretches_of(
     schema = _Schema(reader.schema_before(piece.blocks[0]))
     waiting: list[BlockRef | HeldBlock] = list(piece.blocks)
     settled: dict[tuple[int, int], bytes] = {}
+    beyond = _Beyond(reader)
     while waiting:
         wanted = None if tables is None else schema.oids(tables)
         stretch, waiting = _next_stretch(waiting, wanted)
@@ -96,6 +98,7 @@ def stretches_of(
         if more := settled_facts(reader, first.log_offset, [*schema.frames(), *in_stretch]):
             settled |= more
             table_policy = with_renames(table_policy, reader)  # kept before these facts were in the log
+        last = stretch[-1].header
         decoded = decode_block(
             raw,
             first.log_offset,
@@ -106,6 +109,7 @@ def stretches_of(
             modes=modes,
             table_policy=table_policy,
             settled=settled,
+            beyond=beyond.of(last.open_at_end, last.end),
         )
         if changes_shape:
             schema.apply(raw)
@@ -114,12 +118,36 @@ def stretches_of(
             for changes in decoded
             if tables is None or (changes.relation and changes.relation.qualified_name in tables)
         ]
-        last = stretch[-1].header
         yield DecodedBatch(
             [changes for changes in found if changes.count],
             min(last.end, piece.end),
             last.open_at_end if last.end <= piece.end else None,
         )
+
+
+class _Beyond:
+    """Where the shard of a transaction stood that is too large for one block: its last block says it."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._found: tuple[int, ShardPositions | None] = (-1, None)
+
+    def of(self, unit: OpenUnit | None, offset: int) -> ShardPositions | None:
+        """Return it of the unit that is open at a log offset; None: there is none."""
+        if unit is None or self._reader.source_type == "postgresql":
+            return None
+        if self._found[0] != unit.commit_lsn:
+            self._found = unit.commit_lsn, self._look(unit, offset)
+        return self._found[1]
+
+    def _look(self, unit: OpenUnit, offset: int) -> ShardPositions | None:
+        for run in reversed(self._reader.rest_of_unit(offset)):
+            if run.header.has_schema:
+                found = find_shards(self._reader.read(run), run.header.open_at_start)
+                place = found.places(np.array([unit.commit_lsn]))
+                if place[0] >= 0:
+                    return found.take(place)
+        return None
 
 
 def settled_facts(

@@ -65,7 +65,7 @@ class TableShape:
         whole old row.
     :param version: counts the shapes that the table has had, from 1.
     :param numbered: the highest number that a column of it has ever had; 0: not told.
-    :param read_from: as in `protocol.facts`.
+    :param read_from: as in `protocol.facts`, as `left_out` is.
     """
 
     relation: int
@@ -76,6 +76,7 @@ class TableShape:
     version: int = 1
     numbered: int = 0
     read_from: int = 0
+    left_out: tuple[str, ...] = ()
 
 
 class RowFrames:
@@ -108,6 +109,7 @@ class RowFrames:
             shape.version,
             read_from=shape.read_from,
             numbered=shape.numbered,
+            left_out=shape.left_out,
         )
         identity = ReplicaIdentity.FULL if is_full else ReplicaIdentity.DEFAULT
         columns = tuple(

@@ -123,7 +123,7 @@ class WithExpressions(Section):
 METADATA = (
     "op", "topic", "ts_ms", "ts_us", "ts_ns", "version", "connector", "name", "snapshot", "db", "sequence",
     "schema", "table", "txId", "lsn", "xmin", "commit_lsn", "commit_time", "ordinal", "log_offset", "xid",
-    "schema_version", "unchanged", "special",
+    "schema_version", "unchanged", "special", "shard", "vgtid", "gtid", "epoch", "rank", "watermark",
 )  # fmt: skip
 
 

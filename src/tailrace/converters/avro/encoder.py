@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.compiled import compiled
-from tailrace.converters.cells.json_values import Mask, Rows, array_mask, is_listed, lengths_of, text_buffers
+from tailrace.converters.cells.json_values import Mask, Rows, array_mask, is_listed, lengths_of
 from tailrace.converters.connect_schemas import Document
-from tailrace.decode.gather import copy_bytes
+from tailrace.decode.gather import copy_bytes, text_buffers
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import FROZEN_BYTES, Bytes
 

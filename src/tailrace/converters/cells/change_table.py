@@ -19,6 +19,7 @@ from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debez
 from tailrace.decode import kernel
 from tailrace.decode.envelope import image_choices
 from tailrace.decode.json.debezium import times_of
+from tailrace.decode.shards import RowShards, rows_of
 from tailrace.decode.tuples import Tuples
 from tailrace.decode.types import known_type
 from tailrace.decode.values import forms
@@ -37,6 +38,7 @@ class ChangeTable:
     :param key: the key's columns in their order; None: there is no key.
     :param source: a column of JSON that stands for `source`, where the source is not PostgreSQL: its
         place in `row`, whose columns before that are the table's.
+    :param shards: of the changes' transactions, where the source has shards.
     :param is_plain: whether these are no changes: `row` has one column, their values.
     """
 
@@ -49,6 +51,7 @@ class ChangeTable:
     schema: str
     table: str
     modes: ValueModes
+    shards: RowShards
     source: tuple[int, Schema] | None = None
     is_plain: bool = False
 
@@ -102,7 +105,8 @@ def of_wire(tuples: Tuples) -> ChangeTable:
         tuples.fields[kernel.AT_XID], tuples.fields[kernel.AT_ORDINAL],
     )  # fmt: skip
     schema, table = (relation.schema, relation.table) if relation else ("", "")
-    return ChangeTable(tuples.op, choice, wanted, row, key, numbers, schema, table, modes)
+    shards = rows_of(tuples.shards, tuples.fields[kernel.AT_COMMIT_LSN])
+    return ChangeTable(tuples.op, choice, wanted, row, key, numbers, schema, table, modes, shards)
 
 
 def fields_of(relation: Relation) -> list[Field]:

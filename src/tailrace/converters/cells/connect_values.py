@@ -28,13 +28,12 @@ from tailrace.converters.cells.json_values import (
     map_texts,
     replaced,
     struct_texts,
-    text_buffers,
     text_cells,
 )
 from tailrace.converters.debezium_types import TypeMapping
 from tailrace.decode import columns
 from tailrace.decode.columns import ColumnType, Typed
-from tailrace.decode.gather import Cells, gather
+from tailrace.decode.gather import Cells, gather, text_buffers
 from tailrace.decode.json.documents import render
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.values import forms

@@ -19,13 +19,13 @@ from tailrace.converters.cells.json_values import (
     is_listed,
     lengths_of,
     replaced,
-    text_buffers,
     text_cells,
 )
 from tailrace.converters.cells.row_image import ColumnValues, Field, RowImage
 from tailrace.converters.connect_schemas import Schema
 from tailrace.converters.debezium_types import TypeMapping, arrow_mapping, debezium_modes, type_mapping
 from tailrace.decode import images, kernel
+from tailrace.decode.gather import text_buffers
 from tailrace.decode.json.debezium import COMMIT_LSN
 from tailrace.decode.types import known_type, value_type
 from tailrace.decode.values import forms
@@ -75,7 +75,8 @@ def of_columns(group: Group) -> ChangeTable:
         source_column = (len(fields) - 1, how.schema)
     row = RowImage(fields, count, None, current, old)
     op = _letters(group.column("op"))
-    return ChangeTable(op, choice, wanted, row, key, numbers, schema, table, modes, source_column)
+    shards = images.shards_of(source)
+    return ChangeTable(op, choice, wanted, row, key, numbers, schema, table, modes, shards, source_column)
 
 
 def _column(values: Values, there: Mask) -> ColumnValues:
@@ -263,7 +264,18 @@ def plain_change_table_of(group: Group) -> tuple[ChangeTable, Mask]:
         source_column = None
     choice = np.zeros((2, count), np.uint8)
     found = ChangeTable(
-        letters, choice, _ONE, row, None, numbers, schema, table, modes, source_column, is_plain=True
+        letters,
+        choice,
+        _ONE,
+        row,
+        None,
+        numbers,
+        schema,
+        table,
+        modes,
+        images.shards_of(source),
+        source_column,
+        is_plain=True,
     )
     return found, array_mask(value)
 

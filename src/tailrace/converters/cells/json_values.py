@@ -13,20 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.converters.connect_schemas import written
-from tailrace.decode.gather import Cells
+from tailrace.decode.gather import Cells, text_buffers
 from tailrace.decode.json.documents import render
 from tailrace.decode.kernel import NULL, TEXT
 from tailrace.decode.values import forms
 from tailrace.errors import Kind, TailraceError
-from tailrace.protocol.frames import Bytes
 
 TEXTS_BYTES_MAX = 2**31 - 1
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_ZERO = np.zeros(1, np.int64)
-_NO_BYTES = np.empty(0, np.uint8)
 NO_ROWS = np.empty(0, np.int64)
 
 
@@ -152,23 +149,6 @@ def text_cells(texts: pa.Array) -> Cells:
     kind = np.where(there, TEXT, NULL).astype(np.uint8)
     lengths = np.where(there, np.diff(offsets), 0)
     return Cells(buffer, offsets[:-1].astype(np.int32), lengths.astype(np.int32), kind)
-
-
-def text_buffers(texts: pa.Array) -> tuple[Bytes, Rows]:
-    """Return the bytes of an array of texts, and where each begins (with the end of the last)."""
-    arrow = texts.type
-    width: type = np.int64
-    if pa.types.is_string(arrow) or pa.types.is_binary(arrow):
-        width = np.int32
-    elif not pa.types.is_large_string(arrow) and not pa.types.is_large_binary(arrow):
-        texts = texts.cast(pa.large_binary())
-    _, places, data = texts.buffers()
-    if not places or not len(texts):
-        return _NO_BYTES, _ZERO
-    offsets: Rows = np.frombuffer(places, width)[texts.offset : texts.offset + len(texts) + 1].astype(
-        np.int64
-    )
-    return np.frombuffer(data, np.uint8) if data is not None else _NO_BYTES, offsets
 
 
 def array_mask(array: pa.Array) -> Mask:

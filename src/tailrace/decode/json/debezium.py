@@ -3,7 +3,8 @@
 Every number is the commit's or the change's own: no clock is read, so that the same range of the
 log gives the same bytes for ever. `ts_ms` and its like are the commit's time, and `sequence` is
 [commit LSN, LSN of the change], which rises from change to change as Debezium's does. What
-`source` has beyond Debezium's is `schema_version`: it counts the shapes of the table in the log.
+`source` has beyond Debezium's is `schema_version`: it counts the shapes of the table in the log. Of a source
+with shards, `source` is that of Debezium's Vitess connector.
 
 Values: integers and floats as numbers (NaN and infinities as text), numeric as text, date as
 days and timestamp as microseconds since 1970, timestamptz as ISO 8601 in UTC, bytea as base64,
@@ -24,6 +25,8 @@ from tailrace.decode import kernel
 from tailrace.decode.envelope import image_choices
 from tailrace.decode.json import json_kernel
 from tailrace.decode.json.documents import ColumnTexts, Plan, Template, write
+from tailrace.decode.json.shard_texts import SHARD_TEXT, VGTID_TEXT, coded_texts
+from tailrace.decode.shards import rows_of
 from tailrace.decode.tuples import Tuples
 from tailrace.decode.types import column_types
 from tailrace.decode.values import forms
@@ -44,6 +47,11 @@ class SourceInfo:
     database: str
     version: str
     connector: str = "postgresql"
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether `source` is that of Debezium's Vitess connector, and not of that for PostgreSQL."""
+        return self.connector == "vitess"
 
 
 def json_lines(tuples: Tuples, task: str, source: SourceInfo) -> pa.LargeStringArray:
@@ -67,7 +75,8 @@ def json_lines(tuples: Tuples, task: str, source: SourceInfo) -> pa.LargeStringA
         [""] * len(columns),
     )
     template = _template(tuples, task, source)
-    return write(tuples.buffer, plan, template, _numbers(tuples), how, tuples.old, tuples.current)
+    coded = coded_texts(rows_of(tuples.shards, tuples.fields[kernel.AT_COMMIT_LSN]), template)
+    return write(tuples.buffer, plan, template, _numbers(tuples), how, tuples.old, tuples.current, coded)
 
 
 def _template(tuples: Tuples, task: str, source: SourceInfo) -> Template:
@@ -78,10 +87,12 @@ def _template(tuples: Tuples, task: str, source: SourceInfo) -> Template:
     images = [('{"message":', after)] if relation is None else [('{"before":', before), (',"after":', after)]
     version = relation.version if relation is not None and relation.version else None
     last = _members({"schema_version": version})
+    # What follows `lsn`.
+    last = last if source.has_shards else f'"xmin":null,{last}'
     return [
         *images,
         *source_parts(',"source":', source, schema, table, is_snapshot=snapshot),
-        (f',"xmin":null,{last}}},"transaction":null,"op":"', json_kernel.OP_LETTER),
+        (f',{last}}},"transaction":null,"op":"', json_kernel.OP_LETTER),
         ('","ts_ms":', MS),
         (',"ts_us":', US),
         (',"ts_ns":', NS),
@@ -95,7 +106,7 @@ def _template(tuples: Tuples, task: str, source: SourceInfo) -> Template:
 def source_parts(
     before: str, source: SourceInfo, schema: str, table: str, *, is_snapshot: bool, ensure_ascii: bool = True
 ) -> Template:
-    """Return the template of `source` up to its member `lsn`.
+    """Return the template of `source` up to its member `lsn`, or `vgtid`.
 
     :param before: what comes before it.
     :param ensure_ascii: whether letters beyond ASCII are escaped.
@@ -105,7 +116,18 @@ def source_parts(
         return json.dumps(values, separators=(",", ":"), ensure_ascii=ensure_ascii)[1:-1]
 
     first = members(version=source.version, connector=source.connector, name=source.name)
-    second = members(snapshot="true" if is_snapshot else "false", db=source.database)
+    # Debezium's Vitess connector has no database: the keyspace stands in its place.
+    database = "" if source.has_shards else source.database
+    second = members(snapshot="true" if is_snapshot else "false", db=database)
+    if source.has_shards:
+        return [
+            (f'{before}{{{first},"ts_ms":', MS),
+            (f',{second},"sequence":null,"ts_us":', US),
+            (',"ts_ns":', NS),
+            (f',{members(keyspace=schema, table=table)},"shard":"', json_kernel.CODED - SHARD_TEXT),
+            ('","vgtid":"', json_kernel.CODED - VGTID_TEXT),
+            ('"', json_kernel.NOTHING),
+        ]
     return [
         (f'{before}{{{first},"ts_ms":', MS),
         (f',{second},"sequence":"[\\"', COMMIT_LSN),

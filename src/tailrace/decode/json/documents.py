@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.decode.gather import Cells, require_utf8
+from tailrace.decode.gather import Cells, require_utf8, text_buffers
 from tailrace.decode.json import json_kernel
 from tailrace.decode.kernel import TEXT
 from tailrace.decode.tuples import Spans
@@ -39,6 +39,22 @@ class ColumnTexts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CodedTexts:
+    """Texts that many changes have in common; `json_kernel.CODED` names a list of them in a template.
+
+    :param codes: for each change its place in each of the lists.
+    :param texts: the lists, equally long.
+    """
+
+    codes: Numbers
+    texts: Sequence[pa.Array]
+
+
+#: A template that has none.
+NOTHING_CODED = CodedTexts(np.empty(0, np.int64), ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """Which documents there are, an entry each.
 
@@ -62,6 +78,7 @@ def write(
     columns: ColumnTexts,
     old: Spans,
     current: Spans,
+    coded: CodedTexts = NOTHING_CODED,
 ) -> pa.LargeStringArray:
     """Return the documents of a plan; those that are none are null.
 
@@ -70,14 +87,18 @@ def write(
     :raises TailraceError: `DECODE_FAILED` if a text is not UTF-8.
     """
     texts = joined([text for text, _ in template])
+    coded_texts, coded_at = _laid_out(coded.texts)
+    coded_each = len(coded.texts[0]) if coded.texts else 0
     arguments = (
         plan.rows, plan.op, numbers, *texts, np.array([slot for _, slot in template], np.int64),
         plan.choice, plan.wanted, *joined(columns.names), np.array(columns.styles, np.int64),
         *joined(columns.unavailable), *joined(columns.absent),
         old.start, old.length, old.kind, current.start, current.length, current.kind,
+        coded.codes, coded_each, coded_texts, coded_at,
         np.empty(max(_longest(current), _longest(old)) + 1, np.uint8),
     )  # fmt: skip
     size = (len(texts[0]) + 160 + 2 * sum(map(len, columns.names))) * int(np.count_nonzero(plan.op))
+    size += len(coded_texts) // max(coded_each, 1) * int(np.count_nonzero(plan.op))
     size += int(current.length.sum(dtype=np.int64) + old.length.sum(dtype=np.int64)) * 5 // 4
     there = plan.op != 0
     return _array(json_kernel.write_documents, buffer, arguments, len(plan.rows), size, there)
@@ -100,6 +121,13 @@ def joined(texts: Sequence[str]) -> tuple[Bytes, Numbers]:
     encoded = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), ends
+
+
+def _laid_out(lists: Sequence[pa.Array]) -> tuple[Bytes, Numbers]:
+    # As `joined`, of lists of texts one after the other.
+    if not lists:
+        return joined(())
+    return text_buffers(pa.concat_arrays([texts.cast(pa.large_string()) for texts in lists]))
 
 
 def _array(

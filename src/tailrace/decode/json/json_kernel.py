@@ -54,6 +54,9 @@ from tailrace.protocol.frames import FROZEN_BYTES
 # What stands after a constant of the template, in place of the row of a number.
 NOTHING, OP_LETTER, BEFORE, AFTER = -1, -2, -3, -4
 
+#: `CODED - k`: the change's text of the k-th list of such texts, up to ten of them.
+CODED = -5
+
 #: `CELL - c`: the value of column c after the change, or null.
 CELL = -16
 
@@ -402,6 +405,18 @@ def _fixed_need(slots, text_at, name_at, unavailable_at, absent_at):  # type: ig
 
 
 @nb.njit(inline="always")
+def _coded_need(slots, coded_at):  # type: ignore[no-untyped-def]
+    longest = np.int64(0)
+    for text in range(len(coded_at) - 1):
+        longest = max(longest, coded_at[text + 1] - coded_at[text])
+    need = np.int64(0)
+    for part in range(len(slots)):
+        if CELL < slots[part] <= CODED:
+            need += longest
+    return need
+
+
+@nb.njit(inline="always")
 def _values_need(r, styles, length, old_length):  # type: ignore[no-untyped-def]
     need = np.int64(0)
     for c in range(length.shape[0]):
@@ -416,13 +431,13 @@ def _values_need(r, styles, length, old_length):  # type: ignore[no-untyped-def]
     TRIPLE(
         FROZEN_BYTES, nb.int64, nb.int64[::1], nb.uint8[::1], nb.int64[:, ::1], *_TEXTS, nb.int64[::1],
         nb.uint8[:, ::1], nb.boolean[:, ::1], *_TEXTS, nb.int64[::1], *_TEXTS, *_TEXTS,
-        *_SPANS, *_SPANS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
+        *_SPANS, *_SPANS, nb.int64[::1], nb.int64, *_TEXTS, nb.uint8[::1], nb.uint8[::1], nb.int64[::1],
     )
 )  # fmt: skip
 def write_documents(  # type: ignore[no-untyped-def]
     b, first, rows, op, numbers, texts, text_at, slots, choice, wanted, names, name_at, styles,
     unavailable, unavailable_at, absent, absent_at, old_start, old_length, old_kind, start, length, kind,
-    scratch, out, ends,
+    codes, coded_each, coded, coded_at, scratch, out, ends,
 ):  # fmt: skip
     """Write documents from `first` on, as far as `out` has room for what they may need at most.
 
@@ -431,12 +446,13 @@ def write_documents(  # type: ignore[no-untyped-def]
     `AS_TEXT` or `AS_ISO`), one cell, `BEFORE` (of the cells `old_…`) or `AFTER`. Those two are an object
     or null, as `choice` says for them: 0 null, else the row of `wanted`, from 1, with its columns. In it a
     value that was not sent is its column's `unavailable`; a column that is not wanted or not there is
-    its `absent`, and left out where that has no bytes.
+    its `absent`, and left out where that has no bytes. A change has one text of each list of `coded`, whose
+    lists have `coded_each` texts: that of its code.
 
     Returns the document to go on with, the bytes written and the bytes that it needs. `ends` gets the
     place after each document.
     """
-    fixed = _fixed_need(slots, text_at, name_at, unavailable_at, absent_at)
+    fixed = _fixed_need(slots, text_at, name_at, unavailable_at, absent_at) + _coded_need(slots, coded_at)
     to = np.int64(0)
     for d in range(first, len(rows)):
         if op[d] == 0:
@@ -484,6 +500,11 @@ def write_documents(  # type: ignore[no-untyped-def]
                     )  # fmt: skip
                 else:
                     to = _write_number(NONE, out, to)
+            elif slot <= CODED:
+                text = (CODED - slot) * coded_each + codes[r]
+                size = coded_at[text + 1] - coded_at[text]
+                copy_bytes(out, to, coded, coded_at[text], size)
+                to += size
         ends[d] = to
     return np.int64(len(rows)), to, np.int64(0)
 

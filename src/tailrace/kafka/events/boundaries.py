@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.decode.kernel import NONE
+from tailrace.decode.shards import RowShards, ShardPositions, joined, rows_of
 from tailrace.protocol.frames import Numbers
 
 #: Rows of what is noted: of the part of a transaction that one table's changes are.
@@ -26,6 +27,7 @@ class Ended:
     :param first_lsn: of the first change that was sent.
     :param events: sent events of each, tombstones left out.
     :param tables: for each a list of structs `data_collection`, `event_count`.
+    :param shards: of sources that have them.
     """
 
     xid: Numbers
@@ -34,6 +36,7 @@ class Ended:
     first_lsn: Numbers
     events: Numbers
     tables: pa.ListArray
+    shards: RowShards
 
     def __len__(self) -> int:
         return len(self.xid)
@@ -45,6 +48,7 @@ class Boundaries:
 
     _tables: dict[str, int] = field(default_factory=dict)
     _parts: list[Numbers] = field(default_factory=list)
+    _shards: list[ShardPositions] = field(default_factory=list)
 
     def note(
         self, table: str, commit_lsn: Numbers, xid: Numbers, time_us: Numbers, lsn: Numbers, events: Numbers
@@ -75,11 +79,17 @@ class Boundaries:
             )
         )
 
+    def note_shards(self, positions: ShardPositions, commit_lsn: Numbers) -> None:
+        """Take down where the shards of changes stood, so far as it is known."""
+        places = positions.places(np.unique(commit_lsn))
+        self._shards.append(positions.take(places[places >= 0]))
+
     def ended(self) -> Ended:
         """Return the transactions that were counted, and forget them."""
         names = pa.array(list(self._tables), pa.string())
         parts = np.concatenate([np.empty((6, 0), np.int64), *self._parts], axis=1)
-        self._parts, self._tables = [], {}
+        shards = joined(self._shards) if self._shards else None
+        self._parts, self._tables, self._shards = [], {}, []
         parts = _merged(parts[:, np.lexsort((parts[_TABLE], parts[_COMMIT_LSN]))], _COMMIT_LSN, _TABLE)
         whole = _merged(parts, _COMMIT_LSN)
         begins = np.searchsorted(parts[_COMMIT_LSN], whole[_COMMIT_LSN])
@@ -90,7 +100,13 @@ class Boundaries:
         offsets = np.append(begins, parts.shape[1]).astype(np.int32)
         tables = pa.ListArray.from_arrays(pa.array(offsets), counts)
         return Ended(
-            whole[_XID], whole[_COMMIT_LSN], whole[_TIME_US], whole[_FIRST_LSN], whole[_EVENTS], tables
+            whole[_XID],
+            whole[_COMMIT_LSN],
+            whole[_TIME_US],
+            whole[_FIRST_LSN],
+            whole[_EVENTS],
+            tables,
+            rows_of(shards, whole[_COMMIT_LSN]),
         )
 
 

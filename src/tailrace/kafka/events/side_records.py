@@ -27,6 +27,7 @@ from tailrace.changelog.reader import LogReader
 from tailrace.converters.debezium_types import named_field
 from tailrace.decode.column_policy import TablePolicy
 from tailrace.decode.json.debezium import SourceInfo
+from tailrace.decode.json.shard_texts import NO_VGTID, vgtids
 from tailrace.decode.postgres_types import OIDS
 from tailrace.decode.schemas import Catalog
 from tailrace.errors import Kind, TailraceError
@@ -164,14 +165,19 @@ class Heartbeats:
 def transactions(topic: str, ended: Ended, origin: SourceInfo) -> Group:
     """Return two records for each transaction, BEGIN and END, in the order of commits.
 
-    Ids are `<xid>:<LSN>`: that of the first change for BEGIN, and that of the commit for END.
+    Ids are `<xid>:<LSN>`: that of the first change for BEGIN, and that of the commit for END. With shards
+    they are VGTIDs.
     """
     count = len(ended)
-    lsn = np.stack([ended.first_lsn, ended.commit_lsn], axis=1).reshape(-1)
-    xid = np.repeat(ended.xid, 2)
-    ids = pc.binary_join_element_wise(
-        pa.array(xid).cast(pa.string()), pa.array(lsn).cast(pa.string()), pa.scalar(":")
-    )
+    if origin.has_shards:
+        known = ended.shards.of(vgtids(ended.shards.positions)).fill_null(NO_VGTID)
+        ids = known.take(pa.array(np.repeat(np.arange(count), 2)))
+    else:
+        lsn = np.stack([ended.first_lsn, ended.commit_lsn], axis=1).reshape(-1)
+        xid = np.repeat(ended.xid, 2)
+        ids = pc.binary_join_element_wise(
+            pa.array(xid).cast(pa.string()), pa.array(lsn).cast(pa.string()), pa.scalar(":")
+        )
     ends = np.tile([False, True], count)
     # Rows of the lists and counts: none for BEGIN.
     of_end = pa.array(np.repeat(np.arange(count), 2), mask=~ends)

@@ -330,7 +330,9 @@ class Records:
 
     def _partitions(self, topic: str, events: Converted, changes: TableChanges, rows: Numbers) -> Partitions:
         if self._config.partition_by == "transaction":
-            return by_transaction(changes.xid[rows], self._topics.partitions(topic))
+            # Transactions of sources with shards have no numbers, but each has a position.
+            xid = np.where(changes.xid == 0, changes.commit_lsn, changes.xid)
+            return by_transaction(xid[rows], self._topics.partitions(topic))
         if events.keys is None or "partitioner" in self._config.options:
             return None
         return by_key(events.keys, self._topics.partitions(topic))
@@ -436,3 +438,5 @@ def _note(changes: TableChanges, events: Converted, rows: Numbers, boundaries: B
         changes.lsn[some],
         counts[some],
     )
+    if changes.shards is not None:
+        boundaries.note_shards(changes.shards, changes.commit_lsn[some])

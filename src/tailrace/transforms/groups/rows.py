@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.decode.gather import string_array
+from tailrace.decode.images import shards_of
+from tailrace.decode.json.shard_texts import vgtids
 from tailrace.decode.values.texts import texts_of
 from tailrace.errors import Kind, TailraceError
 from tailrace.expressions.computing import NoColumnError
@@ -185,6 +187,9 @@ def metadata_column(group: Group, name: str) -> pa.Array:
         return pc.if_else(flags, "true", "false")
     if name == "sequence":
         return _sequence(rows)
+    if name == "vgtid":
+        shards = shards_of(root_column(group, "source"))
+        return shards.of(vgtids(shards.positions))
     return rows.column(("source", _CALLED.get(name, name)))
 
 

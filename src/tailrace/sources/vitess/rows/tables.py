@@ -90,6 +90,7 @@ class LogTables:
                 facts.version,
                 facts.numbered,
                 facts.read_from,
+                facts.left_out,
             )
             self._tables[facts.schema, facts.table] = _Table(shape)
             self._relations = max(self._relations, facts.relation)
@@ -121,10 +122,16 @@ class LogTables:
         return sorted(table for schema, table in self._tables if schema == keyspace)
 
     def describe(
-        self, keyspace: str, table: str, shard: str, columns: tuple[ColumnPlan, ...]
+        self,
+        keyspace: str,
+        table: str,
+        shard: str,
+        columns: tuple[ColumnPlan, ...],
+        left_out: Collection[str] = (),
     ) -> TableShape | None:
         """Take a shard's description of a table; return the shape to be written to the log, if it changed.
 
+        :param left_out: columns that the shard has besides, and the log is not to have.
         :raises TailraceError: `DECODE_FAILED` if two columns have one name.
         """
         if len({column.name for column in columns}) != len(columns):
@@ -152,6 +159,9 @@ class LogTables:
             if gone != shard:
                 del known.shards[gone]
         shape = self._merged(known, columns, shard, is_altered=is_altered)
+        # What was left out before, and is not now, has values in older rows that nobody sent.
+        kept_out = {*known.shape.left_out, *left_out} - {column.name for column in shape.columns}
+        shape = dataclasses.replace(shape, left_out=tuple(sorted(kept_out)))
         if len(shape.columns) > COLUMNS_MAX:
             raise TailraceError(
                 Kind.DECODE_FAILED,
@@ -219,7 +229,9 @@ class LogTables:
 
     def _added(self, before: TableShape, plan: ColumnPlan, number: int, shard: str) -> ColumnShape:
         default = ColumnDefault()
-        if before.columns:  # else no row is older
+        if plan.name in before.left_out:
+            default = UNKNOWN
+        elif before.columns:  # else no row is older
             ask = self._default_of
             default = UNKNOWN if ask is None else default_of_added(plan, ask(shard, before.table, plan.name))
         return ColumnShape(

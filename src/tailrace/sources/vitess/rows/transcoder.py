@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from tailrace.config.source.column_policy import ColumnRoles
 from tailrace.errors import Kind, TailraceError
 from tailrace.protocol.frames import Bytes, Numbers
 from tailrace.sources.row_frames import RowFrames, TableShape
@@ -26,7 +27,10 @@ from tailrace.sources.vitess.rows.failures import failure, refused
 from tailrace.sources.vitess.rows.partial_json import changed_document
 from tailrace.sources.vitess.rows.shapes import ShardShapes
 from tailrace.sources.vitess.rows.tables import LogTables
-from tailrace.sources.vitess.rows.types import ColumnPlan, Refused, plan_of
+from tailrace.sources.vitess.rows.types import ColumnPlan, Refused, is_in_key, passed_over, plan_of
+
+#: Given a keyspace, a table and its columns: those that are left out.
+LeftOut = Callable[[str, str, ColumnRoles], frozenset[str]]
 
 #: Of a response's bytes; frames of usual rows are that much longer. More is made where it is needed.
 _GROWTH = 3
@@ -114,6 +118,7 @@ class Transcoder:
     :param tables: those of the log, common to its shards.
     :param state: what the shard's state in the log holds beside its position.
     :param captures: given a table's name without its keyspace, whether its rows are taken.
+    :param left_out: given keyspace, table and its columns, those whose values do not go into the log.
     """
 
     def __init__(
@@ -124,10 +129,12 @@ class Transcoder:
         state: Mapping[str, Any] | None = None,
         *,
         captures: Callable[[str], bool] = lambda _: True,
+        left_out: LeftOut = lambda *_: frozenset(),
     ) -> None:
         self._keyspace, self._shard, self._tables = keyspace, shard, tables
-        self._captures = captures
+        self._captures, self._left_out = captures, left_out
         self._names = tuple(np.frombuffer(name.encode(), np.uint8) for name in (keyspace, shard))
+        self._watermark_us = 0
         self.set_state(state or {})
         self.reset()
 
@@ -146,11 +153,21 @@ class Transcoder:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Let the shard's state in the log hold this from now on, beside `gtid` and `table_pks`."""
-        more = json.dumps(dict(state), separators=(",", ":"))[1:-1]
+        watermark = {"watermark": self._watermark_us} if self._watermark_us else {}
+        more = json.dumps({**state, **watermark}, separators=(",", ":"))[1:-1]
         name = json.dumps(f"{self._keyspace}/{self._shard}")
         text = f'{{"shard":{name},"state":{{{more}{"," if more else ""}"gtid":"'
         self._extra = dict(state)
         self._before_state = np.frombuffer(text.encode(), np.uint8)
+
+    def set_watermark(self, time_us: int) -> None:
+        """Let the transactions that come say that all shards' transactions before this time are in the log.
+
+        :param time_us: microseconds since 1970; 0: not known.
+        """
+        if time_us != self._watermark_us:
+            self._watermark_us = time_us
+            self.set_state(self._extra)
 
     @property
     def kept_bytes(self) -> int:
@@ -265,14 +282,24 @@ class Transcoder:
         if found.is_internal_table or is_internal(table) or not self._captures(table):
             self._shapes.leave_out(name)
             return
+        gone = self._gone(table, found.fields)
         columns = tuple(
-            self._plan(table, each, has_labels=found.enum_set_string_values) for each in found.fields
+            passed_over(each)
+            if each.name in gone
+            else self._plan(table, each, has_labels=found.enum_set_string_values)
+            for each in found.fields
         )
-        shape = self._tables.describe(self._keyspace, table, self._shard, columns)
+        kept = tuple(column for column in columns if column.name)
+        shape = self._tables.describe(self._keyspace, table, self._shard, kept, gone)
         if shape is not None:
             self._write(work, shape)
             self._generation = self._tables.generation
         self._shapes.put(name, columns, self._tables.shape(self._keyspace, table))
+
+    def _gone(self, table: str, columns: Sequence[pb.Field]) -> frozenset[str]:
+        key = frozenset(column.name for column in columns if is_in_key(column))
+        names = tuple(column.name for column in columns)
+        return self._left_out(self._keyspace, table, ColumnRoles(names, key, not key, key))
 
     def _plan(self, table: str, column: pb.Field, *, has_labels: bool) -> ColumnPlan:
         try:
@@ -311,7 +338,7 @@ class Transcoder:
             before = (
                 work.data[old : old + int(source[layout.OLD_SIZE])] if source[layout.OLD_SIZE] >= 0 else None
             )
-            made = changed_document(text, before)
+            made = changed_document(text, before) if column.name else b""
             if made is None:
                 where = shapes.where(int(state[layout.TABLE]), place)
                 raise failure(layout.NEEDS_JSON, self._keyspace, self._shard, *where)

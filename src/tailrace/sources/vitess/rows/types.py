@@ -125,6 +125,20 @@ def plan_of(field: pb.Field, *, has_labels: bool) -> ColumnPlan:
     return _MAKERS[base](field, base, "unsigned" in found.group(3), found.group(2) or "")
 
 
+def passed_over(field: pb.Field) -> ColumnPlan:
+    """Return a column whose values are passed over, whatever its type: without a name, so that it is none of
+    the log's. Documents stay documents, which changes number.
+    """
+    declared = field.column_type or _NAMES.get(field.type, "")
+    is_json = declared.lower() == "json"
+    return ColumnPlan("", "bytea", NO_MODIFIER, declared, PLAIN, is_json=is_json, may_lack=True)
+
+
+def is_in_key(field: pb.Field) -> bool:
+    """Return whether a column is of its table's primary key."""
+    return bool(field.flags & _PRIMARY_KEY)
+
+
 def _require(fits: bool, field: pb.Field) -> None:
     if not fits:
         raise Refused(f"its type {field.column_type!r} is beyond MySQL's limits", _LEAVE_OUT)
@@ -139,7 +153,7 @@ def _column(
         modifier,
         field.column_type or type_,
         code,
-        in_key=bool(field.flags & _PRIMARY_KEY),
+        in_key=is_in_key(field),
         not_null=bool(field.flags & _NOT_NULL),
         may_lack=bool(_LARGE.match(field.column_type.lower())) and not field.flags & _NOT_NULL,
         flags=field.flags,

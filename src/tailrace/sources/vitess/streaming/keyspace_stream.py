@@ -71,6 +71,8 @@ TAKE_S = 0.2
 APPEND_INTERVAL_S = 0.002
 #: A transaction of which so much came, and not its end, goes into the log before that comes.
 OPEN_BYTES_MAX = 32 << 20
+#: How old the watermark may be that rows have: it takes a look at each shard.
+WATERMARK_INTERVAL_US = 200_000
 #: A position that no row came with is written so long after it came, if nothing takes it along before.
 IDLE_STATE_S = 1.0
 #: A shard of which only heartbeats came for so long is asked what it has: heartbeats prove that vtgate lives.
@@ -167,6 +169,7 @@ class KeyspaceStream:
         self._reached = Tail(0, 0, 0)  # by `offset`, the log has what was asked for up to `position`
         self._lock = threading.Lock()
         self._wanted = 0
+        self._watermark = self._watermark_at_us = 0
 
     def run(self) -> None:
         """Stream until stopping is asked for.
@@ -255,20 +258,25 @@ class KeyspaceStream:
         lost = any(shard.state is ShardMode.NEEDS_SNAPSHOT for shard in known.values())
         state = ShardMode.NEEDS_SNAPSHOT.value if lost else "streaming"
         shards = {name: self._shown(name, shard) for name, shard in known.items()}
-        times = [
-            self.shards[name].whole_until_us if name in self.shards and shard.kept.copy is None else 0
-            for name, shard in known.items()
-            if not shard.kept.children
-        ]
-        watermark_us = min(times, default=0)
-        if lost or any(shard.state is ShardMode.AT_JOURNAL for shard in known.values()):
-            watermark_us = 0
+        watermark_us = self._watermark_us()
         details = {
             "tasks": {str(task.number): task.vtgate.address for task in self._tasks},
             "watermark": _iso(watermark_us) if watermark_us else None,
             "shards": shards,
         }
         return SourceHealth(state, None, details)
+
+    def _watermark_us(self) -> int:
+        """Return the time up to which all shards are here; 0: not known."""
+        known = dict(self.coordinator.shards)
+        if any(shard.state in {ShardMode.NEEDS_SNAPSHOT, ShardMode.AT_JOURNAL} for shard in known.values()):
+            return 0
+        times = [
+            self.shards[name].whole_until_us if name in self.shards and shard.kept.copy is None else 0
+            for name, shard in known.items()
+            if not shard.kept.children
+        ]
+        return min(times, default=0)
 
     def _shown(self, name: str, shard: Shard) -> dict[str, Any]:
         kept, progress = shard.kept, self.shards.get(name)
@@ -302,6 +310,9 @@ class KeyspaceStream:
         """Bring what came of a shard into the log, with the states that it leads to."""
         transcoder = self._transcoders[shard]
         now_us = self._now_us()
+        if now_us - self._watermark_at_us > WATERMARK_INTERVAL_US:
+            self._watermark_at_us, self._watermark = now_us, self._watermark_us()
+        transcoder.set_watermark(self._watermark)
         is_open = self._open_shard == shard
         position = self._open_position if is_open else max(self._appender.tail.position, now_us)
         made = transcoder.transcode(received.responses, position, cut=is_open, time_us=now_us)
@@ -396,6 +407,7 @@ class KeyspaceStream:
             self._tables,
             _beside_position(self.coordinator.shards[shard].kept),
             captures=self._source.captures,
+            left_out=self._source.disclosure.left_out,
         )
         before = self.shards.get(shard)
         self.shards[shard] = ShardProgress() if before is None else ShardProgress(probed_s=before.probed_s)

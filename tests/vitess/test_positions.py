@@ -1,0 +1,112 @@
+"""The shard and the position of each row: over reshards, restarts and large transactions."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tailrace.changelog import runs
+from tailrace.changelog.reader import LogReader
+from tailrace.ranges.changes import changes_of
+from tailrace.ranges.plan import Piece
+from tailrace.sources.vitess.streaming import keyspace_stream
+from tests.support.vitess import fake_vtgate
+from tests.support.vitess.capturing import capturing
+from tests.support.vitess.events import events_in, events_of, gtid_of, rank_of
+from tests.support.vitess.fake_vtgate import FakeVtgate
+
+
+def test_epochs_rise_with_each_reshard_and_ranks_within_them_over_restarts(tmp_path: Path) -> None:
+    with FakeVtgate("0") as vtgate:
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("0")
+            vtgate.write("0", (1, 0), (2, 0))
+            vtgate.write("0", (1, 1))
+            found.wait_for_rows(3)
+        vtgate.reshard(["0"], ["-80", "80-"])
+        vtgate.write("-80", (1, 2))
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-80", "80-")
+            found.wait_for_rows(1)
+            vtgate.write("-80", (1, 3))
+            vtgate.write("80-", (2, 1))
+            found.wait_for_rows(3)
+            vtgate.reshard(["-80", "80-"], ["0"])
+            vtgate.write("0", (1, 4))
+            found.wait_for_rows(4)
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("0")
+            vtgate.write("0", (1, 5))
+            found.wait_for_rows(1)
+    events = events_of(tmp_path / "log")
+    rows = [
+        (event["source"]["shard"], event["transaction"]["transaction_epoch"], event["after"]["counter"])
+        for event in events
+        if event["after"]["id"] == 1
+    ]
+    assert rows == [("0", 0, 0), ("0", 0, 1), ("-80", 1, 2), ("-80", 1, 3), ("0", 2, 4), ("0", 2, 5)]
+    ordered = [
+        (event["transaction"]["transaction_epoch"], rank_of(event))
+        for event in events
+        if event["after"]["id"] == 1
+    ]
+    assert ordered == sorted(set(ordered))
+    assert all(event["transaction"]["id"] == event["source"]["vgtid"] for event in events)
+    assert [gtid_of(event).rpartition(":")[2] for event in events[:3]] == ["1-2", "1-2", "1-3"]
+
+
+def test_all_rows_of_a_transaction_that_was_too_large_for_a_block_have_its_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 300)
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)  # each block is read alone
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("0")
+        vtgate.change("0", is_cut=True)
+        vtgate.write("0", (1, 0))
+        vtgate.write("0", *((key, 1) for key in range(200)))
+        vtgate.write("0", (1, 2))
+        found.wait_for_rows(202)
+    with LogReader.open(tmp_path / "log", "0") as reader:
+        start, end = reader.start, reader.end().offset
+        blocks = reader.blocks(start, end)
+        pieces = [
+            Piece("0", number, block.header.log_offset, block.header.end, (block,))
+            for number, block in enumerate(blocks)
+        ]
+        assert sum(block.header.open_at_end is not None for block in blocks) > 3
+        events = events_in(reader, pieces)
+    assert [gtid_of(event).rpartition(":")[2] for event in events] == ["1-2", *["1-3"] * 200, "1-4"]
+    assert {rank_of(event) for event in events[1:-1]} == {3}
+
+
+def test_rows_have_a_watermark_that_keeps_its_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyspace_stream, "WATERMARK_INTERVAL_US", 0)
+    clock = itertools.count(1_700_000_000)
+    with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("-80", "80-")
+        for number in range(24):
+            monkeypatch.setattr(fake_vtgate, "_now_s", functools.partial(int, next(clock)))
+            # The second shard has nothing but at the beginning and the end.
+            vtgate.write("80-" if number in {1, 20} else "-80", (number, 0))
+            found.wait_for_rows(number + 1)
+    with LogReader.open(tmp_path / "log", "0") as reader:
+        start, end = reader.start, reader.end().offset
+        piece = Piece("0", 0, start, end, tuple(reader.blocks(start, end)))
+        sources = [
+            source
+            for decoded in changes_of(reader, piece)
+            for changes in decoded
+            for source in changes.source().to_pylist()
+        ]
+    assert len(sources) == 24
+    for number, source in enumerate(sources):
+        if source["watermark"] is not None:
+            assert all(later["commit_ts"] >= source["watermark"] for later in sources[number:])
+    marks = [source["watermark"] for source in sources]
+    commits = [source["commit_ts"] for source in sources]
+    # Nothing is known before both have come; then it waits for the second shard, and rises with it.
+    assert marks == [None, None, commits[0], *[commits[1]] * 18, commits[19], commits[20], commits[20]]

@@ -245,4 +245,6 @@ class JoinPartition:
                 self._waiting.popleft()
             else:
                 head.messages = head.messages.slice(count)
+        if len(parts) == 1:
+            return parts[0]  # as it is: putting together would copy it
         return pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], MESSAGES)

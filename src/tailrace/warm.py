@@ -30,6 +30,7 @@ KERNEL_MODULES = (
     "tailrace.decode.values.hstore",
     "tailrace.decode.values.json_texts",
     "tailrace.decode.json.json_kernel",
+    "tailrace.decode.json.members",
     "tailrace.decode.kernel",
     "tailrace.decode.shards",
     "tailrace.decode.values.text_writers",

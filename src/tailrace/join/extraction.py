@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from tailrace.decode.json.members import WRAPPER, members
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.merge import UNKNOWN, DataRows, Integers, TransactionRows
 
@@ -272,11 +273,19 @@ def json_members(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataTy
 
     :raises TailraceError: `JOIN_VIOLATED` for what is no JSON.
     """
+    if not any(name == WRAPPER for name, _ in fields):
+        found = members(messages.column("value"), fields)
+        if found is not None:
+            return found
+    return _parsed(messages, fields)
+
+
+def _parsed(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataType]]) -> dict[str, pa.Array]:
     values, count = pc.fill_null(messages.column("value"), b"{}"), len(messages)
     text = _lines(values)
     if np.count_nonzero(np.frombuffer(text, np.uint8) == _NEW_LINE) > count:
         text = _lines(pc.replace_substring(values, "\n", " "))
-    schema = pa.schema([*fields, ("payload", pa.struct(fields))])
+    schema = pa.schema([*fields, (WRAPPER, pa.struct(fields))])
     try:
         table = pj.read_json(
             pa.BufferReader(text),
@@ -294,7 +303,7 @@ def json_members(messages: pa.RecordBatch, fields: Sequence[tuple[str, pa.DataTy
             {"offset_first": messages.column("offset")[0].as_py(), "messages": count},
         )
     table = table.combine_chunks()
-    payload = _column(table, "payload")
+    payload = _column(table, WRAPPER)
     return {name: pc.coalesce(pc.struct_field(payload, name), _column(table, name)) for name, _kind in fields}
 
 

@@ -234,15 +234,18 @@ class JoinPartition:
 
     def _taken(self, rows: int) -> pa.RecordBatch:
         # The messages of the first rows, which leave the queue.
-        parts = []
+        parts, size = [], 0
         while rows:
             head = self._waiting[0]
             count = min(rows, len(head.messages))
             parts.append(head.messages.slice(0, count))
+            size += head.size_bytes
             rows -= count
             if count == len(head.messages):
                 self.queued_bytes -= head.size_bytes
                 self._waiting.popleft()
             else:
                 head.messages = head.messages.slice(count)
+        if len(parts) == 1 and 2 * parts[0].nbytes >= size:
+            return parts[0]  # as it is: a copy costs time, and a small part would keep all that was read
         return pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], MESSAGES)

@@ -24,7 +24,8 @@ _LETTER_U = 117
 
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64))
-def _after_space(b, p, end):  # type: ignore[no-untyped-def]
+def after_space(b, p, end):  # type: ignore[no-untyped-def]
+    """Return the place of what is no white space, from `p` on."""
     while p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
     return p
@@ -51,8 +52,8 @@ def _hexadecimal(b, p, end):  # type: ignore[no-untyped-def]
 
 
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64))
-def _string_end(b, p, end):  # type: ignore[no-untyped-def]
-    """The place after the string whose quote is at `p`, -1 if it is none."""
+def string_end(b, p, end):  # type: ignore[no-untyped-def]
+    """Return the place after the string whose quote is at `p`, -1 if it is none."""
     if p >= end or b[p] != _QUOTE:
         return np.int64(-1)
     p += 1
@@ -120,10 +121,10 @@ def _word_end(b, p, end):  # type: ignore[no-untyped-def]
 @compiled(nb.int64(_BYTES, nb.int64, nb.int64))
 def _key_end(b, p, end):  # type: ignore[no-untyped-def]
     """The place after a member's name and colon, -1 if that is not what stands at `p`."""
-    p = _string_end(b, _after_space(b, p, end), end)
+    p = string_end(b, after_space(b, p, end), end)
     if p < 0:
         return np.int64(-1)
-    p = _after_space(b, p, end)
+    p = after_space(b, p, end)
     return p + 1 if p < end and b[p] == _COLON else np.int64(-1)
 
 
@@ -135,14 +136,14 @@ def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
     """
     depth = 0
     while True:
-        p = _after_space(b, p, end)
+        p = after_space(b, p, end)
         if p >= end:
             return np.int64(-1)
         c = b[p]
         if c == _OPEN or c == _OPEN_LIST:
             if depth == len(stack):
                 return np.int64(-1)
-            p = _after_space(b, p + 1, end)
+            p = after_space(b, p + 1, end)
             if p < end and b[p] == c + 2:  # the bracket that closes is two further on
                 p += 1
             else:
@@ -154,7 +155,7 @@ def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
                         return np.int64(-1)
                 continue
         elif c == _QUOTE:
-            p = _string_end(b, p, end)
+            p = string_end(b, p, end)
         elif c == _MINUS or _ZERO <= c <= _NINE:
             p = _number_end(b, p, end)
         else:
@@ -164,7 +165,7 @@ def value_end(b, p, end, stack):  # type: ignore[no-untyped-def]
         while True:
             if depth == 0:
                 return p
-            p = _after_space(b, p, end)
+            p = after_space(b, p, end)
             if p >= end:
                 return np.int64(-1)
             if b[p] == _COMMA:
@@ -186,7 +187,7 @@ def _check(b, offsets, present, valid, stack):  # type: ignore[no-untyped-def]
         valid[r] = False
         if present[r]:
             after = value_end(b, offsets[r], offsets[r + 1], stack)
-            valid[r] = after >= 0 and _after_space(b, after, offsets[r + 1]) == offsets[r + 1]
+            valid[r] = after >= 0 and after_space(b, after, offsets[r + 1]) == offsets[r + 1]
 
 
 def are_json(texts: pa.StringArray) -> npt.NDArray[np.bool_]:

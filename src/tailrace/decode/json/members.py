@@ -1,0 +1,224 @@
+"""Some members of JSON documents, as columns: one compiled scan of the bytes, which checks each document.
+
+What the scan does not know, though it may be JSON, it leaves to a parser: a document that is no object,
+escapes in a name, a wanted member that comes twice or is of another type than asked for, a wanted text that
+is not ASCII or has escapes by number in it, too many levels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.compiled import compiled
+from tailrace.decode.values.json_texts import after_space, string_end, value_end
+from tailrace.protocol.frames import FROZEN_BYTES, Bytes
+
+Fields = Sequence[tuple[str, pa.DataType]]
+
+#: A member whose object's members are looked for, too, and are as good as the outer ones.
+WRAPPER = "payload"
+
+# Levels that a wanted member, and what is in one that is not wanted, may have.
+_DEPTH_MAX = 64
+# A row of the table of members: its members are the rows [first, last), its name is in `names`. The first row
+# is the document's.
+_FIRST, _LAST, _NAME_AT, _NAME_BYTES, _KIND, _SLOT = range(6)
+_OBJECT, _TEXT, _NUMBER = range(3)
+# In place of a row: the member is not wanted, or it is not known whether it is.
+_UNWANTED, _UNKNOWN = -1, -2
+# In place of the length of a value: it is not there, or null. That of a number is 0.
+_MISSING, _NULL = -1, -2
+# No number of so many digits overflows.
+_DIGITS_MAX = 18
+
+# What a letter behind a backslash means.
+_MEANS = np.arange(256, dtype=np.uint8)
+_MEANS[[98, 102, 110, 114, 116]] = 8, 12, 10, 13, 9
+
+_INT64S, _ROWS = nb.int64[::1], nb.int64[:, ::1]
+_ENDS = nb.types.Array(nb.int32, 1, "C", readonly=True)
+_TABLE = (FROZEN_BYTES, nb.types.Array(nb.int64, 2, "C", readonly=True))
+_SPAN = (FROZEN_BYTES, nb.int64, nb.int64)
+
+
+@compiled(nb.int64(*_SPAN, *_TABLE, nb.int64))
+def _row_of(b, p, end, names, table, within):  # type: ignore[no-untyped-def]
+    # The row of a member's name, in the object of the row `within`.
+    for k in range(p, end):
+        if b[k] == 92:
+            return _UNKNOWN
+    for row in range(table[within, _FIRST], table[within, _LAST]):
+        if table[row, _NAME_BYTES] == end - p:
+            at, same = table[row, _NAME_AT], True
+            for k in range(end - p):
+                same &= names[at + k] == b[p + k]
+            if same:
+                return row
+    return _UNWANTED
+
+
+@compiled(nb.boolean(*_SPAN, nb.int64, nb.int64, _INT64S, _INT64S))
+def _keep(b, p, end, kind, slot, values, lengths):  # type: ignore[no-untyped-def]
+    # Keeps a wanted member's value, which is [p, end); false: that is left to a parser.
+    if b[p] == 110:
+        lengths[slot] = _NULL
+    elif kind == _TEXT and b[p] == 34:
+        values[slot], lengths[slot] = p + 1, end - p - 2
+        for k in range(p + 1, end - 1):
+            if b[k] >= 128 or (b[k] == 92 and b[k + 1] == 117):
+                return False
+    elif kind == _NUMBER and (48 <= b[p] <= 57 or b[p] == 45):
+        first = p + 1 if b[p] == 45 else p
+        number = 0
+        for k in range(first, end):
+            if not 48 <= b[k] <= 57 or k - first == _DIGITS_MAX:
+                return False
+            number = number * 10 + b[k] - 48
+        values[slot], lengths[slot] = -number if first > p else number, 0
+    else:
+        return False
+    return True
+
+
+@compiled(nb.boolean(*_SPAN, *_TABLE, _INT64S, nb.uint8[::1], _INT64S, _INT64S))
+def _scan(b, p, end, names, table, around, stack, values, lengths):  # type: ignore[no-untyped-def]
+    # Keeps the wanted members of one document; false: it is left to a parser.
+    p = after_space(b, p, end)
+    if p >= end or b[p] != 123:
+        return False
+    depth, is_first = 0, True
+    around[0] = 0
+    p += 1
+    while depth >= 0:
+        p = after_space(b, p, end)
+        if p < end and b[p] == 125:
+            depth, is_first, p = depth - 1, False, p + 1
+            continue
+        if not is_first:
+            if p >= end or b[p] != 44:
+                return False
+            p = after_space(b, p + 1, end)
+        first, last = p + 1, string_end(b, p, end) - 1
+        if last < 0:
+            return False
+        p = after_space(b, last + 1, end)
+        if p >= end or b[p] != 58:
+            return False
+        p = after_space(b, p + 1, end)
+        row = _row_of(b, first, last, names, table, around[depth])
+        is_first = False
+        if row == _UNWANTED:
+            p = value_end(b, p, end, stack)
+            if p < 0:
+                return False
+            continue
+        if row < 0 or p >= end or lengths[table[row, _SLOT]] != _MISSING:
+            return False
+        kind, slot = table[row, _KIND], table[row, _SLOT]
+        if b[p] == 123 and kind == _OBJECT:
+            depth, is_first, p = depth + 1, True, p + 1
+            if depth == len(around):
+                return False
+            around[depth], lengths[slot] = row, 0
+            continue
+        first, p = p, value_end(b, p, end, stack)
+        if p < 0 or not _keep(b, first, p, kind, slot, values, lengths):
+            return False
+    return after_space(b, p, end) == end
+
+
+@compiled(nb.boolean(FROZEN_BYTES, _ENDS, nb.boolean[::1], *_TABLE, _INT64S, nb.uint8[::1], _ROWS, _ROWS))
+def _scan_all(b, ends, there, names, table, around, stack, values, lengths):  # type: ignore[no-untyped-def]
+    for r in range(len(there)):
+        for slot in range(lengths.shape[1]):
+            lengths[r, slot] = _MISSING
+        if there[r] and not _scan(
+            b, ends[r], ends[r + 1], names, table, around, stack, values[r], lengths[r]
+        ):
+            return False
+    return True
+
+
+@compiled(nb.void(FROZEN_BYTES, _ROWS, _ROWS, nb.int64, nb.int32[::1], nb.uint8[::1]))
+def _write_texts(b, values, lengths, slot, ends, out):  # type: ignore[no-untyped-def]
+    # Lays texts end to end, with what their escapes mean.
+    to = 0
+    for r in range(len(ends) - 1):
+        p = values[r, slot]
+        end = p + max(lengths[r, slot], 0)
+        while p < end:
+            c = b[p]
+            if c == 92:
+                p += 1
+                c = _MEANS[b[p]]
+            out[to] = c
+            to, p = to + 1, p + 1
+        ends[r + 1] = to
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    names: Bytes
+    rows: npt.NDArray[np.int64]
+    slots: dict[tuple[str, ...], int]
+
+
+@functools.lru_cache(64)
+def _table(fields: tuple[tuple[str, pa.DataType], ...]) -> _Table:
+    names = b""
+    slots: dict[tuple[str, ...], int] = {}
+    rows = [[0] * 6]
+    waiting: list[tuple[int, tuple[str, ...], Fields]] = [(0, (), (*fields, (WRAPPER, pa.struct(fields))))]
+    for row, path, members in waiting:  # which grows meanwhile
+        rows[row][_FIRST : _LAST + 1] = len(rows), len(rows) + len(members)
+        for name, kind in members:
+            own = (*path, name)
+            slot = slots.setdefault(own, len(slots))
+            is_object = pa.types.is_struct(kind)
+            of = _OBJECT if is_object else _NUMBER if pa.types.is_integer(kind) else _TEXT
+            if is_object:
+                inner = () if own == (WRAPPER,) else own
+                waiting.append((len(rows), inner, [(each.name, each.type) for each in kind]))
+            written = name.encode()
+            rows.append([0, 0, len(names), len(written), of, slot])
+            names += written
+    return _Table(np.frombuffer(names, np.uint8), np.array(rows, np.int64), slots)
+
+
+def members(documents: pa.BinaryArray, fields: Fields) -> dict[str, pa.Array] | None:
+    """Return members of documents, or of the object `payload` in them; None: a parser has to look.
+
+    :param fields: names, and types: texts, `int64`, or structs of them. None is `payload`.
+    :returns: by name; nulls where there is none. Only the innermost fields of a struct are null.
+    """
+    count, table = len(documents), _table(tuple(fields))
+    _, ends, data = documents.buffers()
+    slots = len(table.slots)
+    values, lengths = np.empty((count, slots), np.int64), np.empty((count, slots), np.int64)
+    bounds = np.frombuffer(ends, np.int32)[documents.offset : documents.offset + count + 1]
+    there, text = np.array(documents.is_valid()), np.frombuffer(data or b"", np.uint8)
+    room = np.empty(_DEPTH_MAX, np.int64), np.empty(_DEPTH_MAX, np.uint8)
+    if not _scan_all(text, bounds, there, table.names, table.rows, *room, values, lengths):
+        return None
+
+    def column(path: tuple[str, ...], kind: pa.DataType) -> pa.Array:
+        if pa.types.is_struct(kind):
+            inner = [column((*path, each.name), each.type) for each in kind]
+            return pa.StructArray.from_arrays(inner, fields=list(kind))
+        slot = table.slots[path]
+        sizes = lengths[:, slot]
+        if pa.types.is_integer(kind):
+            return pa.array(values[:, slot], mask=sizes < 0)
+        begins, out = np.zeros(count + 1, np.int32), np.empty(int(np.maximum(sizes, 0).sum()), np.uint8)
+        _write_texts(text, values, lengths, slot, begins, out)
+        is_there = np.packbits(sizes >= 0, bitorder="little")
+        return pa.StringArray.from_buffers(count, *map(pa.py_buffer, (begins, out, is_there)))
+
+    return {name: column((name,), kind) for name, kind in fields}

@@ -172,8 +172,6 @@ def test_a_capture_keeps_them_out_of_its_log_while_it_copies_and_streams(tmp_pat
         found.wait_for_shards("0")
         vtgate.write("0", (2, 77_778))
         found.wait_for_rows(2)
-        assert [(change.op, change.row) for change in found.changes()] == [
-            ("r", {"id": "1"}),
-            ("c", {"id": "2"}),
-        ]
-        assert b"7777" not in found.frames().tobytes()
+    # At its end, what it has appended is durable.
+    assert [(change.op, change.row) for change in found.changes()] == [("r", {"id": "1"}), ("c", {"id": "2"})]
+    assert b"7777" not in found.frames().tobytes()

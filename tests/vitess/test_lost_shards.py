@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.snapshots import VitessSnapshots
-from tailrace.sources.vitess.streaming import keyspace_stream
+from tailrace.sources.vitess.streaming import keyspace_stream, serving_shards
 from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
 from tests.support.vitess.fake_vtgate import TABLE, FakeVtgate
@@ -156,3 +156,25 @@ def test_a_run_until_caught_up_ends_with_the_command_that_leads_on(tmp_path: Pat
 
 def _lines(at: Path, key: int) -> list[dict[str, dict[str, int]]]:
     return [line for line in lines_of(at, TABLE) if line["after"]["id"] == key]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_shards_whose_keys_others_serve_without_a_journal_are_lost_and_their_keys_are_copied_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_shards, "LIST_INTERVAL_S", 0.3)
+    with FakeVtgate("-80", "80-") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("-80", "80-")
+        vtgate.write("-80", (1, 0))
+        found.wait_for_rows(1)
+        vtgate.reshard(["-80", "80-"], ["0"], has_journal=False)
+        vtgate.write("0", (1, 1))
+        for shard in ("-80", "80-"):
+            found.wait_for_mode("needs_snapshot", shard)
+        for warning in found.capture.progress().warnings:
+            assert "no journal of a reshard came" in warning.message
+        VitessSnapshots(tmp_path / "log").request([], "")
+        found.wait_for_shards("0")
+        vtgate.write("0", (1, 2))
+        found.wait_for_rows(3)
+    assert found.counters() == {1: [0, 1, 2]}

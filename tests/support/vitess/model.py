@@ -3,7 +3,7 @@
 A shard's binlog is a tuple of entries, and its position is the count of them. A switch of traffic copies the
 keys' changes into the targets' binlogs, writes a journal into that of each source, and has the sources get
 what the targets write from then on (reverse replication), as Vitess does: whoever reads a source past its
-journal, or a target from before its position, sees changes twice.
+journal, or a target from before its position, sees changes twice. Vitess can also switch without a journal.
 
 The capture's commands are carried out at once; what it appends is durable with the next append, at the
 latest. Streams deliver one entry at a time, in any order among each other, and also when they are over.
@@ -27,6 +27,7 @@ from tailrace.sources.vitess.resharding.events import (
     PositionReached,
     Probed,
     ShardsListed,
+    ShardsServing,
     ShardStreamEnded,
     SnapshotRequested,
     TablesRequested,
@@ -92,6 +93,7 @@ class Keyspace:
     reshards: tuple[Reshard, ...] = ()  # still to come
     switched: tuple[Reshard, ...] = ()  # whose sources are there still
     completed: int = 0
+    has_journals: bool = True  # else a switch writes none, and sources get nothing more
 
     def binlogs(self) -> dict[str, Binlog]:
         return dict(self.shards)
@@ -139,6 +141,7 @@ class World:
     appended: Captured = field(default_factory=Captured)
     durable: Captured = field(default_factory=Captured)
     copies: bool = True
+    looks: bool = False  # now and then for shards that do not serve any more
     rereads: bool = False  # whoever copies has had all before, and misses no change meanwhile
 
     def binlog(self, shard: str) -> Binlog | None:
@@ -154,13 +157,21 @@ def began(
     return _started(world, Captured())
 
 
-def running(shards: tuple[str, ...], reshards: tuple[Reshard, ...], budget: Budget) -> World:
+def running(
+    shards: tuple[str, ...], reshards: tuple[Reshard, ...], budget: Budget, *, has_journals: bool = True
+) -> World:
     """Return the world in which all shards are streamed, and nothing was written yet."""
     world = began(shards, reshards, budget)
     while moves := [found for found in inner(world) if found != world]:
         world = moves[0]
     captured = replace(world.appended, changes=(0,) * len(KEYS))
-    return replace(world, appended=captured, durable=captured, rereads=budget.tables > 0)
+    keyspace = replace(world.keyspace, has_journals=has_journals)
+    return replace(world, keyspace=keyspace, appended=captured, durable=captured, rereads=budget.tables > 0)
+
+
+def looking(world: World) -> World:
+    """Return the world in which somebody looks whether shards still serve, and has looked before."""
+    return _stepped(replace(world, looks=True), ShardsServing(world.keyspace.serving()))
 
 
 def _server(shard: str, binlog: Binlog) -> str:
@@ -281,6 +292,7 @@ def inner(world: World) -> list[World]:
     """Return what happens by itself, some time."""
     return [
         *_listings(world),
+        *_looks(world),
         *(
             found
             for stream in world.streams
@@ -331,6 +343,18 @@ def _listings(world: World) -> Iterator[World]:
         yield _stepped(answered, ShardsListed(world.asked, world.listed))
 
 
+def _looks(world: World) -> Iterator[World]:
+    if not world.looks:
+        return
+    yield _stepped(world, ShardsServing(world.keyspace.serving()))
+    for stream in world.streams:
+        binlog = world.binlog(stream.shard)
+        is_asked = not stream.is_over and _coordinator(world).is_unlisted(stream.shard)
+        if is_asked and binlog is not None:
+            executed = _gtid(stream.shard, binlog, len(binlog.entries))
+            yield _stepped(world, Probed(stream.shard, stream.attempt, executed, "", serves=False))
+
+
 def _vitess(world: World) -> Iterator[World]:
     keyspace, budget = world.keyspace, world.budget
     if budget.writes:
@@ -339,7 +363,7 @@ def _vitess(world: World) -> Iterator[World]:
         number = keyspace.written[place]
         shards = {
             name: replace(binlog, entries=(*binlog.entries, Change(key, number)))
-            if _holds(name, key)
+            if _holds(name, key) and (binlog.serves or keyspace.has_journals)
             else binlog
             for name, binlog in keyspace.shards
         }
@@ -380,7 +404,8 @@ def _switched(keyspace: Keyspace) -> Keyspace:
     positions = {name: _gtid(name, binlogs[name], len(binlogs[name].entries)) for name in targets}
     journal = Journal.of(7, sources, positions)
     for name in sources:
-        binlogs[name] = replace(binlogs[name], entries=(*binlogs[name].entries, journal), serves=False)
+        last = (journal,) if keyspace.has_journals else ()
+        binlogs[name] = replace(binlogs[name], entries=(*binlogs[name].entries, *last), serves=False)
     switched = (*keyspace.switched, (sources, targets))
     return replace(keyspace, shards=frozenset(binlogs.items()), reshards=tuple(rest), switched=switched)
 
@@ -507,7 +532,11 @@ def check(world: World) -> None:
     """Judge any state: our shards have each key once, at most."""
     active = [name for name, shard in world.shards if shard.state is not ShardMode.RETIRED]
     keyspace = world.keyspace
-    if not keyspace.completed and not any(binlog.purged for _, binlog in keyspace.shards):
+    if (
+        keyspace.has_journals
+        and not keyspace.completed
+        and not any(binlog.purged for _, binlog in keyspace.shards)
+    ):
         lost = [name for name, shard in world.shards if shard.state is ShardMode.NEEDS_SNAPSHOT]
         assert set(lost) <= world.requested, f"lost without need: {lost}"
     for name in active:

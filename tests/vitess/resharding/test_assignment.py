@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.sources.vitess.resharding.coordinator import assigned
+from tailrace.sources.vitess.resharding.assignment import assigned
 
 _SHARDS = [f"{first:02x}-{first + 1:02x}" for first in range(1, 40)]
 

@@ -21,7 +21,17 @@ from tailrace.sources.vitess.resharding.gtid_sets import CURRENT
 from tailrace.sources.vitess.resharding.shard_state import CopyState, Journal, ShardState
 from tailrace.sources.vitess.resharding.transitions import ShardCommand, ShardEvent, ShardMode
 from tailrace.state_machine import IllegalTransition
-from tests.support.vitess.model import Budget, World, began, check, check_at_rest, inner, outer, running
+from tests.support.vitess.model import (
+    Budget,
+    World,
+    began,
+    check,
+    check_at_rest,
+    inner,
+    looking,
+    outer,
+    running,
+)
 
 ONE, TWO = ("0",), ("-80", "80-")
 SPLIT, MERGE = (ONE, TWO), (TWO, ONE)
@@ -111,6 +121,32 @@ def test_a_reshard_while_the_capture_starts_loses_nothing(world: World) -> None:
 @pytest.mark.parametrize("run", each(RUNS))
 def test_each_change_comes_once_and_in_order(run: tuple[Any, Any, Budget]) -> None:
     assert explore(running(*run)) > 100
+
+
+#: The same, where somebody looks whether shards still serve.
+LOOKS = {
+    "split": (ONE, (SPLIT,), Budget(("90",), crashes=1)),
+    "merge": (TWO, (MERGE,), Budget(("20",), crashes=1)),
+    "split and back": (ONE, (SPLIT, MERGE), Budget(("90",))),
+    "completed": (ONE, (SPLIT,), Budget(("90",), completes=1, snapshots=1)),
+}
+
+
+@pytest.mark.parametrize("run", each(LOOKS))
+def test_looking_for_shards_that_do_not_serve_loses_none_that_comes_to_its_journal(
+    run: tuple[Any, Any, Budget],
+) -> None:
+    assert explore(looking(running(*run))) > 100
+
+
+@pytest.mark.parametrize("reshard", [SPLIT, MERGE, UPPER], ids=["split", "merge", "part"])
+def test_a_switch_without_a_journal_is_noticed(reshard: Any) -> None:
+    first = {SPLIT: ONE, MERGE: TWO, UPPER: TWO}[reshard]
+    budget = Budget(("90", "90"), crashes=1, snapshots=1)
+    world = running(first, (reshard,), budget, has_journals=False)
+    assert explore(looking(world)) > 100
+    with pytest.raises(AssertionError, match=r"changes|others serve"):
+        explore(world)
 
 
 _M, _E, _C = ShardMode, ShardEvent, ShardCommand

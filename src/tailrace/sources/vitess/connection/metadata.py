@@ -22,6 +22,7 @@ from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
 TABLET_TYPES = {"primary": pb.PRIMARY, "replica": pb.REPLICA, "rdonly": pb.RDONLY}
 
 _GTIDS = "select @@global.gtid_executed, @@global.gtid_purged"
+_SHARDS = ("show vitess_shards", "list the shards", "@primary")
 _BINLOG = "select @@global.binlog_row_image, @@global.binlog_format, @@global.gtid_mode"
 
 
@@ -47,13 +48,21 @@ def serving_shards(vtgate: Vtgate, source: VitessSource) -> tuple[str, ...]:
     backoff = _LISTING
     while True:
         try:
-            rows = vtgate.query("show vitess_shards", "list the shards", "@primary")
-            break
+            return shards_in(vtgate.query(*_SHARDS), source)
         except TailraceError as error:
             backoff, wait_s = backoff.after(error)
             if wait_s is None:
                 raise
             time.sleep(wait_s)
+
+
+def ask_shards(vtgate: Vtgate) -> Future[list[Row]]:
+    """As `serving_shards`, but return at once: `shards_in` makes shards of the answer."""
+    return vtgate.ask(*_SHARDS)
+
+
+def shards_in(rows: Sequence[Row], source: VitessSource) -> tuple[str, ...]:
+    """Return the shards of the keyspace in an answer. Raises as `serving_shards`."""
     prefix = f"{source.keyspace}/"
     shards = tuple(str(row[0])[len(prefix) :] for row in rows if str(row[0]).startswith(prefix))
     if not shards:

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from tailrace.backoff import Backoff
 from tailrace.errors import Kind, TailraceError
+from tailrace.sources.vitess.resharding.assignment import assigned
 from tailrace.sources.vitess.resharding.events import (
     CancelStream,
     Command,
@@ -32,6 +33,7 @@ from tailrace.sources.vitess.resharding.events import (
     Probed,
     ProbeFailed,
     ShardsListed,
+    ShardsServing,
     ShardStreamEnded,
     SnapshotRequested,
     TablesRequested,
@@ -67,6 +69,9 @@ PURGED_MAX = 3
 
 #: So often in a row a shard must lack what was read of it. A replica may just lag: its primary is asked then.
 BEHIND_MAX = 3
+
+#: So many lists of serving shards in a row must lack one that was in them, and does not reach a journal.
+UNLISTED_MAX = 2
 
 #: After so many ends in a row a shard's trouble is told: one is no more than a tablet that was restarted.
 FAILURES_TOLD = 2
@@ -126,6 +131,8 @@ class Coordinator:
         if isinstance(event, ShardsListed):
             if event.number == self.lists:
                 self._listed(event.shards)
+        elif isinstance(event, ShardsServing):
+            self._note_unlisted(event.shards)
         elif isinstance(event, TasksChanged):
             self._tasks_changed(event)
         elif isinstance(event, SnapshotRequested):
@@ -153,6 +160,11 @@ class Coordinator:
     def needs_snapshot(self) -> tuple[KeyRange, ...]:
         """The key ranges that have to be copied again, as few as possible."""
         return merged(KeyRange.of_shard(name) for name in self._in({ShardMode.NEEDS_SNAPSHOT}))
+
+    def is_unlisted(self, shard: str) -> bool:
+        """Tell whether a shard that is streamed does not serve any more."""
+        found = self.shards[shard]
+        return found.state is ShardMode.STREAMING and found.unlisted >= UNLISTED_MAX
 
     def waits_for_snapshot(self, shard: str, listed: Iterable[str]) -> bool:
         """Tell whether the changes of a shard that serves come no further before lost keys are copied again.
@@ -252,6 +264,9 @@ class Coordinator:
                 self._interrupt(event.shard, _BEHIND, behind=shard.behind + 1)
         elif not ours.contains(executed):
             self._interrupt(event.shard, _STILL)
+        elif not event.serves and self.is_unlisted(event.shard):
+            # A journal is written before others serve its keys: it would be among what the server has.
+            self._lose(event.shard, _NO_JOURNAL)
         else:
             self.shards[event.shard] = replace(shard, behind=0, failures=0, trouble="")
 
@@ -341,7 +356,7 @@ class Coordinator:
         kept = ShardState(gtid, epoch, parents, copy, begun=begun)
         self.shards[name] = known or Shard()
         self.requested.discard(name)
-        self._move(name, ShardEvent.STARTED, kept=kept, **_UNTROUBLED)
+        self._move(name, ShardEvent.STARTED, kept=kept, unlisted=-1, **_UNTROUBLED)
 
     # ------------------------------------------------------------------ the list of shards
 
@@ -367,6 +382,15 @@ class Coordinator:
             if not self._copy_component(lost, targets):
                 self._list(JUNCTION_WAIT_S)
                 return
+
+    def _note_unlisted(self, listed: tuple[str, ...]) -> None:
+        if uncovered(KeyRange(), map(KeyRange.of_shard, listed)):
+            return  # it may lack any shard
+        for name in self._in(READ):
+            shard = self.shards[name]
+            unlisted = 0 if name in listed else min(shard.unlisted + (shard.unlisted >= 0), UNLISTED_MAX)
+            if unlisted != shard.unlisted:
+                self.shards[name] = replace(shard, unlisted=unlisted)
 
     def _confirm(self, name: str, listed: tuple[str, ...]) -> None:
         shard = self.shards[name]
@@ -545,6 +569,7 @@ _UNTROUBLED: dict[str, object] = {
     "participants": (), "failures": 0, "purges": 0, "behind": 0, "trouble": ""
 }  # fmt: skip
 _PURGED = "the server has purged the changes after its position"
+_NO_JOURNAL = "other shards serve its keys, and no journal of a reshard came: Vitess wrote none"
 _STILL = (
     "its stream stood still, and the server had changes. If it stays so, its tablet may be throttled: "
     "vtctldclient GetThrottlerStatus"
@@ -552,29 +577,3 @@ _STILL = (
 _BEHIND = (
     "the server lacks transactions that were read of it: a restored backup, or a failover that lost some"
 )
-
-
-def assigned(shards: Iterable[str], tasks: Sequence[int], before: Mapping[str, int | None]) -> dict[str, int]:
-    """Return a task for each shard. Counts of shards differ by one at most, and as few shards as possible
-    leave the task that they had `before`.
-
-    Empty if there are no tasks. The same arguments give the same result, in whatever order they come.
-    """
-    ordered = by_keys(shards)
-    if not tasks:
-        return {}
-    held: dict[int, list[str]] = {task: [] for task in sorted(tasks)}
-    free: list[str] = []
-    for shard in ordered:
-        held.get(before.get(shard), free).append(shard)  # type: ignore[arg-type]
-    least, more = divmod(len(ordered), len(held))
-    # The tasks that hold most may have one more than the others: so nothing moves that need not.
-    fullest = sorted(held, key=lambda task: (-len(held[task]), task))
-    limits = {task: least + (place < more) for place, task in enumerate(fullest)}
-    for task, limit in limits.items():
-        free += held[task][limit:]
-        del held[task][limit:]
-    rest = iter(by_keys(free))
-    for task, found in held.items():
-        found += [next(rest) for _ in range(limits[task] - len(found))]
-    return {shard: task for task, found in held.items() for shard in found}

@@ -32,6 +32,13 @@ class ShardsListed:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardsServing:
+    """The shards that serve, asked for now and then."""
+
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PositionReached:
     """Everything of a shard up to `gtid` is here, whole transactions.
 
@@ -84,13 +91,17 @@ class ShardStreamEnded:
 class Probed:
     """What a shard's server has: `@@global.gtid_executed` and `@@global.gtid_purged`.
 
-    Of a shard that may be behind, its primary's; with nothing purged, unless that is who is read from.
+    Of a shard that may be behind, or does not serve any more, its primary's; with nothing purged, unless that
+    is who is read from.
+
+    :param serves: false: it did not any more, before it was asked.
     """
 
     shard: str
     attempt: int
     executed: str
     purged: str
+    serves: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +148,7 @@ class TablesRequested:
 
 Event = (
     ShardsListed
+    | ShardsServing
     | PositionReached
     | CopyCompleted
     | JournalReached

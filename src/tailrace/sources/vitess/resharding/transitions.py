@@ -129,6 +129,7 @@ class Shard(StateMachine[ShardMode, ShardEvent]):
     :param failures: ends of its stream in a row.
     :param purges: of these, since when the server says without a break that it has purged what follows.
     :param behind: so often in a row its server lacked transactions that were read.
+    :param unlisted: so many lists of serving shards in a row lack it, or more; -1: none has had it since.
     :param participants: of its journal, which a junction has to bring.
     :param trouble: why its stream ended last, until it goes on.
     """
@@ -140,13 +141,14 @@ class Shard(StateMachine[ShardMode, ShardEvent]):
     failures: int = 0
     purges: int = 0
     behind: int = 0
+    unlisted: int = -1
     participants: tuple[str, ...] = ()
     trouble: str = ""
 
     @classmethod
     def restored(cls, kept: ShardState) -> Shard:
         """Return the shard as a restart finds it."""
-        return cls(mode_of(kept), kept=kept)
+        return cls(mode_of(kept), kept=kept, unlisted=0)
 
     def step(self, event: ShardEvent, **changes: object) -> tuple[Shard, tuple[ShardCommand, ...]]:
         """Return the shard after `event`, and what is to be done; `changes` are fields that the event brings.

@@ -48,6 +48,7 @@ from tailrace.sources.vitess.resharding.events import (
     Probed,
     ProbeFailed,
     ShardsListed,
+    ShardsServing,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
@@ -59,6 +60,7 @@ from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, Transcoder, state_of
 from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd
+from tailrace.sources.vitess.streaming.serving_shards import ServingShards
 from tailrace.sources.vitess.streaming.shard_streams import BYTES_MAX, ShardResponses, ShardStreams
 from tailrace.sources.vitess.streaming.stream_ends import stream_ended
 from tailrace.sources.vitess.streaming.stream_requests import stream_request
@@ -113,6 +115,7 @@ class _Task:
 class _Probe:
     attempt: int
     of: str  # the type of the tablet
+    serves: bool
     answer: Future[list[Row]]
 
 
@@ -157,6 +160,7 @@ class KeyspaceStream:
         )  # fmt: skip
         self._transcoders: dict[str, Transcoder] = {}
         self._probes: dict[str, _Probe] = {}  # asked and not answered
+        self._serving = ServingShards(source, vtgate, time.monotonic())
         self._open_shard: str | None = None  # whose transaction is open at the log's end
         self._open_position = 0
         self.shards: dict[str, ShardProgress] = {}
@@ -476,6 +480,8 @@ class KeyspaceStream:
             self._list_shards()
         if self._idle and now_s - self._idle_since_s > IDLE_STATE_S:
             self._write_idle()
+        if (serving := self._serving.turn(now_s)) is not None:
+            self._carry_out(self.coordinator.step(ShardsServing(serving)))
         self._probe(now_s)
         self._snapshots.turn(now_s)
         self._look_for_targets()
@@ -488,7 +494,8 @@ class KeyspaceStream:
     def _probe(self, now_s: float) -> None:
         """Ask shards that are silent what they have, some at a time; take the answers that are there.
 
-        Of one that may be behind the primary is asked, however often its stream was opened meanwhile.
+        Of one that may be behind the primary is asked, however often its stream was opened meanwhile; of one
+        that does not serve any more, too: a journal would be there first.
         """
         for shard, known in self.shards.items():
             held = self.coordinator.shards[shard]
@@ -496,9 +503,10 @@ class KeyspaceStream:
             if len(self._probes) < PROBES_MAX and now_s - since_s > PROBE_S:
                 known.probed_s, known.asked_us = now_s, self._now_us()
                 if self.coordinator.accepts(shard, held.attempt) and shard not in self._probes:
-                    of = "primary" if held.behind else self._source.tablet_type
+                    serves = not self.coordinator.is_unlisted(shard)
+                    of = self._source.tablet_type if serves and not held.behind else "primary"
                     answer = ask_gtids_of_any(self._vtgate, self._source, shard, of)
-                    self._probes[shard] = _Probe(held.attempt, of, answer)
+                    self._probes[shard] = _Probe(held.attempt, of, serves, answer)
         for shard, probe in list(self._probes.items()):
             if not probe.answer.done():
                 continue
@@ -511,7 +519,8 @@ class KeyspaceStream:
             else:
                 if probe.of != self._source.tablet_type:
                     purged = ""  # what another tablet has purged is not missed
-                self._carry_out(self.coordinator.step(Probed(shard, probe.attempt, executed, purged)))
+                probed = Probed(shard, probe.attempt, executed, purged, probe.serves)
+                self._carry_out(self.coordinator.step(probed))
                 self._note_whole(shard, executed)
 
     def _note_whole(self, shard: str, executed: str) -> None:

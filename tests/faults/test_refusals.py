@@ -135,6 +135,8 @@ def refusal(tmp_path: Path, options: dict[str, Any]) -> TailraceError:
 
 
 def drop_what_was_made(server: EmbeddedPostgres) -> None:
+    # A server that is busy notices a little later that the connection has ended.
+    wait_until(lambda: not server.query("select 1 from pg_replication_slots where active"), what="its end")
     server.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
     server.execute("drop publication if exists tailrace_t")
 

@@ -87,8 +87,14 @@ class Capturing:
             raise self.failure
 
     def wait_for_rows(self, rows: int, timeout_s: float = 30.0) -> None:
-        """Wait until so many rows came since the start."""
-        wait_until(lambda: self.rows >= rows or self.failure is not None, timeout_s, f"{rows} rows")
+        """Wait until so many rows came since the start, and are durable."""
+
+        def are_there() -> bool:
+            progress = self.capture.progress()
+            is_durable = progress.durable.offset >= progress.appended.offset
+            return self.failure is not None or (progress.rows >= rows and is_durable)
+
+        wait_until(are_there, timeout_s, f"{rows} rows")
         if self.failure is not None:
             raise self.failure
 

@@ -59,7 +59,7 @@ class RecordProcessing(Section):
         "when it fails.",
     )
     queue_batches_max: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=8, description="Most batches of a task that are under way at a time."
+        default=8, description="Most batches of a task that are under way at a time, and not being committed."
     )
     queue_bytes_max: Annotated[ByteCount, Field(ge=1)] = Field(
         default=256 * MIB, description="Most bytes of them, but never less than one batch."

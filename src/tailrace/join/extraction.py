@@ -17,6 +17,7 @@ import pyarrow.json as pj
 from tailrace.decode.json.members import WRAPPER, members
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.merge import UNKNOWN, DataRows, Integers, TransactionRows
+from tailrace.join.postgres_ids import sequences, transaction_ids
 
 MESSAGES = pa.schema(
     [
@@ -83,11 +84,6 @@ TRANSACTION = [
     ("event_count", pa.int64()),
     ("ts_ms", pa.int64()),
 ]
-#: Of PostgreSQL: the transaction's number, and the position of the message, in a transaction's id.
-_POSTGRES_ID = r"^(?P<number>\d+):(?P<position>\d+)$"
-#: `source.sequence`: a commit's position, and the row's. Debezium gives the last commit before the row's own
-#: transaction, Tailrace that of the row's own, which is always behind the row.
-_SEQUENCE = r'^\["(?P<commit>\d+)","(?P<row>\d+)"'
 
 
 class DebeziumJson:
@@ -220,14 +216,13 @@ def data_rows(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> DataRo
             "provide.transaction.metadata; of other topics say where keys and orders are",
             {"offset": messages.column("offset")[first].as_py()},
         )
-    positions = pc.extract_regex(pc.struct_field(source, "sequence"), _SEQUENCE)
-    commits, own = (_integers(pc.struct_field(positions, name)) for name in ("commit", "row"))
-    keys, is_postgres = _keys(ids)
+    commits, own = sequences(pc.struct_field(source, "sequence"))
+    split = transaction_ids(ids)
     follows = np.where(commits > own, commits - 1, commits)
-    follows[~is_postgres] = UNKNOWN
+    follows[split.positions == UNKNOWN] = UNKNOWN
     return DataRows(
         np.asarray(messages.column("offset")),
-        keys,
+        split.keys,
         follows,
         _integers(pc.struct_field(transaction, "total_order")),
     )
@@ -251,16 +246,9 @@ def ended(messages: pa.RecordBatch, found: Mapping[str, pa.Array]) -> Transactio
             "provide.transaction.metadata",
             {"offset": int(offsets[int(pc.index(pc.is_null(ids), True).as_py())])},
         )
-    keys, is_postgres = _keys(ids)
-    positions = pc.struct_field(pc.extract_regex(ids, _POSTGRES_ID), "position")
-    orders = _integers(positions) if bool(is_postgres.all()) else None
-    return Transactions(TransactionRows(offsets, keys, orders, _integers(counts)), ids, times)
-
-
-def _keys(ids: pa.Array) -> tuple[pa.Array, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    # The keys of transactions, and for which the id is PostgreSQL's.
-    numbers = pc.struct_field(pc.extract_regex(ids, _POSTGRES_ID), "number")
-    return pc.coalesce(numbers, ids), np.asarray(pc.is_valid(numbers))
+    split = transaction_ids(ids)
+    orders = split.positions if bool((split.positions != UNKNOWN).all()) else None
+    return Transactions(TransactionRows(offsets, split.keys, orders, _integers(counts)), ids, times)
 
 
 def _integers(values: pa.Array) -> Integers:

@@ -123,7 +123,7 @@ class SparkHost:
         self._lock.release()
         if session is None:
             return
-        stopping = Background("spark-stop", session.stop)
+        stopping = Background("spark-stop", lambda: _stop(session))
         stopping.start()
         if not stopping.join(deadline_s - time.monotonic()):
             log.warning("Spark did not stop in time; the process ends without it")
@@ -139,11 +139,12 @@ class SparkHost:
             self._take(restarted(self._config.spark, f"tailrace {self._config.name}"), is_own=True)
 
     def _begin(self) -> None:
-        from tailrace.spark.session import session_or_new, warm
+        from tailrace.spark.session import changing, session_or_new, warm
 
-        found, is_own = session_or_new(self._config.spark, f"tailrace {self._config.name}")
-        with self._lock:
-            self._take(found, is_own=is_own)
+        with changing:  # nobody else is given a session that is stopped at once
+            found, is_own = session_or_new(self._config.spark, f"tailrace {self._config.name}")
+            with self._lock:
+                self._take(found, is_own=is_own)
         if not self._stopped.is_set():
             warm(found)
 
@@ -152,3 +153,10 @@ class SparkHost:
         self._session, self._is_own = session, is_own
         if is_own and self._stopped.is_set():
             session.stop()
+
+
+def _stop(session: SparkSession) -> None:
+    from tailrace.spark.session import changing
+
+    with changing:  # who asks for a session meanwhile gets a new one
+        session.stop()

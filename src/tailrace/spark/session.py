@@ -30,8 +30,8 @@ JARS_BELOW_PREFIX = Path("share", "tailrace", "jars")
 #: Tasks that warm workers start together on a machine that is not overloaded.
 _WARM_TASK_S = 0.3
 
-#: One thread at a time starts Spark.
-_starting = threading.Lock()
+#: Held while Spark is started, or stopped: by one thread at a time.
+changing = threading.RLock()
 
 _DEFAULTS: dict[str, str] = {
     "spark.ui.enabled": "false",
@@ -74,7 +74,7 @@ def session_or_new(config: SparkConfig | None, app_name: str) -> tuple[SparkSess
     """
     from pyspark import SparkContext
 
-    with _starting:
+    with changing:
         is_new = SparkContext._active_spark_context is None  # noqa: SLF001 — PySpark has no public way to ask
         return _session(config, app_name), is_new
 
@@ -97,7 +97,7 @@ def restarted(config: SparkConfig | None, app_name: str) -> SparkSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    with _starting:
+    with changing:
         known = SparkSession._instantiatedSession  # noqa: SLF001
         if known is None or not is_alive(known):
             # PySpark keeps the dead gateway in class attributes and has no public way to drop it.

@@ -86,7 +86,8 @@ class TransactionCommits(Commits):
                     for topic, found in events.by_topic(first, last):
                         self._producer.send(topic, found)
                     self._mark(batch, first, last)
-                    self._commit_if_due(is_within=last < batch.polled)
+                    if last < batch.polled:  # at the end of the batch: `mark_batch_finished`
+                        self._commit_if_due(is_within=True)
             except BaseException as error:  # noqa: BLE001 - the task's thread raises it
                 self._fail(error)
 

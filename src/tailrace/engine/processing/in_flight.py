@@ -101,6 +101,8 @@ class InFlightLimiter:
         self._changed = threading.Condition(self._lock)
         self._batches = 0
         self._bytes = 0
+        self._ending = 0  # of these batches: all is marked, and perhaps a commit is under way
+        self._ending_bytes = 0
         self._given_up = False
         self._failure: BaseException | None = None
         self._in_flight: list[InFlight] = []
@@ -129,8 +131,9 @@ class InFlightLimiter:
             return True
 
     def _is_full(self, size_bytes: int) -> bool:
-        is_over = self._batches >= self._batches_max or self._bytes + size_bytes > self._bytes_max
-        return self._batches > 0 and is_over and not self.shut.is_set() and not self._stopping.is_set()
+        batches, size = self._batches - self._ending, self._bytes - self._ending_bytes
+        is_over = batches >= self._batches_max or size + size_bytes > self._bytes_max
+        return batches > 0 and is_over and not self.shut.is_set() and not self._stopping.is_set()
 
     def begin(self, batch: Batch, committer: Committer, size_bytes: int) -> InFlight:
         """Have the records of a batch that was taken delivered one by one; the batch has at least one."""
@@ -152,13 +155,20 @@ class InFlightLimiter:
             self.finish(one.batch, one.committer, one.size_bytes, one.dropped)
 
     def finish(self, batch: Batch, committer: Committer, size_bytes: int, dropped: int = 0) -> None:
-        """Give back a batch of which everything is marked that this task will mark.
+        """Give back a batch of which everything is marked that this task will mark, and commit if it is due.
 
+        There is room for another batch before that: it is read while the commit waits for its answer.
         :param dropped: how many of its records were not handed over.
         """
+        with self._lock:
+            self._ending += 1
+            self._ending_bytes += size_bytes
+            self._changed.notify_all()
         committer.mark_batch_finished(batch)
         delivered = len(batch) - dropped
         with self._lock:
+            self._ending -= 1
+            self._ending_bytes -= size_bytes
             self._batches -= 1
             self._bytes -= size_bytes
             self._note_under_way()

@@ -248,6 +248,27 @@ def test_what_is_under_way_is_shown_until_it_is_given_up():
 
 
 @pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
+def test_a_batch_that_is_being_committed_leaves_its_room_to_another_one(order):
+    hold = threading.Event()
+    engine = engine_of(
+        LinesSource(100, batch=10),
+        lambda record: None,
+        offsets=Store(fault=lambda: hold.wait(60)),
+        options={"record_processing": {"queue_batches_max": 1, "order": order, "threads": 1}},
+    )
+    with engine:
+        try:
+            # One is being committed, one waits, and one was polled and waits for room.
+            wait_until(lambda: engine.view().tasks[0].polled == 30, 60, "three batches")
+            assert samples(engine)["queue_batches"] == 2
+            assert engine.view().tasks[0].committed == 0
+        finally:
+            hold.set()
+        engine.wait(60)
+    assert engine.view().tasks[0].committed == 100
+
+
+@pytest.mark.parametrize("order", ["ordered", "unordered", "key"])
 def test_commits_follow_the_policy_within_a_large_batch_and_are_shown(order):
     store, hold = Store(), threading.Event()
 

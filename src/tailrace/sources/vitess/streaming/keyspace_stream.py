@@ -51,6 +51,7 @@ from tailrace.sources.vitess.resharding.events import (
     ShardsServing,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
+from tailrace.sources.vitess.resharding.key_ranges import overlapping
 from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
 from tailrace.sources.vitess.resharding.transitions import READ, Shard, ShardMode
 from tailrace.sources.vitess.rows import events as vevents
@@ -152,7 +153,7 @@ class KeyspaceStream:
         self._turns = FairSemaphore(1)  # at all that is below, and at the log
         self._over = threading.Event()
         self._failure: BaseException | None = None
-        ask = asked_by(vtgate.query, source.keyspace, source.tablet_type)
+        ask = asked_by(vtgate.query, source.keyspace, source.tablet_type, self._serving_keys_of)
         self._tables = LogTables(appender.schema_in_force, ask, source.shard_column or "")
         self._snapshots = AskedSnapshots(
             directory, source, vtgate, appender, self._tables, self.coordinator,
@@ -485,6 +486,9 @@ class KeyspaceStream:
         self._probe(now_s)
         self._snapshots.turn(now_s)
         self._look_for_targets()
+
+    def _serving_keys_of(self, shard: str) -> tuple[str, ...]:
+        return overlapping(shard, serving_shards(self._vtgate, self._source))
 
     def _list_shards(self) -> None:
         self._list_at_s = None

@@ -526,7 +526,9 @@ class Coordinator:
                     if before.task is not None:
                         self._commands.append(CancelStream(name, before.task, before.attempt))
                 case ShardCommand.LIST:
-                    self._list(JUNCTION_WAIT_S)
+                    # What was begun does not count before it is known to serve: at once. A shard that
+                    # vtgate does not know may be on its way.
+                    self._list(0.0 if event is ShardEvent.BEGINNING else JUNCTION_WAIT_S)
                 case ShardCommand.OPEN:
                     if event is ShardEvent.STARTED:
                         # By `_assign`, once all shards that start now are known.

@@ -42,6 +42,7 @@ class FakeShard:
     :param is_cut: each event of a transaction comes in a response of its own.
     :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
     :param loses_journal: the journal of several shards is lost on the way.
+    :param is_unnamed: columns come without their names, as of a table that was altered since.
     :param altered: from this place of the binlog on, rows have a third column, `extra`.
     :param errors: what its next streams end with at once: code and words.
     """
@@ -57,6 +58,7 @@ class FakeShard:
     is_cut: bool = False
     allowed: int | None = None
     loses_journal: bool = False
+    is_unnamed: bool = False
     altered: int | None = None
     errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
 
@@ -404,7 +406,7 @@ class _Following:
         events = [_event(pb.BEGIN, name)]
         if changes:
             is_altered = shard.altered is not None and self.places[name] > shard.altered
-            events += self._description(name, 3 if is_altered else 2)
+            events += self._description(name, 3 if is_altered else 2, is_unnamed=shard.is_unnamed)
             events += [self._change(name, *each, *((0,) if is_altered else ())) for each in changes]
         return _response(*events, self._vgtid(name), _event(pb.COMMIT, name))
 
@@ -433,13 +435,14 @@ class _Following:
         done = pb.VEvent(type=pb.COPY_COMPLETED, keyspace=KEYSPACE, shard=name)
         return [*found, _response(done, pb.VEvent(type=pb.COPY_COMPLETED))]
 
-    def _description(self, name: str, columns: int = 2) -> list[pb.VEvent]:
+    def _description(self, name: str, columns: int = 2, *, is_unnamed: bool = False) -> list[pb.VEvent]:
         if (name, columns) in self._described:
             return []
         self._described.add((name, columns))
         described = pb.FieldEvent(table_name=self._table, keyspace=KEYSPACE, shard=name)
-        for column, flags in _COLUMNS[:columns]:
-            described.fields.add(name=column, type=_BIGINT, column_type="bigint", flags=flags, charset=63)
+        for number, (column, flags) in enumerate(_COLUMNS[:columns], 1):
+            known = f"@{number}" if is_unnamed else column
+            described.fields.add(name=known, type=_BIGINT, column_type="bigint", flags=flags, charset=63)
         return [pb.VEvent(type=pb.FIELD, timestamp=_now_s(), field_event=described)]
 
     def _change(self, name: str, *values: int, time_s: int | None = None) -> pb.VEvent:

@@ -178,6 +178,40 @@ def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVi
     assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter table {name} drop column at",
+        "alter table {name} modify counter bigint not null default 0",
+        "drop table {name}",
+    ],
+    ids=["column dropped", "type changed", "table dropped"],
+)
+def test_a_table_that_was_altered_while_nobody_read_is_copied_anew(
+    tmp_path: Path, vitess: EmbeddedVitess, orders: str, change: str
+) -> None:
+    def apply(statement: str) -> None:
+        vitess.ctl("ApplySchema", "--sql", statement.format(name=orders), vitess.keyspace)
+
+    _insert(vitess, orders, range(20))
+    file = pipeline_file(tmp_path, vitess, orders, snapshot="initial")
+    tailrace("run", file, "--until-caught-up")
+    _insert(vitess, orders, range(20, 40))
+    apply(change)
+    tables = [f"{vitess.keyspace}.{orders}"]
+    with capturing(tmp_path, vitess.address, snapshot="initial", tables=tables) as found:
+        found.wait_for_mode("needs_snapshot", "-80", "80-")
+        assert "does not know any more what a table was" in found.capture.progress().warnings[0].message
+    if "drop table" in change:
+        apply(ORDERS)
+        _insert(vitess, orders, range(30))
+    tailrace("snapshot", file, "--lost")
+    vitess.execute(f"update {orders} set counter = counter + 1 where id < 10")
+    tailrace("run", file, "--until-caught-up")
+    counters = dict(vitess.execute(f"select id, counter from {orders}"))
+    assert {key: row[2] for key, row in _mirrored(tmp_path, orders).items()} == counters
+
+
 def test_a_shard_that_was_restored_from_a_backup_is_copied_anew(
     tmp_path: Path, cluster: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,28 @@ def _lines(at: Path, key: int) -> list[dict[str, dict[str, int]]]:
     return [line for line in lines_of(at, TABLE) if line["after"]["id"] == key]
 
 
+def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_one_goes_on(tmp_path: Path) -> None:
+    with FakeVtgate("-80", "80-") as vtgate:
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-80", "80-")
+            vtgate.write("80-", (2, 0))
+            found.wait_for_rows(1)
+        vtgate.write("80-", (2, 1))
+        vtgate.change("80-", is_unnamed=True)
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_mode("needs_snapshot", "80-")
+            (warning,) = found.capture.progress().warnings
+            assert "does not know any more what a table was" in warning.message
+            vtgate.write("-80", (1, 0))
+            found.wait_for_rows(1)
+            vtgate.change("80-", is_unnamed=False)
+            VitessSnapshots(tmp_path / "log").request([], "")
+            found.wait_for_shards("-80", "80-")
+            vtgate.write("80-", (2, 2))
+            found.wait_for_rows(3)
+    assert found.counters() == {1: [0], 2: [0, 1, 2]}
+
+
 @pytest.mark.usefixtures("hurried")
 def test_shards_whose_keys_others_serve_without_a_journal_are_lost_and_their_keys_are_copied_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

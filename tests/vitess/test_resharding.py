@@ -8,9 +8,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tailrace.protocol.metadata_frames import kept_frames
+from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.streaming import keyspace_stream
 from tests.support.vitess.capturing import Capturing, capturing
-from tests.support.vitess.fake_vtgate import FakeVtgate
+from tests.support.vitess.fake_vtgate import KEYSPACE, TABLE, FakeVtgate
 from tests.support.wait import wait_until
 
 
@@ -66,6 +68,26 @@ def test_a_capture_that_slept_through_two_reshards_follows_them(tmp_path: Path) 
             found.wait_for_shards("-80", "80-c0", "c0-")
             found.wait_for_rows(2)
         _assert_once_and_in_order(found, {1: 3})
+
+
+def test_a_table_that_was_altered_before_a_switch_that_was_slept_through(tmp_path: Path) -> None:
+    with FakeVtgate("0") as vtgate:
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("0")
+            vtgate.write("0", (1, 0))
+            found.wait_for_rows(1)
+        vtgate.change("0", altered=len(vtgate.shards["0"].binlog))
+        vtgate.write("0", (1, 1))
+        vtgate.reshard(["0"], ["-80", "80-"])
+        # The shard does not say any more what older rows have in the column: it does not serve.
+        with capturing(tmp_path, vtgate.address) as found:
+            found.wait_for_shards("-80", "80-")
+    assert [change.row for change in found.changes()] == [
+        {"id": "1", "counter": "0"},
+        {"id": "1", "counter": "1", "extra": "0"},
+    ]
+    tables = LogTables(dict(kept_frames(found.frames())))
+    assert tables.shape(KEYSPACE, TABLE).columns[2].missing == "5"
 
 
 def test_down_until_after_complete_the_keys_are_named_and_the_others_go_on(tmp_path: Path) -> None:

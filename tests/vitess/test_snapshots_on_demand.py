@@ -11,11 +11,12 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.sources.vitess.snapshots import VitessSnapshots
-from tailrace.sources.vitess.streaming import keyspace_stream
+from tailrace.sources.vitess.streaming import keyspace_stream, serving_shards
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.vitess.capturing import capturing
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
+from tests.support.vitess.writer import STEP_S
 
 pytestmark = pytest.mark.vitess
 
@@ -130,6 +131,37 @@ def test_down_until_after_complete_the_lost_keys_are_copied_anew(
     assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)
 
 
+def test_a_switch_back_to_former_shards_without_a_journal_is_noticed_and_their_keys_are_copied_anew(
+    tmp_path: Path, cluster: EmbeddedVitess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyspace_stream, "PROBE_S", 2.0)
+    monkeypatch.setattr(serving_shards, "LIST_INTERVAL_S", 1.0)
+    _insert(cluster, TABLE, range(100))
+    file = pipeline_file(tmp_path, cluster, TABLE, snapshot="initial")
+    tailrace("run", file, "--until-caught-up")
+    with capturing(tmp_path, cluster.address, snapshot="initial") as found:
+        cluster.reshard("merge", ["-80", "80-"], ["-"])
+        found.wait_for_shards("-", timeout_s=STEP_S)
+        cluster.reverse("merge")
+        found.wait_for_shards("-80", "80-", timeout_s=STEP_S)
+        cluster.switch("merge")
+        found.wait_for_shards("-", timeout_s=STEP_S)
+        cluster.complete("merge", ["-80", "80-"])
+        cluster.execute(f"update {TABLE} set counter = 1 where id < 60")
+        # The streams of this reshard have the ids of those that brought the traffic back before: Vitess 22
+        # takes the journal that it wrote then for one of this switch.
+        cluster.reshard("split", ["-"], ["-80", "80-"])
+        cluster.execute(f"delete from {TABLE} where id < 10", f"update {TABLE} set counter = 2 where id < 30")
+        found.wait_for_mode("needs_snapshot", "-")
+        (warning,) = found.capture.progress().warnings
+        assert "no journal of a reshard came" in warning.message
+    assert _mirrored(tmp_path, TABLE) != _there(cluster, TABLE)
+    tailrace("snapshot", file, "--lost")
+    cluster.execute(f"update {TABLE} set counter = counter + 1 where id < 20")
+    tailrace("run", file, "--until-caught-up")
+    assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)
+
+
 def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVitess) -> None:
     _insert(cluster, TABLE, range(100))
     file = pipeline_file(tmp_path, cluster, TABLE, snapshot="initial")
@@ -144,6 +176,40 @@ def test_binlogs_that_were_purged_are_no_end(tmp_path: Path, cluster: EmbeddedVi
     tailrace("run", file, "--until-caught-up")
     # All keys were read again, so what is not there any more is gone from the mirror, too.
     assert _mirrored(tmp_path, TABLE) == _there(cluster, TABLE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter table {name} drop column at",
+        "alter table {name} modify counter bigint not null default 0",
+        "drop table {name}",
+    ],
+    ids=["column dropped", "type changed", "table dropped"],
+)
+def test_a_table_that_was_altered_while_nobody_read_is_copied_anew(
+    tmp_path: Path, vitess: EmbeddedVitess, orders: str, change: str
+) -> None:
+    def apply(statement: str) -> None:
+        vitess.ctl("ApplySchema", "--sql", statement.format(name=orders), vitess.keyspace)
+
+    _insert(vitess, orders, range(20))
+    file = pipeline_file(tmp_path, vitess, orders, snapshot="initial")
+    tailrace("run", file, "--until-caught-up")
+    _insert(vitess, orders, range(20, 40))
+    apply(change)
+    tables = [f"{vitess.keyspace}.{orders}"]
+    with capturing(tmp_path, vitess.address, snapshot="initial", tables=tables) as found:
+        found.wait_for_mode("needs_snapshot", "-80", "80-")
+        assert "does not know any more what a table was" in found.capture.progress().warnings[0].message
+    if "drop table" in change:
+        apply(ORDERS)
+        _insert(vitess, orders, range(30))
+    tailrace("snapshot", file, "--lost")
+    vitess.execute(f"update {orders} set counter = counter + 1 where id < 10")
+    tailrace("run", file, "--until-caught-up")
+    counters = dict(vitess.execute(f"select id, counter from {orders}"))
+    assert {key: row[2] for key, row in _mirrored(tmp_path, orders).items()} == counters
 
 
 def test_a_shard_that_was_restored_from_a_backup_is_copied_anew(

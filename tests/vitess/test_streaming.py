@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tailrace.sources.vitess.streaming import keyspace_stream
 from tailrace_servers.vitess import EmbeddedVitess, find_vitess
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table
 from tests.support.vitess.following import Following, followed
+from tests.support.vitess.writer import STEP_S, Writer
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.vitess
@@ -125,6 +128,56 @@ def test_a_shard_whose_binlogs_were_purged_needs_a_snapshot_and_the_other_one_go
     states = _states(tmp_path)
     assert "purged" in states[f"{cluster.keyspace}/80-"]["lost"]
     assert "lost" not in states[f"{cluster.keyspace}/-80"]
+
+
+def test_a_table_that_was_altered_before_a_switch_that_was_slept_through(
+    tmp_path: Path, cluster: EmbeddedVitess
+) -> None:
+    with followed(tmp_path, cluster, TABLE) as found:
+        count = _write(cluster, TABLE, range(20))
+        found.wait_for(count)
+    _alter(cluster, "add column extra int not null default 5")
+    count += _write(cluster, TABLE, range(20))
+    # The shard does not say any more what older rows have in the column: it does not serve.
+    cluster.reshard("split", ["80-"], ["80-c0", "c0-"])
+    count += _write(cluster, TABLE, range(20))
+    with followed(tmp_path, cluster, TABLE, found):
+        found.wait_for(count, 120)
+    found.assert_in_order()
+    assert [found.records[n].after.get("extra") for n in (0, -1)] == [None, 5]
+
+
+def test_online_ddl_loses_no_change(tmp_path: Path, cluster: EmbeddedVitess) -> None:
+    with followed(tmp_path, cluster, TABLE) as found:
+        with Writer(cluster, TABLE) as writer:
+            for change in (
+                "modify what varchar(100), add column extra varchar(20) not null default 'é'",
+                "drop column amount",
+            ):
+                writer.more()
+                migration = _alter(cluster, change, "--ddl-strategy", "vitess")
+                wait_until(partial(_is_over, cluster, migration), STEP_S, "the shards' migration")
+            writer.more()
+        counters = cluster.execute(f"select counter from {TABLE}")
+        found.wait_for(sum(1 + counter for (counter,) in counters), 60)
+    found.assert_in_order()
+    assert {record.topic for record in found.records} == {f"shop.{TABLE}"}
+    last = found.records[-1].after
+    assert (last["extra"], "amount" in last) == ("é", False)
+
+
+def _alter(cluster: EmbeddedVitess, change: str, *options: str) -> str:
+    """Alter the table; return what identifies the migration, if `options` make it one."""
+    statement = f"alter table {TABLE} {change}"
+    return cluster.ctl("ApplySchema", *options, "--sql", statement, cluster.keyspace).strip()
+
+
+def _is_over(cluster: EmbeddedVitess, migration: str) -> bool:
+    """Tell whether both shards have a migration behind them."""
+    shown = json.loads(cluster.ctl("OnlineDDL", "show", "--json", cluster.keyspace, migration))
+    states = [each["status"] for each in shown["migrations"]]
+    assert not any("FAIL" in state for state in states), shown
+    return states == ["COMPLETE"] * 2
 
 
 def test_it_follows_a_split_and_a_merge_by_itself(tmp_path: Path, cluster: EmbeddedVitess) -> None:

@@ -18,6 +18,12 @@ PURGED = (
     "target: shop.-80.primary: vttablet: rpc error: code = Unknown desc = stream (at source tablet) error: "
     "Cannot replicate because the master purged required binary logs. (errno 1236) (sqlstate HY000)"
 )
+UNDESCRIBED = (
+    "vttablet: rpc error: code = Unknown desc = stream (at source tablet) error @ 1-7: failed to build table "
+    "replication plan for table orders: cannot determine table columns for orders: event has [8 246], schema "
+    "has []"
+)
+DROPPED = UNDESCRIBED.partition("cannot")[0] + "unknown table orders in schema"
 NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
 
 
@@ -29,6 +35,8 @@ NO_SHARD = "shard provided in VGTID, 0, not found in the ks keyspace"
         (Status("INTERNAL", JOURNAL), EndReason.PARTICIPANTS_ABSENT, ("-80", "80-c0")),
         (Status("INTERNAL", "stream terminated by RST_STREAM"), EndReason.INTERRUPTED, ()),
         (Status("UNKNOWN", PURGED), EndReason.PURGED, ()),
+        (Status("UNKNOWN", UNDESCRIBED), EndReason.UNDESCRIBED, ()),
+        (Status("UNKNOWN", DROPPED), EndReason.UNDESCRIBED, ()),
         (Status("INVALID_ARGUMENT", "GTIDSet Mismatch: requested …"), EndReason.BEHIND, ()),
         (Status("UNKNOWN", "net.Dial(/tmp/mysql.sock) failed (errno 2002)"), EndReason.INTERRUPTED, ()),
         (Status("FAILED_PRECONDITION", NO_SHARD), EndReason.SHARD_UNKNOWN, ()),

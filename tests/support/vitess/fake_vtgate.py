@@ -23,7 +23,7 @@ from tailrace.sources.vitess.connection import vstream_pb2 as pb
 KEYSPACE = "shop"
 TABLE = "counters"
 SERVICE = "vtgateservice.Vitess"
-_COLUMNS = (("id", 3), ("counter", 1))  # with their flags: NOT NULL, and of the primary key
+_COLUMNS = (("id", 3), ("counter", 1), ("extra", 0))  # with their flags: NOT NULL, and of the primary key
 _BIGINT = 265
 _WAIT_S = 10.0
 
@@ -42,6 +42,8 @@ class FakeShard:
     :param is_cut: each event of a transaction comes in a response of its own.
     :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
     :param loses_journal: the journal of several shards is lost on the way.
+    :param is_unnamed: columns come without their names, as of a table that was altered since.
+    :param altered: from this place of the binlog on, rows have a third column, `extra`.
     :param errors: what its next streams end with at once: code and words.
     """
 
@@ -56,6 +58,8 @@ class FakeShard:
     is_cut: bool = False
     allowed: int | None = None
     loses_journal: bool = False
+    is_unnamed: bool = False
+    altered: int | None = None
     errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
 
     def gtid(self, last: int | None = None) -> str:
@@ -203,10 +207,8 @@ class FakeVtgate:
             target = request.session.target_string
             self.asked.append(target)
             name, _, of = target.partition(":")[2].partition("@")
-            shard = self.shards.get(name)
-            if shard is None or not shard.serves or not shard.has_tablet:
-                found.error.code, found.error.message = 14, "no healthy tablet available"
-                return found
+            if (shard := self._answering(name)) is None:
+                return _refused()
             purged = f"{shard.server}:1-{shard.purged}" if shard.purged else ""
             newest = len(shard.binlog) - (0 if of == "primary" else shard.lag)
             rows = [[shard.gtid(newest).partition("/")[2], purged]]
@@ -214,6 +216,11 @@ class FakeVtgate:
             rows = [["FULL", "ROW", "ON"]]
         elif "information_schema.statistics" in sql:
             rows = [[TABLE, "id"]]
+        elif "information_schema.columns" in sql:
+            name = request.session.target_string.partition(":")[2].partition("@")[0]
+            if self._answering(name) is None:
+                return _refused()
+            rows = [["5", ""]]
         elif "desc limit 1" in sql:
             name = request.session.target_string.partition(":")[2].partition("@")[0]
             last = max(self.shards[name].rows, default=None)
@@ -224,6 +231,10 @@ class FakeVtgate:
         for row in rows:
             found.result.rows.append(_row([cell.encode() for cell in row]))
         return found
+
+    def _answering(self, name: str) -> FakeShard | None:
+        shard = self.shards.get(name)
+        return shard if shard is not None and shard.serves and shard.has_tablet else None
 
     async def _stream(self, request: pb.VStreamRequest, context: Any) -> AsyncIterator[pb.VStreamResponse]:
         await self._let_in(context)
@@ -355,7 +366,7 @@ class _Following:
         self.places: dict[str, int] = {}
         self.over: set[str] = set()
         self._wanted = {each.shard: each for each in request.vgtid.shard_gtids}
-        self._described: set[str] = set()
+        self._described: set[tuple[str, int]] = set()
         self._positions: dict[str, str] = {name: self._wanted[name].gtid for name in names}
         self._table = TABLE if request.flags.exclude_keyspace_from_table_name else f"{KEYSPACE}.{TABLE}"
 
@@ -394,7 +405,9 @@ class _Following:
         self._positions[name] = shard.gtid(self.places[name])
         events = [_event(pb.BEGIN, name)]
         if changes:
-            events += [*self._description(name), *(self._change(name, *each) for each in changes)]
+            is_altered = shard.altered is not None and self.places[name] > shard.altered
+            events += self._description(name, 3 if is_altered else 2, is_unnamed=shard.is_unnamed)
+            events += [self._change(name, *each, *((0,) if is_altered else ())) for each in changes]
         return _response(*events, self._vgtid(name), _event(pb.COMMIT, name))
 
     def journal(self, name: str, shard: FakeShard, journal: pb.Journal) -> pb.VStreamResponse:
@@ -422,17 +435,18 @@ class _Following:
         done = pb.VEvent(type=pb.COPY_COMPLETED, keyspace=KEYSPACE, shard=name)
         return [*found, _response(done, pb.VEvent(type=pb.COPY_COMPLETED))]
 
-    def _description(self, name: str) -> list[pb.VEvent]:
-        if name in self._described:
+    def _description(self, name: str, columns: int = 2, *, is_unnamed: bool = False) -> list[pb.VEvent]:
+        if (name, columns) in self._described:
             return []
-        self._described.add(name)
+        self._described.add((name, columns))
         described = pb.FieldEvent(table_name=self._table, keyspace=KEYSPACE, shard=name)
-        for column, flags in _COLUMNS:
-            described.fields.add(name=column, type=_BIGINT, column_type="bigint", flags=flags, charset=63)
+        for number, (column, flags) in enumerate(_COLUMNS[:columns], 1):
+            known = f"@{number}" if is_unnamed else column
+            described.fields.add(name=known, type=_BIGINT, column_type="bigint", flags=flags, charset=63)
         return [pb.VEvent(type=pb.FIELD, timestamp=_now_s(), field_event=described)]
 
-    def _change(self, name: str, key: int, counter: int, time_s: int | None = None) -> pb.VEvent:
-        change = pb.RowChange(after=_row([str(key).encode(), str(counter).encode()]))
+    def _change(self, name: str, *values: int, time_s: int | None = None) -> pb.VEvent:
+        change = pb.RowChange(after=_row([str(value).encode() for value in values]))
         found = pb.RowEvent(table_name=self._table, keyspace=KEYSPACE, shard=name, row_changes=[change])
         return pb.VEvent(type=pb.ROW, timestamp=_now_s() if time_s is None else time_s, row_event=found)
 
@@ -453,6 +467,12 @@ def _event(kind: pb.EventType, shard: str) -> pb.VEvent:
 
 def _response(*events: pb.VEvent) -> pb.VStreamResponse:
     return pb.VStreamResponse(events=events)
+
+
+def _refused() -> pb.ExecuteResponse:
+    found = pb.ExecuteResponse()
+    found.error.code, found.error.message = 14, "no healthy tablet available"
+    return found
 
 
 def _row(values: Sequence[bytes]) -> pb.Row:

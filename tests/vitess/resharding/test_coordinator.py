@@ -15,6 +15,7 @@ from tailrace.sources.vitess.resharding.coordinator import (
     JUNCTION_DEADLINE_S,
     JUNCTION_WAIT_S,
     PURGED_MAX,
+    UNDESCRIBED_MAX,
     Coordinator,
 )
 from tailrace.sources.vitess.resharding.events import (
@@ -120,11 +121,16 @@ def test_w7_w8_a_copy_is_kept_at_each_position_and_ends_by_shard() -> None:
     assert found.shards["80-"].state is ShardMode.COPYING
 
 
-def test_w14_a_purged_position_is_named_and_its_keys_alone_are_copied_again() -> None:
+@pytest.mark.parametrize(
+    ("reason", "times"), [(EndReason.PURGED, PURGED_MAX), (EndReason.UNDESCRIBED, UNDESCRIBED_MAX)]
+)
+def test_w14_a_position_that_is_no_use_is_named_and_its_keys_alone_are_copied_again(
+    reason: EndReason, times: int
+) -> None:
     found = _running("-80", "80-")
-    for _ in range(PURGED_MAX):
+    for _ in range(times):
         assert not found.needs_snapshot
-        _end(found, "80-", EndReason.PURGED)
+        _end(found, "80-", reason)
     assert [str(part) for part in found.needs_snapshot] == ["80-"]
     assert [warning.key for warning in shard_warnings(found)] == ["shard_needs_snapshot 80-"]
     found.step(SnapshotRequested())

@@ -67,6 +67,10 @@ JUNCTION_WAIT_S, JUNCTION_DEADLINE_S = 1.0, 5.0
 #: So often in a row a server must say that it has purged what follows: another tablet may have it.
 PURGED_MAX = 3
 
+#: So often in a row it must say that it does not know a table of what follows: it may have read its schema
+#: before the table was altered. It takes the waits between attempts, some 25 s.
+UNDESCRIBED_MAX = 8
+
 #: So often in a row a shard must lack what was read of it. A replica may just lag: its primary is asked then.
 BEHIND_MAX = 3
 
@@ -207,7 +211,7 @@ class Coordinator:
             return
         # The way of every transaction: no step is remembered.
         shard.found(TRANSITIONS, ShardEvent.POSITION)
-        self.shards[event.shard] = replace(shard, kept=kept, failures=0, purges=0, behind=0, trouble="")
+        self.shards[event.shard] = replace(shard, kept=kept, failures=0, refusals=0, behind=0, trouble="")
         self._kept[event.shard] = kept
 
     def _at_journal(self, event: JournalReached) -> None:
@@ -221,23 +225,23 @@ class Coordinator:
 
     def _ended(self, event: ShardStreamEnded) -> None:
         shard = self.shards[event.shard]
-        is_purged = event.reason is EndReason.PURGED
+        refusal = _REFUSALS.get(event.reason)
         changes = {
             "failures": shard.failures + 1,
-            "purges": shard.purges + 1 if is_purged else 0,
+            "refusals": shard.refusals + 1 if refusal else 0,
             "behind": max(shard.behind, int(event.reason is EndReason.BEHIND)),
             "trouble": event.trouble or event.reason.value,
         }
-        if not is_purged:
+        if refusal is None:
             participants = event.participants or shard.participants
             self._move(event.shard, _ENDED[event.reason], participants=participants, **changes)
         elif shard.state is ShardMode.JUNCTION:
             # It may be another participant's: this shard alone tells.
-            self._move(event.shard, ShardEvent.LOST, **changes | {"purges": 0})
-        elif shard.purges + 1 < PURGED_MAX:
+            self._move(event.shard, ShardEvent.LOST, **changes | {"refusals": 0})
+        elif shard.refusals + 1 < refusal[0]:
             self._move(event.shard, ShardEvent.INTERRUPTED, **changes)
         else:
-            self._lose(event.shard, _PURGED, **changes)
+            self._lose(event.shard, refusal[1], **changes)
 
     def _lose(self, name: str, lost: str, **changes: object) -> None:
         kept = replace(self.shards[name].kept, lost=lost, journal=None)
@@ -526,7 +530,9 @@ class Coordinator:
                     if before.task is not None:
                         self._commands.append(CancelStream(name, before.task, before.attempt))
                 case ShardCommand.LIST:
-                    self._list(JUNCTION_WAIT_S)
+                    # What was begun does not count before it is known to serve: at once. A shard that
+                    # vtgate does not know may be on its way.
+                    self._list(0.0 if event is ShardEvent.BEGINNING else JUNCTION_WAIT_S)
                 case ShardCommand.OPEN:
                     if event is ShardEvent.STARTED:
                         # By `_assign`, once all shards that start now are known.
@@ -566,9 +572,19 @@ def _is_begun_again(shard: Shard) -> bool:
 _STANDING = {ShardMode.NEEDS_SNAPSHOT, ShardMode.AT_JOURNAL}
 
 _UNTROUBLED: dict[str, object] = {
-    "participants": (), "failures": 0, "purges": 0, "behind": 0, "trouble": ""
+    "participants": (), "failures": 0, "refusals": 0, "behind": 0, "trouble": ""
 }  # fmt: skip
 _PURGED = "the server has purged the changes after its position"
+_UNDESCRIBED = (
+    "the server does not know any more what a table was at its position: it was altered or "
+    "dropped since. With vttablet's --track_schema_versions it does"
+)
+#: Ends after which the server can't give what follows: how often in a row, and what is told then.
+_REFUSALS = {
+    EndReason.PURGED: (PURGED_MAX, _PURGED),
+    EndReason.UNDESCRIBED: (UNDESCRIBED_MAX, _UNDESCRIBED),
+    EndReason.UNNAMED: (1, _UNDESCRIBED),
+}
 _NO_JOURNAL = "other shards serve its keys, and no journal of a reshard came: Vitess wrote none"
 _STILL = (
     "its stream stood still, and the server had changes. If it stays so, its tablet may be throttled: "

@@ -20,6 +20,8 @@ class EndReason(enum.StrEnum):
     PARTICIPANTS_ABSENT = "participants absent"  # it is at a journal of several shards
     SHARD_UNKNOWN = "shard unknown"  # vtgate has no such shard
     PURGED = "purged"  # the server has no longer what follows the position
+    UNDESCRIBED = "undescribed"  # it has, of a table whose columns it does not know any more
+    UNNAMED = "unnamed"  # it has sent a table whose columns it does not know any more
     BEHIND = "behind"  # the tablet lacks transactions that were read
 
 

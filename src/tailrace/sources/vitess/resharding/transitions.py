@@ -127,7 +127,7 @@ class Shard(StateMachine[ShardMode, ShardEvent]):
     :param attempt: counts its streams; what comes of an earlier one is refused.
     :param task: that reads it; None: no task is there.
     :param failures: ends of its stream in a row.
-    :param purges: of these, since when the server says without a break that it has purged what follows.
+    :param refusals: of these, since when the server says without a break that it can't give what follows.
     :param behind: so often in a row its server lacked transactions that were read.
     :param unlisted: so many lists of serving shards in a row lack it, or more; -1: none has had it since.
     :param participants: of its journal, which a junction has to bring.
@@ -139,7 +139,7 @@ class Shard(StateMachine[ShardMode, ShardEvent]):
     attempt: int = 0
     task: int | None = None
     failures: int = 0
-    purges: int = 0
+    refusals: int = 0
     behind: int = 0
     unlisted: int = -1
     participants: tuple[str, ...] = ()

@@ -5,11 +5,12 @@ Source: MySQL manual, "The INFORMATION_SCHEMA COLUMNS Table", "Data Type Default
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tailrace.errors import Policy, TailraceError
 from tailrace.sources.vitess.rows import layout
 from tailrace.sources.vitess.rows.types import NO_DEFAULT, ColumnPlan
 from tailrace.sources.vitess.rows.values import GROWTH, room_of, write_alone
@@ -38,14 +39,33 @@ Query = Callable[[str, str, str], list[tuple[str | None, ...]]]
 _COLUMNS = "select column_default, extra from information_schema.columns"
 
 
-def asked_by(query: Query, keyspace: str, tablet_type: str) -> DefaultOf:
-    """Return what asks the shard itself: others may not have the column yet."""
+def asked_by(
+    query: Query,
+    keyspace: str,
+    tablet_type: str,
+    serving: Callable[[str], Sequence[str]] = lambda shard: (shard,),
+) -> DefaultOf:
+    """Return what asks the shard itself: others may not have the column yet.
+
+    One that is read up to its journal after traffic was switched does not answer: one that took over has its
+    columns.
+
+    :param serving: returns the shards that serve the keys of a shard.
+    """
+
+    def asked(shard: str, sql: str) -> list[tuple[str | None, ...]]:
+        attempted = f"ask the shard {shard!r} for a column's default"
+        return query(sql, attempted, f"{keyspace}:{shard}@{tablet_type.lower()}")
 
     def default_of(shard: str, table: str, column: str) -> tuple[str | None, str] | None:
         names = f"table_name = {_quoted(table)} and column_name = {_quoted(column)}"
         sql = f"{_COLUMNS} where table_schema = database() and {names}"
-        attempted = f"ask the shard {shard!r} for a column's default"
-        found = query(sql, attempted, f"{keyspace}:{shard}@{tablet_type.lower()}")
+        try:
+            found = asked(shard, sql)
+        except TailraceError as error:
+            if error.policy is not Policy.RETRY or shard in (heirs := serving(shard)):
+                raise
+            found = asked(heirs[0], sql)
         return (found[0][0], found[0][1] or "") if found else None
 
     return default_of

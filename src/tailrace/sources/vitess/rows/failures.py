@@ -5,7 +5,7 @@ from __future__ import annotations
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.rows import layout
-from tailrace.sources.vitess.rows.types import Refused
+from tailrace.sources.vitess.rows.types import Refused, Unnamed
 
 _REPORT = "nothing of it was stored; if it happens again, please report it with Vitess' version"
 _FULL = (
@@ -82,7 +82,7 @@ def refused(reason: Refused, keyspace: str, shard: str, table: str, column: str)
     """Return the error for a column that can't be taken."""
     found, hint = reason.args
     return TailraceError(
-        Kind.DECODE_FAILED,
+        Kind.SCHEMA_CHANGED if isinstance(reason, Unnamed) else Kind.DECODE_FAILED,
         f"describe the column {column!r} of the table {keyspace}.{table} on the shard {shard!r}: {found}",
         hint,
         {"table": f"{keyspace}.{table}", "column": column, "shard": f"{keyspace}/{shard}"},

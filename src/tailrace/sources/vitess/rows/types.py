@@ -46,6 +46,10 @@ class Refused(Exception):  # noqa: N818 - the caller knows the table
     """A column can't be taken; `args` are what was found, and what to do."""
 
 
+class Unnamed(Refused):
+    """The server does not know the column any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
     """A column of a shard's table: its type in PostgreSQL, and what is done to its values.
@@ -100,10 +104,10 @@ def plan_of(field: pb.Field, *, has_labels: bool) -> ColumnPlan:
     """Return how a column is taken.
 
     :param has_labels: values of ENUM and SET are labels.
-    :raises Refused: if it can't be.
+    :raises Refused: if it can't be; `Unnamed`.
     """
     if field.name.startswith("@") and field.name[1:].isdigit():
-        raise Refused(
+        raise Unnamed(
             "Vitess does not know its name: the table was altered after this change",
             "start vttablet with --track_schema_versions, or take the table's rows with a new snapshot",
         )

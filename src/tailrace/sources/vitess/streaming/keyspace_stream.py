@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import structlog
@@ -24,7 +24,7 @@ import structlog
 from tailrace.changelog.directory import LogDirectory
 from tailrace.changelog.writer import Tail
 from tailrace.config.source.vitess import VitessSource
-from tailrace.errors import TailraceError
+from tailrace.errors import Kind, TailraceError
 from tailrace.fair_semaphore import FairSemaphore
 from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.frames import Bytes
@@ -39,6 +39,7 @@ from tailrace.sources.vitess.resharding.events import (
     CancelStream,
     Command,
     CopyCompleted,
+    EndReason,
     Event,
     JournalReached,
     Keep,
@@ -49,8 +50,10 @@ from tailrace.sources.vitess.resharding.events import (
     ProbeFailed,
     ShardsListed,
     ShardsServing,
+    ShardStreamEnded,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
+from tailrace.sources.vitess.resharding.key_ranges import overlapping
 from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
 from tailrace.sources.vitess.resharding.transitions import READ, Shard, ShardMode
 from tailrace.sources.vitess.rows import events as vevents
@@ -152,7 +155,7 @@ class KeyspaceStream:
         self._turns = FairSemaphore(1)  # at all that is below, and at the log
         self._over = threading.Event()
         self._failure: BaseException | None = None
-        ask = asked_by(vtgate.query, source.keyspace, source.tablet_type)
+        ask = asked_by(vtgate.query, source.keyspace, source.tablet_type, self._serving_keys_of)
         self._tables = LogTables(appender.schema_in_force, ask, source.shard_column or "")
         self._snapshots = AskedSnapshots(
             directory, source, vtgate, appender, self._tables, self.coordinator,
@@ -319,7 +322,12 @@ class KeyspaceStream:
         transcoder.set_watermark(self._watermark)
         is_open = self._open_shard == shard
         position = self._open_position if is_open else max(self._appender.tail.position, now_us)
-        made = transcoder.transcode(received.responses, position, cut=is_open, time_us=now_us)
+        try:
+            made = transcoder.transcode(received.responses, position, cut=is_open, time_us=now_us)
+        except TailraceError as error:
+            if error.kind is Kind.SCHEMA_CHANGED and not is_open:
+                self._lose(shard, received.attempt, error)
+            raise
         if transcoder.kept_bytes > OPEN_BYTES_MAX and not len(made.frames):
             # Larger than what is kept in memory: it goes into the log as it comes, and nothing else does.
             self._write_idle()
@@ -336,6 +344,14 @@ class KeyspaceStream:
         if end:
             self._write(shard, made.frames[:end], made.position, commands)
         self._carry_out(commands)
+
+    def _lose(self, shard: str, attempt: int, error: TailraceError) -> NoReturn:
+        """Write down that a shard can't be gone on with. All streams start again: tables may be ahead of the
+        log.
+        """
+        ended = ShardStreamEnded(shard, attempt, EndReason.UNNAMED, (), error.message)
+        self._carry_out(self.coordinator.step(ended))
+        raise TailraceError(Kind.SOURCE_UNREACHABLE, error.message, error.hint, error.context) from error
 
     def _events(self, shard: str, attempt: int, made: Transcoded) -> Iterable[tuple[Event, int]]:
         """Yield what the coordinator has to know, each with its place in the frames: of positions in a row,
@@ -485,6 +501,9 @@ class KeyspaceStream:
         self._probe(now_s)
         self._snapshots.turn(now_s)
         self._look_for_targets()
+
+    def _serving_keys_of(self, shard: str) -> tuple[str, ...]:
+        return overlapping(shard, serving_shards(self._vtgate, self._source))
 
     def _list_shards(self) -> None:
         self._list_at_s = None

@@ -14,6 +14,7 @@ _PARTICIPANTS_ABSENT = re.compile(
 _SHARD_UNKNOWN = re.compile(r"shard provided in VGTID, .*, not found", re.DOTALL)
 _BEHIND = re.compile(r"GTIDSet Mismatch", re.IGNORECASE)
 _PURGED = re.compile(r"purged required binary logs|\(errno (1236|1789)\)|no longer has")
+_UNDESCRIBED = re.compile(r"unknown table \S+ in schema|cannot determine table columns")
 _SHARD = re.compile(r'shard:"([^"]*)"')
 
 #: Of the server's words so many go into what is told of a shard.
@@ -26,7 +27,8 @@ def stream_ended(shard: str, attempt: int, status: Status) -> ShardStreamEnded:
     :raises TailraceError: where no next one would fare better; names the shard.
     """
     words = status.words
-    trouble = f"{status.code}: {words[:_TROUBLE_MAX]}"
+    # The cause comes last: vtgate and vttablet put before it what they did.
+    trouble = f"{status.code}: {words[-_TROUBLE_MAX:]}"
     if (found := _PARTICIPANTS_ABSENT.search(words)) is not None:
         participants = tuple(_SHARD.findall(found["participants"]))
         return ShardStreamEnded(shard, attempt, EndReason.PARTICIPANTS_ABSENT, participants, trouble)
@@ -34,6 +36,8 @@ def stream_ended(shard: str, attempt: int, status: Status) -> ShardStreamEnded:
         return ShardStreamEnded(shard, attempt, EndReason.SHARD_UNKNOWN, (), trouble)
     if _PURGED.search(words):
         return ShardStreamEnded(shard, attempt, EndReason.PURGED, (), trouble)
+    if _UNDESCRIBED.search(words):
+        return ShardStreamEnded(shard, attempt, EndReason.UNDESCRIBED, (), trouble)
     if _BEHIND.search(words):
         return ShardStreamEnded(shard, attempt, EndReason.BEHIND, (), trouble)
     error = from_status(status, f"stream the shard {shard}", shard)

@@ -122,9 +122,7 @@ def _decoded(text: str) -> str | None:
     return None if text == "-" else base64.b64decode(text).decode()
 
 
-def run(
-    form: str, rows: int, settings: Mapping[str, str], directory: Path, jars: Path = JARS
-) -> list[str]:
+def run(form: str, rows: int, settings: Mapping[str, str], directory: Path, jars: Path = JARS) -> list[str]:
     """Have the engine of some jars hand over `rows` records; return the lines of its output.
 
     :param form: see `DebeziumPeer.java`.

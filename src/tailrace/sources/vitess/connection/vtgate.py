@@ -1,7 +1,7 @@
 """A connection to vtgate: by TLS or not, with a user or not, to the first of several that answers.
 
-A source has two HTTP/2 connections for each of its tasks, whatever the number of shards: one for what is asked,
-by gRPC's asyncio, and one for streams, each of which is read by a thread.
+A source has two HTTP/2 connections for each of its tasks, whatever the number of shards: one for what is
+asked, by gRPC's asyncio, and one for streams, each of which is read by a thread.
 """
 
 from __future__ import annotations

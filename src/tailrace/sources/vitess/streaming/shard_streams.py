@@ -1,7 +1,8 @@
 """The streams of a task's shards: each received by a thread of its own, all taken by the task's thread.
 
-A thread that waits for one stream takes a response from gRPC at half the CPU of gRPC's asyncio, which hands it
-from thread to thread; a thousand of them that are idle take less, too (see docs/benchmarks.md).
+A thread that waits for one stream takes a response from gRPC at half the CPU of gRPC's asyncio, which hands
+it from thread to thread. Measured with the stream of 40 000 transactions of one row: 15 µs a response
+against 33.
 
 What was received and not taken yet is bounded, for each shard and in all: a stream that is ahead is not read
 on, and vtgate then waits, too.
@@ -240,4 +241,6 @@ class ShardStreams:
 
     def _is_full(self, shard: str) -> bool:
         received = self._received.get(shard)
-        return self._size > self._bytes_max or (received is not None and received.is_full)
+        if received is None:
+            return False  # whatever others have: only this shard may be what is taken now
+        return self._size > self._bytes_max or received.is_full

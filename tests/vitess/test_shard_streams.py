@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, SILENT, Status
 from tailrace.sources.vitess.connection.vtgate import Vtgate
@@ -138,6 +139,17 @@ def test_one_that_waits_before_it_opens_can_be_stopped() -> None:
         streams.stop("a", 1)
         wait_until(lambda: _threads("a") == 0, 10, "its thread ends")
         assert streams.take(0) == {}
+
+
+def test_a_process_that_may_have_no_more_threads_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with closing(_streams(_Vtgate(a=[]))) as streams:
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(TailraceError, match="for the shard a, beside 0 others") as caught:
+            streams.start("a", 1, _request("a"))
+    assert caught.value.kind is Kind.ENVIRONMENT_UNFIT
 
 
 def test_a_stream_says_how_it_ended() -> None:

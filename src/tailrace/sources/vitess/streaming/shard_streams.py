@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, SILENT, Status
 from tailrace.sources.vitess.connection.vtgate import Stream, Vtgate, status_of
@@ -105,15 +106,24 @@ class ShardStreams:
 
         :param wait_s: before it is opened.
         :param deadline_s: after which it is over; None: it stays open.
+        :raises TailraceError: `ENVIRONMENT_UNFIT` if the process can't have another thread.
         """
         stream = _ShardStream(shard, attempt, request, wait_s, deadline_s)
         thread = threading.Thread(
             target=self._receive, args=(stream,), name=f"tailrace-vitess-{shard}", daemon=True
         )
         with self._came:
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise TailraceError(
+                    Kind.ENVIRONMENT_UNFIT,
+                    f"start a thread for the shard {shard}, beside {len(self._threads)} others: {error}",
+                    "each shard needs one: raise the limit of processes, of the user or the container",
+                    {"shard": shard},
+                ) from None
             self._streams[shard] = stream
             self._threads.add(thread)
-            thread.start()
 
     def stop(self, shard: str, attempt: int) -> None:
         """End the stream of a shard, and forget what came of it and was not taken."""

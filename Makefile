@@ -58,7 +58,7 @@ check: setup ## Lint, types, layers, documents.
 bench: setup brokers bench-peers ## Every benchmark, each with its ratio and its limit.
 	@for name in $(BENCHMARKS); do $(BIN)/tailrace bench $$name || exit 1; done
 
-bench-vitess: setup vitess ## The benchmark that needs a Vitess cluster.
+bench-vitess: setup vitess $(STAMPS)/debezium-vitess ## The benchmark that needs a Vitess cluster, with its peer.
 	$(BIN)/tailrace bench vitess
 
 torture: setup brokers ## Kill cycles at every failpoint, for each sink (CYCLES=10: fewer).
@@ -90,7 +90,7 @@ lock: setup ## Choose the versions of all dependencies anew and write them down 
 	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --universal --python-version 3.11 \
 	    --extra demo --extra subscriptions --extra vitess --group dev --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
-	$(BIN)/python scripts/fetch_jars.py --lock delta kafka spark-kafka debezium vitess
+	$(BIN)/python scripts/fetch_jars.py --lock delta kafka spark-kafka debezium debezium-vitess vitess
 
 # Java comes first: a machine without it is told so before anything is downloaded.
 java:
@@ -118,6 +118,10 @@ $(STAMPS)/kafka: jars-kafka.lock scripts/ivy-kafka.xml $(STAMPS)/venv | $(STAMPS
 
 $(STAMPS)/debezium: jars-debezium.lock scripts/ivy-debezium.xml $(STAMPS)/venv | $(STAMPS)/kafka
 	$(BIN)/python scripts/fetch_jars.py debezium
+	@touch $@
+
+$(STAMPS)/debezium-vitess: jars-debezium-vitess.lock scripts/ivy-debezium-vitess.xml $(STAMPS)/venv
+	$(BIN)/python scripts/fetch_jars.py debezium-vitess
 	@touch $@
 
 $(STAMPS)/spark-kafka: jars-spark-kafka.lock scripts/ivy-spark-kafka.xml $(STAMPS)/venv | $(STAMPS)/debezium

@@ -1,6 +1,6 @@
 """Fetch sets of jars into .cache and check them against their lock files.
 
-    python scripts/fetch_jars.py delta kafka spark-kafka debezium vitess [--lock]
+    python scripts/fetch_jars.py delta kafka spark-kafka debezium debezium-vitess vitess [--lock]
 
 Ivy ships inside PySpark, so that Java is all it takes. Runs again at no cost: jars that match
 the lock are kept. `--lock` writes the lock from what was fetched; review that change.
@@ -54,6 +54,9 @@ SETS = {
         ROOT / "scripts" / "ivy-spark-kafka.xml", ROOT / "jars-spark-kafka.lock", "spark-kafka"
     ),
     "debezium": Jars(ROOT / "scripts" / "ivy-debezium.xml", ROOT / "jars-debezium.lock", "debezium"),
+    "debezium-vitess": Jars(
+        ROOT / "scripts" / "ivy-debezium-vitess.xml", ROOT / "jars-debezium-vitess.lock", "debezium-vitess"
+    ),
     "vitess": Jars(ROOT / "scripts" / "ivy-vitess.xml", ROOT / "jars-vitess.lock", "vitess-mysql"),
 }
 

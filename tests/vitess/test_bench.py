@@ -29,6 +29,9 @@ def test_it_prints_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     assert document["name"] == "vitess"
     assert document["ratio"] > 0
     assert document["details"]["single_row_ratio"] > 0
+    assert document["details"]["two_tasks_to_one"] > 0
+    # The peer is there only where it was fetched.
+    assert document["details"].get("peer_ratio", 1) > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -12,7 +12,7 @@ from tailrace.changelog import runs
 from tailrace.changelog.reader import LogReader
 from tailrace.ranges.changes import changes_of
 from tailrace.ranges.plan import Piece
-from tailrace.sources.vitess.streaming import keyspace_stream
+from tailrace.sources.vitess.streaming import keyspace_stream, shard_streams
 from tests.support.vitess import fake_vtgate
 from tests.support.vitess.capturing import capturing
 from tests.support.vitess.events import events_in, events_of, gtid_of, rank_of
@@ -62,6 +62,7 @@ def test_all_rows_of_a_transaction_that_was_too_large_for_a_block_have_its_posit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 300)
+    monkeypatch.setattr(shard_streams, "SHARD_RESPONSES_MAX", 20)  # so many at a time, however fast they come
     monkeypatch.setattr(runs, "RUN_BYTES_MAX", 1)  # each block is read alone
     with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
         found.wait_for_shards("0")

@@ -1,5 +1,5 @@
-"""A backlog of a real keyspace to the fsynced log, against a client that counts bytes; and a thousand shards
-that are idle.
+"""A backlog of a real keyspace to the fsynced log, against a client that counts bytes, and as JSON to a
+handler, against Debezium's engine; and a thousand shards that are idle.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tailrace.sources.vitess.connection.vtgate import VSTREAM, Vtgate
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.streaming.capture_task import VitessCapture
 from tailrace.sources.vitess.streaming.stream_requests import table_rules
+from tailrace_bench import vitess_peer
 from tailrace_bench.support.idle_vtgate import OPEN_STREAMS
 from tailrace_bench.support.process import answer_of
 from tailrace_bench.support.report import Result, machine, median
@@ -61,17 +62,22 @@ _TABLE = "create table {} (id bigint primary key, what varchar(64), counter int,
 
 
 def measure(rows: int | None = None) -> Result:
-    """Have a backlog of `rows` rows received by both, in turn; transactions of 500 rows, then of one."""
+    """Have a backlog of `rows` rows received by both, in turn; transactions of 500 rows, then of one.
+
+    Then both engines hand it to a handler; without the peer (`make bench-vitess` fetches it) none does.
+    """
     rows = max(ROWS_A_TRANSACTION, rows or ROWS)
     schema = [_TABLE.format(name) for name in ("orders", "single")]
     with (
         EmbeddedVitess(find_vitess(), vschema=_VSCHEMA, schema=schema) as cluster,
         tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name,
     ):
-        large = _Backlog(cluster, Path(name) / "large", "orders", rows, ROWS_A_TRANSACTION).compared()
+        backlog = _Backlog(cluster, Path(name) / "large", "orders", rows, ROWS_A_TRANSACTION)
+        large = backlog.compared()
         log.info("transactions of many rows are received", **large)
         small = _Backlog(cluster, Path(name) / "small", "single", rows // SINGLE, 1).compared()
         log.info("and those of one", **small)
+        engines = backlog.through_engines()
     idle = _thousand()
     return Result(
         name="vitess",
@@ -86,6 +92,9 @@ def measure(rows: int | None = None) -> Result:
             "single_row_ratio": round(small["ratio"], 2),
             "single_row_transactions_s": round(small["rows_s"]),
             "client_rows_s": round(large["client_rows_s"]),
+            "two_tasks_to_one": round(large["two_tasks_to_one"], 2),
+            "single_row_two_tasks_to_one": round(small["two_tasks_to_one"], 2),
+            **engines,
             f"shards_{SHARDS}": idle,
         },
     )
@@ -96,18 +105,19 @@ class _Backlog:
 
     def __init__(self, cluster: EmbeddedVitess, at: Path, table: str, rows: int, each: int) -> None:
         self._cluster, self._at, self._table, self._rows, self._each = cluster, at, table, rows, each
-        self._source = VitessSource.model_validate(
-            {
-                "hosts": [cluster.address],
-                "keyspace": cluster.keyspace,
-                "snapshot": "never",
-                "tables": [f"{cluster.keyspace}.{table}"],
-            }
-        )
+        self._document = {
+            "type": "vitess",
+            "hosts": [cluster.address],
+            "keyspace": cluster.keyspace,
+            "snapshot": "never",
+            "tables": [f"{cluster.keyspace}.{table}"],
+        }
+        self._source = VitessSource.model_validate(self._document)
+        self._before: dict[str, str] = {}
 
     def compared(self) -> dict[str, float]:
-        """Return the rates of both, and the median of their ratios."""
-        before = self._positions()
+        """Return the rates of both, and the median of their ratios; and that of two of our tasks to one."""
+        before = self._before = self._positions()
         with _captured(self._source, self._at) as capture:
             begun_us = time.time_ns() // 1000
             _wait(lambda: capture.caught_up(begun_us), "the start of a capture")
@@ -115,16 +125,39 @@ class _Backlog:
         wanted = self._positions()
         expected = self._counted(before, wanted, 0)[0]
         log.info("the backlog is there", table=self._table, rows=self._rows, bytes=expected)
-        ours, theirs = [], []
+        ours, theirs, two = [], [], []
         for turn in range(TURNS):
             theirs.append(self._counted(before, wanted, int(expected * _UNPARSED))[1])
-            ours.append(self._ours(turn))
+            ours.append(self._ours(f"one-{turn}", 1))
+            two.append(self._ours(f"two-{turn}", 2))
             log.info("a turn", number=turn + 1, of=TURNS, ours=round(self._rows / ours[-1]),
                      counting=round(self._rows / theirs[-1]))  # fmt: skip
         return {
             "rows_s": self._rows / median(ours),
             "client_rows_s": self._rows / median(theirs),
             "ratio": median([client / own for client, own in zip(theirs, ours, strict=True)]),
+            "two_tasks_to_one": median([one / both for one, both in zip(ours, two, strict=True)]),
+        }
+
+    def through_engines(self) -> dict[str, Any]:
+        """Have our engine and Debezium's hand the backlog to a handler, as JSON; return the details."""
+        if not vitess_peer.is_here():
+            log.warning("the peer is not here: there is no peer_ratio", hint="make bench-vitess")
+            return {}
+        own = vitess_peer.hand_over(self._document, self._copy("engine"), self._rows)
+        log.info("the engine has handed it over", seconds=round(own.seconds, 1))
+        cluster = self._cluster
+        peer = vitess_peer.receive(
+            cluster.address, cluster.keyspace, self._table, self._before, self._rows, self._at.parent
+        )
+        log.info("and so has Debezium's", seconds=round(peer.seconds_from_first, 1))
+        return {
+            "peer": f"Debezium {vitess_peer.VERSION}, as JSON",
+            "peer_ratio": round(peer.seconds_from_first / own.seconds, 2),
+            "json_rows_s": round(self._rows / own.seconds),
+            "json_cpu_us_a_row": round(own.cpu_seconds / self._rows * 1e6, 2),
+            "peer_json_rows_s": round(self._rows / peer.seconds_from_first),
+            "peer_json_cpu_us_a_row": round(peer.cpu_seconds / self._rows * 1e6, 2),
         }
 
     def _load(self) -> None:
@@ -178,11 +211,17 @@ class _Backlog:
                 raise TailraceError(Kind.INTERNAL, words) from None
         raise TailraceError(Kind.INTERNAL, f"count the bytes of a backlog: the stream ended after {count}")
 
-    def _ours(self, turn: int) -> float:
-        at = self._at.with_name(f"{self._at.name}-{turn}")
+    def _copy(self, name: str) -> Path:
+        """Return a copy of the log that has the positions before the backlog."""
+        at = self._at.with_name(f"{self._at.name}-{name}")
         shutil.copytree(self._at, at)
+        return at
+
+    def _ours(self, name: str, tasks: int) -> float:
+        at = self._copy(name)
+        source = self._source.model_copy(update={"tasks_max": tasks})
         started = time.perf_counter()
-        with _captured(self._source, at) as capture:
+        with _captured(source, at) as capture:
 
             def is_there() -> bool:
                 found = capture.progress()

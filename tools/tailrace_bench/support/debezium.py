@@ -83,7 +83,7 @@ def receive(
     """
     given = {**_settings(postgres, slot, threads), **(settings or {})}
     given |= {f"peer.producer.{name}": value for name, value in (producer or {}).items()}
-    return PeerRun(**json.loads(_run(form, rows, given, directory)[-1]))
+    return PeerRun(**json.loads(run(form, rows, given, directory)[-1]))
 
 
 def latencies(postgres: EmbeddedPostgres, slot: str, rows: int, directory: Path) -> list[int]:
@@ -91,7 +91,7 @@ def latencies(postgres: EmbeddedPostgres, slot: str, rows: int, directory: Path)
 
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
     """
-    lines = _run("latency", rows, {**_settings(postgres, slot, 1), **QUICK}, directory)
+    lines = run("latency", rows, {**_settings(postgres, slot, 1), **QUICK}, directory)
     found: list[int] = json.loads(next(line for line in lines if line.startswith("[")))
     return found
 
@@ -113,7 +113,7 @@ def events(
     :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
     """
     given = {**_settings(postgres, slot, 1), **settings, "peer.last.topic": last_topic}
-    lines = _run("print", 1, given, directory)[:-1]
+    lines = run("print", 1, given, directory)[:-1]
     parts = [parts for line in lines if len(parts := line.split(" ")) == 3]
     return [PeerEvent(_decoded(topic) or "", _decoded(key), _decoded(value)) for topic, key, value in parts]
 
@@ -122,27 +122,46 @@ def _decoded(text: str) -> str | None:
     return None if text == "-" else base64.b64decode(text).decode()
 
 
-def _run(form: str, rows: int, settings: Mapping[str, str], directory: Path) -> list[str]:
+def run(form: str, rows: int, settings: Mapping[str, str], directory: Path, jars: Path = JARS) -> list[str]:
+    """Have the engine of some jars hand over `rows` records; return the lines of its output.
+
+    :param form: see `DebeziumPeer.java`.
+    :raises TailraceError: `ENVIRONMENT_UNFIT` if it fails.
+    """
     file = directory / f"peer-{form}.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
     with as_file(files("tailrace_bench.support") / "DebeziumPeer.java") as source:
-        command = [java, f"-Xmx{HEAP}", "-cp", f"{JARS}/*", str(source), form, str(rows), str(file)]
+        command = [java, f"-Xmx{HEAP}", "-cp", f"{jars}/*", str(source), form, str(rows), str(file)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     if done.returncode != 0:
         raise TailraceError(
             Kind.ENVIRONMENT_UNFIT,
-            f"run Debezium {VERSION}: it ended with status {done.returncode}\n{done.stderr[-2000:]}",
-            "it needs Java 17 or later; `make bench-peers` fetches it again",
+            f"run Debezium in {jars}: it ended with status {done.returncode}\n{done.stderr[-2000:]}",
+            "it needs Java 17 or later; `make bench-peers`, for Vitess `make bench-vitess`, fetches it again",
         )
     return done.stdout.splitlines()
 
 
-def _settings(postgres: EmbeddedPostgres, slot: str, threads: int) -> dict[str, str]:
+def engine_settings(threads: int) -> dict[str, str]:
+    """Return the settings of its engine, for JSON without schemas and a position that is not kept."""
     return {
         "name": "peer",
-        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "topic.prefix": "peer",
+        "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
+        "offset.flush.interval.ms": "60000",
+        "record.processing.threads": str(threads),
+        "max.batch.size": str(BATCH_ROWS),
+        "max.queue.size": str(QUEUE_ROWS),
+        "key.converter.schemas.enable": "false",
+        "value.converter.schemas.enable": "false",
+        "converter.schemas.enable": "false",
+    }
+
+
+def _settings(postgres: EmbeddedPostgres, slot: str, threads: int) -> dict[str, str]:
+    return engine_settings(threads) | {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "database.hostname": "127.0.0.1",
         "database.port": str(postgres.port),
         "database.user": "postgres",
@@ -158,12 +177,4 @@ def _settings(postgres: EmbeddedPostgres, slot: str, threads: int) -> dict[str, 
         "snapshot.mode.configuration.based.snapshot.data": "false",
         "snapshot.mode.configuration.based.snapshot.schema": "false",
         "snapshot.mode.configuration.based.start.stream": "true",
-        "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
-        "offset.flush.interval.ms": "60000",
-        "record.processing.threads": str(threads),
-        "max.batch.size": str(BATCH_ROWS),
-        "max.queue.size": str(QUEUE_ROWS),
-        "key.converter.schemas.enable": "false",
-        "value.converter.schemas.enable": "false",
-        "converter.schemas.enable": "false",
     }

@@ -1,7 +1,6 @@
-"""The thread on which all of gRPC's work is done: one event loop for the whole process.
+"""The thread on which vtgate is asked whatever is no stream: one event loop for the whole process.
 
-gRPC's asyncio serves one loop at a time well, and a thousand streams of one loop cost less than a thousand
-threads that each wait for a message.
+gRPC's asyncio serves one loop at a time well. Questions to a thousand shards wait on it at once.
 """
 
 from __future__ import annotations

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import grpc
-import grpc.aio
 
 from tailrace.backoff import Backoff
 from tailrace.config.source.vitess import VitessSource
@@ -117,18 +115,20 @@ async def _gtids_of_any(vtgate: Vtgate, source: VitessSource, shard: str, tablet
         )
         request.vgtid.shard_gtids.add(keyspace=source.keyspace, shard=shard, gtid="current")
         try:
-            async with asyncio.timeout(source.connect_timeout):
-                return [(await _first_position(vtgate, request), "")]
-        except (TimeoutError, EOFError, grpc.aio.AioRpcError):
+            return [(await asyncio.to_thread(_first_position, vtgate, request, source.connect_timeout), "")]
+        except (EOFError, grpc.RpcError):
             raise error from None
 
 
-async def _first_position(vtgate: Vtgate, request: pb.VStreamRequest) -> str:
-    async with contextlib.aclosing(vtgate.stream(request)) as responses:
-        async for response in responses:
+def _first_position(vtgate: Vtgate, request: pb.VStreamRequest, deadline_s: float) -> str:
+    stream = vtgate.stream(request, deadline_s)
+    try:
+        for response in stream:
             for event in pb.VStreamResponse.FromString(response).events:
                 for position in event.vgtid.shard_gtids:
                     return position.gtid
+    finally:
+        stream.cancel()
     raise EOFError
 
 

@@ -1,6 +1,7 @@
 """A connection to vtgate: by TLS or not, with a user or not, to the first of several that answers.
 
-A source has one such HTTP/2 connection for each of its tasks, whatever the number of shards.
+A source has two HTTP/2 connections for each of its tasks, whatever the number of shards: one for what is
+asked, by gRPC's asyncio, and one for streams, each of which is read by a thread.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
@@ -27,6 +28,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 import grpc.aio
+import grpc.experimental
 
 VSTREAM = "/vtgateservice.Vitess/VStream"
 EXECUTE = "/vtgateservice.Vitess/Execute"
@@ -48,6 +50,20 @@ class _Credentials:
     metadata: tuple[tuple[str, str], ...]
 
 
+class Stream(Protocol):
+    """The responses of a VStream, undecoded, for one thread; raises `grpc.RpcError`, which `status_of` reads,
+    if it does not end in good order.
+    """
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Wait for each response in turn."""
+        ...
+
+    def cancel(self) -> bool:
+        """End it. From any thread."""
+        ...
+
+
 class Vtgate:
     """A connection that is open. Made by `connect`; its methods may be called from any thread."""
 
@@ -58,6 +74,7 @@ class Vtgate:
         self.address = address
         self._source = source
         self._channel = channel
+        self._streams = _stream_channel(source, address, user)
         self._metadata = user.metadata
 
     @classmethod
@@ -94,23 +111,18 @@ class Vtgate:
         """As `ask`, for the answer as the wire has it."""
         return submit(self._execute(sql, attempted, target))
 
-    async def stream(self, request: pb.VStreamRequest) -> AsyncGenerator[bytes, None]:
-        """Yield the responses of a VStream, undecoded; on the loop.
+    def stream(self, request: pb.VStreamRequest, deadline_s: float | None = None) -> Stream:
+        """Open a VStream.
 
-        :raises grpc.aio.AioRpcError: if it does not end in good order; `status_of` reads it.
+        :param deadline_s: after which it ends with `DEADLINE_EXCEEDED`; None: it stays open.
         """
         # Bytes in, bytes out: decoding is done for many responses at once, elsewhere.
-        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(VSTREAM)
-        call = method(request.SerializeToString(), metadata=self._metadata)
-        try:
-            while isinstance(response := await call.read(), bytes):  # else it is `grpc.aio.EOF`
-                yield response
-        finally:
-            call.cancel()
+        method: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._streams.unary_stream(VSTREAM)
+        return method(request.SerializeToString(), timeout=deadline_s, metadata=self._metadata)
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection stands, as far as is known; on the loop."""
+        """Whether the connection stands, as far as is known."""
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     def close(self) -> None:
@@ -120,6 +132,7 @@ class Vtgate:
 
     async def end(self) -> None:
         """As `close`; on the loop."""
+        self._streams.close()
         await self._channel.close()
 
     async def rows(self, sql: str, attempted: str, target: str) -> list[Row]:
@@ -141,8 +154,9 @@ class Vtgate:
         return answer.result
 
 
-def status_of(error: grpc.aio.AioRpcError) -> Status:
+def status_of(error: grpc.RpcError) -> Status:
     """Return how a call ended."""
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     return Status(error.code().name, error.details() or "")
 
 
@@ -200,6 +214,21 @@ async def _connected(source: VitessSource, first: int, credentials: _Credentials
 
 
 def _channel(source: VitessSource, address: str, credentials: _Credentials) -> grpc.aio.Channel:
+    options = _options(source)
+    if credentials.channel is None:
+        return grpc.aio.insecure_channel(address, options)
+    return grpc.aio.secure_channel(address, credentials.channel, options)
+
+
+def _stream_channel(source: VitessSource, address: str, credentials: _Credentials) -> grpc.Channel:
+    # Who waits for a response takes it from gRPC itself: no other thread hands it over.
+    options = [*_options(source), (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
+    if credentials.channel is None:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, credentials.channel, options)
+
+
+def _options(source: VitessSource) -> list[tuple[str, str | int]]:
     keepalive_ms = int(source.keepalive_s * 1000)
     options: list[tuple[str, str | int]] = [
         ("grpc.max_receive_message_length", source.message_bytes_max),
@@ -209,11 +238,9 @@ def _channel(source: VitessSource, address: str, credentials: _Credentials) -> g
         # Connections of several sources in one process are their own.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    if credentials.channel is None:
-        return grpc.aio.insecure_channel(address, options)
     if source.tls_server_name is not None:
         options.append(("grpc.ssl_target_name_override", source.tls_server_name))
-    return grpc.aio.secure_channel(address, credentials.channel, options)
+    return options
 
 
 def _credentials(source: VitessSource) -> _Credentials:

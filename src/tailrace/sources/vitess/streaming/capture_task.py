@@ -1,7 +1,7 @@
 """A capture task: all shards of one keyspace into one task of the change log.
 
-`VitessCapture.run` connects, streams, and connects again after anything that may pass. gRPC's thread
-receives; the thread that calls `run` appends, in turn with those of the source's further tasks; the
+`VitessCapture.run` connects, streams, and connects again after anything that may pass. A thread for each
+shard receives; the thread that calls `run` appends, in turn with those of the source's further tasks; the
 appender's makes durable. vtgate wants no acknowledgement: what is durable in the log is where the next start
 goes on.
 """

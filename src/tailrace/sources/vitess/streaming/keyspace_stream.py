@@ -74,6 +74,8 @@ log = structlog.get_logger(__name__)
 TAKE_S = 0.2
 #: Least time from append to append: transactions that come meanwhile share one, and its fsync.
 APPEND_INTERVAL_S = 0.002
+#: The same while so many responses come at once that there is a backlog.
+BACKLOG_RESPONSES, BACKLOG_INTERVAL_S = 32, 0.01
 #: A transaction of which so much came, and not its end, goes into the log before that comes.
 OPEN_BYTES_MAX = 32 << 20
 #: How old the watermark may be that rows have: it takes a look at each shard.
@@ -222,7 +224,7 @@ class KeyspaceStream:
                     if is_given:
                         self._turn(task, received)
                 if received:
-                    time.sleep(max(0.0, APPEND_INTERVAL_S - (time.monotonic() - began_s)))
+                    time.sleep(max(0.0, _interval_s(received) - (time.monotonic() - began_s)))
         except BaseException as error:  # noqa: BLE001 - raised again on the thread of `run`
             self._failure = self._failure or error
             self._over.set()
@@ -578,6 +580,11 @@ class KeyspaceStream:
         if not GtidSet.parse(executed).contains(GtidSet.parse(held.kept.gtid)):
             self._carry_out(self.coordinator.step(Probed(shard, held.attempt, executed, "")))
             self.shards[shard].probed_s = -PROBE_S
+
+
+def _interval_s(received: Mapping[str, ShardResponses]) -> float:
+    count = sum(len(each.responses) for each in received.values())
+    return BACKLOG_INTERVAL_S if count >= BACKLOG_RESPONSES else APPEND_INTERVAL_S
 
 
 def _iso(time_us: int) -> str:

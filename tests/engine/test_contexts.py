@@ -252,7 +252,7 @@ def test_a_batch_that_is_being_committed_leaves_its_room_to_another_one(order):
     hold = threading.Event()
     engine = engine_of(
         LinesSource(100, batch=10),
-        lambda record: None,
+        lambda _: None,
         offsets=Store(fault=lambda: hold.wait(60)),
         options={"record_processing": {"queue_batches_max": 1, "order": order, "threads": 1}},
     )

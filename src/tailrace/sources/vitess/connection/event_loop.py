@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_making = threading.Lock()
+
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
     """Have the loop run `work`; return at once with what its result will be in. Any thread but the loop's."""
@@ -23,7 +25,8 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 def event_loop() -> asyncio.AbstractEventLoop:
     """Return the loop, which runs."""
-    return _loop_of(os.getpid())
+    with _making:  # two threads that ask first, at once, get the same one
+        return _loop_of(os.getpid())
 
 
 @functools.cache

@@ -63,7 +63,8 @@ def asked_by(
         try:
             found = asked(shard, sql)
         except TailraceError as error:
-            if error.policy is not Policy.RETRY or shard in (heirs := serving(shard)):
+            heirs = serving(shard) if error.policy is Policy.RETRY else ()
+            if not heirs or shard in heirs:
                 raise
             found = asked(heirs[0], sql)
         return (found[0][0], found[0][1] or "") if found else None

@@ -36,6 +36,7 @@ EXECUTE = "/vtgateservice.Vitess/Execute"
 _GRACE_S = 5.0
 #: Of several connections, so much longer than the first one a vtgate may take; else another one gets it.
 _LATE_S = 1.0
+_WATCH_AGAIN_S = 0.01
 
 T = TypeVar("T")
 
@@ -197,7 +198,7 @@ async def _connected(source: VitessSource, first: int, credentials: _Credentials
         channel = _channel(source, address, credentials)
         began = time.monotonic()
         try:
-            await asyncio.wait_for(channel.channel_ready(), source.connect_timeout)
+            await asyncio.wait_for(_ready(channel), source.connect_timeout)
         except TimeoutError:
             await channel.close()
             tried.append(f"{address} ({time.monotonic() - began:.0f} s)")
@@ -211,6 +212,17 @@ async def _connected(source: VitessSource, first: int, credentials: _Credentials
         f"connect to vtgate: no answer from {', '.join(tried)}",
         "check source.hosts, which are ports of vtgate's gRPC, and whether they want TLS; it is tried again",
     )
+
+
+async def _ready(channel: grpc.aio.Channel) -> None:
+    """Wait until a connection stands.
+
+    gRPC's watch for a change of the connection's state may fail without one (grpc/grpc#42393): another begins.
+    """
+    while True:
+        with contextlib.suppress(RuntimeError):
+            return await channel.channel_ready()
+        await asyncio.sleep(_WATCH_AGAIN_S)
 
 
 def _channel(source: VitessSource, address: str, credentials: _Credentials) -> grpc.aio.Channel:

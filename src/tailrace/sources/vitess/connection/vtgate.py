@@ -217,7 +217,7 @@ async def _connected(source: VitessSource, first: int, credentials: _Credentials
 async def _ready(channel: grpc.aio.Channel) -> None:
     """Wait until a connection stands.
 
-    gRPC's watch for a change of the connection's state may fail without one (grpc/grpc#42393): another begins.
+    gRPC's watch for a change of its state may end in an error without one (grpc/grpc#42393): another begins.
     """
     while True:
         with contextlib.suppress(RuntimeError):

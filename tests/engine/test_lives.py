@@ -113,6 +113,11 @@ def stops_no_task_whose_start_failed(monkeypatch):
     monkeypatch.setattr(LinesTask, "stop", planted)
 
 
+def _many_lives():
+    for seed in range(7, 12):  # threads decide, too, whether a life meets a bug
+        lives(60, seed)
+
+
 def tells_success_after_a_failure(monkeypatch):
     monkeypatch.setattr(Engine, "_raise_failure", lambda _: None)
     monkeypatch.setattr(Engine, "error", None)
@@ -130,5 +135,4 @@ def tells_success_after_a_failure(monkeypatch):
 def test_a_planted_bug_is_found(monkeypatch, bug):
     bug(monkeypatch)
     with pytest.raises(AssertionError):
-        for seed in range(7, 12):  # threads decide, too, whether a life meets it
-            lives(60, seed)
+        _many_lives()

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, cast
 
+import grpc
 import pytest
+from grpc.aio import _channel as grpc_channel
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Kind, TailraceError
@@ -215,3 +217,20 @@ def _ended(streams: ShardStreams, shard: str) -> Status:
 
 def _threads(shard: str) -> int:
     return sum(thread.name == f"tailrace-vitess-{shard}" for thread in threading.enumerate())
+
+
+def test_a_watch_of_a_connection_that_fails_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, failed = grpc_channel.Channel.wait_for_state_change, []
+
+    async def fails_once(self: grpc_channel.Channel, state: grpc.ChannelConnectivity) -> None:
+        if not failed:
+            failed.append(state)
+            raise RuntimeError("gRPC channel connectivity state watch failed unexpectedly.")
+        await wait(self, state)
+
+    monkeypatch.setattr(grpc_channel.Channel, "wait_for_state_change", fails_once)
+    with FakeVtgate("0") as fake:
+        source = VitessSource.model_validate({"hosts": [fake.address], "keyspace": KEYSPACE})
+        with closing(Vtgate.connect(source)) as vtgate:
+            assert vtgate.is_connected
+    assert failed

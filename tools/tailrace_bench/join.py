@@ -229,7 +229,7 @@ def _copy(bootstrap: str, turn: int, rows: int, transactions: int) -> tuple[floa
         {
             "bootstrap.servers": bootstrap,
             "transactional.id": target,
-            "linger.ms": 5,
+            "linger.ms": 20,
             "compression.type": "lz4",
             "partitioner": "murmur2_random",
             "queue.buffering.max.messages": 1_000_000,

@@ -105,7 +105,7 @@ def producer(
     """
     found: dict[str, Any] = {
         "partitioner": "murmur2_random",  # as Java's clients place keys
-        "linger.ms": "5",  # as Java's client since 4.0: what is handed over is soon under way
+        "linger.ms": "20",
         "compression.type": "lz4",
         "delivery.report.only.error": True,
         "batch.size": batch_bytes,

@@ -176,7 +176,7 @@ class AtomicWriter:
         self._begin()  # progress without records is an offset too
         self._step(ProducerEvent.DUE)
         failpoints.hit("kafka.before_offset")
-        self._attempt("write the offset", lambda: self._send_offsets(offsets), committing=True)
+        self._attempt("write the offset", lambda: self._send_offsets(offsets))
         failpoints.hit("kafka.before_commit")
         self._attempt("commit a transaction", lambda: self._commit(timeout_s), committing=True)
         failpoints.hit("kafka.after_commit")

@@ -104,8 +104,8 @@ def transaction_ids(ids: pa.StringArray) -> TransactionIds:
     positions = np.empty(count, np.int64)
     _split(data, ends, there, keys, key_ends, positions)
     is_there = pa.py_buffer(np.packbits(there, bitorder="little"))
-    buffers = [is_there, pa.py_buffer(key_ends), pa.py_buffer(keys)]
-    return TransactionIds(pa.StringArray.from_buffers(count, buffers[1], buffers[2], buffers[0]), positions)
+    found = pa.StringArray.from_buffers(count, pa.py_buffer(key_ends), pa.py_buffer(keys), is_there)
+    return TransactionIds(found, positions)
 
 
 def sequences(texts: pa.StringArray) -> tuple[Integers, Integers]:

@@ -63,10 +63,10 @@ def asked_by(
         try:
             found = asked(shard, sql)
         except TailraceError as error:
-            heirs = serving(shard) if error.policy is Policy.RETRY else ()
-            if not heirs or shard in heirs:
+            others = serving(shard) if error.policy is Policy.RETRY else ()
+            if not others or shard in others:
                 raise
-            found = asked(heirs[0], sql)
+            found = asked(others[0], sql)
         return (found[0][0], found[0][1] or "") if found else None
 
     return default_of

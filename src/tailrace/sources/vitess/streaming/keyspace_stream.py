@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -33,7 +32,7 @@ from tailrace.sources.progress import SourceHealth
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, from_status
 from tailrace.sources.vitess.connection.metadata import ask_gtids_of_any, newest_gtids, serving_shards
-from tailrace.sources.vitess.connection.vtgate import Row, Vtgate
+from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
     CancelStream,
@@ -64,6 +63,7 @@ from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, Tra
 from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd
 from tailrace.sources.vitess.streaming.serving_shards import ServingShards
+from tailrace.sources.vitess.streaming.shard_progress import ShardProbe, ShardProgress
 from tailrace.sources.vitess.streaming.shard_streams import BYTES_MAX, ShardResponses, ShardStreams
 from tailrace.sources.vitess.streaming.stream_ends import stream_ended
 from tailrace.sources.vitess.streaming.stream_requests import stream_request
@@ -89,21 +89,6 @@ PROBES_MAX = 16
 
 
 @dataclass(slots=True)
-class ShardProgress:
-    """What is known of one shard beside its state.
-
-    :ivar moved_s: when its stream last brought something of its own.
-    :ivar probed_s: when it was last asked what it has, and `asked_us`, by the clock.
-    :ivar whole_until_us: everything that was committed before is here.
-    """
-
-    moved_s: float = field(default_factory=time.monotonic)
-    probed_s: float = field(default_factory=time.monotonic)
-    asked_us: int = 0
-    whole_until_us: int = 0
-
-
-@dataclass(slots=True)
 class _Task:
     """A worker: it knows no shard's state, and any other can read its shards.
 
@@ -114,14 +99,6 @@ class _Task:
     vtgate: Vtgate
     streams: ShardStreams
     held: list[tuple[str, ShardResponses]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    attempt: int
-    of: str  # the type of the tablet
-    serves: bool
-    answer: Future[list[Row]]
 
 
 class KeyspaceStream:
@@ -164,7 +141,7 @@ class KeyspaceStream:
             lambda event: self._carry_out(self.coordinator.step(event)),
         )  # fmt: skip
         self._transcoders: dict[str, Transcoder] = {}
-        self._probes: dict[str, _Probe] = {}  # asked and not answered
+        self._probes: dict[str, ShardProbe] = {}  # asked and not answered
         self._serving = ServingShards(source, vtgate, time.monotonic())
         self._open_shard: str | None = None  # whose transaction is open at the log's end
         self._open_position = 0
@@ -527,7 +504,7 @@ class KeyspaceStream:
                     serves = not self.coordinator.is_unlisted(shard)
                     of = self._source.tablet_type if serves and not held.behind else "primary"
                     answer = ask_gtids_of_any(self._vtgate, self._source, shard, of)
-                    self._probes[shard] = _Probe(held.attempt, of, serves, answer)
+                    self._probes[shard] = ShardProbe(held.attempt, of, serves, answer)
         for shard, probe in list(self._probes.items()):
             if not probe.answer.done():
                 continue

@@ -54,6 +54,7 @@ check: setup ## Lint, types, layers, documents.
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_docs.py
 	$(BIN)/python scripts/generate_docs.py --check
+	$(BIN)/python -m pytest -q -n 0 tests/test_tidy.py
 
 bench: setup brokers bench-peers ## Every benchmark, each with its ratio and its limit.
 	@for name in $(BENCHMARKS); do $(BIN)/tailrace bench $$name || exit 1; done

@@ -46,6 +46,7 @@ KERNEL_MODULES = (
     "tailrace.converters.cells.connect_values",
     "tailrace.kafka.producer.partitioner",
     "tailrace.records.fingerprints",
+    "tailrace.join.postgres_ids",
 )
 
 

@@ -6,10 +6,11 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tailrace_bench.engine import EngineRun
 from tailrace_bench.support import debezium
 from tailrace_bench.support.passes import cores, timed
 from tailrace_bench.support.process import answer_of
@@ -18,19 +19,6 @@ from tailrace_bench.support.process import answer_of
 VERSION = "3.5.0.Final"
 JARS = Path(sys.prefix) / "share" / "tailrace" / "debezium-vitess"
 DEADLINE_S = 900.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRun:
-    """One timed pass of our engine: from the call of `run` to the handler's return for the last record.
-
-    Connecting and the log with its fsyncs are in it; the start of the interpreter and imports are not.
-    """
-
-    rows: int
-    seconds: float
-    cpu_seconds: float
-    bytes: int  # of the documents
 
 
 def is_here() -> bool:

@@ -51,7 +51,7 @@ class _Credentials:
     metadata: tuple[tuple[str, str], ...]
 
 
-class Stream(Protocol):
+class ResponseStream(Protocol):
     """The responses of a VStream, undecoded, for one thread; raises `grpc.RpcError`, which `status_of` reads,
     if it does not end in good order.
     """
@@ -112,7 +112,7 @@ class Vtgate:
         """As `ask`, for the answer as the wire has it."""
         return submit(self._execute(sql, attempted, target))
 
-    def stream(self, request: pb.VStreamRequest, deadline_s: float | None = None) -> Stream:
+    def stream(self, request: pb.VStreamRequest, deadline_s: float | None = None) -> ResponseStream:
         """Open a VStream.
 
         :param deadline_s: after which it ends with `DEADLINE_EXCEEDED`; None: it stays open.

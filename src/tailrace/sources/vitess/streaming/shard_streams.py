@@ -20,7 +20,7 @@ import grpc
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, SILENT, Status
-from tailrace.sources.vitess.connection.vtgate import Stream, Vtgate, status_of
+from tailrace.sources.vitess.connection.vtgate import ResponseStream, Vtgate, status_of
 
 #: Received and not taken yet: bytes and responses of one shard, and bytes of all shards of all tasks.
 SHARD_BYTES_MAX = 8 << 20
@@ -63,7 +63,7 @@ class _ShardStream:
     wait_s: float
     deadline_s: float | None
     over: threading.Event = field(default_factory=threading.Event)
-    call: Stream | None = None
+    call: ResponseStream | None = None
     heard_s: float = math.inf
     is_silent: bool = False
 

@@ -170,6 +170,11 @@ class Coordinator:
         found = self.shards[shard]
         return found.state is ShardMode.STREAMING and found.unlisted >= UNLISTED_MAX
 
+    @property
+    def has_new_shards(self) -> bool:
+        """Whether a shard is streamed that no list of serving shards has had since it was begun."""
+        return any(held.unlisted < 0 for held in self.shards.values() if held.state is ShardMode.STREAMING)
+
     def waits_for_snapshot(self, shard: str, listed: Iterable[str]) -> bool:
         """Tell whether the changes of a shard that serves come no further before lost keys are copied again.
 

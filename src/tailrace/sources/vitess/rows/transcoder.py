@@ -95,6 +95,11 @@ class Transcoded:
     events: StreamEvents
     is_open: bool
 
+    def end_of(self, vgtid: StreamEvent) -> int:
+        """Return where the transaction of a VGTID ends among the frames."""
+        commits = (event.at for event in self.events.of(events.COMMIT) if event.at >= vgtid.at)
+        return next(commits, len(self.frames))
+
 
 @dataclass(slots=True)
 class _Work:

@@ -84,6 +84,8 @@ WATERMARK_INTERVAL_US = 200_000
 IDLE_STATE_S = 1.0
 #: A shard of which only heartbeats came for so long is asked what it has: heartbeats prove that vtgate lives.
 PROBE_S = 20.0
+#: So often it is looked at each shard.
+LOOK_S = 0.25
 #: Of so many shards at a time.
 PROBES_MAX = 16
 
@@ -142,7 +144,7 @@ class KeyspaceStream:
         )  # fmt: skip
         self._transcoders: dict[str, Transcoder] = {}
         self._probes: dict[str, ShardProbe] = {}  # asked and not answered
-        self._serving = ServingShards(source, vtgate, time.monotonic())
+        self._serving = ServingShards(source, vtgate)
         self._open_shard: str | None = None  # whose transaction is open at the log's end
         self._open_position = 0
         self.shards: dict[str, ShardProgress] = {}
@@ -156,6 +158,7 @@ class KeyspaceStream:
         self._lock = threading.Lock()
         self._wanted = 0
         self._watermark = self._watermark_at_us = 0
+        self._looked_s = 0.0
 
     def run(self) -> None:
         """Stream until stopping is asked for.
@@ -364,7 +367,7 @@ class KeyspaceStream:
                     continue
                 known.moved_s, at = time.monotonic(), event.at
                 if journal is not None:
-                    yield JournalReached(shard, attempt, journal, position.gtid), _end_of(made, event)
+                    yield JournalReached(shard, attempt, journal, position.gtid), made.end_of(event)
                     return
                 if reached is not None and is_copied:
                     yield reached, at
@@ -475,9 +478,12 @@ class KeyspaceStream:
             self._list_shards()
         if self._idle and now_s - self._idle_since_s > IDLE_STATE_S:
             self._write_idle()
-        if (serving := self._serving.turn(now_s)) is not None:
-            self._carry_out(self.coordinator.step(ShardsServing(serving)))
-        self._probe(now_s)
+        if now_s - self._looked_s > LOOK_S:  # a thousand shards take a millisecond
+            self._looked_s = now_s
+            serving = self._serving.turn(now_s, is_any_new=self.coordinator.has_new_shards)
+            if serving is not None:
+                self._carry_out(self.coordinator.step(ShardsServing(serving)))
+            self._probe(now_s)
         self._snapshots.turn(now_s)
         self._look_for_targets()
 
@@ -584,12 +590,6 @@ def _own_position(event: StreamEvent, shard: str) -> pb.ShardGtid | None:
 def _last_keys(position: pb.ShardGtid) -> dict[str, str]:
     texts = state_of(position).get("table_pks", [])
     return {table.table_name: text for table, text in zip(position.table_pks, texts, strict=True)}
-
-
-def _end_of(made: Transcoded, vgtid: StreamEvent) -> int:
-    """Return where the transaction of a VGTID ends among the frames."""
-    commits = (event.at for event in made.events.of(vevents.COMMIT) if event.at >= vgtid.at)
-    return next(commits, len(made.frames))
 
 
 def _journal(message: pb.Journal) -> Journal:

@@ -17,6 +17,8 @@ BENCHMARKS := capture snapshot tables decode convert replay e2e stages idle engi
 # Of `make torture`; empty: a hundred for each sink, two hundred for Kafka, an hour of chaos, five hundred
 # fall-backs of real time for a handler and for Kafka. CYCLES=10: ten of each, and ten minutes.
 CYCLES :=
+# Releases of Vitess that are built, and tested.
+VITESS := 22 24
 # Processes that run tests side by side. The tests wait more than they work; each process has servers of
 # its own and takes up to 3 GB. WORKERS=0 runs them one by one, in files' order.
 WORKERS := 3
@@ -39,9 +41,11 @@ test: for-tests ## The test suite.
 test-fast: setup ## The tests that need no server; a minute.
 	$(BIN)/python -m pytest $(PYTEST_FAST) $(PYTEST_ARGS)
 
-test-vitess: setup vitess ## The tests that need a Vitess cluster, one by one.
-	$(BIN)/python -m pytest -m "vitess and not torture" tests/vitess tests/torture/test_vitess.py $(PYTEST_ARGS)
+test-vitess: setup vitess ## The tests that need a Vitess cluster, on each release (VITESS=24: on that one).
+	@for release in $(VITESS); do echo "== Vitess $$release"; TAILRACE_VITESS=$$release $(BIN)/python -m pytest \
+	    -m "vitess and not torture" tests/vitess tests/torture/test_vitess.py $(PYTEST_ARGS) || exit 1; done
 
+torture-vitess bench-vitess: VITESS := 22
 torture-vitess: setup vitess ## Thirty random campaigns on a keyspace that is resharded; an hour or two.
 	$(BIN)/python -m pytest -m "vitess and torture" tests/torture/test_vitess.py $(PYTEST_ARGS)
 
@@ -72,8 +76,8 @@ setup: $(STAMPS)/jars $(STAMPS)/kernels ## Make .venv, fetch Delta's jars, compi
 
 brokers: $(STAMPS)/kafka ## Fetch Kafka, which the tests and benchmarks of the Kafka sink start.
 
-vitess: $(STAMPS)/venv ## Build Vitess, which its tests start; needs Go, some minutes and 3 GB the first time.
-	$(BIN)/python scripts/make_vitess.py
+vitess: $(STAMPS)/venv ## Build Vitess, which its tests start; needs Go, 20 minutes and 6 GB the first time.
+	$(BIN)/python scripts/make_vitess.py $(VITESS)
 
 browser: ## Install Chromium, in which the page of examples/ is tested (as root).
 	@sh scripts/install_browser.sh

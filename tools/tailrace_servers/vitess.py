@@ -147,6 +147,11 @@ class EmbeddedVitess:
         self._at_exit = weakref.finalize(self, _end_if_ours, os.getpid(), self._processes, self.directory)
 
     @property
+    def release(self) -> str:
+        """Which of Vitess it is: `22`."""
+        return self._install.release
+
+    @property
     def address(self) -> str:
         """Where vtgate speaks gRPC, `host:port`."""
         return f"127.0.0.1:{self._ports['vtgate_grpc']}"

@@ -203,13 +203,16 @@ def test_a_table_that_was_altered_while_nobody_read_is_copied_anew(
     _insert(vitess, orders, range(20, 40))
     apply(change)
     tables = [f"{vitess.keyspace}.{orders}"]
-    with capturing(tmp_path, vitess.address, snapshot="initial", tables=tables) as found:
-        found.wait_for_mode("needs_snapshot", "-80", "80-")
-        assert "does not know any more what a table was" in found.capture.progress().warnings[0].message
+    is_lost = vitess.release == "22" or "modify" not in change  # Vitess 24 sends rows of another type
+    if is_lost:
+        with capturing(tmp_path, vitess.address, snapshot="initial", tables=tables) as found:
+            found.wait_for_mode("needs_snapshot", "-80", "80-")
+            assert "does not know any more what a table was" in found.capture.progress().warnings[0].message
     if "drop table" in change:
         apply(ORDERS)
         _insert(vitess, orders, range(30))
-    tailrace("snapshot", file, "--lost")
+    if is_lost:
+        tailrace("snapshot", file, "--lost")
     vitess.execute(f"update {orders} set counter = counter + 1 where id < 10")
     tailrace("run", file, "--until-caught-up")
     counters = dict(vitess.execute(f"select id, counter from {orders}"))

@@ -228,6 +228,7 @@ def test_a_transaction_of_the_source_that_takes_longer_gets_more_time(
 
 
 @pytest.mark.follows("sink_transaction_too_long")
+@pytest.mark.timeout(1200)
 def test_one_that_does_not_fit_into_the_time_that_was_set_is_named_with_the_way_out(
     kafka: EmbeddedKafka, slow: str, topic_name: str, log: HandmadeLog
 ) -> None:

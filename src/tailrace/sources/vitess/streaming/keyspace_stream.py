@@ -84,7 +84,7 @@ WATERMARK_INTERVAL_US = 200_000
 IDLE_STATE_S = 1.0
 #: A shard of which only heartbeats came for so long is asked what it has: heartbeats prove that vtgate lives.
 PROBE_S = 20.0
-#: So often it is looked at each shard.
+#: Seconds between two looks at each shard, for those that are silent or serve no longer.
 LOOK_S = 0.25
 #: Of so many shards at a time.
 PROBES_MAX = 16

@@ -12,7 +12,7 @@ import pytest
 from tailrace.join.assembly import Assembly
 from tailrace.join.extraction import MESSAGES
 from tailrace.join.merge import UNKNOWN, Joined
-from tailrace.join.partition import HEADERS, JoinedRows
+from tailrace.join.partition import TRANSACTION, JoinedRows
 
 PLACES = [("a", 0), ("a", 1), ("b", 0)]
 
@@ -38,7 +38,7 @@ def taken(rows: Rows, first: int) -> JoinedRows:
     messages = pa.RecordBatch.from_arrays(
         [pa.array(values, pa.binary())] * 2 + [pa.array(numbers)] * 2, schema=MESSAGES
     )
-    return JoinedRows(messages, pa.nulls(len(rows), HEADERS), joined)
+    return JoinedRows(messages, pa.nulls(len(rows), TRANSACTION), joined)
 
 
 def history(chance: random.Random) -> dict[tuple[str, int], Rows]:

@@ -85,11 +85,8 @@ def test_each_line_comes_once_with_its_order(orders: Orders, tmp_path: Path, joi
 
     def take(batch: Any) -> None:
         for record in batch:
-            number, of = json.loads(record.value)["after"]["id"], record.headers
-            found.append(
-                (number, (of["transaction_id"], of["total_order"], of["transaction_event_count"],
-                          of["transaction_ts_ms"]))
-            )  # fmt: skip
+            number, of = json.loads(record.value)["after"]["id"], record.headers["transaction"]
+            found.append((number, (of["id"], of["total_order"], of["event_count"], of["ts_ms"])))
 
     for turn in range(3):
         orders.write(30)

@@ -44,13 +44,13 @@ def test_fields_of_any_document_are_joined(as_number: bool) -> None:
     partition.add_data(lines, fields)
     taken = partition.take_rows(window)
     assert taken is not None
-    headers = taken.headers.to_pylist()
-    assert [each and each["transaction_id"] for each in headers] == [
+    facts = taken.facts.to_pylist()
+    assert [each and each["id"] for each in facts] == [
         str(key(1)), None, str(key(1)), None, str(key(2)),
     ]  # fmt: skip
-    assert headers[0] is not None
-    assert (headers[0]["transaction_event_count"], headers[0]["transaction_ts_ms"]) == (2, 5)
-    assert [each and each["total_order"] for each in headers] == [1, None, 2, None, 1]
+    assert facts[0] is not None
+    assert (facts[0]["event_count"], facts[0]["ts_ms"]) == (2, 5)
+    assert [each and each["total_order"] for each in facts] == [1, None, 2, None, 1]
 
 
 def test_documents_over_several_lines_and_with_schemas_are_read() -> None:

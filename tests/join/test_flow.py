@@ -76,7 +76,7 @@ def test_an_end_that_is_readable_before_its_rows_is_not_passed(looks: int) -> No
     assert flow.window is not None
     rows = flow.partitions[DATA].take_rows(flow.window)
     assert rows is not None
-    assert [each["transaction_id"] for each in rows.headers.to_pylist()] == ["t"]
+    assert [each["id"] for each in rows.facts.to_pylist()] == ["t"]
 
 
 def test_a_transaction_without_rows_here_is_passed_once_the_partition_is_read() -> None:

@@ -45,13 +45,12 @@ class Got:
             for record in batch:
                 document = json.loads(record.value)
                 event = document.get("payload", document)
-                headers = dict(record.headers or {})
-                transaction = headers.get("transaction_id") or ""
+                of = record.headers.get("transaction", {})
                 block = event["transaction"]
-                assert headers.get("total_order") == (block and block["total_order"])
-                self.rows[record.key.decode()].append((event["after"]["number"], transaction))
+                assert of.get("total_order") == (block and block["total_order"])
+                self.rows[record.key.decode()].append((event["after"]["number"], of.get("id") or ""))
                 self.topics.add(record.topic)
-                self.last = headers
+                self.last = of
                 self.count += 1
             if 0 <= self.fails_at <= self.count:
                 self.fails_at = -1
@@ -95,11 +94,11 @@ def test_each_change_comes_once_with_its_transaction(
     topics.write(40)
     joined(topics, tmp_path / "offsets", got, total(topics), tasks=3)
     assert got.rows == topics.expected, join_seed
-    named = got.last["transaction_id"]
+    named = got.last["id"]
     position = int(named.split(":")[1])
-    assert got.last["transaction_position"] == position
-    assert got.last["transaction_ts_ms"] == TIME_MS + position
-    assert got.last["transaction_event_count"] == topics.counts[named]
+    assert got.last["position"] == position
+    assert got.last["ts_ms"] == TIME_MS + position
+    assert got.last["event_count"] == topics.counts[named]
 
 
 def test_small_queues_and_stops_anywhere_lose_and_repeat_nothing_that_was_committed(
@@ -193,10 +192,10 @@ def test_topics_that_our_own_sink_writes_are_joined(
             if change["op"] == "r":
                 snapshot.append(record.headers)
             elif change["after"]["id"]:
-                of = record.headers
-                assert of["transaction_id"].startswith(f"{change['source']['txId']}:")
-                assert of["transaction_position"] > change["source"]["lsn"]
-                found[change["after"]["number"]].add((of["transaction_id"], of["transaction_event_count"]))
+                of = record.headers["transaction"]
+                assert of["id"].startswith(f"{change['source']['txId']}:")
+                assert of["position"] > change["source"]["lsn"]
+                found[change["after"]["number"]].add((of["id"], of["event_count"]))
                 orders.append(of["total_order"])
 
     engine = tailrace.Engine(
@@ -235,7 +234,8 @@ def test_topics_in_avro_are_joined_by_what_the_registry_says(
 
         def take(batch: Any) -> None:
             for record in batch:
-                found[record.headers["transaction_id"]].append(record.headers["total_order"])
+                of = record.headers["transaction"]
+                found[of["id"]].append(of["total_order"])
 
         engine = tailrace.Engine(
             connector="kafka-join", name="join", on_batch=take,

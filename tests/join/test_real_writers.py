@@ -73,8 +73,7 @@ def joined(value: bytes | None, facts: dict[str, Any]) -> Iterator[Joined]:
     event = json.loads(value)
     event = event.get("payload", event)
     row = event["after"] or event["before"]
-    transaction = facts["transaction_id"]
-    xid, count = int(transaction.split(":")[0]), facts["transaction_event_count"]
+    xid, count = int(facts["id"].split(":")[0]), facts["event_count"]
     yield event["source"]["table"], event["op"], row["id"], facts["total_order"], xid, count
 
 
@@ -83,7 +82,7 @@ def by_engine(kafka: EmbeddedKafka, prefix: str, wanted: int) -> list[Joined]:
 
     def take(batch: Any) -> None:
         for record in batch:
-            found.extend(joined(record.value, record.headers or {}))
+            found.extend(joined(record.value, record.headers["transaction"]))
 
     engine = tailrace.Engine(
         connector="kafka-join", name="join", on_batch=take, tasks_max=2,
@@ -108,7 +107,12 @@ def by_spark(spark: Any, kafka: EmbeddedKafka, prefix: str) -> list[Joined]:
     }
     rows = spark.read.format("tailrace-join").options(**options).load().collect()
     assert all(row.transaction_complete for row in rows if row.transaction_id)
-    return sorted(each for row in rows for each in joined(row.value, row.asDict()))
+    return sorted(each for row in rows for each in joined(row.value, facts_of(row)))
+
+
+def facts_of(row: Any) -> dict[str, Any]:
+    """Return a row's columns by the names that a header has for them."""
+    return {name.removeprefix("transaction_"): value for name, value in row.asDict().items()}
 
 
 @pytest.mark.slow

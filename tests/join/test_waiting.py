@@ -144,18 +144,18 @@ def test_headers_say_what_is_complete_in_a_partition(pair: Pair) -> None:
     for order, partition in ((1, 0), (2, 1), (3, 0), (4, 0)):
         pair.change(1, order, 1000, partition=partition)
     pair.end(1, 2000, 4)
-    headers: list[dict[str, Any]] = []
+    facts: list[dict[str, Any]] = []
 
-    class Heads(Taken):
+    class Facts(Taken):
         def batch(self, batch: Any) -> None:
-            headers.extend(dict(record.headers or {}) for record in batch)
+            facts.extend(record.headers["transaction"] for record in batch)
 
-    with joining(pair, taken=Heads()) as (engine, _):
-        wait_until(lambda: len(headers) >= 4 or engine.error, WAIT_S, "the changes")
+    with joining(pair, taken=Facts()) as (engine, _):
+        wait_until(lambda: len(facts) >= 4 or engine.error, WAIT_S, "the changes")
         assert engine.error is None
-    by_order = sorted(headers, key=lambda each: each["total_order"])
+    by_order = sorted(facts, key=lambda each: each["total_order"])
     assert [each["total_order"] for each in by_order] == [1, 2, 3, 4]
     assert [each["partition_order"] for each in by_order] == [1, 1, 2, 3]
-    assert {each["transaction_event_count"] for each in by_order} == {4}
+    assert {each["event_count"] for each in by_order} == {4}
     # Of the row in the other partition it is not known: the transaction may have more there.
     assert [each["partition_complete"] for each in by_order] == [False, False, False, True]

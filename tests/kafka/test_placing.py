@@ -19,6 +19,7 @@ from tailrace.converters.avro.encoder import encoded
 from tailrace.converters.avro.schema import ADJUSTMENTS, avro_schema
 from tailrace.converters.cloudevents import CloudEventsConverter
 from tailrace.converters.debezium import JsonConverter
+from tailrace.converters.headers import header_texts
 from tailrace.decode.kernel import NONE
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.topics import Topics
@@ -64,6 +65,20 @@ def test_sizes_count_key_value_and_headers() -> None:
     few = events.take(np.array([1]))
     assert (len(few), few.rows.tolist()) == (1, [1])
     assert sizes(Converted([b"k"], [b"value"])).tolist() == [6 + OVERHEAD]
+
+
+def test_a_header_of_several_fields_is_json_and_counted_as_such() -> None:
+    row = {"n": 1, "t": 'a"\x01ä' * 100, "b": b"\x00\xff", "l": [1, None], "f": 1.5, "x": None}
+    values = pa.array([row, None, row | {"t": None, "f": float("nan")}])
+    texts = header_texts(values)
+    assert [text and json.loads(text) for text in texts.to_pylist()] == [
+        row | {"b": "AP8="}, None, row | {"b": "AP8=", "t": None, "f": "NaN"},
+    ]  # fmt: skip
+    headers = pa.StructArray.from_arrays([values], ["of"])
+    events = Converted(None, [b"", b"", b""], headers)
+    lengths = [len(text.encode()) + len("of") + 10 for text in texts.drop_null().to_pylist()]
+    assert (sizes(events) - OVERHEAD).tolist() == [lengths[0], 0, lengths[1]]
+    assert largest(events) >= sizes(events).max()
 
 
 def test_a_dead_letter_tells_table_place_and_size() -> None:

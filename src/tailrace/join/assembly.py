@@ -45,8 +45,8 @@ class TransactionRun:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was joined to the first of them (`partition.HEADERS`)."""
-        found: dict[str, Any] = self.taken.headers[self.first].as_py() or {}
+        """What was joined to the first of them (`partition.TRANSACTION`)."""
+        found: dict[str, Any] = self.taken.facts[self.first].as_py() or {}
         return found
 
     def messages(self) -> Iterator[tuple[int, bytes | None, bytes | None]]:

@@ -255,7 +255,7 @@ class _Stream:
         rows = self._snapshot(self._assembly.take_loose())
         while (found := self._next()) is not None:
             transaction, facts = found
-            closes = self._is_whole(transaction, facts["transaction_event_count"])
+            closes = self._is_whole(transaction, facts["event_count"])
             if not closes and not self._is_full():
                 break
             rows += self._transaction(transaction, facts, closes=closes)
@@ -299,10 +299,10 @@ class _Stream:
         runs = self._assembly.take(transaction, closes=closes)
         if not is_open:
             self._open_facts = facts
-            self._position = _commit_position(facts["transaction_position"], transaction)
-            number = _NUMBER.match(facts["transaction_id"] or "")
+            self._position = _commit_position(facts["position"], transaction)
+            number = _NUMBER.match(facts["id"] or "")
             xid = int(number[1]) if number else 0
-            time_us = (facts["transaction_ts_ms"] or 0) * 1000
+            time_us = (facts["ts_ms"] or 0) * 1000
             self._frames.begin(self._position, time_us, xid if xid < 1 << 32 else 0)
             self._states = {}
         self._rows_of(runs)

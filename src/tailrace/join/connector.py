@@ -37,7 +37,7 @@ class KafkaJoin:
     """Joins changes in Kafka with their transactions, without a store.
 
     Each partition of the data topics is a partition of the engine's; its offset is both positions. A record
-    has the key and value of the data message as bytes, and what is joined to it as headers.
+    has the key and value of the data message as bytes, and what is joined to it as a header.
 
     :param extraction: for topics that are not Debezium's JSON. With tasks in this process it is shared.
     :param options: those of `KafkaJoinOptions`; in place of the engine's `settings`.

@@ -15,13 +15,13 @@ from tailrace.join.merge import UNKNOWN, Integers, Joined, Merge, Position, Tran
 from tailrace.records.batch import Batch, Offset
 from tailrace.records.group import Group
 
-#: What is joined to a row, as headers of its record.
-HEADERS = pa.struct(
+#: What is joined to a row: facts of its transaction, and the row's place in it.
+TRANSACTION = pa.struct(
     [
-        ("transaction_id", pa.string()),
-        ("transaction_ts_ms", pa.int64()),
-        ("transaction_position", pa.int64()),
-        ("transaction_event_count", pa.int64()),
+        ("id", pa.string()),
+        ("ts_ms", pa.int64()),
+        ("position", pa.int64()),
+        ("event_count", pa.int64()),
         ("total_order", pa.int64()),
         ("partition_order", pa.int64()),
         ("partition_complete", pa.bool_()),
@@ -100,17 +100,17 @@ class TransactionWindow:
         at = int(np.searchsorted(self._offsets, offset, side="right"))
         return int(self._offsets[at]) if at < len(self._offsets) else None
 
-    def headers(self, joined: Joined) -> pa.Array:
-        """Return the headers of joined rows; null for rows of no transaction."""
+    def facts(self, joined: Joined) -> pa.StructArray:
+        """Return what is joined to rows, a struct of `TRANSACTION`; null for rows of no transaction."""
         has_one = joined.transactions >= 0
         places = np.searchsorted(self._offsets, joined.offsets)
         found = self._columns.take(pa.array(np.where(has_one, places, 0), mask=~has_one))
         numbers = [joined.orders, joined.seen]
         orders = [pa.array(values, mask=(values == UNKNOWN) | ~has_one) for values in numbers]
         ends = pa.array(joined.ends, mask=~has_one)
-        facts = [found.column("id"), found.column("ts_ms"), *map(_known, found.columns[2:])]
+        known = [found.column("id"), found.column("ts_ms"), *map(_known, found.columns[2:])]
         return pa.StructArray.from_arrays(
-            [*facts, *orders, ends], fields=list(HEADERS), mask=pa.array(~has_one)
+            [*known, *orders, ends], fields=list(TRANSACTION), mask=pa.array(~has_one)
         )
 
 
@@ -139,11 +139,11 @@ class JoinedRows:
     """Rows that are joined, in order.
 
     :param messages: columns of `MESSAGES`, and what the reader gave beside them.
-    :param headers: for each row a struct of `HEADERS`; null for rows of no transaction.
+    :param facts: for each row a struct of `TRANSACTION`; null for rows of no transaction.
     """
 
     messages: pa.RecordBatch
-    headers: pa.Array
+    facts: pa.StructArray
     joined: Joined
 
 
@@ -218,7 +218,7 @@ class JoinPartition:
         joined = self.merge.take()
         if not joined.rows:
             return None
-        return JoinedRows(self._taken(joined.rows), window.headers(joined), joined)
+        return JoinedRows(self._taken(joined.rows), window.facts(joined), joined)
 
     def _batch(self, rows: JoinedRows, first: int, last: int) -> Batch:
         count, joined = last - first, rows.joined
@@ -226,7 +226,8 @@ class JoinPartition:
         columns: dict[str, Any] = {
             "key": part.column("key"),
             "value": part.column("value"),
-            "headers": rows.headers.slice(first, count),
+            # One header: a client takes as long for each as for a small message.
+            "headers": pa.StructArray.from_arrays([rows.facts.slice(first, count)], ["transaction"]),
         }
         group = Group.of_columns(self.topic, np.arange(count), pa.RecordBatch.from_pydict(columns))
         ends = np.asarray(joined.ends[first:last])

@@ -10,8 +10,19 @@ import pyarrow.compute as pc
 
 from tailrace.join.extraction import Extraction
 from tailrace.join.merge import UNKNOWN, Integers, Position
-from tailrace.join.partition import HEADERS, JoinedRows, JoinPartition, TransactionWindow
+from tailrace.join.partition import JoinedRows, JoinPartition, TransactionWindow
 from tailrace.join.planning import BatchPlan, Place, Progress
+
+#: Columns of what is joined (`partition.TRANSACTION`).
+FACTS = (
+    "transaction_id",
+    "transaction_ts_ms",
+    "transaction_position",
+    "transaction_event_count",
+    "total_order",
+    "partition_order",
+    "partition_complete",
+)
 
 #: A row is known as its transaction's last if another transaction's row is one of so many that follow.
 _LOOK_AHEAD_ROWS = 1000
@@ -53,7 +64,7 @@ def ranges_of(plan: BatchPlan) -> list[JoinRange]:
 class RangeJoin:
     """Joins the messages of a range. One thread.
 
-    What is joined has the columns of the data messages, `transaction_offset`, and those of `HEADERS`.
+    What is joined has the columns of the data messages, `transaction_offset`, and `FACTS`.
     """
 
     def __init__(self, wanted: JoinRange, extraction: Extraction) -> None:
@@ -147,8 +158,7 @@ class RangeJoin:
         first = self._given_before(np.asarray(rows.messages.column("offset")), joined.offsets, has_one)
         columns = {name: rows.messages.column(name) for name in rows.messages.schema.names}
         columns["transaction_offset"] = pa.array(joined.offsets, mask=~has_one)
-        for field, values in zip(HEADERS, rows.headers.flatten(), strict=True):
-            columns[field.name] = values
+        columns |= zip(FACTS, rows.facts.flatten(), strict=True)
         return pa.RecordBatch.from_pydict(columns).slice(first)
 
     def _given_before(self, offsets: Integers, transactions: Integers, has_one: np.ndarray) -> int:

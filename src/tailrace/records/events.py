@@ -238,23 +238,6 @@ class _Entries:
         return python_values(values.slice(self._first, self._last - self._first))
 
 
-def header_text(values: pa.Array) -> pa.Array:
-    """Return the values of a header as texts or bytes, as Kafka has them; numbers and flags become texts."""
-    return values if _is_text(values.type) else values.cast(pa.large_string())
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return any(
-        is_it(kind)
-        for is_it in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-        )
-    )
-
-
 #: About so many bytes of keys and values are made at once.
 CONVERTED_BYTES = 16 << 20
 

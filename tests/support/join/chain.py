@@ -6,6 +6,7 @@ a process that may be killed, or by Debezium's engine.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -75,9 +76,9 @@ class Chain:
         if (event := message.document) is None:
             return None
         event = event.get("payload", event)
-        row, told = event["after"] or event["before"], message.headers
-        xid = int(told.get("transaction_id", "0").split(":")[0])
-        place, count = (int(told.get(name, 0)) for name in ("total_order", "transaction_event_count"))
+        row, of = event["after"] or event["before"], json.loads(message.headers.get("transaction", "{}"))
+        xid = int(of.get("id", "0").split(":")[0])
+        place, count = of.get("total_order", 0), of.get("event_count", 0)
         number = None if event["op"] == "d" else row["number"]
         return f"{event['source']['table']} {row['id']}", (event["op"], number, place, xid, count)
 

@@ -83,8 +83,8 @@ class Taken:
     def batch(self, batch: Any) -> None:
         """Take a batch."""
         for record in batch:
-            headers = record.headers or {}
-            self.rows.append((headers.get("total_order"), headers.get("transaction_id")))
+            of = record.headers.get("transaction", {})
+            self.rows.append((of.get("total_order"), of.get("id")))
 
 
 def transactions_kept(store: Path, partition: str) -> int:

@@ -56,8 +56,8 @@ class JoinTopics:
     def row_of(self, message: Message) -> tuple[str, tuple[int, str]]:
         """Return the key and the change in a joined message."""
         assert message.key is not None
-        of = message.headers.get("transaction_id", "")
-        return message.key.decode(), (message.document["after"]["number"], of)
+        of = json.loads(message.headers.get("transaction", "{}"))
+        return message.key.decode(), (message.document["after"]["number"], of.get("id", ""))
 
     def _connect(self) -> None:
         self._producer = Producer(

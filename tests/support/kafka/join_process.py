@@ -35,15 +35,15 @@ def _uncommitted(options: JoinedTopics) -> MessageReader:
 def _neighbours(window: partition.TransactionWindow, joined: Joined) -> object:
     # Each row has the facts of the transaction before its own: between the two `END`s are at most a marker of
     # Kafka's transaction and a `BEGIN`.
-    return SOUND_HEADERS(window, replace(joined, offsets=joined.offsets - 3))
+    return SOUND_FACTS(window, replace(joined, offsets=joined.offsets - 3))
 
 
-SOUND_POSITION, SOUND_HEADERS = Joined.position, partition.TransactionWindow.headers
+SOUND_POSITION, SOUND_FACTS = Joined.position, partition.TransactionWindow.facts
 PLANTED = {
     "the position is behind the next row": (Joined, "position", _skips),
     "the position is that of the row before": (Joined, "position", _repeats),
     "uncommitted messages are read": (connector, "reader_of", _uncommitted),
-    "the transaction is the one before": (partition.TransactionWindow, "headers", _neighbours),
+    "the transaction is the one before": (partition.TransactionWindow, "facts", _neighbours),
 }
 
 

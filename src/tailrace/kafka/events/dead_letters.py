@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.converters.headers import header_texts
 from tailrace.decode.changes import TableChanges
 from tailrace.errors import Kind
 from tailrace.protocol.frames import Numbers
-from tailrace.records.events import Converted, header_text
+from tailrace.records.events import Converted
 from tailrace.secrets import Secret, resolved
 
 #: Beside its parts a record takes up to so many bytes, with the batch that it is alone in: what the
@@ -68,7 +69,14 @@ def _longest(values: pa.Array | Sequence[Any]) -> int:
         return 0
     if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
         return _NUMBER_BYTES_MAX
-    return pc.max(pc.binary_length(header_text(values))).as_py() or 0
+    if pa.types.is_struct(values.type):
+        return sum(_in_json(name, part) for name, part in _named(values))
+    return pc.max(pc.binary_length(header_texts(values))).as_py() or 0
+
+
+def _in_json(name: str, values: pa.Array) -> int:
+    # The most bytes that a member may have in JSON, where a byte is written with six at most.
+    return 6 * (len(name.encode()) + max(_longest(values), _NUMBER_BYTES_MAX))
 
 
 def sizes(events: Converted) -> Numbers:
@@ -94,7 +102,7 @@ def _header_sizes(headers: pa.StructArray) -> Numbers:
     found = np.zeros(len(headers), np.int64)
     for name, values in _named(headers):
         there = values.is_valid().to_numpy(zero_copy_only=False)
-        found += there * (_lengths(header_text(values)) + len(name.encode()) + _HEADER_OVERHEAD)
+        found += there * (_lengths(header_texts(values)) + len(name.encode()) + _HEADER_OVERHEAD)
     return found
 
 

@@ -18,13 +18,14 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from tailrace import failpoints
+from tailrace.converters.headers import header_texts
 from tailrace.errors import Kind, TailraceError
 from tailrace.kafka.client.failures import answered, error_of, failure_of
 from tailrace.kafka.client.rights import TO_WRITE, denied, is_denial
 from tailrace.kafka.offsets.compacted_read import ORIGIN
 from tailrace.kafka.offsets.topic import OffsetsTopic
 from tailrace.kafka.producer.partitioner import BY_KEY
-from tailrace.records.events import Converted, header_text
+from tailrace.records.events import Converted
 
 #: Most messages and bytes that are under way.
 MESSAGES_MAX = 200_000
@@ -327,7 +328,9 @@ def _pairs(name: str, values: pa.Array) -> list[tuple[str, bytes] | None]:
         numbers = values.to_numpy(zero_copy_only=False).tolist()
         known = {number: (name, str(number).lower().encode()) for number in set(numbers)}
         return list(map(known.__getitem__, numbers))
+    if pa.types.is_nested(kind):
+        return [text and (name, text) for text in header_texts(values).cast(pa.large_binary()).to_pylist()]
     encoded = values.dictionary_encode()
-    texts = header_text(encoded.dictionary).cast(pa.large_binary()).to_pylist()
+    texts = header_texts(encoded.dictionary).cast(pa.large_binary()).to_pylist()
     pairs = [*((name, text) for text in texts), None]
     return [pairs[place] for place in encoded.indices.fill_null(len(texts)).to_numpy().tolist()]

@@ -10,7 +10,7 @@ from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace_servers.ports import free_port
 from tailrace_servers.vitess import EmbeddedVitess
 
-pytestmark = pytest.mark.vitess
+pytestmark = [pytest.mark.vitess, pytest.mark.ci]
 
 
 def _source(cluster: EmbeddedVitess, **settings: object) -> VitessSource:

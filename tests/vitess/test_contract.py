@@ -12,7 +12,7 @@ from tailrace.sources.vitess.source import VitessSourceType
 from tailrace.testing.conformance import check_source
 from tailrace_servers.vitess import EmbeddedVitess
 
-pytestmark = pytest.mark.vitess
+pytestmark = [pytest.mark.vitess, pytest.mark.ci]
 
 
 def test_it_keeps_the_contract_of_sources(tmp_path: Path, vitess: EmbeddedVitess, orders: str) -> None:

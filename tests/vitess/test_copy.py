@@ -14,7 +14,7 @@ from tailrace_servers.vitess import EmbeddedVitess
 from tests.support.vitess.cluster import add_table
 from tests.support.vitess.following import Following, followed
 
-pytestmark = pytest.mark.vitess
+pytestmark = [pytest.mark.vitess, pytest.mark.ci]
 
 
 def test_rows_that_were_there_come_once_and_then_changes(

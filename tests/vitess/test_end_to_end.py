@@ -15,7 +15,7 @@ from tailrace_servers.vitess import EmbeddedVitess
 from tests.support.vitess.cluster import rows_of
 from tests.support.vitess.end_to_end import lines_of, pipeline_file, tailrace
 
-pytestmark = pytest.mark.vitess
+pytestmark = [pytest.mark.vitess, pytest.mark.ci]
 
 #: Two shards append twice at least; how often is synced, and what a sink's commit takes, depends on the disk.
 KILLS = (

@@ -18,7 +18,7 @@ from tests.support.vitess.capturing import capturing
 from tests.support.vitess.cluster import ORDERS, VSCHEMA, add_table, rows_of
 from tests.support.vitess.writer import KEYS, STEP_S, Writer
 
-pytestmark = pytest.mark.vitess
+pytestmark = [pytest.mark.vitess, pytest.mark.ci]
 
 TABLE = "orders"
 

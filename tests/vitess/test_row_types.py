@@ -17,7 +17,7 @@ from tests.support.vitess.cluster import add_table
 from tests.support.vitess.reading import UNCHANGED, ChangeRead, read
 from tests.support.vitess.streams import has_row, is_copied, position_now, responses
 
-pytestmark = pytest.mark.vitess
+pytestmark = [pytest.mark.vitess, pytest.mark.ci]
 
 # Column, its type in MySQL, SQL of its values, and PostgreSQL's text of each; None: NULL.
 COLUMNS: list[tuple[str, str, list[str], list[str | None]]] = [

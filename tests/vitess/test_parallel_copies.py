@@ -133,5 +133,29 @@ def test_shards_share_the_streams(tmp_path: Path) -> None:
         capturing(tmp_path, vtgate.address, snapshot="initial", snapshot_connections=5) as found,
     ):
         found.wait_for_shards("-80", "80-")
+        found.wait_for_rows(2 * KEYS)
         assert len(_filters(vtgate)) == 4
         assert found.counters() == {key: [0] for key in range(2 * KEYS)}
+
+
+@pytest.mark.parametrize("loses_journal", [True, False])
+@pytest.mark.parametrize("allowed", [6, 30, 66])
+def test_a_merge_and_a_kill_while_chunks_are_copied_leave_every_row_right(
+    tmp_path: Path, allowed: int, loses_journal: bool
+) -> None:
+    settings = {"snapshot": "initial", "snapshot_connections": 8}
+    with _filled("-80", "80-") as vtgate:
+        vtgate.change("-80", allowed=allowed, loses_journal=loses_journal)
+        vtgate.change("80-", allowed=2 * allowed)
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            found.wait_for_rows(1)
+            vtgate.write("-80", *((key, 1) for key in range(0, KEYS, 7)))
+            vtgate.write("80-", *((key, 1) for key in range(KEYS, 2 * KEYS, 7)))
+        vtgate.reshard(["-80", "80-"], ["0"])
+        for shard in ("-80", "80-"):
+            vtgate.change(shard, allowed=None)
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            found.wait_for_shards("0", timeout_s=90)
+            vtgate.write("0", (7, 2), (8, 1))
+            wait_until(lambda: found.counters()[7][-1] == 2 and found.counters()[8][-1] == 1, 30)
+        assert {key: values[-1] for key, values in found.counters().items()} == vtgate.shards["0"].rows

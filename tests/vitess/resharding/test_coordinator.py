@@ -375,7 +375,7 @@ def test_once_all_chunks_are_copied_one_stream_goes_on_from_where_the_first_one_
     found = _copied()
     for number, last in enumerate((5, 9, 7)):
         _chunk(found, number, last, f"k{number}", is_done=True)
-    commands = found.step(ChunksGathered("0", found.shards["0"].attempt))
+    commands = found.step(ChunksGathered("0", found.shards["0"].attempt, is_whole=True))
     (opened,) = _opened(commands).values()
     assert (dict(opened.positions), dict(opened.keys), opened.is_copied) == ({"0": _gtid(5)}, {}, False)
     kept = _kept(commands)["0"]

@@ -192,7 +192,7 @@ class Coordinator:
             case ChunkReached():
                 self._chunk_reached(event)
             case ChunksGathered():
-                kept = self.shards[event.shard].kept.by_one_stream(self.common_key)
+                kept = self.shards[event.shard].kept.by_one_stream(self.common_key, is_whole=event.is_whole)
                 self._move(event.shard, ShardEvent.GATHERED, kept=kept, **_UNTROUBLED)
             case CopyCompleted():
                 kept = replace(self.shards[event.shard].kept, copy=None)

@@ -89,10 +89,14 @@ class ChunkReached:
 
 @dataclass(frozen=True, slots=True)
 class ChunksGathered:
-    """One stream goes on in place of those of a copy's chunks: all are done, or one is at a journal."""
+    """One stream goes on in place of those of a copy's chunks.
+
+    :param is_whole: all are done, and no table is missing among them. Else the shard is in a reshard.
+    """
 
     shard: str
     attempt: int
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

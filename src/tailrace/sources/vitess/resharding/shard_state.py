@@ -126,14 +126,12 @@ class CopyState:
         missing = {chunk.table for chunk in self.chunks if not chunk.is_done}
         return self.done | {chunk.table for chunk in self.chunks if chunk.table not in missing}
 
-    def by_one_stream(self, common: CommonKey) -> CopyState | None:
-        """Return what one stream has left to copy, from the chunks' common position on; None: nothing.
+    def by_one_stream(self, common: CommonKey) -> CopyState:
+        """Return what one stream has left to copy, from the chunks' common position on.
 
         A table of which the log has rows is named with a key, so that its changes are sent: with the one up
         to which it is copied without a gap, or one before all rows.
         """
-        if all(chunk.is_done for chunk in self.chunks):
-            return None
         keys: dict[str, str] = {}
         for table in {chunk.table for chunk in self.chunks}:
             chunks = [chunk for chunk in self.chunks if chunk.table == table]
@@ -236,16 +234,17 @@ class ShardState:
         position = self.gtid if gtid == before.gtid else common_position(chunks)
         return replace(self, gtid=position, copy=replace(self.copy, chunks=chunks))
 
-    def by_one_stream(self, common: CommonKey) -> ShardState:
+    def by_one_stream(self, common: CommonKey, *, is_whole: bool = False) -> ShardState:
         """Return the state from which one stream goes on with a copy in chunks.
 
-        It sends again what chunks have had already. Once all are done, that is taken out; before, they may
-        have had it from behind a journal, and it stays.
+        It sends again what chunks have had already. Once the copy is whole, that is taken out; before, they
+        may have had it from behind a journal, and it stays.
         """
         if self.copy is None or not self.copy.chunks:
             return self
-        copy = self.copy.by_one_stream(common)
-        return replace(self, copy=copy, ahead=ahead_of(self.copy.chunks, self.gtid) if copy is None else ())
+        if is_whole:
+            return replace(self, copy=None, ahead=ahead_of(self.copy.chunks, self.gtid))
+        return replace(self, copy=self.copy.by_one_stream(common))
 
     def as_json(self) -> dict[str, Any]:
         """Return what is written into the log."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tailrace.config.source.vitess import VitessSource
 from tailrace.errors import Policy, TailraceError
+from tailrace.sources.vitess.connection.metadata import serving_shards
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
@@ -119,8 +120,24 @@ class ShardCopies:
             except TailraceError as error:
                 if error.policy is not Policy.RETRY:
                     raise
-                self.end(shard)
-                self._step(ShardStreamEnded(shard, attempt, EndReason.INTERRUPTED, (), error.message))
+                if not self._go_on_with_one(shard):
+                    self.end(shard)
+                    self._step(ShardStreamEnded(shard, attempt, EndReason.INTERRUPTED, (), error.message))
+
+    def _go_on_with_one(self, shard: str) -> bool:
+        """Have one stream go on with a shard that serves no more: it answers no question, and is streamed
+        all the same, up to its journal. Return whether it is so.
+        """
+        try:
+            if shard in serving_shards(self._vtgate, self._source):
+                return False
+        except TailraceError:
+            return False
+        if any(chunk.is_begun for chunk in self._chunks(shard)):
+            self._step(ChunksGathered(shard, self._opened[shard].attempt))
+        else:
+            self._copy_whole(self._opened.pop(shard))
+        return True
 
     def _plan(self, shard: str) -> None:
         attempt = self._opened[shard].attempt
@@ -135,7 +152,7 @@ class ShardCopies:
             self._step(CopyPlanned(shard, attempt, chunks))
         if all(chunk.is_done for chunk in chunks):
             # No table came that is older than the position from which one stream goes on.
-            self._step(ChunksGathered(shard, attempt))
+            self._step(ChunksGathered(shard, attempt, is_whole=True))
         else:
             self._open_next(shard)
 

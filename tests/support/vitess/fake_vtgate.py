@@ -8,9 +8,10 @@ journal before it; and heartbeats go on, whatever the shard does.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -87,6 +88,7 @@ class FakeVtgate:
         self.asked: list[str] = []  # the targets that were asked what they have
         self.peers: set[str] = set()
         self.open_streams = 0
+        self.release = 22
         self._servers = len(shards)
         self._credentials, self._user = credentials, user
         self._port = 0
@@ -214,6 +216,19 @@ class FakeVtgate:
             rows = [[shard.gtid(newest).partition("/")[2], purged]]
         elif "binlog_row_image" in sql:
             rows = [["FULL", "ROW", "ON"]]
+        elif "version_comment" in sql:
+            rows = [[f"Version: {self.release}.0.1 (Git revision branch '')"]]
+        elif "min(`id`)" in sql:
+            name = request.session.target_string.partition(":")[2].partition("@")[0]
+            keys = self.shards[name].rows
+            rows = [[str(min(keys)), str(max(keys)), str(len(keys))]] if keys else []
+            if not keys:
+                found.result.rows.append(pb.Row(lengths=[-1, -1, 1], values=b"0"))
+        elif "group by t.table_name" in sql:
+            name = request.session.target_string.partition(":")[2].partition("@")[0]
+            if self._answering(name) is None:
+                return _refused()
+            rows = [[TABLE, "1", "id", "bigint"]]
         elif "information_schema.statistics" in sql:
             rows = [[TABLE, "id"]]
         elif "information_schema.columns" in sql:
@@ -366,6 +381,7 @@ class _Following:
         self.places: dict[str, int] = {}
         self.over: set[str] = set()
         self._wanted = {each.shard: each for each in request.vgtid.shard_gtids}
+        self._is_in = _condition(request.filter.rules)
         self._described: set[tuple[str, int]] = set()
         self._positions: dict[str, str] = {name: self._wanted[name].gtid for name in names}
         self._table = TABLE if request.flags.exclude_keyspace_from_table_name else f"{KEYSPACE}.{TABLE}"
@@ -379,7 +395,7 @@ class _Following:
             if wanted.gtid.partition("/")[2].partition(":")[0] != shard.server:
                 self.places[name] = 1 << 60
             else:
-                self.places[name] = int(wanted.gtid.rpartition("-")[2])
+                self.places[name] = int(re.split("[-:]", wanted.gtid)[-1])
         else:
             self.places[name] = len(shard.binlog)
         self._positions[name] = shard.gtid(min(self.places[name], len(shard.binlog)))
@@ -404,6 +420,7 @@ class _Following:
     ) -> pb.VStreamResponse:
         self._positions[name] = shard.gtid(self.places[name])
         events = [_event(pb.BEGIN, name)]
+        changes = [each for each in changes if self._is_in(each[0])]
         if changes:
             is_altered = shard.altered is not None and self.places[name] > shard.altered
             events += self._description(name, 3 if is_altered else 2, is_unnamed=shard.is_unnamed)
@@ -421,7 +438,7 @@ class _Following:
         last = max((int(key.last_pk.rows[0].values) for key in wanted.table_pks), default=-1)
         found = [_response(_event(pb.BEGIN, name), *self._description(name), self._vgtid(name))]
         for key, counter in sorted(shard.rows.items()):
-            if key > last:
+            if key > last and self._is_in(key):
                 primary = pb.TableLastPk(table_name=TABLE, last_pk=_key(key))
                 found.append(
                     _response(
@@ -457,6 +474,12 @@ class _Following:
             if shard == name:
                 position.table_pks.extend(keys)
         return found
+
+
+def _condition(rules: Sequence[pb.Rule]) -> Callable[[int], bool]:
+    """Return whether a key is in the range that a rule has, if one has any."""
+    bounds = re.findall(r"`id` (>=|<) (-?\d+)", rules[0].filter) if rules else []
+    return lambda key: all(key >= int(value) if sign == ">=" else key < int(value) for sign, value in bounds)
 
 
 def _event(kind: pb.EventType, shard: str) -> pb.VEvent:

@@ -11,17 +11,17 @@ import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.resharding.coordinator import (
-    BEHIND_MAX,
     JUNCTION_DEADLINE_S,
     JUNCTION_WAIT_S,
-    PURGED_MAX,
-    UNDESCRIBED_MAX,
     Coordinator,
 )
 from tailrace.sources.vitess.resharding.events import (
     CancelStream,
+    ChunkReached,
+    ChunksGathered,
     Command,
     CopyCompleted,
+    CopyPlanned,
     EndReason,
     JournalReached,
     Keep,
@@ -35,7 +35,8 @@ from tailrace.sources.vitess.resharding.events import (
     SnapshotRequested,
     TasksChanged,
 )
-from tailrace.sources.vitess.resharding.shard_state import CopyState, Journal, ShardState
+from tailrace.sources.vitess.resharding.refusals import BEHIND_MAX, PURGED_MAX, UNDESCRIBED_MAX
+from tailrace.sources.vitess.resharding.shard_state import CopyChunk, CopyState, Journal, ShardState
 from tailrace.sources.vitess.resharding.transitions import ShardMode
 from tailrace.sources.vitess.streaming.capture_task import shard_warnings
 
@@ -329,3 +330,89 @@ def test_two_reshards_in_a_row_are_followed_by_one_that_lags_behind() -> None:
     _reach(found, "-80", across)
     read = {name for name, shard in found.shards.items() if shard.state is ShardMode.STREAMING}
     assert read == {"-c0", "c0-"}
+
+
+# ------------------------------------------------------------------ copies by several streams
+
+CHUNKS = (CopyChunk("a", "id", None, 5), CopyChunk("a", "id", 5), CopyChunk("b"))
+
+
+def _copied() -> Coordinator:
+    found = Coordinator({}, (0,))
+    found.start()
+    _listed(found, "0")
+    found.step(CopyPlanned("0", found.shards["0"].attempt, CHUNKS))
+    return found
+
+
+def _chunk(found: Coordinator, number: int, last: int, key: str = "", *, is_done: bool = False) -> Any:
+    event = ChunkReached("0", found.shards["0"].attempt, number, _gtid(last), key, is_done)
+    return found.step(event)
+
+
+def _restored(found: Coordinator) -> ShardState:
+    """Return what a restart finds, if a frame had the position of a chunk."""
+    return ShardState.from_json({**found.shards["0"].kept.as_json(), "gtid": _gtid(99)})
+
+
+def test_a_copy_in_chunks_is_as_far_as_the_one_that_is_least_far() -> None:
+    found = _copied()
+    _chunk(found, 0, 3)
+    assert not found.shards["0"].kept.is_read, "a snapshot of which the log has no row may be taken again"
+    _chunk(found, 1, 7, "k1")
+    _chunk(found, 0, 5, is_done=True)
+    assert found.shards["0"].kept.gtid == _gtid(5)
+    assert _restored(found) == found.shards["0"].kept
+    # Not all are there.
+    again = Coordinator({"0": _restored(found)}, (0,))
+    (opened,) = _opened(again.start()).values()
+    assert opened.is_copied
+    assert found.shards["0"].kept.copy is not None
+    assert found.shards["0"].kept.copy.copied == frozenset()
+
+
+def test_once_all_chunks_are_copied_one_stream_goes_on_from_where_the_first_one_is() -> None:
+    found = _copied()
+    for number, last in enumerate((5, 9, 7)):
+        _chunk(found, number, last, f"k{number}", is_done=True)
+    commands = found.step(ChunksGathered("0", found.shards["0"].attempt, is_whole=True))
+    (opened,) = _opened(commands).values()
+    assert (dict(opened.positions), dict(opened.keys), opened.is_copied) == ({"0": _gtid(5)}, {}, False)
+    kept = _kept(commands)["0"]
+    assert [(chunk.table, chunk.gtid) for chunk in kept.ahead] == [("a", _gtid(9)), ("b", _gtid(7))]
+    assert ShardState.from_json(kept.as_json()) == kept
+    assert not found.is_whole
+    for last, ahead in ((6, ["a", "b"]), (7, ["a"]), (9, [])):
+        found.step(PositionReached("0", found.shards["0"].attempt, _gtid(last)))
+        assert [chunk.table for chunk in found.shards["0"].kept.ahead] == ahead
+    assert found.is_whole
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_a_journal_while_chunks_are_copied_has_one_stream_go_on_with_the_copy(is_ended: bool) -> None:
+    found = _copied()
+    _chunk(found, 0, 5, "k0")
+    _chunk(found, 1, 9, "k1", is_done=True)
+    _chunk(found, 2, 7, "k2", is_done=True)
+    if is_ended:
+        commands = _end(found, "0", EndReason.PARTICIPANTS_ABSENT, "0", "1")
+    else:
+        commands = found.step(ChunksGathered("0", found.shards["0"].attempt))
+    (opened,) = _opened(commands).values()
+    assert (opened.positions["0"], dict(opened.keys)) == (_gtid(5), {"a": "k0", "b": "k2"})
+    kept = found.shards["0"].kept
+    assert (kept.ahead, kept.copy) == ((), CopyState({"a": "k0", "b": "k2"}, frozenset("b")))
+
+
+def test_a_table_of_which_only_a_later_chunk_has_rows_is_named_with_a_key_before_all_of_them() -> None:
+    copy = CopyState(chunks=(CHUNKS[0], CopyChunk("a", "id", 5, gtid=_gtid(5), key="k1", is_done=True)))
+    found = copy.by_one_stream(lambda keys: f"before {keys[0]}" if None in keys else None)
+    assert found == CopyState({"a": "before k1"})
+
+
+def test_a_copy_of_which_the_log_has_nothing_is_planned_again() -> None:
+    found = _copied()
+    _chunk(found, 0, 3)
+    _end(found, "0", EndReason.INTERRUPTED)
+    kept = found.shards["0"].kept
+    assert (kept.gtid, kept.copy) == ("", CopyState())

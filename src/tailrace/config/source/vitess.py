@@ -73,6 +73,13 @@ class VitessSource(SourceSection):
         default="initial",
         description="`initial`: existing rows first, then changes; `never`: changes from now on.",
     )
+    snapshot_connections: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Streams that copy rows at the same time; each shard that is copied has at least one. "
+        "See [snapshots](#snapshots).",
+    )
     tasks_max: int = Field(
         default=1,
         ge=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -169,18 +170,58 @@ def primary_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, 
     return found
 
 
+_COPIED = (
+    "select t.table_name, count(c.column_name), min(c.column_name), min(c.data_type) "
+    "from information_schema.tables t "
+    "left join information_schema.columns c on c.table_schema = t.table_schema "
+    "and c.table_name = t.table_name and c.column_key = 'PRI' "
+    "where t.table_schema = database() and t.table_type = 'BASE TABLE' "
+    "group by t.table_name order by t.table_name"
+)
+_INTEGRAL = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
+
+
+def integral_keys(vtgate: Vtgate, source: VitessSource, shard: str) -> dict[str, str]:
+    """Return the tables of a shard, each with its primary key if that is one column of whole numbers."""
+    rows = vtgate.query(_COPIED, f"ask the shard {shard} for its tables", _target(source, shard))
+    return {
+        str(table): str(column) if int(columns or 0) == 1 and kind in _INTEGRAL else ""
+        for table, columns, column, kind in rows
+    }
+
+
+def ask_key_range(
+    vtgate: Vtgate, source: VitessSource, shard: str, table: str, column: str, rows_max: int
+) -> Future[list[Row]]:
+    """Ask for the least and the largest key of a table of a shard, and how many rows it has, up to
+    `rows_max`.
+    """
+    key, name = quoted(column), quoted(table)
+    some = f"select 1 from {name} limit {rows_max}"  # noqa: S608 - quoted
+    sql = f"select min({key}), max({key}), (select count(*) from ({some}) as some) from {name}"  # noqa: S608
+    return vtgate.ask(sql, f"ask the shard {shard} for the keys of {table}", _target(source, shard))
+
+
+def release(vtgate: Vtgate) -> int:
+    """Return the major version of Vitess that vtgate has; 0: it does not say."""
+    rows = vtgate.query("select @@version_comment", "ask vtgate for its version")
+    found = re.match(r"Version: v?(\d+)\.", str(rows[0][0] or "")) if rows else None
+    return int(found[1]) if found is not None else 0
+
+
 def ask_last_key(
     vtgate: Vtgate, source: VitessSource, shard: str, table: str, key: Sequence[str]
 ) -> Future[pb.QueryResult]:
     """Ask for the last primary key of a table of a shard: no row, or one."""
-    columns = ", ".join(map(_quoted, key))
-    order = ", ".join(f"{_quoted(name)} desc" for name in key)
-    sql = f"select {columns} from {_quoted(table)} order by {order} limit 1"  # noqa: S608 - quoted
+    columns = ", ".join(map(quoted, key))
+    order = ", ".join(f"{quoted(name)} desc" for name in key)
+    sql = f"select {columns} from {quoted(table)} order by {order} limit 1"  # noqa: S608 - quoted
     attempted = f"ask the shard {shard} for the last row of {table}"
     return vtgate.ask_result(sql, attempted, _target(source, shard))
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return a name as SQL has it."""
     return "`" + name.replace("`", "``") + "`"
 
 

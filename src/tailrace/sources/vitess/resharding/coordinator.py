@@ -21,8 +21,11 @@ from tailrace.errors import Kind, TailraceError
 from tailrace.sources.vitess.resharding.assignment import assigned
 from tailrace.sources.vitess.resharding.events import (
     CancelStream,
+    ChunkReached,
+    ChunksGathered,
     Command,
     CopyCompleted,
+    CopyPlanned,
     EndReason,
     Event,
     JournalReached,
@@ -36,22 +39,35 @@ from tailrace.sources.vitess.resharding.events import (
     ShardsServing,
     ShardStreamEnded,
     SnapshotRequested,
+    StreamEvent,
     TablesRequested,
     TasksChanged,
 )
 from tailrace.sources.vitess.resharding.gtid_sets import CURRENT, TO_COPY, GtidSet
 from tailrace.sources.vitess.resharding.key_ranges import KeyRange, by_keys, merged, overlapping, uncovered
+from tailrace.sources.vitess.resharding.refusals import (
+    BEHIND,
+    BEHIND_MAX,
+    FAILURES_TOLD,
+    NO_JOURNAL,
+    PURGED,
+    REFUSALS,
+    STILL,
+    UNLISTED_MAX,
+)
 from tailrace.sources.vitess.resharding.shard_state import (
     Begun,
     CommonKey,
     CopyState,
     Journal,
     ShardState,
+    ahead_of,
     inherited_copy,
     same_key,
 )
 from tailrace.sources.vitess.resharding.transitions import (
     ACTIVE,
+    ENDED,
     READ,
     TRANSITIONS,
     Shard,
@@ -64,31 +80,8 @@ from tailrace.sources.vitess.resharding.transitions import (
 #: while traffic is being switched, and sleeps for half a minute then: another attempt is faster.
 JUNCTION_WAIT_S, JUNCTION_DEADLINE_S = 1.0, 5.0
 
-#: So often in a row a server must say that it has purged what follows: another tablet may have it.
-PURGED_MAX = 3
-
-#: So often in a row it must say that it does not know a table of what follows: it may have read its schema
-#: before the table was altered. It takes the waits between attempts, some 25 s.
-UNDESCRIBED_MAX = 8
-
-#: So often in a row a shard must lack what was read of it. A replica may just lag: its primary is asked then.
-BEHIND_MAX = 3
-
-#: So many lists of serving shards in a row must lack one that was in them, and does not reach a journal.
-UNLISTED_MAX = 2
-
-#: After so many ends in a row a shard's trouble is told: one is no more than a tablet that was restarted.
-FAILURES_TOLD = 2
-
 #: Waits before a stream that ended is opened again.
 _BACKOFF = Backoff(first_s=0.2, longest_s=10.0)
-
-_ENDED = {
-    EndReason.INTERRUPTED: ShardEvent.INTERRUPTED,
-    EndReason.PARTICIPANTS_ABSENT: ShardEvent.PARTICIPANTS_ABSENT,
-    EndReason.SHARD_UNKNOWN: ShardEvent.UNKNOWN,
-    EndReason.BEHIND: ShardEvent.INTERRUPTED,
-}
 
 
 class Coordinator:
@@ -113,7 +106,8 @@ class Coordinator:
         self.copies = copies
         self.common_key = common_key
         #: Lost shards whose keys are to be copied again as soon as it can be.
-        self.requested = {name for name, shard in self.shards.items() if _is_begun_again(shard)}
+        lost = {name for name, shard in self.shards.items() if shard.state is ShardMode.NEEDS_SNAPSHOT}
+        self.requested = {name for name in lost if states[name].begun}
         self.lists = 0
         self._commands: list[Command] = []
         self._kept: dict[str, ShardState] = {}
@@ -156,9 +150,12 @@ class Coordinator:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all shards are streamed, and nothing is left to be copied."""
+        """Whether all shards are streamed, and nothing is left to be copied or ahead of its shard."""
         held = [self.shards[name] for name in self._in(ACTIVE)]
-        return bool(held) and all(shard.state is ShardMode.STREAMING and shard.kept.is_read for shard in held)
+        return bool(held) and all(
+            shard.state is ShardMode.STREAMING and shard.kept.is_read and not shard.kept.ahead
+            for shard in held
+        )
 
     @property
     def needs_snapshot(self) -> tuple[KeyRange, ...]:
@@ -186,13 +183,17 @@ class Coordinator:
 
     # ------------------------------------------------------------------ streams
 
-    def _of_a_stream(
-        self,
-        event: PositionReached | CopyCompleted | JournalReached | ShardStreamEnded | Probed | ProbeFailed,
-    ) -> None:
+    def _of_a_stream(self, event: StreamEvent) -> None:
         match event:
             case PositionReached():
                 self._reached(event)
+            case CopyPlanned():
+                self._planned(event)
+            case ChunkReached():
+                self._chunk_reached(event)
+            case ChunksGathered():
+                kept = self.shards[event.shard].kept.by_one_stream(self.common_key, is_whole=event.is_whole)
+                self._move(event.shard, ShardEvent.GATHERED, kept=kept, **_UNTROUBLED)
             case CopyCompleted():
                 kept = replace(self.shards[event.shard].kept, copy=None)
                 self._move(event.shard, ShardEvent.COPIED, kept=kept)
@@ -211,13 +212,32 @@ class Coordinator:
         kept = replace(shard.kept, gtid=event.gtid)
         if event.last_keys is not None and kept.copy is not None:
             kept = replace(kept, copy=kept.copy.after(event.last_keys))
+        if kept.ahead:
+            kept = replace(kept, ahead=ahead_of(kept.ahead, kept.gtid))
+        self._gone_on(event.shard, kept)
+
+    def _gone_on(self, name: str, kept: ShardState) -> None:
+        shard = self.shards[name]
         if not shard.kept.is_read:
-            self._move(event.shard, ShardEvent.BEGINNING, kept=kept, **_UNTROUBLED)
+            self._move(name, ShardEvent.BEGINNING, kept=kept, **_UNTROUBLED)
             return
         # The way of every transaction: no step is remembered.
         shard.found(TRANSITIONS, ShardEvent.POSITION)
-        self.shards[event.shard] = replace(shard, kept=kept, failures=0, refusals=0, behind=0, trouble="")
-        self._kept[event.shard] = kept
+        self.shards[name] = replace(shard, kept=kept, failures=0, refusals=0, behind=0, trouble="")
+        self._kept[name] = kept
+
+    def _planned(self, event: CopyPlanned) -> None:
+        shard = self.shards[event.shard]
+        if (copy := shard.kept.copy) is not None:
+            kept = replace(shard.kept, copy=replace(copy, chunks=event.chunks))
+            self.shards[event.shard] = replace(shard, kept=kept)
+            self._kept[event.shard] = kept
+
+    def _chunk_reached(self, event: ChunkReached) -> None:
+        kept = self.shards[event.shard].kept
+        after = kept.with_chunk(event.chunk, event.gtid, event.key, is_done=event.is_done)
+        if after != kept:
+            self._gone_on(event.shard, after)
 
     def _at_journal(self, event: JournalReached) -> None:
         if event.shard not in event.journal.participants:
@@ -230,7 +250,7 @@ class Coordinator:
 
     def _ended(self, event: ShardStreamEnded) -> None:
         shard = self.shards[event.shard]
-        refusal = _REFUSALS.get(event.reason)
+        refusal = REFUSALS.get(event.reason)
         changes = {
             "failures": shard.failures + 1,
             "refusals": shard.refusals + 1 if refusal else 0,
@@ -238,8 +258,10 @@ class Coordinator:
             "trouble": event.trouble or event.reason.value,
         }
         if refusal is None:
-            participants = event.participants or shard.participants
-            self._move(event.shard, _ENDED[event.reason], participants=participants, **changes)
+            changes["participants"] = event.participants or shard.participants
+            if event.reason is EndReason.PARTICIPANTS_ABSENT:
+                changes["kept"] = shard.kept.by_one_stream(self.common_key)
+            self._move(event.shard, ENDED[event.reason], **changes)
         elif shard.state is ShardMode.JUNCTION:
             # It may be another participant's: this shard alone tells.
             self._move(event.shard, ShardEvent.LOST, **changes | {"refusals": 0})
@@ -261,21 +283,21 @@ class Coordinator:
             return
         ours, executed = GtidSet.parse(shard.kept.gtid), GtidSet.parse(event.executed)
         if not ours.contains(GtidSet.parse(event.purged)):
-            self._lose(event.shard, _PURGED)
+            self._lose(event.shard, PURGED)
         elif not ours.intersection(executed).intervals:
             self._lose(
                 event.shard, "it was created again: its server has none of the transactions that were read"
             )
         elif not executed.contains(ours):
             if shard.behind + 1 >= BEHIND_MAX:
-                self._lose(event.shard, _BEHIND)
+                self._lose(event.shard, BEHIND)
             else:
-                self._interrupt(event.shard, _BEHIND, behind=shard.behind + 1)
+                self._interrupt(event.shard, BEHIND, behind=shard.behind + 1)
         elif not ours.contains(executed):
-            self._interrupt(event.shard, _STILL)
+            self._interrupt(event.shard, STILL)
         elif not event.serves and self.is_unlisted(event.shard):
             # A journal is written before others serve its keys: it would be among what the server has.
-            self._lose(event.shard, _NO_JOURNAL)
+            self._lose(event.shard, NO_JOURNAL)
         else:
             self.shards[event.shard] = replace(shard, behind=0, failures=0, trouble="")
 
@@ -485,9 +507,10 @@ class Coordinator:
 
     def _open(self, name: str, wait_s: float = 0.0) -> None:
         shard = replace(self.shards[name], attempt=self.shards[name].attempt + 1)
-        if shard.kept.copy is not None and not shard.kept.copy.keys:
+        if (copy := shard.kept.copy) is not None and not copy.is_begun:
             # The copy begins, whatever position it had: it may be behind a journal then.
-            shard = replace(shard, kept=replace(shard.kept, gtid=TO_COPY, begun=Begun.COPY))
+            begun = replace(shard.kept, gtid=TO_COPY, begun=Begun.COPY, copy=replace(copy, chunks=()))
+            shard = replace(shard, kept=begun)
         self.shards[name] = shard
         if shard.task is None:
             return  # opened when there is a task
@@ -569,32 +592,9 @@ def _reached_from(name: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
     return found
 
 
-def _is_begun_again(shard: Shard) -> bool:
-    return shard.state is ShardMode.NEEDS_SNAPSHOT and bool(shard.kept.begun)
-
-
 #: Modes of shards that come no further by themselves.
 _STANDING = {ShardMode.NEEDS_SNAPSHOT, ShardMode.AT_JOURNAL}
 
 _UNTROUBLED: dict[str, object] = {
     "participants": (), "failures": 0, "refusals": 0, "behind": 0, "trouble": ""
 }  # fmt: skip
-_PURGED = "the server has purged the changes after its position"
-_UNDESCRIBED = (
-    "the server does not know any more what a table was at its position: it was altered or "
-    "dropped since. With vttablet's --track_schema_versions it does"
-)
-#: Ends after which the server can't give what follows: how often in a row, and what is told then.
-_REFUSALS = {
-    EndReason.PURGED: (PURGED_MAX, _PURGED),
-    EndReason.UNDESCRIBED: (UNDESCRIBED_MAX, _UNDESCRIBED),
-    EndReason.UNNAMED: (1, _UNDESCRIBED),
-}
-_NO_JOURNAL = "other shards serve its keys, and no journal of a reshard came: Vitess wrote none"
-_STILL = (
-    "its stream stood still, and the server had changes. If it stays so, its tablet may be throttled: "
-    "vtctldclient GetThrottlerStatus"
-)
-_BEHIND = (
-    "the server lacks transactions that were read of it: a restored backup, or a failover that lost some"
-)

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
+from tailrace.sources.vitess.resharding.shard_state import CopyChunk, Journal, ShardState
 
 
 class EndReason(enum.StrEnum):
@@ -22,6 +22,7 @@ class EndReason(enum.StrEnum):
     PURGED = "purged"  # the server has no longer what follows the position
     UNDESCRIBED = "undescribed"  # it has, of a table whose columns it does not know any more
     UNNAMED = "unnamed"  # it has sent a table whose columns it does not know any more
+    UNTOLD = "untold"  # what the log has already can't be told in what it sends
     BEHIND = "behind"  # the tablet lacks transactions that were read
 
 
@@ -59,6 +60,43 @@ class CopyCompleted:
 
     shard: str
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlanned:
+    """A shard that is copied has these chunks: all that were begun, and those of tables that were not."""
+
+    shard: str
+    attempt: int
+    chunks: tuple[CopyChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReached:
+    """Of a chunk of a copy, everything up to `gtid` is here, of the rows up to `key`.
+
+    :param chunk: its place among the chunks.
+    :param key: empty: no row was copied since the stream was opened.
+    """
+
+    shard: str
+    attempt: int
+    chunk: int
+    gtid: str
+    key: str = ""
+    is_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksGathered:
+    """One stream goes on in place of those of a copy's chunks.
+
+    :param is_whole: all are done, and no table is missing among them. Else the shard is in a reshard.
+    """
+
+    shard: str
+    attempt: int
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +186,19 @@ class TablesRequested:
     tables: frozenset[str]
 
 
-Event = (
-    ShardsListed
-    | ShardsServing
-    | PositionReached
+#: Events of one attempt to read a shard.
+StreamEvent = (
+    PositionReached
     | CopyCompleted
+    | CopyPlanned
+    | ChunkReached
+    | ChunksGathered
     | JournalReached
     | ShardStreamEnded
     | Probed
     | ProbeFailed
-    | TasksChanged
-    | SnapshotRequested
-    | TablesRequested
 )
+Event = ShardsListed | ShardsServing | StreamEvent | TasksChanged | SnapshotRequested | TablesRequested
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@ Pure.
 
     {"v": 1, "gtid": "MySQL56/…"}                        a shard that is streamed: some 100 bytes
     "epoch", "from"                                      of a shard that came of a reshard
-    "copy": {"keys": {table: …}, "done": [table, …]}     while the shard is copied
+    "copy": {"keys": {table: …}, "done": [table, …]}     while the shard is copied by its one stream
+    "copy": {"chunks": [{…}, …]}                          while it is copied by several, a chunk each
+    "ahead": [{…}, …]                                    chunks of which the log has more than up to "gtid"
     "journal": {…}                                       the shard is at its journal
     "to"                                                 the shard is retired: what came of it
     "lost"                                               it can't be gone on with: why
@@ -21,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tailrace.errors import Kind, TailraceError
-from tailrace.sources.vitess.resharding.gtid_sets import TO_COPY, is_read
+from tailrace.sources.vitess.resharding.gtid_sets import TO_COPY, GtidSet, is_read
 
 VERSION = 1
 
@@ -32,6 +34,63 @@ class Begun(enum.StrEnum):
     CONFIRMED = ""  # it did, or it was begun at a journal
     COPY = "copy"
     POSITION = "position"  # at the newest one
+
+
+@dataclass(frozen=True, slots=True)
+class CopyChunk:
+    """A table, or a range of its primary key, that is copied by a stream of its own.
+
+    :param column: the primary key, one of whole numbers, of a range.
+    :param low: the range's first key; None: all that are less than `high`.
+    :param high: the first key behind it; None: all from `low` on.
+    :param gtid: the log has all of the chunk up to there, of the rows up to `key`; empty: nothing yet.
+    :param key: the primary key up to which it is copied; empty: no row was.
+    :param is_done: all of its rows were copied.
+    """
+
+    table: str
+    column: str = ""
+    low: int | None = None
+    high: int | None = None
+    gtid: str = ""
+    key: str = ""
+    is_done: bool = False
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the log has anything of it."""
+        return bool(self.gtid)
+
+    def contains(self, value: int) -> bool:
+        """Tell whether a key lies in the range."""
+        return (self.low is None or self.low <= value) and (self.high is None or value < self.high)
+
+    def as_json(self) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in ("table", "column", "low", "high", "gtid", "key")}
+        found = {name: value for name, value in found.items() if value is not None and value != ""}
+        return {**found, "done": True} if self.is_done else found
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> CopyChunk:
+        given = dict(content)
+        return cls(is_done=given.pop("done", False), **given)
+
+
+def common_position(chunks: Iterable[CopyChunk]) -> str:
+    """Return the position up to which the log has all that was begun; `TO_COPY`: nothing was."""
+    gtids = {chunk.gtid for chunk in chunks if chunk.is_begun}
+    if len(gtids) < 2:
+        return next(iter(gtids), TO_COPY)
+    first, *others = (GtidSet.parse(gtid) for gtid in gtids)
+    for other in others:
+        first = first.intersection(other)
+    return str(first)
+
+
+def ahead_of(chunks: Iterable[CopyChunk], gtid: str) -> tuple[CopyChunk, ...]:
+    """Return the chunks of which the log has more than up to `gtid`."""
+    position = GtidSet.parse(gtid)
+    return tuple(chunk for chunk in chunks if not position.contains(GtidSet.parse(chunk.gtid)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +107,44 @@ class CopyState:
     :param done: tables that are finished.
     :param is_again: the shard had been captured before and was lost: what is not read now is not there any
         more.
+    :param chunks: of a copy by several streams, which has no `keys` and nothing `done` itself.
     """
 
     keys: Mapping[str, str] = field(default_factory=dict)
     done: frozenset[str] = frozenset()
     is_again: bool = False
+    chunks: tuple[CopyChunk, ...] = ()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the log has rows of it. Else it begins again: a position alone is none to go on from."""
+        return bool(self.keys) or any(chunk.is_begun for chunk in self.chunks)
+
+    @property
+    def copied(self) -> frozenset[str]:
+        """The tables that are copied whole."""
+        missing = {chunk.table for chunk in self.chunks if not chunk.is_done}
+        return self.done | {chunk.table for chunk in self.chunks if chunk.table not in missing}
+
+    def by_one_stream(self, common: CommonKey) -> CopyState:
+        """Return what one stream has left to copy, from the chunks' common position on.
+
+        A table of which the log has rows is named with a key, so that its changes are sent: with the one up
+        to which it is copied without a gap, or one before all rows.
+        """
+        keys: dict[str, str] = {}
+        for table in {chunk.table for chunk in self.chunks}:
+            chunks = [chunk for chunk in self.chunks if chunk.table == table]
+            last = ""
+            for chunk in chunks:
+                last = chunk.key or last
+                if not chunk.is_done:
+                    break
+            known = next((chunk.key for chunk in chunks if chunk.key), None)
+            key = last or (common([known, None]) if known else None)
+            if key:
+                keys[table] = key
+        return CopyState(keys, frozenset(keys) & self.copied, self.is_again)
 
     def after(self, last_keys: Mapping[str, str]) -> CopyState:
         """Return the state after a VGTID that names `last_keys`: tables that it does not name any more are
@@ -63,7 +155,7 @@ class CopyState:
         )
 
     def __hash__(self) -> int:
-        return hash((frozenset(self.keys.items()), self.done, self.is_again))
+        return hash((frozenset(self.keys.items()), self.done, self.is_again, self.chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +190,7 @@ class ShardState:
     :param children: the shards that took over; it is retired.
     :param lost: why its stream can't be gone on with.
     :param begun: not empty: its journal may lie before `gtid`.
+    :param ahead: chunks that were copied: of each, the log has what comes up to its own position already.
     """
 
     gtid: str = TO_COPY
@@ -108,6 +201,7 @@ class ShardState:
     children: tuple[str, ...] = ()
     lost: str = ""
     begun: Begun = Begun.CONFIRMED
+    ahead: tuple[CopyChunk, ...] = ()
 
     @property
     def is_read(self) -> bool:
@@ -125,6 +219,33 @@ class ShardState:
             return self.gtid, {}
         return (self.gtid, self.copy.keys) if self.copy.keys else (TO_COPY, {})
 
+    def with_chunk(self, number: int, gtid: str, key: str, *, is_done: bool) -> ShardState:
+        """Return the state after a chunk of the copy went on; the same, if the log has nothing of it.
+
+        Its snapshot was opened then, and may be opened again, at another position.
+        """
+        if self.copy is None or number >= len(self.copy.chunks):
+            return self
+        before = self.copy.chunks[number]
+        if not (key or is_done or before.is_begun):
+            return self
+        chunk = replace(before, gtid=gtid, key=key or before.key, is_done=is_done)
+        chunks = (*self.copy.chunks[:number], chunk, *self.copy.chunks[number + 1 :])
+        position = self.gtid if gtid == before.gtid else common_position(chunks)
+        return replace(self, gtid=position, copy=replace(self.copy, chunks=chunks))
+
+    def by_one_stream(self, common: CommonKey, *, is_whole: bool = False) -> ShardState:
+        """Return the state from which one stream goes on with a copy in chunks.
+
+        It sends again what chunks have had already. Once the copy is whole, that is taken out; before, they
+        may have had it from behind a journal, and it stays.
+        """
+        if self.copy is None or not self.copy.chunks:
+            return self
+        if is_whole:
+            return replace(self, copy=None, ahead=ahead_of(self.copy.chunks, self.gtid))
+        return replace(self, copy=self.copy.by_one_stream(common))
+
     def as_json(self) -> dict[str, Any]:
         """Return what is written into the log."""
         found: dict[str, Any] = {"v": VERSION, "gtid": self.gtid}
@@ -136,6 +257,8 @@ class ShardState:
             found["copy"] = {"keys": dict(self.copy.keys), "done": sorted(self.copy.done)}
             if self.copy.is_again:
                 found["copy"]["again"] = True
+            if self.copy.chunks:
+                found["copy"]["chunks"] = [chunk.as_json() for chunk in self.copy.chunks]
         if self.journal is not None:
             found["journal"] = self.journal.as_json()
         if self.children:
@@ -144,6 +267,8 @@ class ShardState:
             found["lost"] = self.lost
         if self.begun:
             found["begun"] = self.begun.value
+        if self.ahead:
+            found["ahead"] = [chunk.as_json() for chunk in self.ahead]
         return found
 
     @classmethod
@@ -159,19 +284,22 @@ class ShardState:
                 "run the version of Tailrace that wrote the log, or a later one",
             )
         copy, journal = content.get("copy"), content.get("journal")
+        chunks = () if copy is None else tuple(map(CopyChunk.from_json, copy.get("chunks", ())))
         return cls(
-            gtid=content["gtid"],
+            # While it is copied in chunks, a frame may have the position of one.
+            gtid=common_position(chunks) if chunks else content["gtid"],
             epoch=content.get("epoch", 0),
             parents=tuple(content.get("from", ())),
             copy=None
             if copy is None
-            else CopyState(copy["keys"], frozenset(copy["done"]), copy.get("again", False)),
+            else CopyState(copy["keys"], frozenset(copy["done"]), copy.get("again", False), chunks),
             journal=None
             if journal is None
             else Journal.of(journal["id"], journal["participants"], journal["targets"]),
             children=tuple(content.get("to", ())),
             lost=content.get("lost", ""),
             begun=Begun(content.get("begun", "")),
+            ahead=tuple(map(CopyChunk.from_json, content.get("ahead", ()))),
         )
 
 

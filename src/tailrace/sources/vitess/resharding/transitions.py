@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from tailrace.sources.vitess.resharding.events import EndReason
 from tailrace.sources.vitess.resharding.shard_state import Begun, ShardState
 from tailrace.state_machine import StateMachine
 
@@ -38,6 +39,7 @@ class ShardEvent(enum.StrEnum):
     BEGINNING = "first position reached"
     POSITION = "position reached"
     COPIED = "copy completed"
+    GATHERED = "one stream in place of several"
     JOURNAL = "journal reached"
     ALL_AT_JOURNAL = "all participants at the journal"
     PARTICIPANTS_ABSENT = "ended, not all participants in the stream"
@@ -83,6 +85,7 @@ def _while_read(mode: ShardMode, opened: ShardCommand) -> dict[tuple[ShardMode, 
 TRANSITIONS: dict[tuple[ShardMode, ShardEvent], Move] = {
     **_while_read(_M.COPYING, _C.OPEN),
     (_M.COPYING, _E.COPIED): (_M.STREAMING, (_C.KEEP,)),
+    (_M.COPYING, _E.GATHERED): (_M.COPYING, (_C.CANCEL, _C.KEEP, _C.OPEN)),
     **_while_read(_M.STREAMING, _C.OPEN),
     (_M.STREAMING, _E.COPIED): (_M.STREAMING, ()),
     (_M.STREAMING, _E.REQUESTED): (_M.COPYING, (_C.CANCEL, _C.KEEP, _C.OPEN)),
@@ -111,6 +114,14 @@ TRANSITIONS: dict[tuple[ShardMode, ShardEvent], Move] = {
     (_M.NEEDS_SNAPSHOT, _E.STARTED): (_M.COPYING, (_C.KEEP, _C.OPEN)),
     (_M.AT_JOURNAL, _E.STARTED): (_M.COPYING, (_C.KEEP, _C.OPEN)),
     (_M.RETIRED, _E.STARTED): (_M.COPYING, (_C.KEEP, _C.OPEN)),
+}
+
+#: What the end of a stream is to a shard that is gone on with.
+ENDED = {
+    EndReason.INTERRUPTED: _E.INTERRUPTED,
+    EndReason.PARTICIPANTS_ABSENT: _E.PARTICIPANTS_ABSENT,
+    EndReason.SHARD_UNKNOWN: _E.UNKNOWN,
+    EndReason.BEHIND: _E.INTERRUPTED,
 }
 
 #: Modes in which the keys of the shard are ours to bring, through this shard.

@@ -24,7 +24,8 @@ from tailrace.sources.appender import Appender
 from tailrace.sources.progress import CaptureProgress, PhaseName, SourceHealth, SourceWarning
 from tailrace.sources.reconnection import Reconnection
 from tailrace.sources.vitess.connection.vtgate import Vtgate
-from tailrace.sources.vitess.resharding.coordinator import FAILURES_TOLD, Coordinator
+from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.refusals import FAILURES_TOLD
 from tailrace.sources.vitess.resharding.transitions import ShardMode
 from tailrace.sources.vitess.streaming.keyspace_stream import KeyspaceStream
 

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,22 +28,20 @@ from tailrace.protocol import frames, metadata_frames
 from tailrace.protocol.frames import Bytes
 from tailrace.sources.appender import SYNC_DEADLINE_S, Appender
 from tailrace.sources.progress import SourceHealth
-from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.connection.errors import DISCONNECTED, from_status
 from tailrace.sources.vitess.connection.metadata import ask_gtids_of_any, newest_gtids, serving_shards
 from tailrace.sources.vitess.connection.vtgate import Vtgate
 from tailrace.sources.vitess.resharding.coordinator import Coordinator
 from tailrace.sources.vitess.resharding.events import (
     CancelStream,
+    ChunkReached,
     Command,
-    CopyCompleted,
     EndReason,
     Event,
     JournalReached,
     Keep,
     ListShards,
     OpenStream,
-    PositionReached,
     Probed,
     ProbeFailed,
     ShardsListed,
@@ -53,20 +50,22 @@ from tailrace.sources.vitess.resharding.events import (
 )
 from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
 from tailrace.sources.vitess.resharding.key_ranges import overlapping
-from tailrace.sources.vitess.resharding.shard_state import Journal, ShardState
-from tailrace.sources.vitess.resharding.transitions import READ, Shard, ShardMode
-from tailrace.sources.vitess.rows import events as vevents
+from tailrace.sources.vitess.resharding.shard_state import ShardState
 from tailrace.sources.vitess.rows.column_defaults import asked_by
 from tailrace.sources.vitess.rows.copy_keys import common_key
 from tailrace.sources.vitess.rows.tables import LogTables
-from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, Transcoder, state_of
+from tailrace.sources.vitess.rows.transcoder import Transcoder
+from tailrace.sources.vitess.rows.trimming import AheadTrimmer, ChunkTrimmer, UntoldError
 from tailrace.sources.vitess.streaming.asked_snapshots import AskedSnapshots
 from tailrace.sources.vitess.streaming.awaited_end import AwaitedEnd
 from tailrace.sources.vitess.streaming.serving_shards import ServingShards
+from tailrace.sources.vitess.streaming.shard_copies import ChunkStream, ShardCopies
+from tailrace.sources.vitess.streaming.shard_health import health_of, watermark_us
 from tailrace.sources.vitess.streaming.shard_progress import ShardProbe, ShardProgress
 from tailrace.sources.vitess.streaming.shard_streams import BYTES_MAX, ShardResponses, ShardStreams
 from tailrace.sources.vitess.streaming.stream_ends import stream_ended
-from tailrace.sources.vitess.streaming.stream_requests import stream_request
+from tailrace.sources.vitess.streaming.stream_events import chunk_events_of, events_of
+from tailrace.sources.vitess.streaming.stream_requests import chunk_request, stream_request
 
 log = structlog.get_logger(__name__)
 
@@ -142,10 +141,17 @@ class KeyspaceStream:
             directory, source, vtgate, appender, self._tables, self.coordinator,
             lambda event: self._carry_out(self.coordinator.step(event)),
         )  # fmt: skip
+        self._copies = ShardCopies(
+            source, vtgate, self.coordinator,
+            lambda event: self._carry_out(self.coordinator.step(event)),
+            self._start_chunk, self._stop_chunk, self._start,
+        )  # fmt: skip
+        # By stream: a shard's has its name.
         self._transcoders: dict[str, Transcoder] = {}
+        self._trimmers: dict[str, AheadTrimmer | ChunkTrimmer] = {}
         self._probes: dict[str, ShardProbe] = {}  # asked and not answered
         self._serving = ServingShards(source, vtgate)
-        self._open_shard: str | None = None  # whose transaction is open at the log's end
+        self._open_stream: str | None = None  # whose transaction is open at the log's end
         self._open_position = 0
         self.shards: dict[str, ShardProgress] = {}
         self._written = dict(states)
@@ -179,7 +185,7 @@ class KeyspaceStream:
             self._end_of(threads)
             if self._failure is not None:
                 raise self._failure
-            if self._open_shard is None:
+            if self._open_stream is None:
                 self._write_idle()
             self._appender.sync()
         finally:
@@ -199,7 +205,7 @@ class KeyspaceStream:
         try:
             while not self._stopping.is_set() and not self._over.is_set():
                 began_s = time.monotonic()
-                received = task.streams.take(TAKE_S, self._open_shard)
+                received = task.streams.take(TAKE_S, self._open_stream)
                 with self._turns.turn(self._over) as is_given:
                     if is_given:
                         self._turn(task, received)
@@ -212,12 +218,12 @@ class KeyspaceStream:
     def _turn(self, task: _Task, received: Mapping[str, ShardResponses]) -> None:
         try:
             held, task.held = task.held, []
-            for shard, responses in (*held, *received.items()):
-                if self._open_shard in {None, shard}:
-                    self._take(shard, responses)
+            for stream, responses in (*held, *received.items()):
+                if self._open_stream in {None, stream}:
+                    self._take(stream, responses)
                 else:
-                    task.held.append((shard, responses))
-            if self._open_shard is None and task is self._tasks[0]:
+                    task.held.append((stream, responses))
+            if self._open_stream is None and task is self._tasks[0]:
                 self._look_after(time.monotonic())
         except BaseException:
             self._over.set()  # tables may be ahead of the log: nobody has another turn
@@ -243,147 +249,109 @@ class KeyspaceStream:
 
     def health(self) -> SourceHealth:
         """Return the state of the shards, one by one, and the time up to which all of them are here."""
-        known = dict(self.coordinator.shards)
-        lost = any(shard.state is ShardMode.NEEDS_SNAPSHOT for shard in known.values())
-        state = ShardMode.NEEDS_SNAPSHOT.value if lost else "streaming"
-        shards = {name: self._shown(name, shard) for name, shard in known.items()}
-        watermark_us = self._watermark_us()
-        details = {
-            "tasks": {str(task.number): task.vtgate.address for task in self._tasks},
-            "watermark": _iso(watermark_us) if watermark_us else None,
-            "shards": shards,
-        }
-        return SourceHealth(state, None, details)
-
-    def _watermark_us(self) -> int:
-        """Return the time up to which all shards are here; 0: not known."""
-        known = dict(self.coordinator.shards)
-        if any(shard.state in {ShardMode.NEEDS_SNAPSHOT, ShardMode.AT_JOURNAL} for shard in known.values()):
-            return 0
-        times = [
-            self.shards[name].whole_until_us if name in self.shards and shard.kept.copy is None else 0
-            for name, shard in known.items()
-            if not shard.kept.children
-        ]
-        return min(times, default=0)
-
-    def _shown(self, name: str, shard: Shard) -> dict[str, Any]:
-        kept, progress = shard.kept, self.shards.get(name)
-        found: dict[str, Any] = {
-            "state": shard.state.value,
-            "task": shard.task if shard.state in READ else None,
-            "gtid": kept.gtid,
-            "quiet_s": round(time.monotonic() - progress.moved_s, 1) if progress is not None else None,
-            "epoch": kept.epoch,
-        }
-        if kept.parents:
-            found["from"] = list(kept.parents)
-        if kept.children:
-            found["to"] = list(kept.children)
-        if kept.copy is not None:
-            found["copied"] = sorted(kept.copy.done)
-        return found
+        tasks = {str(task.number): task.vtgate.address for task in self._tasks}
+        return health_of(self.coordinator.shards, self.shards, tasks)
 
     # What comes
 
-    def _take(self, shard: str, received: ShardResponses) -> None:
-        if received.responses and self.coordinator.accepts(shard, received.attempt):
-            self._transcode(shard, received)
-        if received.ended is not None and self.coordinator.accepts(shard, received.attempt):
-            if received.ended.code == DISCONNECTED or self._open_shard == shard:
+    def _take(self, stream: str, received: ShardResponses) -> None:
+        if received.responses and self._accepts(stream, received):
+            self._transcode(stream, received)
+        if received.ended is not None and self._accepts(stream, received):
+            shard = self._shard_of(stream)
+            if received.ended.code == DISCONNECTED or self._open_stream == stream:
                 # What the log has of an open transaction is taken back, and all streams start again.
                 raise from_status(received.ended, f"stream the shard {shard}", shard)
+            self._copies.end(shard)
             self._carry_out(self.coordinator.step(stream_ended(shard, received.attempt, received.ended)))
 
-    def _transcode(self, shard: str, received: ShardResponses) -> None:
+    def _shard_of(self, stream: str) -> str:
+        copied = self._copies.streams.get(stream)
+        return stream if copied is None else copied.shard
+
+    def _accepts(self, stream: str, received: ShardResponses) -> bool:
+        """Tell whether what came still counts: of a chunk that is done nothing does."""
+        copied = self._copies.streams.get(stream)
+        if copied is not None and copied.attempt != received.attempt:
+            return False
+        return self.coordinator.accepts(self._shard_of(stream), received.attempt)
+
+    def _trimmed(self, stream: str, received: ShardResponses) -> list[bytes]:
+        """Return what came, without what the log has already or another stream brings."""
+        trimmer = self._trimmers.get(stream)
+        if trimmer is None:
+            return received.responses
+        try:
+            found = trimmer.trim(received.responses)
+        except UntoldError:
+            self._give_up(stream, received.attempt)
+        if isinstance(trimmer, AheadTrimmer) and trimmer.is_over:
+            del self._trimmers[stream]
+        return found
+
+    def _give_up(self, stream: str, attempt: int) -> NoReturn:
+        shard = self._shard_of(stream)
+        message = f"go on with the shard {shard} after its copy: it can't be told which changes the log has"
+        error = TailraceError(Kind.SOURCE_UNREACHABLE, message, "tailrace snapshot FILE --lost")
+        if self._open_stream is None:
+            self._lose(shard, attempt, EndReason.UNTOLD, error)
+        raise error
+
+    def _transcode(self, stream: str, received: ShardResponses) -> None:
         """Bring what came of a shard into the log, with the states that it leads to."""
-        transcoder = self._transcoders[shard]
+        shard = self._shard_of(stream)
+        responses = self._trimmed(stream, received)
+        transcoder = self._transcoders[stream]
         now_us = self._now_us()
         if now_us - self._watermark_at_us > WATERMARK_INTERVAL_US:
-            self._watermark_at_us, self._watermark = now_us, self._watermark_us()
+            self._watermark_at_us = now_us
+            self._watermark = watermark_us(self.coordinator.shards, self.shards)
         transcoder.set_watermark(self._watermark)
-        is_open = self._open_shard == shard
+        is_open = self._open_stream == stream
         position = self._open_position if is_open else max(self._appender.tail.position, now_us)
         try:
-            made = transcoder.transcode(received.responses, position, cut=is_open, time_us=now_us)
+            made = transcoder.transcode(responses, position, cut=is_open, time_us=now_us)
             if transcoder.kept_bytes > OPEN_BYTES_MAX and not len(made.frames):
                 # Larger than what is kept in memory: it goes into the log as it comes, and nothing else does.
                 self._write_idle()
                 made = transcoder.transcode([], position, cut=True, time_us=now_us)
         except TailraceError as error:
             if error.kind is Kind.SCHEMA_CHANGED and not is_open:
-                self._lose(shard, received.attempt, error)
+                self._lose(shard, received.attempt, EndReason.UNNAMED, error)
             raise
-        self._open_shard, self._open_position = (shard, made.position) if made.is_open else (None, 0)
+        self._open_stream, self._open_position = (stream, made.position) if made.is_open else (None, 0)
         if made.is_open:
             self._appender.append(made.frames)
             return
         commands: list[Command] = []
         end = len(made.frames)
-        for event, at in self._events(shard, received.attempt, made):
+        copied = self._copies.streams.get(stream)
+        events: Iterable[tuple[Event, int]]
+        if copied is None:
+            is_copied = self.coordinator.shards[shard].kept.copy is not None
+            known = self.shards[shard]
+            events = events_of(shard, received.attempt, made, known, is_copied=is_copied)
+        else:
+            events = ((event, end) for event in chunk_events_of(copied, made))
+            self.shards[shard].moved_s = time.monotonic()
+        is_done = False
+        for event, at in events:
             commands += self.coordinator.step(event)
             end = at if isinstance(event, JournalReached) else end
+            is_done = is_done or (isinstance(event, ChunkReached) and event.is_done)
         if end:
-            self._write(shard, made.frames[:end], made.position, commands)
+            self._write(stream, made.frames[:end], made.position, commands)
         self._carry_out(commands)
+        if is_done and copied is not None and stream in self._copies.streams:
+            self._copies.finish(copied)
 
-    def _lose(self, shard: str, attempt: int, error: TailraceError) -> NoReturn:
+    def _lose(self, shard: str, attempt: int, reason: EndReason, error: TailraceError) -> NoReturn:
         """Write down that a shard can't be gone on with. All streams start again: tables may be ahead of the
         log.
         """
-        ended = ShardStreamEnded(shard, attempt, EndReason.UNNAMED, (), error.message)
+        ended = ShardStreamEnded(shard, attempt, reason, (), error.message)
         self._carry_out(self.coordinator.step(ended))
         raise TailraceError(Kind.SOURCE_UNREACHABLE, error.message, error.hint, error.context) from error
-
-    def _events(self, shard: str, attempt: int, made: Transcoded) -> Iterable[tuple[Event, int]]:
-        """Yield what the coordinator has to know, each with its place in the frames: of positions in a row,
-        the last one alone.
-        """
-        is_copied = self.coordinator.shards[shard].kept.copy is not None
-        if is_copied or made.events.of(vevents.JOURNAL, vevents.COPY_COMPLETED):
-            yield from self._each_event(shard, attempt, made, is_copied=is_copied)
-            return
-        known = self.shards[shard]
-        for number in reversed(range(len(made.events))):
-            event = made.events[number]
-            if event.kind == vevents.COMMIT:
-                known.whole_until_us = max(known.whole_until_us, event.time_s * 1_000_000)
-            elif event.kind == vevents.VGTID and (position := _own_position(event, shard)) is not None:
-                known.moved_s = time.monotonic()
-                yield PositionReached(shard, attempt, position.gtid), len(made.frames)
-                return
-
-    def _each_event(
-        self, shard: str, attempt: int, made: Transcoded, *, is_copied: bool
-    ) -> Iterable[tuple[Event, int]]:
-        known = self.shards[shard]
-        reached: PositionReached | None = None
-        at = 0
-        journal: Journal | None = None
-        for event in made.events.of(vevents.VGTID, vevents.JOURNAL, vevents.COPY_COMPLETED):
-            if event.kind == vevents.VGTID:
-                position = _own_position(event, shard)
-                if position is None:
-                    continue
-                known.moved_s, at = time.monotonic(), event.at
-                if journal is not None:
-                    yield JournalReached(shard, attempt, journal, position.gtid), made.end_of(event)
-                    return
-                if reached is not None and is_copied:
-                    yield reached, at
-                keys = _last_keys(position) if is_copied else None
-                reached = PositionReached(shard, attempt, position.gtid, keys)
-            elif event.kind == vevents.JOURNAL:
-                message = pb.Journal.FromString(event.body)
-                journal = _journal(message) if message.migration_type == pb.SHARDS else None
-            elif is_copied:
-                # Its last position came with it, or before.
-                if reached is not None:
-                    yield reached, at
-                reached, is_copied = None, False
-                yield CopyCompleted(shard, attempt), event.at
-        if reached is not None:
-            yield reached, at
 
     # Commands
 
@@ -395,15 +363,31 @@ class KeyspaceStream:
                 case OpenStream():
                     self._open(command)
                 case CancelStream():
+                    self._copies.end(command.shard)
                     self._tasks[command.task].streams.stop(command.shard, command.attempt)
                 case ListShards():
                     self._list, self._list_at_s = command.number, time.monotonic() + command.wait_s
 
     def _open(self, command: OpenStream) -> None:
         shard = command.shard
-        shards = self.coordinator.shards.items()
-        self._tables.keep_shards([name for name, known in shards if not known.kept.children])
-        self._transcoders[shard] = Transcoder(
+        self._keep_shards()
+        before = self.shards.get(shard)
+        self.shards[shard] = ShardProgress() if before is None else ShardProgress(probed_s=before.probed_s)
+        self._copies.end(shard)
+        if self._copies.takes(command):
+            self._copies.open(command)
+        else:
+            self._start(command)
+
+    def _keep_shards(self) -> None:
+        shards = dict(self.coordinator.shards)
+        live = {name for name, known in shards.items() if not known.kept.children}
+        # While its streams are at several positions, a shard has not said what its tables are.
+        live |= {f"{name} copied" for name, known in shards.items() if _is_apart(known.kept)}
+        self._tables.keep_shards(live)
+
+    def _transcoder(self, shard: str) -> Transcoder:
+        return Transcoder(
             self._source.keyspace,
             shard,
             self._tables,
@@ -411,8 +395,29 @@ class KeyspaceStream:
             captures=self._source.captures,
             left_out=self._source.disclosure.left_out,
         )
-        before = self.shards.get(shard)
-        self.shards[shard] = ShardProgress() if before is None else ShardProgress(probed_s=before.probed_s)
+
+    def _start_chunk(self, stream: ChunkStream) -> None:
+        self._transcoders[stream.name] = self._transcoder(stream.shard)
+        if stream.chunk.column:
+            self._trimmers[stream.name] = ChunkTrimmer(self._source.keyspace, stream.chunk)
+        request = chunk_request(self._source, stream.shard, stream.chunk)
+        self._tasks[stream.task].streams.start(stream.name, stream.attempt, request)
+
+    def _stop_chunk(self, stream: ChunkStream) -> None:
+        self._tasks[stream.task].streams.stop(stream.name, stream.attempt)
+        self._transcoders.pop(stream.name, None)
+        self._trimmers.pop(stream.name, None)
+
+    def _start(self, command: OpenStream) -> None:
+        """Open the one stream of a shard."""
+        shard = command.shard
+        self._transcoders[shard] = self._transcoder(shard)
+        self._trimmers.pop(shard, None)
+        if ahead := self.coordinator.shards[shard].kept.ahead:
+            try:
+                self._trimmers[shard] = AheadTrimmer(self._source.keyspace, shard, ahead)
+            except UntoldError:
+                self._give_up(shard, command.attempt)
         request = stream_request(self._source, command)
         self._tasks[command.task].streams.start(
             shard, command.attempt, request, wait_s=command.wait_s, deadline_s=command.deadline_s
@@ -426,11 +431,12 @@ class KeyspaceStream:
         if any(self._is_more(shard, state) for shard, state in states.items()):
             self._write_idle()
 
-    def _write(self, shard: str, made: Bytes, position: int, commands: list[Command]) -> None:
+    def _write(self, stream: str, made: Bytes, position: int, commands: list[Command]) -> None:
         """Append frames of whole transactions together with the states that they lead to.
 
         :param position: of the next transaction.
         """
+        shard = self._shard_of(stream)
         states = {name: state for name, state in self._idle.items() if name != shard}
         self._idle.clear()
         for command in commands:
@@ -441,7 +447,7 @@ class KeyspaceStream:
         if own is not None and not self._is_more(shard, own):
             # The frames say the position themselves, unless the shard went on without rows of our tables.
             self._written[shard] = own
-            if not self._transcoders[shard].has_unwritten_position:
+            if not self._transcoders[stream].has_unwritten_position:
                 del states[shard]
         self._append(made, position, states)
 
@@ -461,10 +467,19 @@ class KeyspaceStream:
             texts.append(frames.control_frame(frames.PROGRESS, at, now_us, {}))
             made = np.concatenate((made, np.frombuffer(b"".join(texts), np.uint8)))
             for shard, state in states.items():
-                if self._is_more(shard, state) and shard in self._transcoders:
-                    self._transcoders[shard].set_state(_beside_position(state))
+                if self._is_more(shard, state):
+                    self._tell(shard, state)
             self._written.update(states)
         self._appender.append(made)
+
+    def _tell(self, shard: str, state: ShardState) -> None:
+        """Have the frames of a shard say its new state."""
+        beside = _beside_position(state)
+        for name in (shard, *(stream.name for stream in self._copies.of(shard))):
+            if name in self._transcoders:
+                self._transcoders[name].set_state(beside)
+        if _is_apart(self._written.get(shard, _NOTHING)) and not _is_apart(state):
+            self._keep_shards()
 
     def _is_more(self, shard: str, state: ShardState) -> bool:
         """Tell whether more than the position differs from what the log has of the shard."""
@@ -484,6 +499,7 @@ class KeyspaceStream:
             if serving is not None:
                 self._carry_out(self.coordinator.step(ShardsServing(serving)))
             self._probe(now_s)
+        self._copies.turn(now_s)
         self._snapshots.turn(now_s)
         self._look_for_targets()
 
@@ -570,10 +586,6 @@ def _interval_s(received: Mapping[str, ShardResponses]) -> float:
     return BACKLOG_INTERVAL_S if count >= BACKLOG_RESPONSES else APPEND_INTERVAL_S
 
 
-def _iso(time_us: int) -> str:
-    return datetime.fromtimestamp(time_us / 1_000_000, UTC).isoformat(timespec="milliseconds")
-
-
 _NOTHING = ShardState()
 _NO_FRAMES = np.empty(0, np.uint8)
 
@@ -582,16 +594,6 @@ def _beside_position(state: ShardState) -> dict[str, Any]:
     return {name: value for name, value in state.as_json().items() if name != "gtid"}
 
 
-def _own_position(event: StreamEvent, shard: str) -> pb.ShardGtid | None:
-    found = pb.VGtid.FromString(event.body).shard_gtids
-    return next((position for position in found if position.shard == shard), None)
-
-
-def _last_keys(position: pb.ShardGtid) -> dict[str, str]:
-    texts = state_of(position).get("table_pks", [])
-    return {table.table_name: text for table, text in zip(position.table_pks, texts, strict=True)}
-
-
-def _journal(message: pb.Journal) -> Journal:
-    participants = [each.shard for each in message.participants]
-    return Journal.of(message.id, participants, {each.shard: each.gtid for each in message.shard_gtids})
+def _is_apart(state: ShardState) -> bool:
+    """Whether the log has parts of the shard up to several positions."""
+    return bool(state.ahead) or (state.copy is not None and bool(state.copy.chunks))

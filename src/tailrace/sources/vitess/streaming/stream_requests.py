@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 
 from tailrace.config.patterns import table_expression
 from tailrace.config.source.vitess import VitessSource
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
-from tailrace.sources.vitess.connection.metadata import TABLET_TYPES
+from tailrace.sources.vitess.connection.metadata import TABLET_TYPES, quoted
 from tailrace.sources.vitess.resharding.events import OpenStream
+from tailrace.sources.vitess.resharding.gtid_sets import TO_COPY
+from tailrace.sources.vitess.resharding.shard_state import CopyChunk
 
 #: From this size on, a server that can (24 and later) sends a transaction in pieces, and need not hold it.
 CHUNK_BYTES = 16 << 20
@@ -28,9 +31,39 @@ def table_rules(source: VitessSource) -> list[pb.Rule]:
 
 def stream_request(source: VitessSource, opened: OpenStream) -> pb.VStreamRequest:
     """Return the request for a shard's stream; with other shards in it, where it is a junction."""
-    request = pb.VStreamRequest(
+    request = _request(source, table_rules(source))
+    for shard, gtid in opened.positions.items():
+        keys = opened.keys.values() if shard == opened.shard else ()
+        _add_position(request, source, shard, gtid, keys)
+    return request
+
+
+def chunk_request(source: VitessSource, shard: str, chunk: CopyChunk) -> pb.VStreamRequest:
+    """Return the request for the stream that copies a chunk, or goes on with it.
+
+    It goes on from where it is: the server sends what changed since, and then the rows behind the key.
+    """
+    request = _request(source, [pb.Rule(match=chunk.table, filter=_condition(chunk))])
+    if chunk.key:
+        _add_position(request, source, shard, chunk.gtid, (chunk.key,))
+    else:
+        _add_position(request, source, shard, TO_COPY, ())
+    return request
+
+
+def _condition(chunk: CopyChunk) -> str:
+    column = quoted(chunk.column)
+    bounds = [f"{column} >= {chunk.low}"] if chunk.low is not None else []
+    if chunk.high is not None:
+        bounds.append(f"{column} < {chunk.high}")
+    # All of a table needs no condition.
+    return f"select * from {quoted(chunk.table)} where {' and '.join(bounds)}" if bounds else ""  # noqa: S608
+
+
+def _request(source: VitessSource, rules: list[pb.Rule]) -> pb.VStreamRequest:
+    return pb.VStreamRequest(
         tablet_type=TABLET_TYPES[source.tablet_type],
-        filter=pb.Filter(rules=table_rules(source)),
+        filter=pb.Filter(rules=rules),
         flags=pb.VStreamFlags(
             heartbeat_interval=source.heartbeat_interval_s,
             include_reshard_journal_events=True,
@@ -38,9 +71,11 @@ def stream_request(source: VitessSource, opened: OpenStream) -> pb.VStreamReques
             transaction_chunk_size=CHUNK_BYTES,
         ),
     )
-    for shard, gtid in opened.positions.items():
-        position = request.vgtid.shard_gtids.add(keyspace=source.keyspace, shard=shard, gtid=gtid)
-        if shard == opened.shard:
-            for key in opened.keys.values():
-                position.table_pks.append(pb.TableLastPk.FromString(base64.b64decode(key)))
-    return request
+
+
+def _add_position(
+    request: pb.VStreamRequest, source: VitessSource, shard: str, gtid: str, keys: Iterable[str]
+) -> None:
+    position = request.vgtid.shard_gtids.add(keyspace=source.keyspace, shard=shard, gtid=gtid)
+    for key in keys:
+        position.table_pks.append(pb.TableLastPk.FromString(base64.b64decode(key)))

@@ -1,0 +1,200 @@
+"""Changes taken out of a stream's responses: those that the log has, and those that another stream brings.
+
+A copy by several streams needs both. Each of its chunks is at a position of its own in the end, and the one
+stream that goes on begins at the least of them: what it sends again of a chunk is taken out. And a range of a
+table's keys gets the whole update of a row that moves into another range, where each of the two may only
+have its own half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
+from tailrace.sources.vitess.resharding.shard_state import CopyChunk
+
+#: From this size on, a transaction is not held until its position is known.
+HELD_BYTES_MAX = 32 << 20
+
+
+class UntoldError(Exception):
+    """It can't be told which changes the log has already."""
+
+
+class ChunkTrimmer:
+    """Leaves the rows of one chunk, a range of keys."""
+
+    def __init__(self, keyspace: str, chunk: CopyChunk) -> None:
+        self._chunk = chunk
+        self._keys = _KeyColumns(keyspace, (chunk,))
+
+    def trim(self, responses: Sequence[bytes]) -> list[bytes]:
+        """Return the responses with what is left of them."""
+        return list(map(self._trimmed, responses))
+
+    def _trimmed(self, data: bytes) -> bytes:
+        found = pb.VStreamResponse.FromString(data)
+        if not any(_is_change(event) or event.type == pb.FIELD for event in found.events):
+            return data
+        return pb.VStreamResponse(events=self._left(found.events)).SerializeToString()
+
+    def _left(self, events: Iterable[pb.VEvent]) -> Iterable[pb.VEvent]:
+        for event in events:
+            self._keys.note(event)
+            if not _is_change(event) or _leave(event, self._is_in):
+                yield event
+
+    def _is_in(self, row: pb.Row) -> bool:
+        return self._chunk.contains(self._keys.value(self._chunk, row))
+
+
+class AheadTrimmer:
+    """Takes out of a shard's stream what the log has of some chunks already.
+
+    A shard's positions follow each other: a transaction is part of a chunk's position if the position after
+    it is.
+
+    :param chunks: each with the position up to which the log has it.
+    :raises UntoldError: if positions do not follow each other.
+    """
+
+    def __init__(self, keyspace: str, shard: str, chunks: Iterable[CopyChunk]) -> None:
+        self._keyspace, self._shard = keyspace, shard
+        ahead = [(GtidSet.parse(chunk.gtid), chunk) for chunk in chunks]
+        self._ahead = sorted(ahead, key=lambda each: _size(each[0]))  # the nearest position first
+        for (before, _), (after, _) in zip(self._ahead, self._ahead[1:], strict=False):
+            if not after.contains(before):
+                raise UntoldError
+        self._keys = _KeyColumns(keyspace, (chunk for _, chunk in self._ahead))
+        self._held: list[pb.VEvent] = []
+        self._held_bytes = 0
+        self._has_rows = False  # among what is held, of tables of the chunks
+        self._is_settled = False  # the transaction that is held is taken out of all chunks that are ahead
+
+    @property
+    def is_over(self) -> bool:
+        """Whether responses are whole from now on."""
+        return not self._ahead and not self._held
+
+    def trim(self, responses: Sequence[bytes]) -> list[bytes]:
+        """Return what is left of responses, and of those before whose position comes now.
+
+        :raises UntoldError: if it can't be told.
+        """
+        left: list[pb.VEvent] = []
+        for data in responses:
+            for event in pb.VStreamResponse.FromString(data).events:
+                self._take(event, left)
+            self._held_bytes += len(data)
+            if self._has_rows and self._held_bytes > HELD_BYTES_MAX:
+                self._is_settled = True
+                self._release(left)
+            elif not self._has_rows:
+                self._release(left)
+        return [pb.VStreamResponse(events=left).SerializeToString()] if left else []
+
+    def _take(self, event: pb.VEvent, left: list[pb.VEvent]) -> None:
+        self._keys.note(event)
+        self._held.append(event)
+        if event.type == pb.ROW:
+            self._has_rows = self._has_rows or any(
+                chunk.table == self._table(event) for _, chunk in self._ahead
+            )
+        elif event.type == pb.VGTID and (gtid := self._own(event)):
+            self._reach(GtidSet.parse(gtid))
+            self._release(left)
+            self._is_settled = False
+
+    def _reach(self, position: GtidSet) -> None:
+        """Let chunks go that are not ahead of a transaction, whose position is known now."""
+        while self._ahead and not self._ahead[0][0].contains(position):
+            if self._is_settled or not position.contains(self._ahead[0][0]):
+                raise UntoldError
+            del self._ahead[0]
+
+    def _release(self, left: list[pb.VEvent]) -> None:
+        left.extend(event for event in self._held if not self._is_had(event))
+        self._held, self._held_bytes, self._has_rows = [], 0, False
+
+    def _is_had(self, event: pb.VEvent) -> bool:
+        if event.type != pb.ROW:
+            return False
+        table = self._table(event)
+        chunks = [chunk for _, chunk in self._ahead if chunk.table == table]
+        return bool(chunks) and not _leave(
+            event,
+            lambda row: (
+                not any(not chunk.column or chunk.contains(self._keys.value(chunk, row)) for chunk in chunks)
+            ),
+        )
+
+    def _table(self, event: pb.VEvent) -> str:
+        return event.row_event.table_name.removeprefix(f"{self._keyspace}.")
+
+    def _own(self, event: pb.VEvent) -> str:
+        return next((each.gtid for each in event.vgtid.shard_gtids if each.shard == self._shard), "")
+
+
+class _KeyColumns:
+    """Where in a row the key of a chunk's range stands: descriptions of tables tell."""
+
+    def __init__(self, keyspace: str, chunks: Iterable[CopyChunk]) -> None:
+        self._keyspace = keyspace
+        self._columns = {chunk.table: chunk.column for chunk in chunks if chunk.column}
+        self._places: dict[str, int] = {}
+
+    def note(self, event: pb.VEvent) -> None:
+        """Take a description of a table."""
+        if event.type != pb.FIELD:
+            return
+        table = event.field_event.table_name.removeprefix(f"{self._keyspace}.")
+        if (column := self._columns.get(table)) is not None:
+            names = [each.name for each in event.field_event.fields]
+            self._places[table] = names.index(column) if column in names else -1
+
+    def value(self, chunk: CopyChunk, row: pb.Row) -> int:
+        """Return a row's key.
+
+        :raises UntoldError: if it has none any more that is a whole number.
+        """
+        place = self._places.get(chunk.table, -1)
+        if not 0 <= place < len(row.lengths) or row.lengths[place] < 0:
+            raise UntoldError
+        at = sum(max(length, 0) for length in row.lengths[:place])
+        try:
+            return int(row.values[at : at + row.lengths[place]])
+        except ValueError:
+            raise UntoldError from None
+
+
+def _leave(event: pb.VEvent, is_left: Callable[[pb.Row], bool]) -> bool:
+    """Take images of rows out of an event; return whether a change is left.
+
+    :raises UntoldError: if what is left of a change can't be told without the rest of it.
+    """
+    changes = event.row_event.row_changes
+    for number in reversed(range(len(changes))):
+        change = changes[number]
+        before = change.HasField("before") and is_left(change.before)
+        after = change.HasField("after") and is_left(change.after)
+        if not before and not after:
+            del changes[number]
+        elif not before and change.HasField("before"):
+            # A row comes in from elsewhere: what it had there and kept is not in the change.
+            if change.HasField("data_columns") or change.HasField("json_partial_values"):
+                raise UntoldError
+            change.ClearField("before")
+        elif not after and change.HasField("after"):
+            for name in ("after", "data_columns", "json_partial_values"):
+                change.ClearField(name)
+    return bool(changes)
+
+
+def _is_change(event: pb.VEvent) -> bool:
+    """Whether it is one of a row, and not a row of the copy."""
+    return event.type == pb.ROW and event.timestamp != 0
+
+
+def _size(position: GtidSet) -> int:
+    return sum(last - first + 1 for found in position.intervals.values() for first, last in found)

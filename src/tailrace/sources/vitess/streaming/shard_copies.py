@@ -1,0 +1,188 @@
+"""Copies of shards by several streams at the same time, a chunk each.
+
+A chunk's stream brings its rows as they are at one position, and is closed. If it breaks off before, another
+one brings what changed since in its rows, and then the rest of them: so the log has each chunk whole, up to
+the chunk's own position. Once all are there, one stream goes on from the position that all have, and what
+chunks had beyond it is taken out of what it sends (`rows.trimming`).
+
+All streams of a shard are one attempt: if one ends, all end, and are opened again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tailrace.config.source.vitess import VitessSource
+from tailrace.errors import Policy, TailraceError
+from tailrace.sources.vitess.connection.metadata import serving_shards
+from tailrace.sources.vitess.connection.vtgate import Vtgate
+from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.events import (
+    ChunksGathered,
+    CopyPlanned,
+    EndReason,
+    Event,
+    OpenStream,
+    ShardStreamEnded,
+)
+from tailrace.sources.vitess.resharding.shard_state import CopyChunk
+from tailrace.sources.vitess.resharding.transitions import READ
+from tailrace.sources.vitess.streaming.copy_plan import planned_chunks
+
+
+@dataclass(slots=True)
+class ChunkStream:
+    """The open stream of a chunk.
+
+    :ivar gtid: the last position that came.
+    """
+
+    name: str
+    shard: str
+    attempt: int
+    task: int
+    number: int
+    chunk: CopyChunk
+    gtid: str = ""
+
+
+class ShardCopies:
+    """For the thread that has its turn at the log.
+
+    :param step: has the coordinator take an event, and carries out its commands.
+    :param start: opens the stream of a chunk.
+    :param stop: ends it.
+    :param copy_whole: has a shard copied by one stream.
+    """
+
+    def __init__(
+        self,
+        source: VitessSource,
+        vtgate: Vtgate,
+        coordinator: Coordinator,
+        step: Callable[[Event], None],
+        start: Callable[[ChunkStream], None],
+        stop: Callable[[ChunkStream], None],
+        copy_whole: Callable[[OpenStream], None],
+    ) -> None:
+        self._source = source
+        self._vtgate = vtgate
+        self._coordinator = coordinator
+        self._step = step
+        self._start, self._stop, self._copy_whole = start, stop, copy_whole
+        #: By name, those that are open.
+        self.streams: dict[str, ChunkStream] = {}
+        self._opened: dict[str, OpenStream] = {}  # by shard, what its chunks are copied for
+        self._planned_at_s: dict[str, float] = {}  # when the chunks of a shard are looked at next
+
+    def takes(self, command: OpenStream) -> bool:
+        """Tell whether a shard is copied here, by several streams or the rest of what they had begun."""
+        copy = self._coordinator.shards[command.shard].kept.copy
+        if copy is None or command.deadline_s is not None:
+            return False
+        return bool(copy.chunks) or (not copy.keys and self._share() > 1)
+
+    def open(self, command: OpenStream) -> None:
+        """Have a shard copied."""
+        self._opened[command.shard] = command
+        self._planned_at_s[command.shard] = time.monotonic() + command.wait_s
+
+    def end(self, shard: str) -> None:
+        """End all streams that copy a shard."""
+        self._opened.pop(shard, None)
+        self._planned_at_s.pop(shard, None)
+        for stream in self.of(shard):
+            self._end(stream)
+
+    def of(self, shard: str) -> list[ChunkStream]:
+        """Return the open streams of a shard."""
+        return [stream for stream in self.streams.values() if stream.shard == shard]
+
+    def finish(self, stream: ChunkStream) -> None:
+        """Go on with the next chunk of a shard after one is done."""
+        self._end(stream)
+        self._open_next(stream.shard)
+
+    def turn(self, now_s: float) -> None:
+        """Plan what is to be copied where it is time.
+
+        :raises TailraceError: what will not pass.
+        """
+        for shard, at_s in list(self._planned_at_s.items()):
+            if now_s < at_s or shard not in self._planned_at_s:
+                continue
+            del self._planned_at_s[shard]
+            attempt = self._opened[shard].attempt
+            try:
+                self._plan(shard)
+            except TailraceError as error:
+                if error.policy is not Policy.RETRY:
+                    raise
+                if not self._go_on_with_one(shard):
+                    self.end(shard)
+                    self._step(ShardStreamEnded(shard, attempt, EndReason.INTERRUPTED, (), error.message))
+
+    def _go_on_with_one(self, shard: str) -> bool:
+        """Have one stream go on with a shard that serves no more: it answers no question, and is streamed
+        all the same, up to its journal. Return whether it is so.
+        """
+        try:
+            if shard in serving_shards(self._vtgate, self._source):
+                return False
+        except TailraceError:
+            return False
+        if any(chunk.is_begun for chunk in self._chunks(shard)):
+            self._step(ChunksGathered(shard, self._opened[shard].attempt))
+        else:
+            self._copy_whole(self._opened.pop(shard))
+        return True
+
+    def _plan(self, shard: str) -> None:
+        attempt = self._opened[shard].attempt
+        if not self._coordinator.accepts(shard, attempt):
+            return
+        before = self._chunks(shard)
+        chunks = planned_chunks(self._vtgate, self._source, shard, before, self._share())
+        if not chunks:
+            self._copy_whole(self._opened.pop(shard))
+            return
+        if chunks != before:
+            self._step(CopyPlanned(shard, attempt, chunks))
+        if all(chunk.is_done for chunk in chunks):
+            # No table came that is older than the position from which one stream goes on.
+            self._step(ChunksGathered(shard, attempt, is_whole=True))
+        else:
+            self._open_next(shard)
+
+    def _open_next(self, shard: str) -> None:
+        command = self._opened[shard]
+        open_now = {stream.number for stream in self.of(shard)}
+        for number, chunk in enumerate(self._chunks(shard)):
+            if chunk.is_done or number in open_now:
+                continue
+            if open_now and len(open_now) >= self._share():
+                return
+            stream = ChunkStream(
+                f"{shard} {number}", shard, command.attempt, command.task, number, chunk, chunk.gtid
+            )
+            self.streams[stream.name] = stream
+            open_now.add(number)
+            self._start(stream)
+        if not open_now:
+            self._planned_at_s[shard] = 0.0
+
+    def _end(self, stream: ChunkStream) -> None:
+        if self.streams.pop(stream.name, None) is not None:
+            self._stop(stream)
+
+    def _chunks(self, shard: str) -> tuple[CopyChunk, ...]:
+        copy = self._coordinator.shards[shard].kept.copy
+        return () if copy is None else copy.chunks
+
+    def _share(self) -> int:
+        """Return how many streams each shard that is copied may have."""
+        shards = self._coordinator.shards.values()
+        copied = sum(1 for each in shards if each.state in READ and each.kept.copy is not None)
+        return self._source.snapshot_connections // max(1, copied)

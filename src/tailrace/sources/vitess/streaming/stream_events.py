@@ -1,0 +1,108 @@
+"""What the coordinator has to know of what came of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.resharding.events import (
+    ChunkReached,
+    ChunksGathered,
+    CopyCompleted,
+    Event,
+    JournalReached,
+    PositionReached,
+)
+from tailrace.sources.vitess.resharding.shard_state import Journal
+from tailrace.sources.vitess.rows import events as vevents
+from tailrace.sources.vitess.rows.transcoder import StreamEvent, Transcoded, state_of
+from tailrace.sources.vitess.streaming.shard_copies import ChunkStream
+from tailrace.sources.vitess.streaming.shard_progress import ShardProgress
+
+
+def events_of(
+    shard: str, attempt: int, made: Transcoded, known: ShardProgress, *, is_copied: bool
+) -> Iterable[tuple[Event, int]]:
+    """Yield the events of a shard's stream, each with its place in the frames: of positions in a row, the
+    last one alone.
+
+    :param known: is told that the shard goes on.
+    """
+    if is_copied or made.events.of(vevents.JOURNAL, vevents.COPY_COMPLETED):
+        yield from _each_event(shard, attempt, made, known, is_copied=is_copied)
+        return
+    for number in reversed(range(len(made.events))):
+        event = made.events[number]
+        if event.kind == vevents.COMMIT:
+            known.whole_until_us = max(known.whole_until_us, event.time_s * 1_000_000)
+        elif event.kind == vevents.VGTID and (position := _own_position(event, shard)) is not None:
+            known.moved_s = time.monotonic()
+            yield PositionReached(shard, attempt, position.gtid), len(made.frames)
+            return
+
+
+def _each_event(
+    shard: str, attempt: int, made: Transcoded, known: ShardProgress, *, is_copied: bool
+) -> Iterable[tuple[Event, int]]:
+    reached: PositionReached | None = None
+    at = 0
+    journal: Journal | None = None
+    for event in made.events.of(vevents.VGTID, vevents.JOURNAL, vevents.COPY_COMPLETED):
+        if event.kind == vevents.VGTID:
+            position = _own_position(event, shard)
+            if position is None:
+                continue
+            known.moved_s, at = time.monotonic(), event.at
+            if journal is not None:
+                yield JournalReached(shard, attempt, journal, position.gtid), made.end_of(event)
+                return
+            if reached is not None and is_copied:
+                yield reached, at
+            keys = _last_keys(position) if is_copied else None
+            reached = PositionReached(shard, attempt, position.gtid, keys)
+        elif event.kind == vevents.JOURNAL:
+            message = pb.Journal.FromString(event.body)
+            journal = _journal(message) if message.migration_type == pb.SHARDS else None
+        elif is_copied:
+            # Its last position came with it, or before.
+            if reached is not None:
+                yield reached, at
+            reached, is_copied = None, False
+            yield CopyCompleted(shard, attempt), event.at
+    if reached is not None:
+        yield reached, at
+
+
+def chunk_events_of(stream: ChunkStream, made: Transcoded) -> Iterator[Event]:
+    """Yield the events of a chunk's stream. What comes after the rows, with them, is a part of it."""
+    key, is_done, is_at_journal = "", False, False
+    for event in made.events.of(vevents.VGTID, vevents.JOURNAL, vevents.COPY_COMPLETED):
+        if event.kind == vevents.COPY_COMPLETED:
+            is_done = True
+        elif event.kind == vevents.JOURNAL:
+            is_at_journal = pb.Journal.FromString(event.body).migration_type == pb.SHARDS
+            if is_at_journal:
+                break  # the stream that goes on has to come to it
+        elif (position := _own_position(event, stream.shard)) is not None:
+            stream.gtid = position.gtid
+            key = _last_keys(position).get(stream.chunk.table, "") or key
+    if stream.gtid:
+        yield ChunkReached(stream.shard, stream.attempt, stream.number, stream.gtid, key, is_done)
+    if is_at_journal:
+        yield ChunksGathered(stream.shard, stream.attempt)
+
+
+def _own_position(event: StreamEvent, shard: str) -> pb.ShardGtid | None:
+    found = pb.VGtid.FromString(event.body).shard_gtids
+    return next((position for position in found if position.shard == shard), None)
+
+
+def _last_keys(position: pb.ShardGtid) -> dict[str, str]:
+    texts = state_of(position).get("table_pks", [])
+    return {table.table_name: text for table, text in zip(position.table_pks, texts, strict=True)}
+
+
+def _journal(message: pb.Journal) -> Journal:
+    participants = [each.shard for each in message.participants]
+    return Journal.of(message.id, participants, {each.shard: each.gtid for each in message.shard_gtids})

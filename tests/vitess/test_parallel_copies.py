@@ -1,0 +1,161 @@
+"""Copies by several streams at the same time, through a whole capture: cut short, and resharded."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tailrace.sources.vitess.streaming import copy_plan
+from tests.support.vitess.capturing import Capturing, capturing
+from tests.support.vitess.fake_vtgate import TABLE, FakeVtgate
+from tests.support.wait import wait_until
+
+KEYS = 60
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_plan, "RANGE_ROWS_MIN", 5)
+
+
+def _filters(vtgate: FakeVtgate) -> list[str]:
+    return [
+        rule.filter for request in vtgate.requests for rule in request.filter.rules if rule.match == TABLE
+    ]
+
+
+def _filled(*shards: str) -> FakeVtgate:
+    vtgate = FakeVtgate(*shards)
+    for place, shard in enumerate(shards):
+        vtgate.shards[shard].rows = dict.fromkeys(range(KEYS * place, KEYS * place + KEYS), 0)
+    return vtgate
+
+
+def _assert_exact(found: Capturing, rows: Mapping[int, int]) -> None:
+    """Make sure that each row was read once, and each change of it after that is there once, in order."""
+    by_key: dict[int, list[tuple[str, int]]] = {}
+    for change in found.changes():
+        by_key.setdefault(int(change.row["id"] or 0), []).append((change.op, int(change.row["counter"] or 0)))
+    for key, counter in rows.items():
+        ops = [op for op, _ in by_key[key]]
+        assert ops.count("r") == 1, (key, by_key[key])
+        at = ops.index("r")
+        read = by_key[key][at][1]
+        assert [value for _, value in by_key[key][at:]] == list(range(read, counter + 1)), (key, by_key[key])
+        before = [value for _, value in by_key[key][:at]]
+        assert before == list(range(read + 1 - len(before), read + 1)), (key, by_key[key])
+
+
+def test_a_range_each_is_copied_at_the_same_time_and_one_stream_goes_on(tmp_path: Path) -> None:
+    with _filled("0") as vtgate:
+        vtgate.change("0", allowed=4)
+        with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+            found.wait_for_rows(0)
+            wait_until(lambda: vtgate.open_streams == 4, 30)
+            for number in range(1, 4):
+                vtgate.write("0", *((key, number) for key in range(0, KEYS, 7)))
+                vtgate.change("0", allowed=10 * number)
+            vtgate.change("0", allowed=None)
+            found.wait_for_shards("0")
+            vtgate.write("0", (7, 4))
+            found.wait_for_rows(KEYS + 1)
+            wait_until(lambda: vtgate.open_streams == 1, 30)
+        assert sorted(_filters(vtgate)) == [
+            f"select * from `{TABLE}` where `id` < 15",
+            f"select * from `{TABLE}` where `id` >= 15 and `id` < 30",
+            f"select * from `{TABLE}` where `id` >= 30 and `id` < 45",
+            f"select * from `{TABLE}` where `id` >= 45",
+        ]
+        _assert_exact(found, vtgate.shards["0"].rows)
+
+
+@pytest.mark.parametrize("cuts", [(7,), (20, 15), (35, 5, 9), (63,)])
+def test_a_copy_of_ranges_goes_on_where_it_was_cut_short(tmp_path: Path, cuts: Sequence[int]) -> None:
+    with _filled("0") as vtgate:
+        rows, counters = 0, itertools.count(1)
+        for cut in cuts:
+            vtgate.change("0", allowed=cut)
+            with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+                found.wait_for_rows(max(1, cut - 8))
+                rows += found.rows
+            vtgate.write("0", *((key, next(counters)) for key in (0,)))
+            vtgate.write("0", *((key, vtgate.shards["0"].rows[key] + 1) for key in range(3, KEYS, 5)))
+        vtgate.change("0", allowed=None)
+        with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+            found.wait_for_shards("0")
+            vtgate.write("0", (59, vtgate.shards["0"].rows[59] + 1))
+            vtgate.write("0", (0, next(counters)))
+            last = vtgate.shards["0"].rows[0]
+            wait_until(lambda: found.counters().get(0, [0])[-1] == last, 30)
+        _assert_exact(found, vtgate.shards["0"].rows)
+        assert found.states()["0"].ahead == ()
+
+
+@pytest.mark.parametrize("allowed", [1, 6, 20, 50])
+def test_a_reshard_while_ranges_are_copied_leaves_every_row_right(tmp_path: Path, allowed: int) -> None:
+    with _filled("0") as vtgate:
+        vtgate.change("0", allowed=allowed)
+        with capturing(tmp_path, vtgate.address, snapshot="initial") as found:
+            wait_until(lambda: vtgate.open_streams == 4, 30)
+            vtgate.write("0", *((key, 1) for key in range(0, KEYS, 7)))
+            vtgate.reshard(["0"], ["-80", "80-"])
+            vtgate.change("0", allowed=None)
+            found.wait_for_shards("-80", "80-", timeout_s=90)
+            vtgate.write("-80", (7, 2))
+            vtgate.write("80-", (8, 1))
+            wait_until(lambda: found.counters()[7][-1] == 2 and found.counters()[8][-1] == 1, 30)
+        rows = vtgate.shards["0"].rows | {7: 2, 8: 1}
+        assert {key: values[-1] for key, values in found.counters().items()} == rows
+
+
+@pytest.mark.parametrize(("release", "connections", "filters"), [(21, 4, 1), (22, 1, 0), (22, 2, 2)])
+def test_ranges_are_for_servers_that_read_them_alone(
+    tmp_path: Path, release: int, connections: int, filters: int
+) -> None:
+    with _filled("0") as vtgate:
+        vtgate.release = release
+        with capturing(
+            tmp_path, vtgate.address, snapshot="initial", snapshot_connections=connections
+        ) as found:
+            found.wait_for_shards("0")
+        assert len(_filters(vtgate)) == filters
+        assert all("where" in each for each in _filters(vtgate)) == (release >= 22)
+        assert Counter(change.op for change in found.changes()) == {"r": KEYS}
+
+
+def test_shards_share_the_streams(tmp_path: Path) -> None:
+    with (
+        _filled("-80", "80-") as vtgate,
+        capturing(tmp_path, vtgate.address, snapshot="initial", snapshot_connections=5) as found,
+    ):
+        found.wait_for_shards("-80", "80-")
+        found.wait_for_rows(2 * KEYS)
+        assert len(_filters(vtgate)) == 4
+        assert found.counters() == {key: [0] for key in range(2 * KEYS)}
+
+
+@pytest.mark.parametrize("loses_journal", [True, False])
+@pytest.mark.parametrize("allowed", [6, 30, 66])
+def test_a_merge_and_a_kill_while_chunks_are_copied_leave_every_row_right(
+    tmp_path: Path, allowed: int, loses_journal: bool
+) -> None:
+    settings = {"snapshot": "initial", "snapshot_connections": 8}
+    with _filled("-80", "80-") as vtgate:
+        vtgate.change("-80", allowed=allowed, loses_journal=loses_journal)
+        vtgate.change("80-", allowed=2 * allowed)
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            found.wait_for_rows(1)
+            vtgate.write("-80", *((key, 1) for key in range(0, KEYS, 7)))
+            vtgate.write("80-", *((key, 1) for key in range(KEYS, 2 * KEYS, 7)))
+        vtgate.reshard(["-80", "80-"], ["0"])
+        for shard in ("-80", "80-"):
+            vtgate.change(shard, allowed=None)
+        with capturing(tmp_path, vtgate.address, **settings) as found:
+            found.wait_for_shards("0", timeout_s=90)
+            vtgate.write("0", (7, 2), (8, 1))
+            wait_until(lambda: found.counters()[7][-1] == 2 and found.counters()[8][-1] == 1, 30)
+        assert {key: values[-1] for key, values in found.counters().items()} == vtgate.shards["0"].rows

@@ -1,0 +1,446 @@
+"""Copies by several streams at the same time: what the log has after rows, changes and kills in any order.
+
+A server of this test's own, without gRPC, sends what a tablet sends; the streams of chunks, the trimming and
+the coordinator are the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tailrace.config.source.vitess import VitessSource
+from tailrace.sources.vitess.connection import vstream_pb2 as pb
+from tailrace.sources.vitess.resharding.coordinator import Coordinator
+from tailrace.sources.vitess.resharding.events import (
+    CancelStream,
+    ChunkReached,
+    Command,
+    EndReason,
+    Event,
+    Keep,
+    ListShards,
+    OpenStream,
+    PositionReached,
+    ShardsListed,
+    ShardStreamEnded,
+)
+from tailrace.sources.vitess.resharding.gtid_sets import GtidSet
+from tailrace.sources.vitess.resharding.shard_state import CopyChunk, ShardState
+from tailrace.sources.vitess.rows.copy_keys import key_text
+from tailrace.sources.vitess.rows.trimming import AheadTrimmer, ChunkTrimmer, UntoldError
+from tailrace.sources.vitess.streaming import shard_copies
+from tailrace.sources.vitess.streaming.copy_plan import ranges
+from tailrace.sources.vitess.streaming.shard_copies import ChunkStream, ShardCopies
+from tailrace.sources.vitess.streaming.stream_requests import chunk_request
+
+KEYSPACE, SHARD = "shop", "0"
+UUID = "00000001-0000-11eb-b894-04ed332e05c2"
+TABLES = ("apples", "pears", "plums")
+KEYS = 12
+
+Image = tuple[int, int] | None  # a key and a value
+Change = tuple[str, Image, Image]
+
+
+@dataclass
+class _Server:
+    """A shard: its rows, and each transaction that there was. Its number is the value of its rows."""
+
+    rows: dict[str, dict[int, int]] = field(default_factory=lambda: {table: {} for table in TABLES})
+    binlog: list[list[Change]] = field(default_factory=lambda: [[]])
+
+    def write(self, chance: random.Random) -> None:
+        changes: list[Change] = []
+        for _ in range(chance.randint(1, 3)):
+            rows, value = self.rows[table := chance.choice(sorted(self.rows))], len(self.binlog) + 1
+            key, to = chance.randrange(KEYS), chance.randrange(KEYS)
+            before = (key, rows.pop(key)) if key in rows else None
+            if before is not None and chance.random() < 0.3:
+                changes.append((table, before, None))
+                continue
+            if before is None or to in rows or chance.random() < 0.6:
+                to = key
+            if before is not None and before[1] == value:
+                rows[key] = value
+                continue  # a key changes once in a transaction: its value tells which change it was
+            if any(each[0] == table and to in _keys(each) for each in changes):
+                if before is not None:
+                    rows[key] = before[1]
+                continue
+            rows[to] = value
+            changes.append((table, before, (to, value)))
+        self.binlog.append(changes)
+
+    def gtid(self, last: int) -> str:
+        return f"MySQL56/{UUID}:1-{last}"
+
+
+def _keys(change: Change) -> set[int]:
+    return {image[0] for image in change[1:] if image is not None}
+
+
+class _Stream:
+    """What a tablet sends in answer to a request, a response at a time."""
+
+    def __init__(self, server: _Server, request: pb.VStreamRequest, chance: random.Random) -> None:
+        self._server, self._chance = server, chance
+        (self._wanted,) = request.vgtid.shard_gtids
+        self._rules = request.filter.rules
+        self._described: set[str] = set()
+        self.responses = self._cut(self._all())
+
+    def _cut(self, transactions: Iterator[list[pb.VEvent] | None]) -> Iterator[bytes | None]:
+        for events in transactions:
+            if events is None:
+                yield None  # nothing now
+                continue
+            cut = self._chance.randint(0, len(events))
+            for part in (events[:cut], events[cut:]):
+                if part:
+                    yield pb.VStreamResponse(events=part).SerializeToString()
+
+    def _all(self) -> Iterator[list[pb.VEvent] | None]:
+        wanted, server = self._wanted, self._server
+        keys = list(wanted.table_pks)
+        if wanted.gtid:
+            place = int(re.split("[-:]", wanted.gtid)[-1])
+        if not wanted.gtid or keys:
+            table = self._rules[0].match
+            if wanted.gtid:
+                while place < len(server.binlog):
+                    place += 1
+                    yield self._transaction(place, keys)
+            place, rows = len(server.binlog), dict(server.rows.get(table, {}))
+            yield [_event(pb.BEGIN), *self._field(table), self._vgtid(place, keys), _event(pb.COMMIT)]
+            after = int(keys[0].last_pk.rows[0].values) if keys else -1
+            left = [key for key in sorted(rows) if key > after and self._is_in(table, key)]
+            while left:
+                count = self._chance.randint(1, 3)
+                some, left = left[:count], left[count:]
+                found = [_row_event(table, None, (key, rows[key]), 0) for key in some]
+                keys = [pb.TableLastPk(table_name=table, last_pk=_key(some[-1]))]
+                yield [_event(pb.BEGIN), *found, self._vgtid(place, keys), _event(pb.COMMIT)]
+            yield [_event(pb.BEGIN), self._vgtid(place, []), _event(pb.COMMIT)]
+            yield [pb.VEvent(type=pb.COPY_COMPLETED, keyspace=KEYSPACE, shard=SHARD)]
+        while True:
+            if place == len(server.binlog):
+                yield None
+            else:
+                place += 1
+                yield self._transaction(place, [])
+
+    def _transaction(self, place: int, keys: Sequence[pb.TableLastPk]) -> list[pb.VEvent]:
+        events = [_event(pb.BEGIN)]
+        for table, *images in self._server.binlog[place - 1]:
+            found = [image if image and self._is_in(table, image[0]) else None for image in images]
+            if any(found):
+                # Releases differ in what they do of the other image.
+                sent = found if self._chance.random() < 0.5 else images
+                events += [*self._field(table), _row_event(table, sent[0], sent[1], 1)]
+        return [*events, self._vgtid(place, keys), _event(pb.COMMIT)]
+
+    def _is_in(self, table: str, key: int) -> bool:
+        for rule in self._rules:
+            if rule.match.startswith("/"):
+                return True
+            if rule.match == table:
+                bounds = re.findall(r"`id` (>=|<) (-?\d+)", rule.filter)
+                return all(key >= int(end) if sign == ">=" else key < int(end) for sign, end in bounds)
+        return False
+
+    def _field(self, table: str) -> list[pb.VEvent]:
+        if table in self._described:
+            return []
+        self._described.add(table)
+        found = pb.FieldEvent(table_name=table, keyspace=KEYSPACE, shard=SHARD)
+        for name in ("value", "id"):
+            found.fields.add(name=name, type=265)
+        return [pb.VEvent(type=pb.FIELD, field_event=found)]
+
+    def _vgtid(self, place: int, keys: Sequence[pb.TableLastPk]) -> pb.VEvent:
+        found = _event(pb.VGTID)
+        found.vgtid.shard_gtids.add(
+            keyspace=KEYSPACE, shard=SHARD, gtid=self._server.gtid(place), table_pks=keys
+        )
+        return found
+
+
+@dataclass
+class _Log:
+    """What is durable: rows and changes, each with the place of its append; states, as JSON."""
+
+    appends: list[tuple[list[tuple[str, bool, Image, Image]], str]] = field(default_factory=list)
+
+    def states(self) -> dict[str, ShardState]:
+        texts = [state for _, state in self.appends if state]
+        return {SHARD: ShardState.from_json(json.loads(texts[-1]))} if texts else {}
+
+
+class _Capture:
+    """A life of the capture: does what `KeyspaceStream` does with one shard."""
+
+    def __init__(self, server: _Server, log: _Log, chance: random.Random) -> None:
+        self._server, self._log, self._chance = server, log, chance
+        source = VitessSource.model_validate(
+            {"hosts": ["127.0.0.1:1"], "keyspace": KEYSPACE, "snapshot_connections": chance.choice([2, 3, 5])}
+        )
+        self._source = source
+        self.coordinator = Coordinator(log.states(), (0,))
+        nobody: Any = None  # is asked: what is copied is planned by `_planned`
+        self.copies = ShardCopies(
+            source, nobody, self.coordinator,
+            self._step, self._start_chunk, self._stop_chunk, self._start,
+        )  # fmt: skip
+        self._streams: dict[str, tuple[int, _Stream]] = {}
+        self._trimmers: dict[str, Any] = {}
+        self._events: dict[str, list[pb.VEvent]] = {}
+        self._lists: list[int] = []
+        self._carry_out(self.coordinator.start())
+
+    # What KeyspaceStream does
+
+    def _step(self, event: Event) -> None:
+        self._carry_out(self.coordinator.step(event))
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Keep():
+                    self._append([], command)
+                case OpenStream():
+                    self.copies.end(SHARD)
+                    self._streams.pop(SHARD, None)
+                    if self.copies.takes(command):
+                        self.copies.open(command)
+                    else:
+                        self._start(command)
+                case CancelStream():
+                    self.copies.end(SHARD)
+                    self._streams.pop(SHARD, None)
+                case ListShards():
+                    self._lists.append(command.number)
+
+    def _start(self, command: OpenStream) -> None:
+        assert not command.is_copied, "one stream copies nothing here"
+        request = pb.VStreamRequest(filter=pb.Filter(rules=[pb.Rule(match="/.*")]))
+        request.vgtid.shard_gtids.add(keyspace=KEYSPACE, shard=SHARD, gtid=command.positions[SHARD])
+        self._open(SHARD, command.attempt, request)
+        self._trimmers[SHARD] = AheadTrimmer(KEYSPACE, SHARD, self.coordinator.shards[SHARD].kept.ahead)
+
+    def _start_chunk(self, stream: ChunkStream) -> None:
+        self._open(stream.name, stream.attempt, chunk_request(self._source, SHARD, stream.chunk))
+        if stream.chunk.column:
+            self._trimmers[stream.name] = ChunkTrimmer(KEYSPACE, stream.chunk)
+
+    def _open(self, name: str, attempt: int, request: pb.VStreamRequest) -> None:
+        self._streams[name] = attempt, _Stream(self._server, request, self._chance)
+        self._trimmers.pop(name, None)
+        self._events[name] = []
+
+    def _stop_chunk(self, stream: ChunkStream) -> None:
+        self._streams.pop(stream.name, None)
+
+    def _append(self, changes: list[tuple[str, bool, Image, Image]], keep: Keep | None) -> None:
+        state = json.dumps(keep.states[SHARD].as_json()) if keep else ""
+        self._log.appends.append((changes, state))
+
+    def advance(self) -> bool:
+        """Take one thing that waits, at random; return whether there was one."""
+        if self._lists and self._chance.random() < 0.3:
+            self._step(ShardsListed(self._lists.pop(), (SHARD,)))
+            return True
+        self.copies.turn(1e12)
+        for name in self._chance.sample(sorted(self._streams), len(self._streams)):
+            data = next(self._streams[name][1].responses)
+            if data is not None:
+                self._take(name, data)
+                return True
+        return bool(self._lists)
+
+    def interrupt(self) -> None:
+        """Have one of the streams end."""
+        if self._streams:
+            attempt, _ = self._streams.pop(self._chance.choice(sorted(self._streams)))
+            self.copies.end(SHARD)
+            self._step(ShardStreamEnded(SHARD, attempt, EndReason.INTERRUPTED))
+
+    def _take(self, name: str, data: bytes) -> None:
+        trimmer = self._trimmers.get(name)
+        for each in [data] if trimmer is None else trimmer.trim([data]):
+            self._events[name] += pb.VStreamResponse.FromString(each).events
+        held = self._events[name]
+        last = max((at for at, event in enumerate(held) if event.type in _ENDS), default=-1)
+        whole, self._events[name] = held[: last + 1], held[last + 1 :]
+        if whole:
+            self._write(name, whole)
+
+    def _write(self, name: str, events: Sequence[pb.VEvent]) -> None:
+        attempt = self._streams[name][0]
+        changes = [change for event in events if event.type == pb.ROW for change in _changes_of(event)]
+        chunk = self.copies.streams.get(name)
+        positions = [event.vgtid.shard_gtids[0] for event in events if event.type == pb.VGTID]
+        is_done = any(event.type == pb.COPY_COMPLETED for event in events)
+        found: Event
+        if chunk is None:
+            if not positions:
+                return self._append(changes, None)
+            found = PositionReached(SHARD, attempt, positions[-1].gtid)
+        else:
+            key = ""
+            for position in positions:
+                chunk.gtid = position.gtid
+                key = (
+                    key_text(chunk.chunk.table, position.table_pks[0].last_pk) if position.table_pks else key
+                )
+            found = ChunkReached(SHARD, attempt, chunk.number, chunk.gtid, key, is_done)
+        commands = self.coordinator.step(found)
+        self._append(changes, next((each for each in commands if isinstance(each, Keep)), None))
+        self._carry_out([each for each in commands if not isinstance(each, Keep)])
+        if chunk is not None and is_done:
+            self.copies.finish(chunk)
+        return None
+
+
+_ENDS = {pb.COMMIT, pb.COPY_COMPLETED}
+
+
+def _changes_of(event: pb.VEvent) -> Iterator[tuple[str, bool, Image, Image]]:
+    for change in event.row_event.row_changes:
+        before = _image(change.before) if change.HasField("before") else None
+        after = _image(change.after) if change.HasField("after") else None
+        yield event.row_event.table_name, event.timestamp == 0, before, after
+
+
+def _image(row: pb.Row) -> Image:
+    value, key = (int(text) for text in (row.values[: row.lengths[0]], row.values[row.lengths[0] :]))
+    return key, value
+
+
+def _row(image: tuple[int, int]) -> pb.Row:
+    key, value = (str(each).encode() for each in image)
+    return pb.Row(lengths=[len(value), len(key)], values=value + key)
+
+
+def _row_event(table: str, before: Image, after: Image, time_s: int) -> pb.VEvent:
+    change = pb.RowChange(before=before and _row(before), after=after and _row(after))
+    found = pb.RowEvent(table_name=table, keyspace=KEYSPACE, shard=SHARD, row_changes=[change])
+    return pb.VEvent(type=pb.ROW, timestamp=time_s, row_event=found)
+
+
+def _event(kind: pb.EventType) -> pb.VEvent:
+    return pb.VEvent(type=kind, timestamp=1, keyspace=KEYSPACE, shard=SHARD)
+
+
+def _key(key: int) -> pb.QueryResult:
+    text = str(key).encode()
+    row = pb.Row(lengths=[len(text)], values=text)
+    return pb.QueryResult(fields=[pb.Field(name="id", type=265)], rows=[row])
+
+
+def _planned(server: _Server, before: Sequence[CopyChunk]) -> tuple[CopyChunk, ...]:
+    begun = {chunk.table for chunk in before if chunk.is_begun}
+    found = [chunk for chunk in before if chunk.table in begun]
+    for table in server.rows:
+        if table not in begun:
+            found += ranges(table, "id", 0, KEYS - 1, 3 if table == "apples" else 1)
+    return tuple(found)
+
+
+def _by_key(
+    changes: Iterator[tuple[int, str, bool, Image, Image]],
+) -> dict[tuple[str, int], list[tuple[int, bool, int | None]]]:
+    """Return of each key what became of it: the value, whether a copy read it, and None once it is gone."""
+    found: dict[tuple[str, int], list[tuple[int, bool, int | None]]] = defaultdict(list)
+    for version, table, is_copied, before, after in changes:
+        if before is not None and (after is None or after[0] != before[0]):
+            found[table, before[0]].append((version, is_copied, None))
+        if after is not None:
+            found[table, after[0]].append((after[1], is_copied, after[1]))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_rows_come_once_and_every_change_after_them_once_and_in_order(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    server, log = _Server(), _Log()
+    monkeypatch.setattr(shard_copies, "planned_chunks", lambda *given: _planned(server, given[3]))
+    for _ in range(chance.randint(0, 30)):
+        server.write(chance)
+    capture = _Capture(server, log, chance)
+    writes = chance.choice([0.1, 0.3, 0.6])
+    for _ in range(chance.randint(20, 200)):
+        what = chance.random()
+        if what < writes:
+            server.write(chance)
+        elif what < writes + 0.03:
+            # What was appended last need not be durable.
+            del log.appends[max(0, len(log.appends) - chance.randint(0, 3)) :]
+            capture = _Capture(server, log, chance)
+        elif what < writes + 0.05:
+            capture.interrupt()
+        elif what < writes + 0.06 and len(server.rows) < 4:
+            server.rows["quinces"] = {}
+        else:
+            capture.advance()
+    while capture.advance():
+        pass
+    _assert_exact(server, log)
+    shard = capture.coordinator.shards[SHARD]
+    assert (shard.kept.copy, shard.kept.ahead, shard.kept.begun) == (None, (), "")
+    assert GtidSet.parse(shard.kept.gtid).contains(GtidSet.parse(server.gtid(len(server.binlog))))
+
+
+def _assert_exact(server: _Server, log: _Log) -> None:
+    written = _by_key(
+        (number, table, False, before, after)
+        for number, changes in enumerate(server.binlog, 1)
+        for table, before, after in changes
+    )
+    logged = _by_key(
+        (0, table, is_copied, before, after)
+        for changes, _ in log.appends
+        for table, is_copied, before, after in changes
+    )
+    mirror: dict[str, dict[int, int]] = {table: {} for table in server.rows}
+    for (table, key), found in logged.items():
+        if found[-1][2] is not None:
+            mirror[table][key] = found[-1][2]
+    assert mirror == server.rows
+    for where, found in logged.items():
+        all_values = [value for _, _, value in written[where]]
+        copied = [at for at, each in enumerate(found) if each[1]]
+        assert len(copied) <= 1, (where, found)
+        values = [value for _, _, value in found]
+        if copied:
+            (at,) = copied
+            place = all_values.index(values[at])
+            assert values[at + 1 :] == all_values[place + 1 :], (where, found, written[where])
+            values = values[:at]
+            # What came before its row was read: a part of what led to it, without a gap.
+            assert not values or values == all_values[place + 1 - len(values) : place + 1], (where, found)
+        else:
+            assert values == all_values[len(all_values) - len(values) :], (where, found, written[where])
+
+
+def test_positions_that_do_not_follow_each_other_are_not_guessed_at() -> None:
+    other = UUID.replace("1", "2", 1)
+    chunks = [CopyChunk("a", gtid=f"MySQL56/{UUID}:1-5"), CopyChunk("b", gtid=f"MySQL56/{other}:1-5")]
+    with pytest.raises(UntoldError):
+        AheadTrimmer(KEYSPACE, SHARD, chunks)
+
+
+def test_keys_are_in_one_range_each() -> None:
+    for first, last, parts in ((-5, 5, 3), (0, 1, 7), (3, 3, 2), (-(1 << 63), (1 << 63) - 1, 5)):
+        found = ranges("t", "id", first, last, parts)
+        for key in {first - 1, first, last, last + 1, (first + last) // 2}:
+            assert sum(chunk.contains(key) for chunk in found) == 1

@@ -11,7 +11,8 @@ import pytest
 from tests.support.postgres import Database
 from tests.support.torture.chaos import Chaos
 
-CUTS = 2
+#: `make torture` has a cut every 90 s.
+CUTS, CUT_S = 2, 15
 
 
 @pytest.mark.ci
@@ -23,7 +24,7 @@ def test_the_mirror_is_the_source_at_each_cut_of_random_chaos(pg: Database, tmp_
     chaos = Chaos(tmp_path, pg, seed, lock_s_max=5)
     try:
         for _ in range(CUTS):
-            assert chaos.run_until_cut(30) == []
+            assert chaos.run_until_cut(CUT_S) == []
         chaos.end()
     finally:
         chaos.close()

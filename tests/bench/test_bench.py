@@ -53,6 +53,7 @@ def test_a_benchmark_prints_one_document(name: str, rows: int, monkeypatch: pyte
     for module in (capture, convert, decode, snapshot, stages, transforms, vitess_rows):
         monkeypatch.setattr(module, "TURNS", 1)
     monkeypatch.setattr(topics, "SERVER_JVM", QUICK_JVM)
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")  # of the peers
     monkeypatch.setattr(idle, "WATCHED_S", 0.2)
     monkeypatch.setattr(realtime, "PEER_LONGER_S", 3.0)
     monkeypatch.setattr(realtime, "TURNS", 1)

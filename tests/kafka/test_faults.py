@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,8 @@ from tests.support.kafka_proxy import Fault, How, KafkaProxy
 
 BATCH = 20
 LIVES_MAX = 4
+#: Of a commit that nobody answers.
+TIMEOUT_S = 30.0
 
 #: What becomes of a batch: the client copes in the same life, the next life does, or somebody must act.
 COPES, ANEW = "copes", "anew"
@@ -176,7 +179,7 @@ class Shop:
         self._kafka = kafka
         self._writer: Writer | None = None
 
-    def batch(self, timeout_s: float = 30.0) -> Outcome:
+    def batch(self, timeout_s: float = TIMEOUT_S) -> Outcome:
         """Bring one batch to its topic; say what became of it. Afterwards it is there."""
         goal, lives = self.done + BATCH, self.lives
         while self.done < goal:
@@ -216,7 +219,7 @@ class Shop:
 
 
 def _producers() -> int:
-    return sum(isinstance(each, Producer) for each in gc.get_objects())
+    return list(map(type, gc.get_objects())).count(Producer)
 
 
 def _strike(shop: Shop, fault: Fault) -> Outcome:
@@ -225,9 +228,11 @@ def _strike(shop: Shop, fault: Fault) -> Outcome:
     if begins:
         shop.close()
     shop.proxy.plan(fault)
-    lives = shop.lives
+    lives, began_s = shop.lives, time.monotonic()
     outcome = shop.batch()
     assert fault.struck.is_set(), f"{fault.name} was never asked"
+    if fault.how in ("refuse", "belie"):
+        assert time.monotonic() - began_s < TIMEOUT_S, "it was answered, and waited for all the same"
     if shop.lives > lives:
         shop.check()
     return COPES if begins and outcome == ANEW and shop.lives == lives + 1 else outcome

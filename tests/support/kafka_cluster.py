@@ -28,6 +28,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from tailrace_servers.kafka import SASL, SASL_TLS, EmbeddedKafka, find_jars
 from tests.support.wait import wait_until
 
+#: The shared broker is idle most of the time: what it does by itself then costs as much as all tests ask of
+#: it. It is not killed, hence need not be missed soon.
+_QUIET = {
+    "broker.heartbeat.interval.ms": "2000",
+    "broker.session.timeout.ms": "9000",
+    "metadata.max.idle.interval.ms": "0",  # no empty records while nothing changes
+}
+
 _names = itertools.count(1)
 _MECHANISM = "SCRAM-SHA-256"
 
@@ -64,7 +72,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="session")
 def kafka(authority: Authority) -> Iterator[EmbeddedKafka]:
     """One broker that tests share; it is not to be killed. It has guarded doors, too."""
-    with EmbeddedKafka(find_jars(), keystore=authority.keystore, proxied=True) as cluster:
+    with EmbeddedKafka(find_jars(), settings=_QUIET, keystore=authority.keystore, proxied=True) as cluster:
         yield cluster
 
 

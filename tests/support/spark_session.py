@@ -16,7 +16,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from tailrace.spark.session import session
 
     conf = {
-        "spark.ui.enabled": "false",
+        # Tables of a few rows: to generate and compile code for each query takes a fifth of Java's CPU. The
+        # pipelines that tests start in processes of their own do as users' do.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.databricks.delta.snapshotPartitions": "1",
         # Functions of tests that are sent to executors come from modules of tests.
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),

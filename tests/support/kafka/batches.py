@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import numpy as np
+
 from tests.support.kafka.shares_rig import ORDERS
 from tests.support.spark.wire import HandmadeLog, insert
 
 
 def not_shrinking(random_: random.Random, length: int) -> str:
-    return "".join(map(chr, (random_.randrange(0x21, 0x2FFF) for _ in range(length // 3))))
+    points = np.frombuffer(random_.randbytes(4 * (length // 3)), "<u4") % (0x2FFF - 0x21) + 0x21
+    return points.astype("<u4").tobytes().decode("utf-32-le")
 
 
 def fill(log: HandmadeLog, rows: int, length: int, text: Callable[[random.Random, int], str]) -> int:

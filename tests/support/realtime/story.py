@@ -100,8 +100,8 @@ class Story:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(DEADLINE_S)
 
-    def wait(self, is_so: Callable[[], bool], what: str) -> None:
-        """Wait until something is so.
+    def wait(self, is_so: Callable[[], bool], what: str, poll_s: float = 0.05) -> None:
+        """Wait until something is so, which is asked every `poll_s` seconds.
 
         :raises Killed: the process was, before.
         """
@@ -113,7 +113,7 @@ class Story:
                 assert status == -signal.SIGKILL, self._stderr.read_text()[-2000:]
                 raise Killed
             assert time.monotonic() < until_s, f"waited for {what}\n{self._stderr.read_text()[-2000:]}"
-            time.sleep(0.02)
+            time.sleep(poll_s)
 
     def begin(self) -> None:
         """Wait for real time, after a start: the log may still say so of the process before.
@@ -167,7 +167,8 @@ class Story:
         if self._to_file:
             self.wait(lambda: self.lines()[-1:] != [] and self.lines()[-1][0] == self.shard.count, "the rows")
         else:
-            self.wait(lambda: len(self.in_topic()) >= self.shard.count, "the rows in Kafka")
+            # Each look reads the whole topic.
+            self.wait(lambda: len(self.in_topic()) >= self.shard.count, "the rows in Kafka", 0.25)
 
     def commit(self, rows: int) -> None:
         """Commit a transaction and wait for it, where it can be seen."""

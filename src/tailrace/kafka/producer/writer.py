@@ -22,7 +22,6 @@ from tailrace.kafka.client.failures import (
     error_of,
     event_of,
     failure_of,
-    has_timed_out,
     persist,
     preempted,
 )
@@ -228,7 +227,8 @@ class AtomicWriter:
                 return
             except KafkaException as error:
                 # The client goes on with it when it is asked again. Its time is that without a delivery.
-                if not has_timed_out(error_of(error)):
+                # An answer of the broker, REQUEST_TIMED_OUT too, ends it: asked again, the client repeats it.
+                if error_of(error).code() != KafkaError._TIMED_OUT:  # noqa: SLF001
                     raise
                 if self._sender.has_moved():
                     deadline = time.monotonic() + self._task.timeout_s

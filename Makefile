@@ -66,7 +66,8 @@ bench: setup brokers bench-peers ## Every benchmark, each with its ratio and its
 bench-vitess: setup vitess $(STAMPS)/debezium-vitess ## The benchmark that needs a Vitess cluster, with its peer.
 	$(BIN)/tailrace bench vitess
 
-torture: setup brokers ## Kill cycles at every failpoint, for each sink (CYCLES=10: fewer).
+torture: for-tests ## Kill cycles at every failpoint, for each sink (CYCLES=10: fewer); all random examples.
+	TAILRACE_EXAMPLES=100 $(BIN)/python -m pytest $(PYTEST) $$(grep -rl 'from hypothesis' tests --include='test_*.py')
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.run $(if $(CYCLES),--cycles $(CYCLES))
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.kafka $(if $(CYCLES),--cycles $(CYCLES))
 	PYTHONPATH=. $(BIN)/python -m tests.support.torture.chaos $(if $(CYCLES),--minutes $(CYCLES))

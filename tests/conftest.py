@@ -10,7 +10,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from tests.support.examples import FAST
+from tests.support.examples import FAST, USUAL
 
 pytest_plugins = [
     "tests.support.kafka_cluster",
@@ -27,7 +27,11 @@ pytest_plugins = [
 # Every failure prints what reproduces it. No deadline: the first call of a kernel may load it
 # from its cache, and two cores are shared.
 settings.register_profile(
-    "default", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "default",
+    max_examples=USUAL,
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("fast", parent=settings.get_profile("default"), max_examples=FAST)
 settings.load_profile("default")

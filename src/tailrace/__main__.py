@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -13,15 +14,19 @@ from tailrace.cli.main import app
 def main() -> None:
     """Run the command, and end the process with its status.
 
-    Daemon threads may still be at work, such as the one that starts Spark while the run is over already. The
-    interpreter's own end stops a thread where it next asks for its lock: in the midst of C++ that aborts the
-    process. So it ends without that, after what is registered for the end has run.
+    What is registered for the end runs, and what was printed is written; then the process ends at once. The
+    interpreter's own end takes all modules apart first: a third of a second of work for nothing. And daemon
+    threads may still be at work, such as the one that starts Spark while the run is over already. That end
+    stops a thread where it next asks for the interpreter's lock: in the midst of C++ that aborts the process.
     """
+    # Imports make half a million objects, of which none is garbage: what looks for it begins less often.
+    gc.set_threshold(10_000)
     try:
         app()
     except SystemExit as end:
         others = [each for each in threading.enumerate() if each is not threading.main_thread()]
-        if not others or not all(each.daemon for each in others) or isinstance(end.code, str):
+        # Threads that are no daemons are waited for, and a text is printed, by the interpreter.
+        if not all(each.daemon for each in others) or isinstance(end.code, str):
             raise
         atexit._run_exitfuncs()  # noqa: SLF001 - as the interpreter would
         status = int(end.code or 0)

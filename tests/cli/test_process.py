@@ -6,17 +6,21 @@ import subprocess
 import sys
 
 PROGRAM = """
-import atexit, sys, threading
+import atexit, sys, threading, time
 import tailrace.__main__ as process
 
 class Finalised:
     def __del__(self):
         print("the interpreter was finalised")
 
+def work():
+    time.sleep({seconds})
+    print("the thread is through")
+
 kept = Finalised()
 atexit.register(print, "what was registered has run")
-if {busy}:
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
+if {seconds}:
+    threading.Thread(target=work, daemon={daemon}).start()
 
 def app():
     print("done")
@@ -27,16 +31,25 @@ process.main()
 """
 
 
-def ended(*, busy: bool) -> list[str]:
-    command = [sys.executable, "-c", PROGRAM.format(busy=busy)]
+def ended(*, seconds: float, daemon: bool = False) -> list[str]:
+    command = [sys.executable, "-c", PROGRAM.format(seconds=seconds, daemon=daemon)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 3, done.stderr
     return done.stdout.splitlines()
 
 
+def test_the_process_ends_at_once_after_what_was_registered() -> None:
+    assert ended(seconds=0) == ["done", "what was registered has run"]
+
+
 def test_daemon_threads_at_work_are_left_and_not_stopped_by_the_interpreters_end() -> None:
-    assert ended(busy=True) == ["done", "what was registered has run"]
+    assert ended(seconds=100, daemon=True) == ["done", "what was registered has run"]
 
 
-def test_without_them_the_end_is_the_interpreters() -> None:
-    assert "the interpreter was finalised" in ended(busy=False)
+def test_other_threads_are_waited_for() -> None:
+    assert ended(seconds=0.2) == [
+        "done",
+        "the thread is through",
+        "what was registered has run",
+        "the interpreter was finalised",
+    ]

@@ -13,6 +13,7 @@ import pytest
 
 from tailrace.errors import Kind, TailraceError
 from tailrace.join.merge import UNKNOWN, DataRows, Joined, Merge, Position, TransactionRows
+from tests.support.examples import examples
 from tests.support.join.model import Model, Out, Row, RuleBrokenError, Transaction
 
 
@@ -34,6 +35,9 @@ def transaction_rows(rows: list[Transaction]) -> TransactionRows:
         np.array([row.count for row in rows], np.int64),
     )
 
+
+#: Random histories that are tried, and those from each position of which the rest is joined again.
+HISTORIES, RESUMED = examples(800).max_examples, examples(150).max_examples
 
 #: What the context of a violation has at least.
 POSITIONS = {"data_offset", "transaction_offset"}
@@ -208,7 +212,7 @@ def random_steps(rng: random.Random, rows: list[Row], transactions: list[Transac
 @pytest.mark.parametrize("broken", [False, True])
 def test_random_histories_go_as_in_the_model(ordered, broken, join_seed):
     rng = random.Random(join_seed)
-    for number in range(800):
+    for number in range(HISTORIES):
         rows, transactions = history(rng, ordered=ordered, sizes=8)
         done = [mutated(rng, rows, transactions) for _ in range(rng.randint(1, 2))] if broken else []
         steps = random_steps(rng, rows, transactions)
@@ -221,7 +225,7 @@ def test_random_histories_go_as_in_the_model(ordered, broken, join_seed):
 @pytest.mark.parametrize("ordered", [True, False])
 def test_from_every_position_the_rest_comes_with_the_same_counts(ordered, join_seed):
     rng = random.Random(join_seed)
-    for number in range(150):
+    for number in range(RESUMED):
         rows, transactions = history(rng, ordered=ordered, sizes=6)
         whole = Fast()
         first = [out for out in drive(whole, random_steps(rng, rows, transactions)) if isinstance(out, Out)]

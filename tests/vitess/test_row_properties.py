@@ -5,12 +5,13 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.sources.vitess.connection import vstream_pb2 as pb
 from tailrace.sources.vitess.rows.tables import LogTables
 from tailrace.sources.vitess.rows.transcoder import Transcoder
+from tests.support.examples import examples
 from tests.support.vitess import messages as ms
 from tests.support.vitess.reading import UNCHANGED, ChangeRead, read
 
@@ -135,7 +136,7 @@ def _expected(
     return ChangeRead(f"shop.{table}", op, row)
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.data())
 def test_what_the_kernel_makes_of_responses_is_what_plain_python_makes(data: st.DataObject) -> None:
     tables = {f"t{n}": data.draw(_tables()) for n in range(data.draw(st.integers(1, 3)))}

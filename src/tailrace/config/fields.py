@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,10 +26,33 @@ _SIZE = re.compile(r"(\d{1,15}) ?(B|KiB|MiB|GiB|TiB)")
 _FACTORS = {"B": 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB, "TiB": 1024 * 1024 * MIB}
 
 
+#: Held by the thread that builds a section.
+_building = threading.RLock()
+
+
 class Section(BaseModel):
     """A part of the configuration: frozen, without unknown keys, and silent about its input."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    # Built when it is first used: what is only part of another section never is, by itself.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+    @classmethod
+    def model_rebuild(
+        cls,
+        *,
+        force: bool = False,
+        raise_errors: bool = True,
+        _parent_namespace_depth: int = 2,
+        _types_namespace: Any = None,
+    ) -> bool | None:
+        """Build the section, on one thread at a time: releases of pydantic before 2.14 do not see to that."""
+        with _building:
+            return super().model_rebuild(
+                force=force,
+                raise_errors=raise_errors,
+                _parent_namespace_depth=_parent_namespace_depth + 1,  # this function is one more
+                _types_namespace=_types_namespace,
+            )
 
     @classmethod
     def key_names(cls) -> set[str]:

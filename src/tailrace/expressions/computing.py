@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,6 +23,9 @@ from tailrace.expressions.language import (
     place_of,
 )
 from tailrace.expressions.sql import MISSING, SqlWriter, inputs_of
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 class NoColumnError(LookupError):
@@ -114,6 +116,8 @@ def cast(values: pa.Array, to: str) -> pa.Array:
     if widened is not None and (pa.types.is_int64(plain(values).type) or values.type == widened):
         # Whole numbers need no call of DuckDB; beyond 2**53 both round to the nearest.
         return plain(values).cast(widened, safe=False)
+    import duckdb
+
     try:
         found = run(f"CAST(c0 AS {to})", pa.table({"c0": _bound(values)}))
     except duckdb.Error as error:
@@ -207,6 +211,8 @@ def _is_small(node: Node) -> bool:
 
 
 def _computed(text: str, roots: tuple[str, ...], rows: Rows) -> pa.Array:
+    import duckdb
+
     columns: dict[str, pa.Array] = {}
     missing: dict[int, str] = {}
     inputs = inputs_of(text, roots)
@@ -242,6 +248,8 @@ _writer = functools.lru_cache(maxsize=1024)(SqlWriter)
 
 def _blamed(node: Node, writer: SqlWriter, table: pa.Table, error: duckdb.Error) -> Node:
     """Return the innermost part that fails in the same way by itself."""
+    import duckdb
+
     if isinstance(error, duckdb.InterruptException | duckdb.OutOfMemoryException):
         return node
     for part in parts_of(node):

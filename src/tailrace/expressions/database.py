@@ -1,13 +1,20 @@
-"""DuckDB in memory, locked: no files, no network, no extensions, no settings, one thread, a deadline."""
+"""DuckDB in memory, locked: no files, no network, no extensions, no settings, one thread, a deadline.
+
+It is imported when an expression is read or computed: most processes have none, and it is a tenth of what a
+process imports.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    import duckdb
 
 #: For one call: bytes as DuckDB writes them, and seconds.
 MEMORY_MAX = "512MB"
@@ -37,6 +44,8 @@ def database() -> duckdb.DuckDBPyConnection:
 
 
 def _opened() -> duckdb.DuckDBPyConnection:
+    import duckdb
+
     database = duckdb.connect(
         ":memory:",
         config={
@@ -78,6 +87,8 @@ def run(sql: str, table: pa.Table) -> pa.Array:
 
 def reason(error: duckdb.Error) -> str:
     """Return what went wrong. DuckDB's own message may quote a row's value, unless it comes from binding."""
+    import duckdb
+
     text = str(error)
     if isinstance(error, duckdb.BinderException | duckdb.CatalogException):
         first = text.split("\n", 1)[0].partition(": ")[2]

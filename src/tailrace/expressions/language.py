@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
 from tailrace.expressions.database import database, run
@@ -121,6 +120,8 @@ def parsed(text: str, roots: tuple[str, ...]) -> Node:
 
     :raises ExpressionError: if it can't be read; with the place.
     """
+    import duckdb
+
     asked = _HEAD + _marked(text) + _TAIL
     try:
         [(answer,)] = database().execute("SELECT json_serialize_sql(?::VARCHAR)", [asked]).fetchall()
@@ -256,6 +257,8 @@ class _Reader:
         return {**node, "function_name": name}
 
     def _require_pattern(self, pattern: Node) -> None:
+        import duckdb
+
         if not is_literal(pattern, "STRING"):
             raise self._error("a regular expression stands in the expression as it is", pattern["at"])
         try:

@@ -6,6 +6,7 @@ implements `Transformation` or `RecordTransformation`; a predicate likewise.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -132,9 +133,14 @@ def _called(make: Callable[..., Any], given: Mapping[str, Any], where: Path) -> 
         raise _invalid(where, f"its package refused the settings: {type(error).__name__}") from error
 
 
+@functools.cache
+def _reader(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation)
+
+
 def _validated(annotation: Any, given: Mapping[str, Any], where: Path) -> Any:
     try:
-        return TypeAdapter(annotation).validate_python(dict(given))
+        return _reader(annotation).validate_python(dict(given))
     except ValidationError as error:
         problems = from_pydantic(error, Section, ())  # it has no names to be near to
         raise _refused(

@@ -15,7 +15,7 @@ from tailrace.errors import TailraceError
 from tests.support.changelog.frames_of import Source, append, new_log
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["changelog.processes"])
+PROCESSES.set_forkserver_preload([__name__])
 
 
 def write_until_killed(path: Path, told: Path, armed: str) -> None:

@@ -11,9 +11,11 @@ latest. Streams deliver one entry at a time, in any order among each other, and 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from tailrace.sources.vitess.resharding import coordinator as coordination
 from tailrace.sources.vitess.resharding.events import (
@@ -42,6 +44,17 @@ KEYS = ("20", "90", "d0")
 TABLE = "t"
 #: A primary key that lies before all rows.
 LEAST = "00"
+
+T = TypeVar("T")
+
+
+def replace(value: T, **fields: Any) -> T:
+    """Return what `dataclasses.replace` does, of the model's own classes, in a fifth of the time: half of an
+    exploration was spent in it.
+    """
+    found = object.__new__(type(value))
+    found.__dict__.update(value.__dict__, **fields)
+    return found
 
 
 @dataclass(frozen=True)
@@ -223,7 +236,7 @@ def _stepped(world: World, event: Any, changes: tuple[int | None, ...] | None = 
 def _obeyed(
     world: World, found: coordination.Coordinator, commands: Any, changes: tuple[int | None, ...]
 ) -> World:
-    shards = {name: replace(shard, steps=(), failures=0, trouble="") for name, shard in found.shards.items()}
+    shards = {name: _without_trouble(shard) for name, shard in found.shards.items()}
     world = replace(
         world,
         shards=frozenset(shards.items()),
@@ -246,6 +259,12 @@ def _obeyed(
         states = dict(world.appended.states) | dict(kept)
         world = replace(world, durable=world.appended, appended=Captured(changes, frozenset(states.items())))
     return _forgotten(world)
+
+
+def _without_trouble(shard: Shard) -> Shard:
+    if not (shard.steps or shard.failures or shard.trouble):
+        return shard
+    return dataclasses.replace(shard, steps=(), failures=0, trouble="")
 
 
 def _opened(world: World, command: OpenStream) -> World:
@@ -281,7 +300,10 @@ def _forgotten(world: World) -> World:
     return replace(
         world,
         streams=frozenset(replace(found, attempt=1) for found in world.streams if not found.is_over),
-        shards=frozenset((name, replace(shard, attempt=1)) for name, shard in world.shards),
+        shards=frozenset(
+            (name, shard if shard.attempt == 1 else dataclasses.replace(shard, attempt=1))
+            for name, shard in world.shards
+        ),
     )
 
 
@@ -410,6 +432,7 @@ def _switched(keyspace: Keyspace) -> Keyspace:
     return replace(keyspace, shards=frozenset(binlogs.items()), reshards=tuple(rest), switched=switched)
 
 
+@functools.cache
 def _holds(shard: str, key: str) -> bool:
     return KeyRange.of_shard(shard).contains(bytes.fromhex(key))
 

@@ -48,7 +48,7 @@ NOTE = "a note of some forty characters, no more"
 DATA, TRANSACTIONS = "shop.public.orders", "shop.transaction"
 
 #: Records that the copy takes from its client at a time, as the join does.
-COPY_TAKEN = 10_000
+COPY_TAKEN = 20_000
 #: Messages that are handed to the client before it is waited for.
 AHEAD_CHUNK = 500_000
 AHEAD_VALUES = 10_000

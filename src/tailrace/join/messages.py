@@ -36,7 +36,7 @@ _HEADER = ("key", "value")
 
 #: Messages that a read takes; and how many of them are objects at a time. Of more, Python's garbage collector
 #: would look through each several times.
-_READ_MAX = 10_000
+_READ_MAX = 20_000
 _TAKEN_MAX = 500
 #: What the client reads ahead: of all partitions together in kilobytes, and at most so many messages of
 #: one. A partition of which so much is there is looked at again soon (the client's own default is a second).

@@ -1,5 +1,5 @@
-"""How many examples hypothesis tries. The counts in the tests are those of `make torture`; without it two
-fifths of them are tried, with `--fast` a fifth, and `TAILRACE_EXAMPLES` says how many in place of a hundred.
+"""How many examples hypothesis tries: as many as the tests say in `make torture`, two fifths of them in the
+suite, a fifth with `--fast`. `TAILRACE_EXAMPLES` is the number that is tried in place of a hundred.
 """
 
 from __future__ import annotations

@@ -190,10 +190,11 @@ def test_a_shard_whose_table_was_altered_meanwhile_is_lost_and_the_other_one_goe
     assert found.counters() == {1: [0], 2: [0, rows, rows + 1]}
 
 
-def _are_listed(capture: VitessCapture) -> bool:
+def _are_listed(capture: VitessCapture, *names: str) -> bool:
     stream = capture._stream
     assert stream is not None
-    return all(shard.unlisted == 0 for shard in dict(stream.coordinator.shards).values())
+    shards = dict(stream.coordinator.shards)
+    return all(shards[name].unlisted == 0 for name in names)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -207,7 +208,7 @@ def test_shards_whose_keys_others_serve_without_a_journal_are_lost_and_their_key
         found.wait_for_rows(1)
         # A shard that no list has had since it was begun may be one that does not serve yet: until one has
         # it, lists are asked for soon after another.
-        wait_until(lambda: _are_listed(found.capture), 30, "a list of shards that serve")
+        wait_until(lambda: _are_listed(found.capture, "-80", "80-"), 30, "a list of shards that serve")
         monkeypatch.setattr(serving_shards, "LIST_INTERVAL_S", 0.3)
         vtgate.reshard(["-80", "80-"], ["0"], has_journal=False)
         vtgate.write("0", (1, 1))
@@ -220,3 +221,16 @@ def test_shards_whose_keys_others_serve_without_a_journal_are_lost_and_their_key
         vtgate.write("0", (1, 2))
         found.wait_for_rows(3)
     assert found.counters() == {1: [0, 1, 2]}
+
+
+@pytest.mark.usefixtures("hurried")
+def test_shards_that_came_of_a_reshard_are_looked_for_soon_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_shards, "LIST_INTERVAL_S", 3600.0)
+    with FakeVtgate("0") as vtgate, capturing(tmp_path, vtgate.address) as found:
+        found.wait_for_shards("0")
+        wait_until(lambda: _are_listed(found.capture, "0"), 30, "a list of shards that serve")
+        vtgate.reshard(["0"], ["-80", "80-"])
+        found.wait_for_shards("-80", "80-")
+        wait_until(lambda: _are_listed(found.capture, "-80", "80-"), 30, "a list after the reshard")

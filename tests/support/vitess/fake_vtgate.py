@@ -44,6 +44,8 @@ class FakeShard:
     :param allowed: so many responses more of copies and of cut transactions are sent; None: all.
     :param loses_journal: the journal of several shards is lost on the way.
     :param is_unnamed: columns come without their names, as of a table that was altered since.
+    :param is_altered_within: a transaction's last row comes once more, behind a second description of its
+        table, without names.
     :param altered: from this place of the binlog on, rows have a third column, `extra`.
     :param errors: what its next streams end with at once: code and words.
     """
@@ -60,6 +62,7 @@ class FakeShard:
     allowed: int | None = None
     loses_journal: bool = False
     is_unnamed: bool = False
+    is_altered_within: bool = False
     altered: int | None = None
     errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
 
@@ -425,6 +428,8 @@ class _Following:
             is_altered = shard.altered is not None and self.places[name] > shard.altered
             events += self._description(name, 3 if is_altered else 2, is_unnamed=shard.is_unnamed)
             events += [self._change(name, *each, *((0,) if is_altered else ())) for each in changes]
+            if shard.is_altered_within:
+                events += [*self._description(name, 3, is_unnamed=True), self._change(name, *changes[-1], 0)]
         return _response(*events, self._vgtid(name), _event(pb.COMMIT, name))
 
     def journal(self, name: str, shard: FakeShard, journal: pb.Journal) -> pb.VStreamResponse:

@@ -293,9 +293,7 @@ class KeyspaceStream:
         shard = self._shard_of(stream)
         message = f"go on with the shard {shard} after its copy: it can't be told which changes the log has"
         error = TailraceError(Kind.SOURCE_UNREACHABLE, message, "tailrace snapshot FILE --lost")
-        if self._open_stream is None:
-            self._lose(shard, attempt, EndReason.UNTOLD, error)
-        raise error
+        self._lose(shard, attempt, EndReason.UNTOLD, error)
 
     def _transcode(self, stream: str, received: ShardResponses) -> None:
         """Bring what came of a shard into the log, with the states that it leads to."""
@@ -316,7 +314,7 @@ class KeyspaceStream:
                 self._write_idle()
                 made = transcoder.transcode([], position, cut=True, time_us=now_us)
         except TailraceError as error:
-            if error.kind is Kind.SCHEMA_CHANGED and not is_open:
+            if error.kind is Kind.SCHEMA_CHANGED:
                 self._lose(shard, received.attempt, EndReason.UNNAMED, error)
             raise
         self._open_stream, self._open_position = (stream, made.position) if made.is_open else (None, 0)
@@ -347,8 +345,10 @@ class KeyspaceStream:
 
     def _lose(self, shard: str, attempt: int, reason: EndReason, error: TailraceError) -> NoReturn:
         """Write down that a shard can't be gone on with. All streams start again: tables may be ahead of the
-        log.
+        log. What the log has of an open transaction is taken back.
         """
+        self._appender.discard_open_unit()
+        self._open_stream, self._open_position = None, 0
         ended = ShardStreamEnded(shard, attempt, reason, (), error.message)
         self._carry_out(self.coordinator.step(ended))
         raise TailraceError(Kind.SOURCE_UNREACHABLE, error.message, error.hint, error.context) from error

@@ -35,6 +35,10 @@ def _filled(*shards: str) -> FakeVtgate:
     return vtgate
 
 
+def _last(found: Capturing, key: int) -> int | None:
+    return found.counters().get(key, [None])[-1]
+
+
 def _assert_exact(found: Capturing, rows: Mapping[int, int]) -> None:
     """Make sure that each row was read once, and each change of it after that is there once, in order."""
     by_key: dict[int, list[tuple[str, int]]] = {}
@@ -90,7 +94,7 @@ def test_a_copy_of_ranges_goes_on_where_it_was_cut_short(tmp_path: Path, cuts: S
             vtgate.write("0", (59, vtgate.shards["0"].rows[59] + 1))
             vtgate.write("0", (0, next(counters)))
             last = vtgate.shards["0"].rows[0]
-            wait_until(lambda: found.counters().get(0, [0])[-1] == last, 30)
+            wait_until(lambda: _last(found, 0) == last, 30)
         _assert_exact(found, vtgate.shards["0"].rows)
         assert found.states()["0"].ahead == ()
 
@@ -107,7 +111,7 @@ def test_a_reshard_while_ranges_are_copied_leaves_every_row_right(tmp_path: Path
             found.wait_for_shards("-80", "80-", timeout_s=90)
             vtgate.write("-80", (7, 2))
             vtgate.write("80-", (8, 1))
-            wait_until(lambda: found.counters()[7][-1] == 2 and found.counters()[8][-1] == 1, 30)
+            wait_until(lambda: [_last(found, key) for key in (7, 8)] == [2, 1], 30)
         rows = vtgate.shards["0"].rows | {7: 2, 8: 1}
         assert {key: values[-1] for key, values in found.counters().items()} == rows
 
@@ -157,5 +161,5 @@ def test_a_merge_and_a_kill_while_chunks_are_copied_leave_every_row_right(
         with capturing(tmp_path, vtgate.address, **settings) as found:
             found.wait_for_shards("0", timeout_s=90)
             vtgate.write("0", (7, 2), (8, 1))
-            wait_until(lambda: found.counters()[7][-1] == 2 and found.counters()[8][-1] == 1, 30)
+            wait_until(lambda: [_last(found, key) for key in (7, 8)] == [2, 1], 30)
         assert {key: values[-1] for key, values in found.counters().items()} == vtgate.shards["0"].rows

@@ -82,7 +82,7 @@ def by_engine(kafka: EmbeddedKafka, prefix: str, wanted: int) -> list[Joined]:
 
     def take(batch: Any) -> None:
         for record in batch:
-            found.extend(joined(record.value, record.headers["transaction"]))
+            found.extend(joined(record.value, record.headers.get("transaction", {})))
 
     engine = tailrace.Engine(
         connector="kafka-join", name="join", on_batch=take, tasks_max=2,
